@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gcemil.bags.patching import find_slides, patch_slides, patches_path, read_patch_file
+from gcemil.features.patching import find_slides, patch_slides, patches_path, read_patch_file
 from gcemil.features.encoders import PatchEncoder, load_encoder
 from gcemil.features.extract import EncodeSettings, encode_slides
 from gcemil.simulation.pixels import simulate_pixels

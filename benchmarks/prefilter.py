@@ -24,7 +24,7 @@ import torch
 
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import make_folds, write_folds
-from gcemil.bags.patching import find_slides, patch_slides
+from gcemil.features.patching import find_slides, patch_slides
 from gcemil.config import EvidenceSettings, HostSettings, TrainSettings
 from gcemil.diagnostics.cost import measure_inference_cost
 from gcemil.diagnostics.trained_fold import TrainedFold

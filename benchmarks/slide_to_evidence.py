@@ -27,7 +27,7 @@ from gcemil.bags import store
 from gcemil.bags.annotations.truth import write_truth
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import make_folds, read_fold, write_folds
-from gcemil.bags.patching import find_slides, patch_slides
+from gcemil.features.patching import find_slides, patch_slides
 from gcemil.config import RECIPES, HostSettings, TrainSettings
 from gcemil.diagnostics.diagnose import Comparison, diagnose_run
 from gcemil.diagnostics.lesions import dice

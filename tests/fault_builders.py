@@ -14,12 +14,12 @@ from fault_process import differences, held_locks, leftovers, run_command, snaps
 from foreign_builders import grid, trident_features, write_table
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import make_folds, write_folds
-from gcemil.bags.patching import find_slides, patch_slides
 from gcemil.bags.tables import read_table
 from gcemil.config import EvidenceSettings, TrainSettings
 from gcemil.features.encode_cohort import write_drawn_tables
 from gcemil.features.encoders import load_encoder
 from gcemil.features.extract import encode_slides
+from gcemil.features.patching import find_slides, patch_slides
 from gcemil.simulation.pixels import simulate_pixels
 from gcemil.simulation.simulate import simulate
 from gcemil.slides.grid import PatchSettings

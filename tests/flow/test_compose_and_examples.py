@@ -143,4 +143,4 @@ def test_a_mask_value_that_is_none_is_refused(composed):
 def test_examples_without_a_cohort_are_refused(tmp_path):
     result = gcemil("anchors", "from-examples", tmp_path, "--examples", tmp_path)
     assert isinstance(result.exception, InputError)
-    assert "is no cohort" in str(result.exception)
+    assert "is not a cohort" in str(result.exception)

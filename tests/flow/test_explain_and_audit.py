@@ -400,7 +400,7 @@ class TestAudit:
         common = ("audit", classification_runs.cohort, "--model", "lab_models:predict", "--scores")
         message = refused(*common, lab / "scores", error=GcemilError)
         assert f"{slide}.npy has 3 scores for" in message
-        assert "is no folder" in refused(*common, lab / "absent")
+        assert "is not a folder" in refused(*common, lab / "absent")
         assert "called 'scores'. Rename" in refused(*common, lab / "scores", "--scores", lab / "scores")
         assert "Give them with --scores" in refused(*common[:-1], "--gates")
 

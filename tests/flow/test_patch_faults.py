@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gcemil.bags import patching
-from gcemil.bags.patching import PatchingRules, patch_slides, patches_path, read_patch_file
+from gcemil.features import patching
+from gcemil.features.patching import PatchingRules, patch_slides, patches_path, read_patch_file
 from gcemil.slides.grid import PatchSettings
 from slide_builders import damage_level, glass, tissue_image, truncate, write_plain_tiff, write_slide
 

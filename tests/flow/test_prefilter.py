@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 
 from gcemil.bags import store
 from gcemil.bags.cohort import Cohort
-from gcemil.bags.patching import find_slides, patch_slides
 from gcemil.bags.tables import read_table
 from gcemil.cli.predict import predict, prefilter
 from gcemil.config import EvidenceSettings, TrainSettings
@@ -21,6 +20,7 @@ from gcemil.errors import InputError, RunError, UsageError
 from gcemil.features.encode_cohort import write_drawn_tables
 from gcemil.features.encoders import load_encoder
 from gcemil.features.extract import encode_slides
+from gcemil.features.patching import find_slides, patch_slides
 from gcemil.files import write_table
 from gcemil.prefilter.student import PREFILTER_FILE, load_prefilter, save_prefilter
 from gcemil.simulation.pixels import simulate_pixels

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from gcemil.bags import guards, store
+from gcemil.bags import store, validate
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import Fold, read_fold, write_folds
 from gcemil.bags.tables import read_table
@@ -166,7 +166,7 @@ def painted(shape, squares, scale):
 def test_the_cohort_has_slides_of_both_scanners_and_is_sound(flow):
     assert {flow.mpp[name] for name in flow.lesions} == {0.25, 0.5}
     assert Cohort.load(flow.cohort).card.patch_size_level0 is None
-    assert not guards.select_errors(guards.validate(flow.cohort))
+    assert not validate.select_errors(validate.validate(flow.cohort))
 
 
 def test_annotations_in_level_0_pixels_give_the_truth_that_the_simulator_knows(flow):

@@ -8,12 +8,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from gcemil.bags import guards, store
+from gcemil.bags import store, validate
 from gcemil.bags.cohort import Cohort
-from gcemil.bags.patching import read_patch_file
 from gcemil.cli.anchors import app as anchors_app
 from gcemil.cli.slides import encode
 from gcemil.errors import UsageError
+from gcemil.features.patching import read_patch_file
 from gcemil.simulation.pixels import simulate_pixels
 from gcemil.simulation.simulate import simulate
 from slide_builders import REAL_SLIDE, glass, tissue_image, write_slide
@@ -41,7 +41,7 @@ def test_drawn_slides_become_a_cohort_that_loads_and_validates(drawn):
     cohort = Cohort.load(folder)
     assert (cohort.card.encoder, cohort.card.feature_dim) == ("efficientnet_lite0", 1280)
     assert cohort.card.patch_size_level0 == 256
-    assert not guards.select_errors(guards.validate(folder))
+    assert not validate.select_errors(validate.validate(folder))
     for spec in cohort.bags:
         bag = cohort.read_bag(spec)
         assert bag.features.dtype == np.float16
@@ -96,7 +96,7 @@ def test_a_label_table_makes_a_cohort_and_a_bad_slide_is_listed(tmp_path):
     cohort = Cohort.load(out)
     assert cohort.card.classes == ("benign", "tumor")
     assert [row.slide_id for row in cohort.slides] == ["a", "b"]
-    assert not guards.select_errors(guards.validate(out))
+    assert not validate.select_errors(validate.validate(out))
 
 
 def encoded_patches(path, out):

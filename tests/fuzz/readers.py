@@ -28,7 +28,7 @@ import foreign_builders as foreign
 import slide_builders as slides
 from builders import grid_coords, make_cohort
 from fuzz.worker import LIMIT_S
-from gcemil.bags import arrays, guards, store
+from gcemil.bags import arrays, store, validate
 from gcemil.bags.annotations.concepts import named_patches, read_named_shapes
 from gcemil.bags.annotations.shapes import mask_overlap, polygon_overlap, read_asap
 from gcemil.bags.annotations.shapes import read_mask as read_annotation_mask
@@ -37,12 +37,11 @@ from gcemil.bags.cohort import Cohort
 from gcemil.bags.fingerprint import record_cohort
 from gcemil.bags.folds import fold_indices, make_folds, read_fold, write_folds
 from gcemil.bags.foreign.cohort_import import import_cohort
+from gcemil.bags.foreign.datasets import import_dataset
 from gcemil.bags.foreign.inspect import inspect
 from gcemil.bags.foreign.label_tables import read_labels
-from gcemil.bags.foreign.recipes import import_recipe
 from gcemil.bags.foreign.source import ReadOptions
 from gcemil.bags.foreign.splits import match_folds, read_splits
-from gcemil.bags.patching import PatchOrigin, patches_path, read_origin, read_patch_file, write_patch_file
 from gcemil.bags.tables import read_frame
 from gcemil.benchmark import summary as grid_summary
 from gcemil.benchmark.figures import read_figures, summary_tables
@@ -63,6 +62,7 @@ from gcemil.exports.overlay import read_thumbnail
 from gcemil.families import read_family
 from gcemil.features.extract import read_encoded_grid, read_feature_origin
 from gcemil.features.pairs import write_pairs
+from gcemil.features.patching import PatchOrigin, patches_path, read_origin, read_patch_file, write_patch_file
 from gcemil.features.text_encoders import read_templates
 from gcemil.files import read_bytes, write_json, write_text
 from gcemil.findings import Finding, join_folds, read_finding, write_finding
@@ -194,12 +194,12 @@ def read_cohort(folder: Path) -> None:
 
 def read_validated(folder: Path) -> None:
     """`gcemil validate`, which tells everything and must never fail, then what training does first."""
-    guards.validate(folder)
+    validate.validate(folder)
     read_cohort(folder)
 
 
 def read_features(folder: Path) -> None:
-    guards.validate(folder)
+    validate.validate(folder)
     cohort = Cohort.load(folder)
     for spec in cohort.bags:
         layout = cohort.layout(spec)
@@ -210,7 +210,7 @@ def read_features(folder: Path) -> None:
 
 
 def read_truth(folder: Path) -> None:
-    guards.validate(folder)
+    validate.validate(folder)
     cohort = Cohort.load(folder)
     artifact_concepts(cohort)
     for spec in cohort.bags:
@@ -427,7 +427,7 @@ def read_tool(folder: Path, damaged: Sequence[Path]) -> None:
         import_cohort(features, out, labels=given, copy=copy, options=ReadOptions(mpp=0.5))
         if copy:
             return
-        guards.validate(out)
+        validate.validate(out)
         cohort = Cohort.load(out)
         for spec in cohort.bags:
             cohort.read_bag(spec)
@@ -455,7 +455,7 @@ def read_recipes(folder: Path) -> None:
     recipes = (("camelyon16", "features", "reference.csv"), ("kirc", "tcga", "clinical.tsv"))
     each(
         *(
-            partial(import_recipe, name, folder / source, folder / f"out_{name}", labels=folder / labels)
+            partial(import_dataset, name, folder / source, folder / f"out_{name}", labels=folder / labels)
             for name, source, labels in recipes
         )
     )

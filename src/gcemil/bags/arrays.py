@@ -100,12 +100,12 @@ def stated_bounds(attributes: Mapping[str, Any], where: str) -> Bounds | None:
     return None
 
 
-def features_problem(layout: store.Layout) -> str | None:
-    """Why a dataset of this layout cannot be features; None when it can. Its values are not looked at."""
-    if layout.dtype.kind != "f" or not layout.holds_numbers:
-        return f"features are {layout.dtype}, not float16 or float32"
-    if len(layout.shape) != 2:
-        return f"features have shape {layout.shape}, not (patches, dimension)"
+def features_problem(shape: Sequence[int], dtype: np.dtype[Any]) -> str | None:
+    """Why this dataset cannot be features; None when it can. Its values are not looked at."""
+    if dtype.kind != "f" or not store.is_number_type(dtype):
+        return f"features are {dtype}, not float16 or float32"
+    if len(shape) != 2:
+        return f"features have shape {shape}, not (patches, dimension)"
     return None
 
 

@@ -6,7 +6,9 @@ per case, because time and event belong to the case. `bag_unit` in the card over
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,14 +16,12 @@ from typing import Any, Literal
 
 import numpy as np
 import yaml
-from jaxtyping import Int
 from pydantic import BaseModel, ConfigDict, Field
 
 from gcemil.bags import store
-from gcemil.bags.arrays import Bounds, read_patch_layout, stated_bounds, stated_number
-from gcemil.bags.bag import Bag, CoordRows, FeatureRows, RowIndex, SlideSpan, case_bag, grid_stride, slide_bag
-from gcemil.bags.tables import read_table
-from gcemil.bags.validate import case_of, check_slide, check_slides, raise_first
+from gcemil.bags.arrays import Bounds, features_problem, read_patch_layout, stated_bounds, stated_number
+from gcemil.bags.bag import Bag, CoordRows, FeatureRows, RowIndex, case_bag, grid_stride, slide_bag
+from gcemil.bags.tables import is_plain_id, read_table
 from gcemil.config import LARGEST_SIZE
 from gcemil.errors import CohortError, InputError
 from gcemil.files import is_file, read_yaml, validate_as, write_table, write_text
@@ -168,7 +168,11 @@ class Cohort:
         """The bag with its features, or only these sorted rows of it; a layout read before is not read again."""
         # The layout is cheap, and says which rows of which file are wanted.
         layout = layout or self.layout(spec)
-        parts = [self._read_features(span.slide_id, _rows_in(span, rows)) for span in layout.spans]
+        parts = []
+        for span in layout.spans:
+            # The rows that fall into one slide, counted from its first row.
+            own = None if rows is None else rows[(rows >= span.start) & (rows < span.stop)] - span.start
+            parts.append(self._read_features(span.slide_id, own))
         chosen = layout if rows is None else layout.take_rows(rows)
         return replace(chosen, features=parts[0] if len(parts) == 1 else np.concatenate(parts))
 
@@ -181,11 +185,9 @@ class Cohort:
     def _read_features(self, slide_id: str, rows: RowIndex | None) -> FeatureRows:
         path = self.feature_file(slide_id)
         features: FeatureRows = store.read(path, "features", rows)
-        if features.dtype.kind != "f":
-            raise CohortError(
-                f"{path}: features are {features.dtype}, not float16 or float32. Extract the slide again."
-            )
-        if features.ndim != 2 or features.shape[1] != self.card.feature_dim:
+        if problem := features_problem(features.shape, features.dtype):
+            raise CohortError(f"{path}: {problem}. Extract the slide again.")
+        if features.shape[1] != self.card.feature_dim:
             raise CohortError(
                 f"{path}: features have shape {features.shape}, but cohort.yaml says feature_dim {self.card.feature_dim}. "
                 "All slides of a cohort come from one encoder; extract this one again or correct cohort.yaml."
@@ -198,11 +200,6 @@ class Cohort:
         if row.time is None or row.event is None:
             raise CohortError(f"Slide '{row.slide_id}' has no time or event.")
         return row.time, row.event
-
-
-def _rows_in(span: SlideSpan, rows: RowIndex | None) -> Int[np.ndarray, "inside"] | None:
-    """The rows of a bag that fall into one slide, counted from the slide's first row."""
-    return None if rows is None else rows[(rows >= span.start) & (rows < span.stop)] - span.start
 
 
 def feature_file(folder: Path, slide_id: str) -> Path:
@@ -272,7 +269,7 @@ def _describe_no_cohort(folder: Path) -> str:
     if is_file(folder):
         return f"{folder} is a file, not a cohort. Give the folder that holds cohort.yaml."
     return (
-        f"{folder} is no cohort: it has no cohort.yaml. Make one with 'gcemil import' or 'gcemil simulate'; "
+        f"{folder} is not a cohort: it has no cohort.yaml. Make one with 'gcemil import' or 'gcemil simulate'; "
         f"'gcemil inspect {folder}' says what it is."
     )
 
@@ -292,13 +289,13 @@ def write_slide_table(folder: Path, task: Task, slides: Sequence[SlideRow]) -> N
     )
 
 
-def parse_slide(row: dict[str, str], card: CohortCard, folder: Path) -> SlideRow:
+def parse_slide(row: Mapping[str, str], card: CohortCard, folder: Path) -> SlideRow:
     """One checked line of slides.csv."""
-    raise_first(check_slide(row, card), folder / "slides.csv")
+    raise_first(_check_slide(row, card), folder / "slides.csv")
     return _read_slide(row, card.task)
 
 
-def _read_slide(row: dict[str, str], task: Task) -> SlideRow:
+def _read_slide(row: Mapping[str, str], task: Task) -> SlideRow:
     """One line of slides.csv that has no problem."""
     site = row.get("site") or None
     if task == "classification":
@@ -306,3 +303,81 @@ def _read_slide(row: dict[str, str], task: Task) -> SlideRow:
     # Tables that went through pandas have 1.0 for an event.
     time, event = float(row["time"]), int(float(row["event"]))
     return SlideRow(row["slide_id"], case_of(row), time=time, event=event, site=site)
+
+
+# Problems of slides.csv: `Cohort.load` raises the first, `gcemil validate` lists all
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong with a cohort, and what to do about it. An error stops training, a warning is recorded in the run."""
+
+    where: str
+    """The slide, case, class or file it is about."""
+    what: str
+    remedy: str
+    level: Literal["error", "warning"] = "error"
+
+
+def raise_first(problems: Iterable[Problem], path: Path) -> None:
+    """Raise the first error in this file."""
+    for problem in problems:
+        if problem.level == "error":
+            raise CohortError(f"{path}: {problem.where}: {problem.what}. {problem.remedy}")
+
+
+def check_slides(rows: Sequence[Mapping[str, str]], card: CohortCard) -> Iterator[Problem]:
+    """Every problem of the lines of slides.csv, each alone and together."""
+    for slide_id, count in Counter(row["slide_id"] for row in rows).items():
+        if count > 1:
+            yield Problem(slide_id, f"the slide id occurs {count} times in slides.csv", "Keep one line.")
+    for row in rows:
+        yield from _check_slide(row, card)
+    if card.task == "classification" and card.bag_unit != "case":
+        return
+    first_of: dict[str, Mapping[str, str]] = {}
+    for row in rows:
+        first = first_of.setdefault(case_of(row), row)
+        # 12 and 12.0 are one time.
+        targets = [
+            (one.get("label"), parse_number(one.get("time", "")), parse_number(one.get("event", "")))
+            for one in (first, row)
+        ]
+        if targets[0] != targets[1]:
+            what = f"slides '{first['slide_id']}' and '{row['slide_id']}' of the case disagree on the target"
+            yield Problem(case_of(row), what, "A case has one target; correct slides.csv.")
+
+
+def _check_slide(row: Mapping[str, str], card: CohortCard) -> Iterator[Problem]:
+    """Every problem of one line of slides.csv."""
+    slide_id = row["slide_id"]
+    if not is_plain_id(slide_id):
+        yield Problem(
+            slide_id, "the name cannot be a slide id: it is not a plain file name", "Rename the slide."
+        )
+    if card.task == "classification":
+        if row["label"] not in card.classes:
+            what = f"label '{row['label']}' is not among {', '.join(card.classes)}"
+            yield Problem(slide_id, what, "Correct the label, or add the class to cohort.yaml.")
+        return
+    time = parse_number(row["time"])
+    if time is None or not 0 < time < math.inf:
+        what = f"survival time '{row['time']}' is not a finite number above 0"
+        yield Problem(slide_id, what, "Correct the time, or exclude the case.")
+    if parse_number(row["event"]) not in (0, 1):
+        what = f"event '{row['event']}' is neither 0 nor 1"
+        yield Problem(slide_id, what, "Code 1 for happened and 0 for censored.")
+
+
+def case_of(row: Mapping[str, str]) -> str:
+    """The case of a line, the slide itself where it names none."""
+    return row["case_id"] or row["slide_id"]
+
+
+def parse_number(text: str) -> float | None:
+    """The number in a cell, None where there is none."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return None if math.isnan(number) else number

@@ -1,8 +1,8 @@
 """Content hashes of a cohort: its card, labels, folds, anchors, pairs and feature files.
 
 A file is read again only if its size, times or inode changed since it was hashed. The hashes are kept in
-.gcemil_hashes.json in the cohort folder, or in the run folder if the cohort is read-only; a damaged cache is ignored.
-Truth is left out: training never reads it.
+.gcemil_hashes.json in the cohort folder if that is writable; a damaged cache is ignored. Truth is left out: training
+never reads it.
 """
 
 from __future__ import annotations
@@ -84,42 +84,44 @@ class CohortRecord:
             record = cls({part: dict(value["parts"][part]) for part in PARTS})
             is_whole = record.fingerprint == value["fingerprint"]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise InputError(f"{source} is no record of a cohort ({error_text(error)}).") from error
+            raise InputError(f"{source} is not a record of a cohort ({error_text(error)}).") from error
         if not is_whole:
             raise InputError(f"{source} is damaged: its hashes do not give its fingerprint.")
         return record
 
 
-def record_cohort(cohort: Cohort, run: Path | None = None) -> CohortRecord:
-    """Hash the cohort as it is now; `run` keeps the hashes if the cohort folder is read-only."""
+def record_cohort(cohort: Cohort) -> CohortRecord:
+    """Hash the cohort as it is now."""
     folder = cohort.folder
-    caches = [folder / CACHE, *([] if run is None else [run / CACHE])]
-    kept = [_read_cache(path) for path in caches]
-    for cache in kept:
-        _known_hashes.update(cache.values())
-    anchors = _find_anchor_files(cohort)
+    cached = _read_cache(folder / CACHE)
+    _known_hashes.update(cached.values())
+    bank = cohort.card.anchors or ""
+    anchors = sorted(
+        path.name for path in folder.glob("*.h5") if path.name.startswith("anchors") or path.name == bank
+    )
     pairs = [name for name in ("anchor_pairs.h5",) if (folder / name).exists()]
-    features = [f"features/{row.slide_id}.h5" for row in cohort.slides]
-    hashes = {name: content_hash(folder / name) for name in [*anchors, *pairs, *features]}
-    _write_cache(folder, [*hashes], caches, kept)
+    features = {row.slide_id: f"features/{row.slide_id}.h5" for row in cohort.slides}
+    hashes = {name: content_hash(folder / name) for name in [*anchors, *pairs, *features.values()]}
+    marks = {name: _read_mark(folder / name) for name in hashes}
+    content = {name: (mark, _known_hashes[mark]) for name, mark in marks.items() if mark in _known_hashes}
+    if content != cached:
+        # Without the cache, the next command reads the files again.
+        with suppress(GcemilError):
+            write_json(folder / CACHE, content)
+    # The name and the history of a cohort change no result.
+    card = cohort.card.model_dump(mode="json", exclude={"name", "provenance"})
+    splits = {
+        split_file(folder, index).name: _hash_value(sorted(map(list, read_parts(folder, index))))
+        for index in fold_indices(folder)
+    }
     return CohortRecord(
         {
-            # The name and the history of a cohort change no result.
-            "card": {
-                "cohort.yaml": _hash_value(
-                    cohort.card.model_dump(mode="json", exclude={"name", "provenance"})
-                )
-            },
+            "card": {"cohort.yaml": _hash_value(card)},
             "labels": {"slides.csv": _hash_value([asdict(row) | {"site": None} for row in cohort.slides])},
-            "splits": {
-                split_file(folder, index).name: _hash_value(sorted(map(list, read_parts(folder, index))))
-                for index in fold_indices(folder)
-            },
+            "splits": splits,
             "anchors": {name: hashes[name] for name in anchors},
             "pairs": {name: hashes[name] for name in pairs},
-            "features": {
-                row.slide_id: hashes[name] for row, name in zip(cohort.slides, features, strict=True)
-            },
+            "features": {slide_id: hashes[name] for slide_id, name in features.items()},
         }
     )
 
@@ -140,22 +142,23 @@ def content_hash(path: Path) -> str:
     return digest
 
 
+def file_fingerprint(path: Path) -> str:
+    """Hash a slide's size and its first and last 64 KiB, because slides are gigabytes; other files have `content_hash`."""
+    refuse_special(path)
+    edge = 64 * 1024
+    size = path.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        digest.update(file.read(edge))
+        file.seek(max(0, size - edge))
+        digest.update(file.read(edge))
+    return digest.hexdigest()
+
+
 def _read_cache(path: Path) -> HashCache:
     with suppress(GcemilError):
         return validate_as(read_json(path), HashCache, path)
     return {}
-
-
-def _write_cache(folder: Path, names: list[str], caches: list[Path], kept: list[HashCache]) -> None:
-    """Write the hashes to the first cache that is writable; without one, the next command reads the files again."""
-    marks = {name: _read_mark(folder / name) for name in names}
-    content = {name: (mark, _known_hashes[mark]) for name, mark in marks.items() if mark in _known_hashes}
-    if content in kept:
-        return
-    for path in caches:
-        with suppress(GcemilError):
-            write_json(path, content)
-            return
 
 
 def _read_mark(path: Path) -> Mark:
@@ -170,16 +173,6 @@ def _read_mark(path: Path) -> Mark:
             ) from error
         raise CohortError(f"{path} cannot be read ({error_text(error)}). Put the file back.") from error
     return info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino
-
-
-def _find_anchor_files(cohort: Cohort) -> list[str]:
-    """The bank that the card names, and every other file of anchors."""
-    named = cohort.card.anchors or ""
-    return sorted(
-        path.name
-        for path in cohort.folder.glob("*.h5")
-        if path.name.startswith("anchors") or path.name == named
-    )
 
 
 def _hash_value(value: Any) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -18,11 +18,10 @@ import yaml
 from numpy.random import Generator
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from gcemil.bags.cohort import Cohort, SlideRow
+from gcemil.bags.cohort import Cohort, Problem, SlideRow, raise_first
 from gcemil.bags.tables import read_table
-from gcemil.bags.validate import Problem, make_error, raise_first
 from gcemil.errors import CohortError, InputError, UsageError, error_text
-from gcemil.files import read_yaml, replace_folder, restore_folder, write_table, write_text
+from gcemil.files import read_yaml, replace_folder, write_table, write_text
 
 Part = Literal["train", "val", "test"]
 SplitUnit = Literal["case", "slide"]
@@ -63,6 +62,7 @@ def make_folds(cohort: Cohort, *, n_folds: int = 5, unit: SplitUnit = "case", se
         raise UsageError(
             f"Cross-validation needs at least 3 folds (test, validation, training), got {n_folds}."
         )
+    raise_first((replace(one, level="error") for one in target_problems(cohort.slides)), cohort.folder)
     groups = _group_rows(cohort.slides, unit)
     if len(groups) < n_folds:
         raise CohortError(
@@ -92,6 +92,19 @@ def make_folds(cohort: Cohort, *, n_folds: int = 5, unit: SplitUnit = "case", se
                 f"{remedy}, or add {unit}s. Nothing was written."
             )
     return folds
+
+
+def target_problems(rows: Sequence[SlideRow]) -> Iterator[Problem]:
+    """Survival without an event (an error), and each class of a single case (a warning, which a split refuses)."""
+    if rows and all(row.event == 0 for row in rows):
+        what = f"all {len(rows)} slides are censored, so no risk can be learned"
+        yield Problem("slides", what, "Check the event column.")
+    cases: dict[str, set[str]] = defaultdict(set)
+    for row in rows:
+        cases[row.label or ""].add(row.case_id)
+    for label in (label for label, own in cases.items() if label and len(own) == 1):
+        what = "the class has a single case, so no fold can train and test on it"
+        yield Problem(f"class '{label}'", what, "Merge it with another class, or leave it out.", "warning")
 
 
 def carve_validation(rows: Sequence[SlideRow], fold: Fold) -> Fold:
@@ -146,7 +159,7 @@ def make_parts(cohort: Cohort, sizes: tuple[int, int, int], *, generator: Genera
 
 
 def write_folds(cohort: Cohort, folds: Sequence[Fold], *, kind: SplitKind = "partition") -> None:
-    """All folds at once, in place of those that were there: a kill leaves the old ones or the new ones."""
+    """All folds at once, in place of those that were there."""
     if not folds:
         return
     with replace_folder(cohort.folder / "splits", keep=_is_no_fold) as folder:
@@ -221,14 +234,14 @@ def check_fold(case_of: Mapping[str, str], placed: Mapping[str, str], name: str)
     """Every slide without a part, and every case in more than one: the problems of one fold file."""
     for slide_id in case_of:
         if slide_id not in placed:
-            yield make_error(slide_id, f"{name} does not place the slide", "Run 'gcemil split' again.")
+            yield Problem(slide_id, f"{name} does not place the slide", "Run 'gcemil split' again.")
         elif placed[slide_id] not in PARTS:
             what = f"{name} gives the slide split '{placed[slide_id]}'; there are {', '.join(PARTS)}"
-            yield make_error(slide_id, what, "Run 'gcemil split' again.")
+            yield Problem(slide_id, what, "Run 'gcemil split' again.")
     for case_id, parts in _list_parts(case_of, placed).items():
         if len(parts) > 1:
             what = f"the case is in {' and '.join(sorted(parts))} of {name}: the test set leaks"
-            yield make_error(case_id, what, "Run 'gcemil split --unit case'.")
+            yield Problem(case_id, what, "Run 'gcemil split --unit case'.")
 
 
 def read_parts(folder: Path, index: int) -> list[tuple[str, str]]:
@@ -254,7 +267,6 @@ def _list_parts(case_of: Mapping[str, str], placed: Mapping[str, str]) -> dict[s
 
 def fold_indices(folder: Path) -> list[int]:
     """The folds that exist on disk."""
-    restore_folder(folder / "splits")
     found = (path.stem.removeprefix("fold_") for path in (folder / "splits").glob("fold_*.csv"))
     return sorted(int(text) for text in found if text.isdigit())
 

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 from jaxtyping import Int
@@ -77,78 +77,58 @@ def run_ahead(
     items: Generator[T, None, None], ahead: int, *, size: Callable[[T], int] = lambda item: 0
 ) -> Generator[T, None, None]:
     """The same items, made by a thread: at most `ahead` wait, and none is made beyond HELD_BYTES. Close it to stop early."""
-    ready: ReadAhead[T] = ReadAhead(ahead)
+    waiting: deque[tuple[T | Exception | None, int]] = deque()
+    turn = threading.Condition()
+    # The item taken last counts as held until the next one is wanted.
+    in_use, stopped = 0, False
+
+    def has_room() -> bool:
+        held = in_use + sum(n_bytes for _, n_bytes in waiting)
+        return stopped or (len(waiting) < max(1, ahead) and held < HELD_BYTES)
+
+    def put(item: T | Exception | None, n_bytes: int = 0) -> None:
+        with turn:
+            waiting.append((item, n_bytes))
+            turn.notify_all()
 
     def make_all() -> None:
         try:
-            while ready.wait_for_room():
+            while True:
+                with turn:
+                    turn.wait_for(has_room)
+                    if stopped:
+                        return
                 item = next(items)
-                ready.put(item, size(item))
+                put(item, size(item))
                 del item
         except StopIteration:
-            ready.put(None)
+            put(None)
         except Exception as error:  # handed to the reader of the iterator, who raises it
-            ready.put(error)
+            put(error)
         finally:
             items.close()
 
     thread = threading.Thread(target=make_all, name="gcemil-read-ahead", daemon=True)
     thread.start()
     try:
-        while (item := ready.take()) is not None:
+        while True:
+            with turn:
+                in_use = 0
+                turn.notify_all()
+                turn.wait_for(lambda: bool(waiting))
+                item, in_use = waiting.popleft()
+                turn.notify_all()
+            if item is None:
+                return
             if isinstance(item, Exception):
                 raise item
             yield item
             del item
     finally:
-        ready.stop()
+        with turn:
+            stopped = True
+            turn.notify_all()
         thread.join()
-
-
-class ReadAhead(Generic[T]):
-    """What was made and not yet taken: an item, what went wrong instead of one, or None at the end.
-
-    The item taken last counts as held until the next is asked for.
-    """
-
-    def __init__(self, ahead: int) -> None:
-        self._ahead = max(1, ahead)
-        self._waiting: deque[tuple[T | Exception | None, int]] = deque()
-        self._in_use = 0
-        self._stopped = False
-        self._turn = threading.Condition()
-
-    def wait_for_room(self) -> bool:
-        """Until another item may be made; False when nobody wants one any more."""
-        with self._turn:
-            self._turn.wait_for(lambda: self._stopped or self._has_room())
-            return not self._stopped
-
-    def _has_room(self) -> bool:
-        held = self._in_use + sum(size for _, size in self._waiting)
-        return len(self._waiting) < self._ahead and held < HELD_BYTES
-
-    def put(self, item: T | Exception | None, size: int = 0) -> None:
-        """Add what was made, with its size in bytes."""
-        with self._turn:
-            self._waiting.append((item, size))
-            self._turn.notify_all()
-
-    def take(self) -> T | Exception | None:
-        """The next item, waited for."""
-        with self._turn:
-            self._in_use = 0
-            self._turn.notify_all()
-            self._turn.wait_for(lambda: bool(self._waiting))
-            item, self._in_use = self._waiting.popleft()
-            self._turn.notify_all()
-            return item
-
-    def stop(self) -> None:
-        """Let the thread end: nobody takes any more."""
-        with self._turn:
-            self._stopped = True
-            self._turn.notify_all()
 
 
 def read_sampled_bag(cohort: Cohort, spec: BagSpec, *, rule: SampleRule, epoch: int) -> Bag:

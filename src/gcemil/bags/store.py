@@ -28,7 +28,7 @@ from gcemil.wording import near_path
 
 Array = NDArray[Any]
 Rows = NDArray[np.integer[Any]]
-Attributes = Mapping[str, str | int | float | bool]
+Attributes = Mapping[str, Any]
 
 BLOCK_BYTES = 8 * 2**20
 """`read_blocks` yields blocks of about this size."""
@@ -36,7 +36,7 @@ _NAMES_SHOWN = 10
 
 
 @dataclass(frozen=True)
-class Layout:
+class DatasetInfo:
     """Shape, type and storage of a dataset."""
 
     shape: tuple[int, ...]
@@ -50,11 +50,6 @@ class Layout:
         """Few rows per chunk, as in files of CLAM and TRIDENT, which h5py reads an order of magnitude slower."""
         return self.chunks is not None and len(self.shape) == 2 and self.shape[0] > 1 and self.chunks[0] < 64
 
-    @property
-    def holds_numbers(self) -> bool:
-        """Whether readers of gcemil can use the values."""
-        return is_number_type(self.dtype)
-
 
 def is_number_type(dtype: np.dtype[Any]) -> bool:
     """True for real numbers of up to eight bytes."""
@@ -64,11 +59,11 @@ def is_number_type(dtype: np.dtype[Any]) -> bool:
 # Reading
 
 
-def describe(path: Path) -> dict[str, Layout]:
-    """Layout of every top-level dataset by name."""
+def describe(path: Path) -> dict[str, DatasetInfo]:
+    """Shape, type and storage of every top-level dataset by name."""
     with _open_file(path) as file:
         members = {name: _get_member(file, path, name) for name in file}
-        return {name: _layout_of(item) for name, item in members.items() if isinstance(item, h5py.Dataset)}
+        return {name: _describe(item) for name, item in members.items() if isinstance(item, h5py.Dataset)}
 
 
 def attributes(path: Path, dataset: str | None = None) -> dict[str, Any]:
@@ -88,35 +83,37 @@ def read(path: Path, dataset: str, rows: Rows | None = None) -> Array:
     """A whole dataset of numbers, or some of its rows (sorted, distinct)."""
     with _open_file(path) as file:
         source = _get_numbers(file, path, dataset)
-        if rows is None:
-            return _read_all(source)
         n_rows = source.shape[0] if source.shape else 0
-        if len(rows) and (rows[0] < 0 or rows[-1] >= n_rows or bool((np.diff(rows) <= 0).any())):
+        if (
+            rows is not None
+            and len(rows)
+            and (rows[0] < 0 or rows[-1] >= n_rows or bool((np.diff(rows) <= 0).any()))
+        ):
             raise StoreError(
                 f"{path}: rows to read must be sorted, distinct and below {n_rows}, got {rows[:5]} ... {rows[-1]}."
             )
-        return _read_rows(source, rows, _row_positions(source))
+        return _read_rows(source, rows)
 
 
-def read_beside(path: Path, dataset: str, other: str) -> tuple[Layout, Array | None]:
-    """The layout of one dataset of numbers, and the values of another one if the file has it."""
+def read_beside(path: Path, dataset: str, other: str) -> tuple[DatasetInfo, Array | None]:
+    """The description of one dataset of numbers, and the values of another one if the file has it."""
     with _open_file(path) as file:
-        layout = _layout_of(_get_numbers(file, path, dataset))
+        info = _describe(_get_numbers(file, path, dataset))
         if _find_dataset(file, path, other) is None:
-            return layout, None
-        return layout, _read_all(_get_numbers(file, path, other))
+            return info, None
+        return info, _read_rows(_get_numbers(file, path, other))
 
 
 def read_blocks(path: Path, dataset: str) -> Iterator[Array]:
-    """The rows of a dataset of numbers in blocks of a few MB of whole chunks."""
+    """The rows of a dataset of numbers in blocks of a few MB of whole chunks, so that none is decompressed twice."""
     with _open_file(path) as file:
         source = _get_numbers(file, path, dataset)
         if not source.shape:
-            yield _to_native(source[()])
+            yield _read_rows(source)
             return
-        positions = _row_positions(source)
-        for rows in _block_ranges(source):
-            yield _read_rows(source, rows, positions)
+        positions, step = _row_positions(source), _block_rows(source)
+        for start in range(0, len(source), step):
+            yield _read_rows(source, np.arange(start, min(start + step, len(source))), positions)
 
 
 def read_texts(path: Path, dataset: str) -> list[str]:
@@ -148,7 +145,7 @@ def _open_file(path: Path) -> Iterator[h5py.File]:
     except Exception as error:
         raise StoreError(
             f"{path} cannot be read as HDF5 ({error_text(error)}). "
-            "It is truncated, damaged or no HDF5 file; extract it again."
+            "It is truncated, damaged or not HDF5; extract it again."
         ) from error
 
 
@@ -157,9 +154,7 @@ def describe_absence(path: Path) -> str:
     if path.is_dir():
         return f"{path} is a folder. Give a file."
     if path.exists():
-        return (
-            f"{path} is no regular file, so it is not read. Extract the slide, or remove it from slides.csv."
-        )
+        return f"{path} is not a regular file, so it is not read. Extract the slide, or remove it from slides.csv."
     if path.is_symlink():
         return (
             f"{path} is a link to {os.fsdecode(path.readlink())}, which is not there: the source moved. "
@@ -224,9 +219,9 @@ def _get_member(group: h5py.Group, path: Path, name: str) -> Any:
     return item
 
 
-def _layout_of(dataset: h5py.Dataset) -> Layout:
+def _describe(dataset: h5py.Dataset) -> DatasetInfo:
     is_filtered = dataset.id.get_create_plist().get_nfilters() > 0
-    return Layout(
+    return DatasetInfo(
         (0,) if dataset.shape is None else dataset.shape, dataset.dtype, dataset.chunks, is_filtered
     )
 
@@ -253,43 +248,45 @@ def _to_native(values: Any) -> Array:
 # Rows
 
 
-def _block_ranges(dataset: h5py.Dataset) -> Iterator[NDArray[np.int64]]:
-    """Consecutive row numbers of about BLOCK_BYTES, in whole chunks, so that none is decompressed twice."""
+def _block_rows(dataset: h5py.Dataset) -> int:
+    """How many rows make about BLOCK_BYTES, in whole chunks."""
     chunk = dataset.chunks[0] if dataset.chunks else 1
-    step = max(1, BLOCK_BYTES // max(1, _row_bytes(dataset)) // chunk) * chunk
-    for start in range(0, dataset.shape[0], step):
-        yield np.arange(start, min(start + step, dataset.shape[0]))
+    return max(1, BLOCK_BYTES // max(1, _row_bytes(dataset)) // chunk) * chunk
 
 
 def _row_bytes(dataset: h5py.Dataset) -> int:
     return math.prod(dataset.shape[1:]) * int(dataset.dtype.itemsize)
 
 
-def _read_all(dataset: h5py.Dataset) -> Array:
-    positions = _row_positions(dataset)
-    return _to_native(dataset[()]) if positions is None else _read_positions(dataset, positions)
-
-
-def _read_rows(dataset: h5py.Dataset, rows: Rows, positions: NDArray[np.int64] | None) -> Array:
-    """Rows (sorted, distinct) from their byte positions, or through h5py where it has to convert them."""
+def _read_rows(
+    dataset: h5py.Dataset, rows: Rows | None = None, positions: NDArray[np.int64] | None = None
+) -> Array:
+    """All rows or some (sorted, distinct), from their byte positions, or through h5py where it has to convert them."""
+    if not dataset.shape:
+        return _to_native(dataset[()])
+    rows = np.arange(len(dataset)) if rows is None else rows
+    positions = _row_positions(dataset) if positions is None else positions
     if positions is not None:
         return _read_positions(dataset, positions[rows])
     if len(rows) and len(rows) == rows[-1] - rows[0] + 1:
         return _to_native(dataset[int(rows[0]) : int(rows[-1]) + 1])
     # Block by block: h5py is far slower with a list of rows.
-    found = [np.empty((0, *dataset.shape[1:]), dataset.dtype)]
-    for block in _block_ranges(dataset):
-        inside = rows[(rows >= block[0]) & (rows <= block[-1])]
-        if len(inside):
-            found.append(dataset[int(inside[0]) : int(inside[-1]) + 1][inside - inside[0]])
-    return _to_native(np.concatenate(found))
+    blocks = [np.empty((0, *dataset.shape[1:]), dataset.dtype)]
+    for own in np.split(rows, np.flatnonzero(np.diff(rows // _block_rows(dataset))) + 1):
+        if len(own):
+            blocks.append(dataset[int(own[0]) : int(own[-1]) + 1][own - own[0]])
+    return _to_native(np.concatenate(blocks))
 
 
 def _row_positions(dataset: h5py.Dataset) -> NDArray[np.int64] | None:
     """Byte position of every row of unfiltered native numbers; None where h5py has to read them."""
     shape, chunks, row_bytes = dataset.shape or (0,), dataset.chunks, _row_bytes(dataset)
     size = os.fstat(dataset.file.id.get_vfd_handle()).st_size
-    is_plain = dataset.dtype.kind in "fiu" and dataset.dtype.isnative and not _layout_of(dataset).is_filtered
+    is_plain = (
+        dataset.dtype.kind in "fiu"
+        and dataset.dtype.isnative
+        and not dataset.id.get_create_plist().get_nfilters()
+    )
     # h5py reads some stored types as others.
     is_plain = is_plain and dataset.id.get_type().equal(h5py.h5t.py_create(dataset.dtype))
     if not is_plain or not 0 < shape[0] * row_bytes <= size:
@@ -361,7 +358,7 @@ def repack(path: Path) -> bool:
             file.attrs.update(source.attrs)
             for name, dataset in numbers.items():
                 made = file.create_dataset(
-                    name, data=_read_all(dataset), dtype=dataset.dtype, track_times=False
+                    name, data=_read_rows(dataset), dtype=dataset.dtype, track_times=False
                 )
                 made.attrs.update(dataset.attrs)
     return True

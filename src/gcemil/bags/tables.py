@@ -6,7 +6,6 @@ A table is CSV, TSV or Excel, ours or another tool's. Every cell stays text, so 
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import zipfile
 from collections.abc import Hashable, Iterable
@@ -15,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 
 from gcemil.errors import CohortError, InputError, MissingExtraError, error_text
-from gcemil.files import is_file, read_text, refuse_special
+from gcemil.files import is_file, read_bytes
 from gcemil.wording import is_there, near_path
 
 MAX_TABLE_BYTES = 64 * 2**20
@@ -35,18 +34,27 @@ MISSING = frozenset(
 def read_table(path: Path, columns: Iterable[str] = ()) -> list[dict[str, str]]:
     """Read the rows of a table by column name; `columns` must be among its columns."""
     frame = read_frame(path)
+    if note := frame.attrs.get("note"):
+        raise CohortError(f"{note} Save it again as UTF-8.")
     if missing := [column for column in columns if column not in frame]:
         raise CohortError(f"{path} has no column '{missing[0]}', only: {', '.join(frame)}.")
     return list_rows(frame)
 
 
 def read_frame(path: Path, *, sheet: str | None = None, header: bool = True) -> pd.DataFrame:
-    """Read a table of text cells, stripped, without empty lines; without a header its columns are '0', '1', …"""
+    """Read a table of text cells, stripped, without empty lines; without a header its columns are '0', '1', …
+
+    `attrs["note"]` says it where a table of another tool is not in UTF-8.
+    """
     if not is_file(path):
         if is_there(path):
             raise CohortError(f"{path} is not a file. Give the path of the table.")
         raise CohortError(f"{path} does not exist.{near_path(path)} Give the path of the table.")
-    rows = _read_excel(path, sheet) if path.suffix.lower() in _EXCEL else _read_csv(path, comments=header)
+    note = ""
+    if path.suffix.lower() in _EXCEL:
+        rows = _read_excel(path, sheet)
+    else:
+        rows, note = _read_csv(path, comments=header)
     lines = [line for row in rows if any(line := [cell.strip() for cell in row])]
     if not lines:
         raise CohortError(f"{path} is an empty table.")
@@ -59,8 +67,9 @@ def read_frame(path: Path, *, sheet: str | None = None, header: bool = True) -> 
     if len(twice := names[names.duplicated() & (names != "")]):
         raise CohortError(f"{path}: column '{twice[0]}' occurs twice. Rename one.")
     # Of several columns without a name, the last is kept.
-    table = pd.DataFrame(lines[1:], columns=names, dtype=object)
-    return table.loc[:, ~names.duplicated(keep="last")]
+    table = pd.DataFrame(lines[1:], columns=names, dtype=object).loc[:, ~names.duplicated(keep="last")]
+    table.attrs["note"] = note
+    return table
 
 
 def list_rows(frame: pd.DataFrame) -> list[dict[str, str]]:
@@ -83,12 +92,20 @@ def list_columns(columns: Iterable[str]) -> str:
     return ", ".join(name or "(index)" for name in columns) or "none"
 
 
-def _read_csv(path: Path, *, comments: bool) -> list[list[str]]:
-    """Read the lines of a CSV file; the delimiter is the one that occurs most in the first line."""
+def _read_csv(path: Path, *, comments: bool) -> tuple[list[list[str]], str]:
+    """Read the lines of a CSV file, and a note on its encoding; the delimiter occurs most in the first line."""
     try:
-        text = read_text(path, limit=MAX_TABLE_BYTES)
+        content = read_bytes(path, limit=MAX_TABLE_BYTES)
     except InputError as error:
         raise CohortError(str(error)) from error
+    # Excel saves tables in the encoding of the machine, or in UTF-16, which begins with a mark.
+    encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+    try:
+        text = content.decode(encoding)
+    except UnicodeDecodeError:
+        encoding = "latin-1"
+        text = content.decode(encoding)
+    note = "" if encoding == "utf-8-sig" else f"{path.name} is not UTF-8 and was read as {encoding.upper()}."
     # cBioPortal puts four lines that begin with # above the names of its columns.
     while comments and text.startswith("#"):
         text = text.partition("\n")[2]
@@ -101,7 +118,7 @@ def _read_csv(path: Path, *, comments: bool) -> list[list[str]]:
         )
     try:
         # pandas.read_csv takes a hundred times longer over tables with thousands of columns.
-        return list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))
+        return list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)), note
     except csv.Error as error:
         raise CohortError(f"{path} is not a table ({error}). Check its quotes and line ends.") from error
 
@@ -132,8 +149,7 @@ def _read_excel(path: Path, sheet: str | None) -> list[list[str]]:
 
 def check_slide_id(slide_id: str, table: Path) -> str:
     """Return the id if it is a plain file name: it must never lead out of the cohort's own folder."""
-    unsafe = not slide_id or slide_id in {".", ".."} or any(char in "/\\" or char < " " for char in slide_id)
-    if unsafe or len(slide_id.encode()) > _LONGEST_ID:
+    if not is_plain_id(slide_id):
         raise CohortError(
             f"{table}: '{slide_id[:_LONGEST_ID]}' cannot be a slide id; use a plain name of at most {_LONGEST_ID} bytes "
             "without '/', '\\' and control characters."
@@ -141,14 +157,7 @@ def check_slide_id(slide_id: str, table: Path) -> str:
     return slide_id
 
 
-def file_fingerprint(path: Path) -> str:
-    """Hash a slide's size and its first and last 64 KiB, because slides are gigabytes; other files have `content_hash`."""
-    refuse_special(path)
-    edge = 64 * 1024
-    size = path.stat().st_size
-    digest = hashlib.sha256(str(size).encode())
-    with path.open("rb") as file:
-        digest.update(file.read(edge))
-        file.seek(max(0, size - edge))
-        digest.update(file.read(edge))
-    return digest.hexdigest()
+def is_plain_id(slide_id: str) -> bool:
+    """Whether a slide id can be the name of a file."""
+    unsafe = slide_id in {"", ".", ".."} or any(char in "/\\" or char < " " for char in slide_id)
+    return not unsafe and len(slide_id.encode()) <= _LONGEST_ID

@@ -1,108 +1,307 @@
-"""The checks of slides.csv: `Cohort.load` raises the first problem, `gcemil validate` lists all."""
+"""Every check of a cohort in one pass: all problems with the slide and the remedy on each line.
+
+An error stops training; a warning is recorded in the run. Features, truth, anchors and pairs are read a few MB at a time.
+"""
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import hashlib
+import shlex
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
 
-from gcemil.bags.tables import check_slide_id
-from gcemil.errors import CohortError, InputError
+import numpy as np
 
-if TYPE_CHECKING:
-    from gcemil.bags.cohort import CohortCard
+from gcemil.bags import store
+from gcemil.bags.arrays import coords_problem, features_problem, read_anchors, read_pairs, read_truth
+from gcemil.bags.cohort import (
+    CohortCard,
+    Problem,
+    case_of,
+    check_slides,
+    columns_of,
+    feature_file,
+    parse_number,
+    read_card,
+)
+from gcemil.bags.examples import EXAMPLES, EXAMPLES_FILE, read_examples
+from gcemil.bags.folds import PARTS, check_fold, fold_faults, fold_indices, read_parts, split_file
+from gcemil.bags.tables import is_plain_id, read_table
+from gcemil.errors import CohortError, InputError, StoreError
 
-
-@dataclass(frozen=True)
-class Problem:
-    """What is wrong with a cohort, and what to do about it."""
-
-    level: Literal["error", "warning"]
-    where: str
-    """The slide, case, class or file it is about."""
-    what: str
-    remedy: str
-
-
-def make_error(where: str, what: str, remedy: str) -> Problem:
-    """A problem that stops training."""
-    return Problem("error", where, what, remedy)
+Row = dict[str, str]
 
 
-def make_warning(where: str, what: str, remedy: str) -> Problem:
-    """A problem that is recorded in the run."""
-    return Problem("warning", where, what, remedy)
+_N_FOLDS = 5
+_TRUTH_COLUMNS = ("evidence", "concept", "region", "overlap")
 
 
-def from_exception(where: str, error: InputError, remedy: str = "") -> Problem:
+def validate(folder: Path, on_slide: Callable[[int, int], None] | None = None) -> list[Problem]:
+    """All problems of the cohort in this folder; `on_slide(done, total)` reports progress."""
+    try:
+        card = read_card(folder)
+        rows = read_table(folder / "slides.csv", columns_of(card.task))
+    except InputError as fault:
+        return [_from_exception(str(folder), fault)]
+    problems = [*check_slides(rows, card)]
+    problems += _survival_problems(rows) if card.task == "survival" else _class_problems(rows, card)
+    if not rows:
+        problems.append(Problem("slides.csv", "the table has no slides", "Add a line per slide."))
+    # Files before splits: nothing else helps before a missing file is back.
+    problems += _file_problems(rows, card, folder, on_slide)
+    return [*problems, *_split_problems(rows, card, folder)]
+
+
+def refuse_errors(folder: Path, problems: list[Problem]) -> None:
+    """One sentence for all errors: how many, the first with its remedy, and where to see the others."""
+    if errors := select_errors(problems):
+        first = errors[0]
+        count = "1 error" if len(errors) == 1 else f"{len(errors)} errors; the first"
+        raise CohortError(
+            f"{folder} has {count}: {first.where}: {first.what}. {first.remedy} See all with 'gcemil validate {folder}'."
+        )
+
+
+def select_errors(problems: list[Problem]) -> list[Problem]:
+    """The problems that stop training."""
+    return [problem for problem in problems if problem.level == "error"]
+
+
+def group_problems(problems: list[Problem]) -> list[Problem]:
+    """Problems that say the same once, in the order in which they come; `where` then counts the others."""
+    groups: dict[tuple[str, str, str], list[Problem]] = defaultdict(list)
+    for problem in problems:
+        groups[problem.level, problem.what, problem.remedy].append(problem)
+    return [
+        replace(first, where=f"{first.where} and {len(others)} more") if others else first
+        for first, *others in groups.values()
+    ]
+
+
+def _from_exception(where: str, error: InputError, remedy: str = "") -> Problem:
     """An exception as a problem, with this remedy or else the one of its message."""
     what, _, stated = str(error).partition(". ")
     remedy = remedy or stated or "Correct the file named, then validate again."
-    return make_error(where, what.removesuffix("."), remedy)
+    return Problem(where, what.removesuffix("."), remedy)
 
 
-def raise_first(problems: Iterable[Problem], path: Path) -> None:
-    """Raise the first error in this file."""
-    for problem in problems:
-        if problem.level == "error":
-            raise CohortError(f"{path}: {problem.where}: {problem.what}. {problem.remedy}")
+def _class_problems(rows: list[Row], card: CohortCard) -> Iterator[Problem]:
+    for name in card.classes:
+        count = len({case_of(row) for row in rows if row["label"] == name})
+        if not count:
+            yield Problem(name, "the class has no slide", "Remove the class from cohort.yaml or add slides.")
+        elif count < _N_FOLDS:
+            what = f"the class has {count} cases, fewer than the {_N_FOLDS} folds"
+            yield Problem(
+                name, what, "Some folds cannot test it; merge classes or use fewer folds.", level="warning"
+            )
 
 
-def check_slides(rows: Sequence[Mapping[str, str]], card: CohortCard) -> Iterator[Problem]:
-    """Every problem of the lines of slides.csv, each alone and together."""
-    for slide_id, count in Counter(row["slide_id"] for row in rows).items():
-        if count > 1:
-            yield make_error(slide_id, f"the slide id occurs {count} times in slides.csv", "Keep one line.")
-    for row in rows:
-        yield from check_slide(row, card)
-    if "case" not in {card.bag_unit, "case" if card.task == "survival" else None}:
-        return
-    first_of: dict[str, Mapping[str, str]] = {}
-    for row in rows:
-        first = first_of.setdefault(case_of(row), row)
-        if _target_of(first) != _target_of(row):
-            what = f"slides '{first['slide_id']}' and '{row['slide_id']}' of the case disagree on the target"
-            yield make_error(case_of(row), what, "A case has one target; correct slides.csv.")
+def _survival_problems(rows: list[Row]) -> Iterator[Problem]:
+    outcomes = [(parse_number(row["time"]), parse_number(row["event"])) for row in rows]
+    times, events = np.array([pair for pair in outcomes if None not in pair], dtype=float).reshape(-1, 2).T
+    happened = events == 1
+    if len(happened) and not happened.any():
+        what = "no case has an event, so no risk can be learned"
+        yield Problem("slides.csv", what, "Check the event column.")
+    elif _looks_inverted(times, happened):
+        what = f"{happened.mean():.0%} of the slides have an event and these have the longer times: event and censorship look swapped"
+        remedy = "If the column was 'censorship', write event = 1 - censorship."
+        yield Problem("slides.csv", what, remedy, level="warning")
 
 
-def check_slide(row: Mapping[str, str], card: CohortCard) -> Iterator[Problem]:
-    """Every problem of one line of slides.csv."""
-    slide_id = row["slide_id"]
+def _looks_inverted(times: np.ndarray, happened: np.ndarray) -> bool:
+    """Follow-up ends with censoring, so censored times are the longer ones; the clear reverse is suspicious."""
+    # Loading scipy.stats takes longer than most commands that import this module.
+    from scipy.stats import mannwhitneyu
+
+    if not len(happened) or happened.mean() <= 0.5 or (~happened).sum() < 5:
+        return False
+    return bool(mannwhitneyu(times[happened], times[~happened], alternative="greater").pvalue < 1e-3)
+
+
+def _split_problems(rows: list[Row], card: CohortCard, folder: Path) -> Iterator[Problem]:
     try:
-        check_slide_id(slide_id, Path("slides.csv"))
-    except CohortError as error:
-        yield from_exception(slide_id, error, "Rename the slide.")
-    if card.task == "classification":
-        if row["label"] not in card.classes:
-            what = f"label '{row['label']}' is not among {', '.join(card.classes)}"
-            yield make_error(slide_id, what, "Correct the label, or add the class to cohort.yaml.")
+        by_fold = {index: dict(read_parts(folder, index)) for index in fold_indices(folder)}
+        known = {row["slide_id"] for row in rows}
+        own = {
+            index: {slide: part for slide, part in found.items() if slide in known}
+            for index, found in by_fold.items()
+        }
+        faults = fold_faults(folder, own)
+    except InputError as fault:
+        yield _from_exception("splits", fault, f"Run 'gcemil split {folder} --force'.")
         return
-    time, event = parse_number(row["time"]), parse_number(row["event"])
-    if time is None or not 0 < time < math.inf:
-        what = f"survival time '{row['time']}' is not a finite number above 0"
-        yield make_error(slide_id, what, "Correct the time, or exclude the case.")
-    if event not in (0, 1):
-        what = f"event '{row['event']}' is neither 0 nor 1"
-        yield make_error(slide_id, what, "Code 1 for happened and 0 for censored.")
+    remedy = (
+        f"Make the folds again with 'gcemil split {folder} --force', or, where they are published splits, say so with "
+        f"'gcemil split {folder} --official'."
+    )
+    yield from (Problem("splits", what, remedy) for what in faults)
+    for index, placed in by_fold.items():
+        path = split_file(folder, index)
+        yield from check_fold({row["slide_id"]: case_of(row) for row in rows}, placed, path.name)
+        classes: dict[str, set[str]] = defaultdict(set)
+        for row in rows:
+            part = placed.get(row["slide_id"], "")
+            classes[part].add(row["label"] if card.task == "classification" else row["event"])
+        yield from _part_problems(classes, card, path)
 
 
-def case_of(row: Mapping[str, str]) -> str:
-    """The case of a line, the slide itself where it names none."""
-    return row["case_id"] or row["slide_id"]
+def _part_problems(classes: dict[str, set[str]], card: CohortCard, path: Path) -> Iterator[Problem]:
+    again = "Run 'gcemil split' again"
+    is_survival = card.task == "survival"
+    for part in PARTS:
+        found = classes.get(part, set())
+        if not found:
+            yield Problem(path.name, f"the {part} part is empty", f"{again}.")
+        elif is_survival and not any(parse_number(event) == 1 for event in found):
+            yield Problem(path.name, f"the {part} part has no event", f"{again}, with fewer folds.")
+        elif not is_survival and len(found) < 2:
+            what = f"the {part} part has only class '{next(iter(found))}'"
+            yield Problem(path.name, what, f"{again}, with fewer folds.")
+        elif not is_survival and part == "train" and (absent := set(card.classes) - found):
+            what = f"class '{min(absent)}' has no training slide"
+            yield Problem(path.name, what, f"{again}, with fewer folds, or merge classes.")
 
 
-def parse_number(text: str) -> float | None:
-    """The number in a cell, None where there is none."""
+def _file_problems(
+    rows: list[Row], card: CohortCard, folder: Path, on_slide: Callable[[int, int], None] | None
+) -> Iterator[Problem]:
+    first_with: dict[str, str] = {}
+    # An id that is a path would be looked for outside the cohort.
+    names = list(dict.fromkeys(row["slide_id"] for row in rows if is_plain_id(row["slide_id"])))
+    for done, slide_id in enumerate(names, start=1):
+        path = feature_file(folder, slide_id)
+        try:
+            yield from _feature_problems(slide_id, path, card, first_with)
+        except StoreError as fault:
+            yield _from_exception(slide_id, fault)
+        if on_slide:
+            on_slide(done, len(names))
+    listed = {f"{name}.h5" for name in names}
+    if unused := sorted(path.name for path in (folder / "features").glob("*.h5") if path.name not in listed):
+        what = f"{len(unused)} feature files have no line in slides.csv"
+        yield Problem(unused[0], what, "Add the slides or remove the files.", level="warning")
+    yield from _bank_problems(card, folder)
+
+
+def _feature_problems(
+    slide_id: str, path: Path, card: CohortCard, first_with: dict[str, str]
+) -> Iterator[Problem]:
+    layouts = store.describe(path)
+    if "features" not in layouts:
+        what = f"{path.name} has no dataset 'features', only: {', '.join(layouts) or 'nothing'}"
+        yield Problem(slide_id, what, "Read it with 'gcemil import'.")
+        return
+    layout, shape = layouts["features"], layouts["features"].shape
+    problem = features_problem(shape, layout.dtype)
+    if len(shape) != 2 or shape[1] != card.feature_dim:
+        problem = f"features have shape {shape}, cohort.yaml says width {card.feature_dim}"
+    if problem:
+        yield Problem(slide_id, problem, "Extract it with the cohort's encoder.")
+        return
+    if shape[0] == 0:
+        yield Problem(slide_id, "the slide has no patches", "Remove its line, or segment its tissue again.")
+        return
+    if layout.is_slow:
+        what = f"features are stored in chunks of {layout.chunks}, which read slowly"
+        yield Problem(slide_id, what, _describe_repacking(path), level="warning")
+    yield from _coord_problems(slide_id, path, shape[0], layouts)
+    yield from _value_problems(slide_id, path, first_with)
+    yield from _truth_problems(slide_id, path.parent.parent / "truth" / path.name, shape[0])
+
+
+def _describe_repacking(path: Path) -> str:
+    """How slow features become fast; a link is never rewritten, so what it leads to is."""
+    if not path.is_symlink():
+        return f"Rewrite them with 'gcemil repack {shlex.quote(str(path.parent.parent))}'."
+    source = path.resolve().parent
+    return (
+        f"They are links to another tool's files: rewrite those with 'gcemil repack {shlex.quote(str(source))}' if they may be "
+        "changed, or import again with --copy."
+    )
+
+
+def _coord_problems(
+    slide_id: str, path: Path, n_patches: int, layouts: dict[str, store.DatasetInfo]
+) -> Iterator[Problem]:
+    if "coords" not in layouts:
+        remedy = "Spatial steps are switched off for this slide."
+        yield Problem(slide_id, "the file has no coordinates", remedy, level="warning")
+    elif layouts["coords"].shape != (n_patches, 2):
+        what = f"{layouts['coords'].shape} coordinates for {n_patches} feature rows"
+        yield Problem(slide_id, what, "Extract the slide again.")
+    elif problem := coords_problem(store.read(path, "coords")):
+        remedy = "Extract the slide again, or import it with 'gcemil import', which converts."
+        yield Problem(slide_id, problem, remedy)
+
+
+def _value_problems(slide_id: str, path: Path, first_with: dict[str, str]) -> Iterator[Problem]:
+    digest, done, unfit, first_unfit = hashlib.sha256(), 0, 0, -1
+    first_row, all_alike = None, True
+    for block in store.read_blocks(path, "features"):
+        finite = np.isfinite(block).all(axis=1)
+        if not finite.all():
+            unfit += int((~finite).sum())
+            first_unfit = done + int(np.argmin(finite)) if first_unfit < 0 else first_unfit
+        first_row = block[0].copy() if first_row is None else first_row
+        all_alike = all_alike and not (block != first_row).any()
+        digest.update(block.tobytes())
+        done += len(block)
+    if unfit:
+        what = f"{unfit} patches have NaN or infinite features, the first is row {first_unfit}"
+        yield Problem(slide_id, what, "Extract the slide again.")
+    elif done > 1 and all_alike:
+        remedy = "The encoder saw no tissue; extract it again."
+        yield Problem(slide_id, "all patches have the same features", remedy)
+    other = first_with.setdefault(digest.hexdigest(), slide_id)
+    if other != slide_id:
+        what = f"its features are identical to those of '{other}'"
+        yield Problem(slide_id, what, "Remove one of the two slides.")
+
+
+def _truth_problems(slide_id: str, path: Path, n_patches: int) -> Iterator[Problem]:
+    """Training never reads truth, but what is measured against it would be wrong or stop hours later."""
+    if not path.exists():
+        return
     try:
-        number = float(text)
-    except ValueError:
-        return None
-    return None if math.isnan(number) else number
+        for name in _TRUTH_COLUMNS:
+            if store.has(path, name):
+                read_truth(path, name, n_patches)
+    except StoreError as fault:
+        yield _from_exception(slide_id, fault, "Write the truth again, or remove the file.")
 
 
-def _target_of(row: Mapping[str, str]) -> tuple[str, float | None, float | None]:
-    # 12 and 12.0 are one time.
-    return row.get("label", ""), parse_number(row.get("time", "")), parse_number(row.get("event", ""))
+def _bank_problems(card: CohortCard, folder: Path) -> Iterator[Problem]:
+    """Anchors and pairs, where the cohort has them."""
+    own = card.anchors if card.anchors is not None and card.anchors.endswith(".h5") else "anchors.h5"
+    widths: dict[str, int] = {}
+    for name in dict.fromkeys((own, "anchors_generic.h5", "anchors_unrelated.h5")):
+        path = folder / name
+        if path.parent == folder and path.exists():
+            try:
+                widths[name] = read_anchors(path)[0].shape[1]
+            except StoreError as fault:
+                yield _from_exception(name, fault, "Write the anchors again with 'gcemil anchors embed'.")
+    path = folder / EXAMPLES_FILE
+    if path.exists() or card.anchors == EXAMPLES:
+        try:
+            read_examples(path, card.feature_dim)
+        except InputError as fault:
+            yield _from_exception(path.name, fault)
+    path, remedy = folder / "anchor_pairs.h5", "Write the pairs again with 'gcemil anchors pairs'."
+    if not path.exists():
+        return
+    try:
+        features, anchor_space = (side.shape[1] for side in read_pairs(path))
+    except StoreError as fault:
+        yield _from_exception(path.name, fault, remedy)
+        return
+    if features != card.feature_dim or anchor_space != widths.get(own, anchor_space):
+        what = (
+            f"pairs of width {features} and {anchor_space} for features of width {card.feature_dim} and anchors of width "
+            f"{widths.get(own, 'unknown')}"
+        )
+        yield Problem(path.name, what, remedy)

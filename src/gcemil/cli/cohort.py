@@ -77,8 +77,8 @@ def import_(
     Example: gcemil import trident_job --labels labels.csv --out cohorts/mine
     """
     from gcemil.bags.foreign.cohort_import import import_cohort
+    from gcemil.bags.foreign.datasets import import_dataset
     from gcemil.bags.foreign.dialects import Choice
-    from gcemil.bags.foreign.recipes import import_recipe
     from gcemil.bags.foreign.source import ReadOptions
     from gcemil.bags.foreign.stamp import parse_mpp
     from gcemil.units import LevelZeroPx
@@ -90,7 +90,7 @@ def import_(
         coords_dir,
     )
     if recipe is not None:
-        report = import_recipe(
+        report = import_dataset(
             recipe,
             source,
             out,
@@ -137,22 +137,19 @@ def validate(
 
     Example: gcemil validate cohorts/bracs
     """
-    from gcemil.bags import guards
+    from gcemil.bags import validate as checks
     from gcemil.bags.cohort import read_card
 
     if not (cohort / "cohort.yaml").is_file():
         # A table of problems is for cohorts; what is none is told in one sentence.
         read_card(cohort)
     with progress("checking slides") as advance:
-        problems = guards.validate(cohort, advance)
-    errors = guards.select_errors(problems)
+        problems = checks.validate(cohort, advance)
+    errors = checks.select_errors(problems)
     if as_json:
         print_json([asdict(problem) for problem in problems])
     elif problems:
-        rows = [
-            (group.problem.level, group.where, group.problem.what, group.problem.remedy)
-            for group in guards.group_problems(problems)
-        ]
+        rows = [(one.level, one.where, one.what, one.remedy) for one in checks.group_problems(problems)]
         print_table(f"{cohort}", ("level", "where", "what", "remedy"), rows)
     if not as_json:
         say(f"{cohort}: {len(errors)} errors, {len(problems) - len(errors)} warnings.")

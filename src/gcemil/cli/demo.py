@@ -35,9 +35,9 @@ def demo(
 
     Example: gcemil demo --out demo
     """
-    from gcemil.bags import guards
     from gcemil.bags.cohort import Cohort
     from gcemil.bags.folds import make_folds, write_folds
+    from gcemil.bags.validate import refuse_errors, validate
     from gcemil.cli.diagnose import print_answer
     from gcemil.config import EvidenceSettings, TrainSettings
     from gcemil.diagnostics.diagnose import Comparison, diagnose_run
@@ -53,7 +53,7 @@ def demo(
             simulate(PROFILE, cohort_folder, seed=seed, slides=SLIDES, on_slide=advance)
     cohort = Cohort.load(cohort_folder)
     write_folds(cohort, make_folds(cohort, seed=seed))
-    guards.refuse_errors(cohort_folder, guards.validate(cohort_folder))
+    refuse_errors(cohort_folder, validate(cohort_folder))
     say(f"cohort    {cohort_folder}: {len(cohort.slides)} slides, simulated '{PROFILE}', evidence known")
 
     run, settings = out / "run", TrainSettings(evidence=EvidenceSettings(), min_steps=MIN_STEPS, seed=seed)

@@ -162,7 +162,7 @@ def prefilter(
 
     Example: gcemil prefilter runs/mine slides/
     """
-    from gcemil.bags.patching import find_slides
+    from gcemil.features.patching import find_slides
     from gcemil.files import lock_folder
     from gcemil.prefilter.certificate import CertificateSettings
     from gcemil.prefilter.cost import measure_cost

@@ -63,11 +63,11 @@ def encode(
     Example: gcemil encode slides/ --out cohorts/mine --labels labels.csv
     """
     from gcemil.bags.foreign.dialects import Choice
-    from gcemil.bags.patching import PatchingRules, find_slides
     from gcemil.features.encode_cohort import LabelSource, choose_patches, encode_cohort
     from gcemil.features.encoders import find_encoder_spec, load_encoder
     from gcemil.features.extract import EncodeSettings
     from gcemil.features.loaders import WeightSource
+    from gcemil.features.patching import PatchingRules, find_slides
     from gcemil.files import lock_folder
     from gcemil.runs.environment import pick_device
 
@@ -146,7 +146,7 @@ def patch(
     Example: gcemil patch slides/ --out cohorts/mine
     """
     from gcemil.bags.foreign.stamp import parse_mpp
-    from gcemil.bags.patching import PatchingRules, patch_slides
+    from gcemil.features.patching import PatchingRules, patch_slides
     from gcemil.files import lock_folder
     from gcemil.slides.grid import PatchSettings
 

@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from gcemil.bags.annotations.concepts import Corners, name_shapes, patches_at
-from gcemil.bags.annotations.shapes import polygon_overlap
+from gcemil.bags.annotations.concepts import covered_share, name_shapes
+from gcemil.bags.annotations.shapes import Corners
 from gcemil.bags.arrays import Bounds
 from gcemil.diagnostics.paired_tests import percentile_interval
 from gcemil.errors import InputError, RunError
@@ -169,13 +169,7 @@ def _cover(
     objects: Sequence[GeoObject], coords: Corners, patch_size: int, origin: Bounds
 ) -> Float[np.ndarray, "n"]:
     """Share of every patch under these objects; all of it where it holds a point."""
-    shapes = name_shapes(objects, origin)
-    outlines = [one for own in shapes.polygons.values() for one in own]
-    cover = polygon_overlap(coords, patch_size, outlines)
-    for points in shapes.points.values():
-        rows = patches_at(coords, patch_size, points)
-        cover[rows[rows >= 0]] = 1.0
-    return cover
+    return covered_share(coords, patch_size, name_shapes(objects, origin))
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,7 @@ def _find_score_file(folder: Path, slide_id: str) -> Path:
         )
     if not folder.is_dir():
         raise StoreError(
-            f"{folder} does not exist, or is no folder. Give --scores a folder with one score file per slide."
+            f"{folder} does not exist, or is not a folder. Give --scores a folder with one score file per slide."
         )
     raise StoreError(
         f"{folder} has no scores of slide '{slide_id}': {', '.join(f'{slide_id}{suffix}' for suffix in SUFFIXES)} "

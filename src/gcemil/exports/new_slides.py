@@ -19,9 +19,8 @@ from typing import Any, Literal
 
 from gcemil import __version__
 from gcemil.bags.bag import Bag
-from gcemil.bags.fingerprint import content_hash
+from gcemil.bags.fingerprint import content_hash, file_fingerprint
 from gcemil.bags.foreign.source import plain_id
-from gcemil.bags.tables import file_fingerprint
 from gcemil.errors import GcemilError, RunError, UsageError, describe_failure
 from gcemil.exports.explain import ExplainedSlide, ExplainOptions, explain_new_slide, write_explanation
 from gcemil.exports.overlay import read_feature_place, read_slide_place

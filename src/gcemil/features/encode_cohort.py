@@ -15,11 +15,14 @@ from gcemil.bags.arrays import stated_number
 from gcemil.bags.cohort import Cohort, CohortCard, feature_file, find_slide_file, parse_slide
 from gcemil.bags.foreign.dialects import Choice
 from gcemil.bags.foreign.label_tables import LabelTable, choose_classes, read_labels
-from gcemil.bags.patching import (
+from gcemil.bags.tables import read_table
+from gcemil.errors import CohortError, GcemilError, StoreError, UsageError
+from gcemil.features.encoders import EncoderSpec, PatchEncoder
+from gcemil.features.extract import EncodeSettings, encode_slides
+from gcemil.features.patching import (
     PATCHES_SUFFIX,
     BatchReport,
     PatchingRules,
-    SlideOutcome,
     known_outcome,
     patches_path,
     read_patch_file,
@@ -28,10 +31,6 @@ from gcemil.bags.patching import (
     try_patching,
     write_summary,
 )
-from gcemil.bags.tables import read_table
-from gcemil.errors import CohortError, GcemilError, StoreError, UsageError
-from gcemil.features.encoders import EncoderSpec, PatchEncoder
-from gcemil.features.extract import EncodeSettings, encode_slides
 from gcemil.simulation.pixels import PIXEL_CARD, read_encoded_card, write_pixel_truth
 from gcemil.slides.grid import PatchSettings
 from gcemil.slides.reader import SLIDE_EXTENSIONS
@@ -64,7 +63,7 @@ class CohortTables:
 class EncodedCohort:
     """What became of every slide, and of the labels."""
 
-    report: BatchReport[SlideOutcome]
+    report: BatchReport
     failures: dict[str, str]
     """Why each slide without features has none, and what to do."""
     tables: CohortTables | None
@@ -92,6 +91,12 @@ def encode_cohort(
             dict(slides), out, network, settings, patches=rules.patches, force=force, on_slide=advance
         )
     link_slides(slides, out)
+    # An encoder sees best what it was trained on.
+    usual, side = network.spec.patch_px * 0.5, rules.patches.side
+    notes = [
+        f"note: '{network.name}' is usually given patches of {usual:g} micrometres; these have {side:g}."
+    ]
+    notes = notes if abs(side - usual) >= 1 else []
     troubles = (*remarks, *report.notes)
     tables = None
     try:
@@ -106,7 +111,7 @@ def encode_cohort(
         report=report,
         failures={slide.slide_id: unpatched.get(slide.slide_id, slide.message) for slide in report.problems},
         tables=tables,
-        notes=(*_note_unusual_size(network, rules.patches), *troubles),
+        notes=(*notes, *troubles),
         has_troubles=bool(report.problems or troubles),
     )
 
@@ -148,16 +153,6 @@ def choose_patches(
     for path in first.values():
         return read_patch_file(path).settings
     return PatchSettings(patch_size or spec.patch_px, target_mpp)
-
-
-def _note_unusual_size(network: PatchEncoder, patches: PatchSettings) -> tuple[str, ...]:
-    """An encoder sees best what it was trained on, so patches of another physical size are mentioned."""
-    usual = network.spec.patch_px * 0.5
-    if abs(patches.side - usual) < 1:
-        return ()
-    return (
-        f"note: '{network.name}' is usually given patches of {usual:g} micrometres; these have {patches.side:g}.",
-    )
 
 
 def _patch_missing(

@@ -15,13 +15,13 @@ that fails is a line in the result. Features of two encoders never meet in one f
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 import torch
@@ -31,26 +31,26 @@ from gcemil import __version__
 from gcemil.bags import store
 from gcemil.bags.arrays import read_coords
 from gcemil.bags.cohort import feature_file, read_card
-from gcemil.bags.patching import (
+from gcemil.bags.fingerprint import file_fingerprint
+from gcemil.errors import InputError, StoreError, UsageError
+from gcemil.features.encoders import PatchEncoder, load_encoder
+from gcemil.features.loaders import WeightSource
+from gcemil.features.patching import (
     PATCH_NUMBERS,
     BatchReport,
     SlideOutcome,
+    catch_failure,
     is_number,
     patches_path,
     read_origin,
     stated_settings,
     write_outcomes,
 )
-from gcemil.bags.tables import file_fingerprint
-from gcemil.errors import InputError, StoreError, UsageError, describe_failure
-from gcemil.features.encoders import PatchEncoder, load_encoder
-from gcemil.features.loaders import WeightSource
 from gcemil.features.reading import SlideEnd, SlideJob, read_ahead, read_batches
-from gcemil.slides.grid import PatchBatch, PatchGrid, PatchSettings
+from gcemil.slides.grid import PatchGrid, PatchSettings
 from gcemil.slides.reader import SlideReader
 
 FeatureType = Literal["float16", "float32"]
-Outcome = TypeVar("Outcome", bound="SlideOutcome | None")
 FeatureArray = Float[np.ndarray, "n d"]
 BatchFeatures = Float[np.ndarray, "_ d"]
 """What the model says of one batch; the last one of a slide is shorter."""
@@ -84,7 +84,7 @@ def encode_slides(
     patches: PatchSettings | None = None,
     force: bool = False,
     on_slide: Callable[[int, int], None] | None = None,
-) -> BatchReport[SlideOutcome]:
+) -> BatchReport:
     """Encode every slide whose patches lie in `out`; `force` does again what was done with other settings."""
     chosen, placed = settings or EncodeSettings(), patches or PatchSettings()
     _refuse_mixed_encoders(out, encoder, replaced=set(slides) if force else set())
@@ -92,7 +92,7 @@ def encode_slides(
     jobs: list[SlideJob] = []
     for slide_id, path in slides.items():
         job = SlideJob(slide_id, path, patches_path(out, placed, slide_id))
-        known = _catch_failure(job, partial(_known_outcome, job, out, encoder, chosen, force=force))
+        known = catch_failure(slide_id, path, partial(_known_outcome, job, out, encoder, chosen, force=force))
         if known is None:
             jobs.append(job)
         else:
@@ -103,7 +103,12 @@ def encode_slides(
         outcomes[outcome.slide_id] = outcome
         tell(len(outcomes), len(slides))
     ordered = tuple(outcomes[slide_id] for slide_id in slides)
-    return BatchReport(ordered, _write_summary(out / "encoding.csv", ordered))
+    try:
+        write_outcomes(out / "encoding.csv", COLUMNS, ordered, done="encoded")
+    except StoreError as error:
+        # The features are safe by now.
+        return BatchReport(ordered, (f"{error} Run the command again.",))
+    return BatchReport(ordered)
 
 
 def encode_patches(
@@ -170,15 +175,6 @@ def cast_features(features: FeatureArray, dtype: FeatureType) -> FeatureArray:
         return features.astype(dtype)
 
 
-def _write_summary(path: Path, slides: Sequence[SlideOutcome]) -> tuple[str, ...]:
-    """The table of outcomes; that it could not be written is told, as the features are safe by now."""
-    try:
-        write_outcomes(path, COLUMNS, slides, done="encoded")
-    except StoreError as error:
-        return (f"{error} Run the command again.",)
-    return ()
-
-
 def _known_outcome(
     job: SlideJob, out: Path, encoder: PatchEncoder, settings: EncodeSettings, *, force: bool
 ) -> SlideOutcome | None:
@@ -219,19 +215,19 @@ def _encode_jobs(
     with closing(stream):
         for item in stream:
             if not isinstance(item, SlideEnd):
-                parts.append(_encode_batch(encoder, item, settings))
+                try:
+                    parts.append(cast_features(encoder(item), settings.dtype))
+                except torch.OutOfMemoryError as error:
+                    raise UsageError(
+                        f"{settings.batch_size} patches at once do not fit the memory of {encoder.device}. Use a smaller --batch-size."
+                    ) from error
                 continue
             whole, parts = parts, []
-            yield _catch_failure(item.job, partial(_write_features, item, whole, out, encoder, settings))
-
-
-def _encode_batch(encoder: PatchEncoder, pixels: PatchBatch, settings: EncodeSettings) -> BatchFeatures:
-    try:
-        return cast_features(encoder(pixels), settings.dtype)
-    except torch.OutOfMemoryError as error:
-        raise UsageError(
-            f"{settings.batch_size} patches at once do not fit the memory of {encoder.device}. Use a smaller --batch-size."
-        ) from error
+            yield catch_failure(
+                item.job.slide_id,
+                item.job.path,
+                partial(_write_features, item, whole, out, encoder, settings),
+            )
 
 
 def _write_features(
@@ -263,14 +259,6 @@ def _write_features(
         },
     )
     return SlideOutcome(end.job.slide_id, "encoded", len(features))
-
-
-def _catch_failure(job: SlideJob, work: Callable[[], Outcome]) -> Outcome | SlideOutcome:
-    """Whatever goes wrong with a slide is its outcome and nobody else's."""
-    try:
-        return work()
-    except Exception as error:  # A format can break a library in ways no list foresees; the batch must go on.
-        return SlideOutcome(job.slide_id, "failed", message=describe_failure(error, job.path))
 
 
 # What a feature file says of its making

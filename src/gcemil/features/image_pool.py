@@ -47,7 +47,7 @@ def patients_of(images: Sequence[Path], folder: Path, pattern: str) -> Names:
     try:
         compiled = re.compile(pattern)
     except re.error as error:
-        raise UsageError(f"'{pattern}' is no regular expression ({error}).") from error
+        raise UsageError(f"'{pattern}' is not a regular expression ({error}).") from error
     if compiled.groups != 1:
         raise UsageError(f"A pattern of patients has one group in brackets, got '{pattern}'.")
     names = []

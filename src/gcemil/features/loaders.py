@@ -85,7 +85,7 @@ class WeightSource:
     def __post_init__(self) -> None:
         if self.folder is not None and not (self.folder / "config.json").is_file():
             raise UsageError(
-                f"{self.folder} is no folder of weights: it has no config.json. Give a local copy of the model's page."
+                f"{self.folder} is not a folder of weights: it has no config.json. Give a local copy of the model's page."
             )
 
 

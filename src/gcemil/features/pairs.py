@@ -47,7 +47,7 @@ def write_pairs(
     shared = [name for name in names if (aligned / "features" / name).is_file()]
     if not aligned.is_dir():
         raise InputError(
-            f"{aligned} does not exist, or is no folder. Give the folder with the same slides, encoded by the other encoder."
+            f"{aligned} does not exist, or is not a folder. Give the folder with the same slides, encoded by the other encoder."
         )
     if not shared:
         raise InputError(
@@ -150,7 +150,17 @@ def judge_bridge(
     seed: int = 0,
 ) -> BridgeReport:
     """Judge a way to fit bridges on pairs it has not seen; every pair is held out once."""
-    _check_pairs(features, anchor_space, anchors)
+    if len(features) != len(anchor_space) or len(features) < _FEWEST_PAIRS:
+        raise InputError(
+            f"A report needs at least {_FEWEST_PAIRS} pairs, got {len(features)} features and {len(anchor_space)} in anchor space."
+        )
+    if anchors.shape[1] != anchor_space.shape[1]:
+        raise InputError(
+            f"Anchors of width {anchors.shape[1]} and pairs of width {anchor_space.shape[1]} are not of one space. "
+            "Embed the prompts with the text side of the encoder that saw the pairs."
+        )
+    if not np.isfinite(features).all() or not np.isfinite(anchor_space).all():
+        raise InputError("Some pairs are not finite. Make anchor_pairs.h5 again.")
     parts = np.array_split(np.random.default_rng(seed).permutation(len(features)), folds)
     guessed, constant = np.empty_like(anchor_space), np.empty_like(anchor_space)
     for held_out in parts:
@@ -168,20 +178,6 @@ def judge_bridge(
         ),
         text_sees_images=text_sees_images,
     )
-
-
-def _check_pairs(features: GivenRows, anchor_space: GivenRows, anchors: GivenRows) -> None:
-    if len(features) != len(anchor_space) or len(features) < _FEWEST_PAIRS:
-        raise InputError(
-            f"A report needs at least {_FEWEST_PAIRS} pairs, got {len(features)} features and {len(anchor_space)} in anchor space."
-        )
-    if anchors.shape[1] != anchor_space.shape[1]:
-        raise InputError(
-            f"Anchors of width {anchors.shape[1]} and pairs of width {anchor_space.shape[1]} are not of one space. "
-            "Embed the prompts with the text side of the encoder that saw the pairs."
-        )
-    if not np.isfinite(features).all() or not np.isfinite(anchor_space).all():
-        raise InputError("Some pairs are not finite. Make anchor_pairs.h5 again.")
 
 
 def _mean_cosine(left: PairTargets, right: PairTargets) -> float:

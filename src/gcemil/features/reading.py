@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Int
 
 from gcemil.bags.loader import run_ahead
-from gcemil.bags.patching import read_patch_file
+from gcemil.features.patching import read_patch_file
 from gcemil.slides.grid import PatchBatch, PatchGrid, read_patches
 from gcemil.slides.reader import SlideReader, open_slide
 

@@ -23,13 +23,12 @@ from gcemil import __version__
 from gcemil.bags import store
 from gcemil.bags.bag import Bag
 from gcemil.bags.cohort import BagSpec, Cohort
-from gcemil.bags.fingerprint import content_hash, record_cohort
+from gcemil.bags.fingerprint import content_hash, file_fingerprint, record_cohort
 from gcemil.bags.folds import read_fold
-from gcemil.bags.patching import PatchingRules, rules_fingerprint
-from gcemil.bags.tables import file_fingerprint
 from gcemil.errors import UsageError
 from gcemil.explain import bag_tensors, explain_bag
 from gcemil.features.extract import FeatureOrigin, read_encoded_grid, require_one_origin
+from gcemil.features.patching import PatchingRules, rules_fingerprint
 from gcemil.files import write_json
 from gcemil.model import GceMil
 from gcemil.prefilter.certificate import (

@@ -417,7 +417,7 @@ def read_training_cohort(run: Path) -> CohortRecord:
 
 def check_cohort(run: Path, cohort: Cohort) -> None:
     """Refuse a cohort that changed since the run began."""
-    if changed := read_training_cohort(run).differences(record_cohort(cohort, run)):
+    if changed := read_training_cohort(run).differences(record_cohort(cohort)):
         raise RunError(
             f"{run} was trained on other data: {', '.join(changed)} in {cohort.folder} changed since it was begun. "
             "Put back what was there, or train again into another folder (--out)."

@@ -78,7 +78,7 @@ def _read_weights_file(path: Path) -> tuple[Any, dict[str, Any] | None]:
     if path.is_dir():
         raise WeightsError(f"{path} is a folder. Give the file of weights inside it.")
     if not is_file(path):
-        said = "is no regular file" if path.exists() else f"does not exist.{near_path(path)}"
+        said = "is not a regular file" if path.exists() else f"does not exist.{near_path(path)}"
         raise WeightsError(f"{path} {said.rstrip('.')}. Give the file of weights that your training wrote.")
     try:
         with path.open("rb") as file:

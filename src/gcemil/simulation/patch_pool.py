@@ -81,13 +81,15 @@ class PatchPool:
 def read_pool(path: Path) -> PatchPool:
     """The patches of an HDF5 file."""
     if not is_file(path):
-        raise InputError(f"{path} does not exist, or is no file. Patches lie in an HDF5 file with {LAYOUT}.")
+        raise InputError(
+            f"{path} does not exist, or is not a file. Patches lie in an HDF5 file with {LAYOUT}."
+        )
     layouts = store.describe(path)
     if missing := [name for name in ("features", "labels") if name not in layouts]:
         raise InputError(
             f"{path} has no '{missing[0]}'; it holds: {', '.join(sorted(layouts)) or 'nothing'}. Patches need {LAYOUT}."
         )
-    if problem := features_problem(layouts["features"]):
+    if problem := features_problem(layouts["features"].shape, layouts["features"].dtype):
         raise InputError(f"{path}: {problem}. Patches need {LAYOUT}.")
     features = store.read(path, "features")
     if not features.size:
@@ -99,7 +101,7 @@ def read_pool(path: Path) -> PatchPool:
     return PatchPool(features, _read_names(path, "labels", layouts["labels"]), patients, encoder, str(path))
 
 
-def _read_names(path: Path, name: str, layout: store.Layout) -> Names:
+def _read_names(path: Path, name: str, layout: store.DatasetInfo) -> Names:
     """A column of names; whole numbers are their own names."""
     if layout.dtype.kind in "iu" and len(layout.shape) == 1:
         return store.read(path, name).astype(np.str_)

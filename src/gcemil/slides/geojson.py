@@ -57,7 +57,7 @@ def parse_objects(content: Any, where: object) -> list[GeoObject]:
         content = content.get("features", [content])
     if not isinstance(content, list):
         raise InputError(
-            f"{where} is no GeoJSON: it holds neither a FeatureCollection nor a list of features. {_REMEDY}"
+            f"{where} is not GeoJSON: it holds neither a FeatureCollection nor a list of features. {_REMEDY}"
         )
     return [_read_object(one, f"{where}: object {position}") for position, one in enumerate(content)]
 
@@ -69,7 +69,7 @@ def count_ignored(objects: Iterable[GeoObject]) -> dict[str, int]:
 
 def _read_object(given: Any, where: str) -> GeoObject:
     if not isinstance(given, dict) or not isinstance(given.get("type"), str):
-        raise InputError(f"{where} is no GeoJSON feature. {_REMEDY}")
+        raise InputError(f"{where} is not a GeoJSON feature. {_REMEDY}")
     parts = _read_parts(given.get("geometry") if given["type"] == "Feature" else given, where)
     polygons = [part for part in parts if part.geom_type == "Polygon"]
     places = [part for part in parts if part.geom_type == "Point"]
@@ -129,5 +129,5 @@ def _read_class(given: dict[str, Any], where: str) -> str:
         parts = named.get("names")
         named = named.get("name") or (": ".join(map(str, parts)) if isinstance(parts, list) else "")
     if named is not None and not isinstance(named, str):
-        raise InputError(f"{where} has a classification that is no name. {_REMEDY}")
+        raise InputError(f"{where} has a classification that is not a name. {_REMEDY}")
     return (named or "").strip()

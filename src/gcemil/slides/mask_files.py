@@ -6,7 +6,7 @@ any size; what is not black is tissue. GeoJSON holds polygons in level-0 pixels,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
@@ -29,8 +29,6 @@ _TISSUE_COLOR = [0, 170, 90]
 
 Mask = Bool[np.ndarray, "h w"]
 Corners = Float[np.ndarray, "_ 2"]
-Polygon = list[Corners]
-"""Rings of one polygon, the outer one first."""
 
 
 def find_mask_file(folder: Path, slide_id: str) -> Path:
@@ -45,33 +43,29 @@ def find_mask_file(folder: Path, slide_id: str) -> Path:
 
 
 def read_mask(path: Path, slide: SlideReader, *, mpp: float = _MASK_MPP) -> TissueMask:
-    """The tissue that a picture or a GeoJSON file marks."""
+    """The tissue that a picture or the polygons of a GeoJSON file mark, whatever their class."""
     if path.suffix.lower() == ".png":
         return TissueMask(_read_picture_mask(path, slide.bounds), slide.bounds)
-    kept = rasterise_polygons(read_polygons(path), slide.bounds, downsample=mpp / slide.mpp)
-    return TissueMask(kept, slide.bounds)
+    area = merge_areas(one.area for one in read_objects(path))
+    if area.is_empty:
+        raise InputError(
+            f"{path} holds no polygon. Mark the tissue as an annotation in QuPath and export it again."
+        )
+    parts = shapely.get_parts(area)
+    rings = [shapely.get_coordinates(ring) for part in parts for ring in (part.exterior, *part.interiors)]
+    return TissueMask(rasterise_rings(rings, slide.bounds, downsample=mpp / slide.mpp), slide.bounds)
 
 
-def rasterise_polygons(polygons: Iterable[Polygon], bounds: Bounds, *, downsample: float) -> Mask:
-    """Polygons in pixels of the scanned part as a mask whose pixels span `downsample` of them."""
+def rasterise_rings(rings: Iterable[Corners], bounds: Bounds, *, downsample: float) -> Mask:
+    """Rings in pixels of the scanned part as a mask whose pixels span `downsample` of them.
+
+    A pixel is inside if its centre is, by the even-odd rule, so holes cut themselves out: every edge marks the first
+    centre to its right in each row it crosses, and a pixel is inside after an odd number of marks.
+    """
     width, height = overview_size(bounds, downsample)
     scale = np.array([width / bounds.width, height / bounds.height])
-    kept = np.zeros((height, width), dtype=bool)
-    for rings in polygons:
-        corners = [np.asarray(ring, dtype=np.float64) * scale for ring in rings]
-        heights = np.concatenate(corners)[:, 1]
-        top = int(np.clip(np.floor(heights.min()), 0, height))
-        bottom = int(np.clip(np.ceil(heights.max()), 0, height))
-        kept[top:bottom] |= fill_rings([ring - (0, top) for ring in corners], bottom - top, width)
-    return kept
-
-
-def fill_rings(rings: Sequence[Corners], height: int, width: int) -> Mask:
-    """Pixels whose centre lies inside these rings by the even-odd rule, so holes cut themselves out.
-
-    Every edge marks the first centre to its right in each row it crosses; a pixel is inside after an odd number of marks.
-    """
-    begin, end = np.concatenate(rings), np.concatenate([np.roll(ring, -1, axis=0) for ring in rings])
+    scaled = [np.asarray(ring, dtype=np.float64) * scale for ring in rings]
+    begin, end = np.concatenate(scaled), np.concatenate([np.roll(ring, -1, axis=0) for ring in scaled])
     # An edge crosses the rows whose centre lies in [upper, lower): a shared vertex counts once.
     upper, lower = np.minimum(begin[:, 1], end[:, 1]), np.maximum(begin[:, 1], end[:, 1])
     first = np.clip(np.ceil(upper - 0.5), 0, height).astype(np.int64)
@@ -84,19 +78,6 @@ def fill_rings(rings: Sequence[Corners], height: int, width: int) -> Mask:
     column = np.clip(np.ceil(crossing - 0.5), 0, width).astype(np.int64)
     marks = np.bincount(row * (width + 1) + column, minlength=height * (width + 1))
     return np.cumsum(marks.reshape(height, width + 1), axis=1)[:, :width] % 2 == 1
-
-
-def read_polygons(path: Path) -> list[Polygon]:
-    """The polygons of a GeoJSON file, whatever their class, as one area."""
-    area = merge_areas(one.area for one in read_objects(path))
-    if area.is_empty:
-        raise InputError(
-            f"{path} holds no polygon. Mark the tissue as an annotation in QuPath and export it again."
-        )
-    return [
-        [shapely.get_coordinates(ring) for ring in (part.exterior, *part.interiors)]
-        for part in shapely.get_parts(area)
-    ]
 
 
 def tissue_geojson(tissue: TissueMask, name: str) -> dict[str, Any]:

@@ -18,7 +18,6 @@ import torch
 from jaxtyping import Int
 
 from gcemil.bags.cohort import BagSpec
-from gcemil.bags.patching import find_slides
 from gcemil.diagnostics.snr import Tolerances
 from gcemil.diagnostics.trained_fold import FoldBag, TrainedFold
 from gcemil.errors import UsageError
@@ -26,6 +25,7 @@ from gcemil.explain import slide_evidence
 from gcemil.exports.explain import EVIDENCE_RULE
 from gcemil.exports.explain_cohort import hash_inputs, list_trained_folds
 from gcemil.exports.overlay import read_own_thumbnail
+from gcemil.features.patching import find_slides
 from gcemil.hosts.host import HostOutput
 from gcemil.records import SlideEvidence
 from gcemil.recovery.recover import subset_size, top_k

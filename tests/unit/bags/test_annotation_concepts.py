@@ -171,21 +171,3 @@ def test_a_table_that_names_nothing_is_refused(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(InputError, match=message):
         read_point_table(path)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (3, "neither a FeatureCollection nor a list"),
-        ([1], "object 0 is no GeoJSON feature"),
-        ([feature("a", "Polygon", [])], "geometry without points"),
-        ([feature("a", "Polygon", [[[0, 0], [1, 1]]])], "geometry that cannot be read"),
-        ([feature("a", "Polygon", [[["x", 0], [1, 1], [2, 2]]])], "geometry that cannot be read"),
-        ([feature("a", "Point", None)], "geometry without points"),
-    ],
-)
-def test_geojson_that_is_none_is_refused(tmp_path, content, message):
-    path = tmp_path / "s.geojson"
-    path.write_text(json.dumps(content))
-    with pytest.raises(InputError, match=message):
-        read_named_shapes(path)

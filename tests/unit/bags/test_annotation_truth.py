@@ -5,7 +5,7 @@ from PIL import Image
 from builders import PATCH, make_cohort
 from gcemil.bags import store
 from gcemil.bags.annotations.truth import MaskReading, write_truth
-from gcemil.bags.guards import select_errors, validate
+from gcemil.bags.validate import select_errors, validate
 from gcemil.errors import CohortError, InputError, UsageError
 
 
@@ -127,7 +127,7 @@ def test_a_damaged_annotation_leaves_the_truth_of_all_slides_as_it_was(cohort, a
 
 
 def test_wrong_requests_are_refused_before_anything_is_written(cohort, annotations):
-    with pytest.raises(UsageError, match="'benign' is no class"):
+    with pytest.raises(UsageError, match="'benign' is not a class"):
         write_truth(cohort, annotations, negative_class="benign")
     with pytest.raises(UsageError, match="nowhere does not exist"):
         write_truth(cohort, annotations / "nowhere")

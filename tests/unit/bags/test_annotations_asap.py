@@ -80,10 +80,6 @@ def test_groups_in_a_circle_are_refused_not_followed_for_ever(tmp_path):
         read_asap(written(tmp_path, in_group("a", groups)))
 
 
-def test_a_file_without_annotations_has_no_polygons(tmp_path):
-    assert read_asap(written(tmp_path, "<ASAP_Annotations/>")) == ([], [])
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -123,8 +119,3 @@ def test_another_encoding_cannot_hide_an_entity(tmp_path):
 def test_a_file_that_is_no_asap_file_is_refused_by_name(tmp_path, text, message):
     with pytest.raises(InputError, match=rf"tumor_001\.xml.*{message}"):
         read_asap(written(tmp_path, text))
-
-
-def test_a_missing_file_is_an_input_error(tmp_path):
-    with pytest.raises(InputError, match="nowhere.xml does not exist"):
-        read_asap(tmp_path / "nowhere.xml")

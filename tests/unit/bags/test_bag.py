@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from builders import PATCH, grid_coords, make_bag
-from gcemil.bags.bag import case_bag, coordinate_step, slide_bag
+from gcemil.bags.bag import case_bag, coordinate_step, grid_stride, slide_bag
 from gcemil.errors import BagError
 
 
@@ -64,3 +64,8 @@ def test_an_unknown_slide_of_a_bag_is_named():
 )
 def test_the_grid_step_is_the_commonest_one_between_neighbours(coords, step):
     assert coordinate_step(np.array(coords)) == step
+
+
+def test_a_step_of_micrometres_is_not_rounded():
+    coords = np.array([[0, 0], [256.5, 0], [513, 0]], dtype=np.float32)
+    assert grid_stride(coords) == 256.5

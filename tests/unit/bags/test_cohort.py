@@ -46,13 +46,6 @@ def test_some_rows_of_a_case_equal_the_rows_of_the_whole_case(tmp_path):
     np.testing.assert_array_equal(some.coords, whole.coords[rows])
 
 
-def test_an_unknown_label_is_named_with_the_classes(tmp_path):
-    make_cohort(tmp_path, n_cases=2)
-    edit(tmp_path / "slides.csv", "malignant", "maligant")
-    with pytest.raises(CohortError, match="label 'maligant' is not among benign, malignant"):
-        Cohort.load(tmp_path)
-
-
 def test_an_unknown_key_of_the_card_is_refused(tmp_path):
     make_cohort(tmp_path, n_cases=2)
     with (tmp_path / "cohort.yaml").open("a") as file:
@@ -72,12 +65,6 @@ def test_features_of_another_width_are_refused_when_read(tmp_path):
     cohort = Cohort.load(tmp_path)
     with pytest.raises(CohortError, match=r"shape \(12, 8\), but cohort.yaml says feature_dim 16"):
         cohort.read_bag(cohort.bags[0])
-
-
-def test_a_table_with_a_byte_order_mark_is_read(tmp_path):
-    path = tmp_path / "slides.csv"
-    path.write_bytes("slide_id,case_id\nA,B\n".encode("utf-8-sig"))
-    assert read_table(path, ("slide_id",)) == [{"slide_id": "A", "case_id": "B"}]
 
 
 def test_a_missing_column_lists_those_there_are(tmp_path):

@@ -1,8 +1,5 @@
-import random
-import subprocess
-import sys
-import time
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -102,6 +99,14 @@ def test_too_few_folds_or_cases_are_refused(tmp_path):
         make_folds(cohort)
 
 
+def test_a_class_with_a_single_case_is_refused(tmp_path):
+    cohort = make_cohort(tmp_path, n_cases=12)
+    first = cohort.slides[0]
+    slides = (replace(first, label="malignant"), *(replace(row, label="benign") for row in cohort.slides[1:]))
+    with pytest.raises(CohortError, match="class 'malignant': the class has a single case"):
+        make_folds(replace(cohort, slides=slides))
+
+
 def test_fewer_folds_leave_none_of_the_old_ones(tmp_path):
     cohort = make_cohort(tmp_path, n_cases=30)
     write_folds(cohort, make_folds(cohort))
@@ -128,40 +133,6 @@ def test_folds_written_half_way_are_the_old_ones(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         write_folds(cohort, make_folds(cohort, n_folds=3))
     assert [read_fold(cohort, index) for index in fold_indices(tmp_path)] == before
-
-
-def test_folds_moved_aside_by_a_killed_command_come_back(tmp_path):
-    cohort = make_cohort(tmp_path, n_cases=30)
-    write_folds(cohort, make_folds(cohort))
-    (tmp_path / "splits").rename(tmp_path / ".splits.aside")
-    assert fold_indices(tmp_path) == [0, 1, 2, 3, 4]
-    write_folds(cohort, make_folds(cohort, seed=1))
-    assert {path.name for path in tmp_path.iterdir()} == {"cohort.yaml", "slides.csv", "features", "splits"}
-
-
-SPLITTING = """
-import sys
-from itertools import cycle
-from pathlib import Path
-from gcemil.bags.cohort import Cohort
-from gcemil.bags.folds import make_folds, write_folds
-cohort = Cohort.load(Path(sys.argv[1]))
-for n_folds in cycle((3, 5)):
-    write_folds(cohort, make_folds(cohort, n_folds=n_folds))
-    print(n_folds, flush=True)
-"""
-
-
-@pytest.mark.parametrize("kill", range(3))
-def test_folds_killed_at_any_moment_are_all_old_or_all_new(tmp_path, kill):
-    cohort = make_cohort(tmp_path, n_cases=30)
-    moment = random.Random(kill)
-    with subprocess.Popen([sys.executable, "-c", SPLITTING, str(tmp_path)], stdout=subprocess.PIPE) as child:
-        child.stdout.readline()
-        time.sleep(moment.uniform(0, 0.3))
-        child.kill()
-    found = fold_indices(tmp_path)
-    assert [read_fold(cohort, index) for index in found] == make_folds(cohort, n_folds=len(found))
 
 
 def test_parts_have_the_sizes_asked_for_and_every_label_in_their_shares(tmp_path):

@@ -16,8 +16,6 @@ READERS = [read_table, read_frame]
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("slide_id,label\na,Größe\n".encode("latin-1"), "is not UTF-8 text"),
-        ("slide_id,label\n".encode("utf-16"), "is not UTF-8 text"),
         (b'slide_id,label\na,"x\n', "is not a table .unexpected end of data"),
         (b"slide_id,slide_id\na,b\n", "column 'slide_id' occurs twice"),
         (
@@ -38,6 +36,13 @@ def test_a_folder_or_a_name_the_system_refuses_is_no_table(tmp_path, reader):
     for path in (tmp_path, tmp_path / ("x" * 300), tmp_path / "a\0b"):
         with pytest.raises(CohortError, match="does not exist|is not a file"):
             reader(path)
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_a_table_of_ours_is_utf_8(tmp_path, encoding):
+    (tmp_path / "slides.csv").write_bytes("slide_id,label\na,Größe\n".encode(encoding))
+    with pytest.raises(CohortError, match=r"slides\.csv is not UTF-8.*Save it again as UTF-8"):
+        read_table(tmp_path / "slides.csv")
 
 
 def test_quoted_line_ends_and_short_lines_are_read(tmp_path):

@@ -1,9 +1,19 @@
-"""The checks of slides.csv: each line, and all of them together."""
+"""`gcemil validate`: the checks of slides.csv, and each fault of a cohort planted and found."""
 
+import re
+from dataclasses import replace
+
+import h5py
+import numpy as np
 import pytest
+from typer.testing import CliRunner
 
-from gcemil.bags.cohort import CohortCard
-from gcemil.bags.validate import Problem, check_slides, make_error, make_warning, raise_first
+from builders import grid_coords, make_cohort, write_slide
+from gcemil.bags import store
+from gcemil.bags.cohort import CohortCard, Problem, check_slides, raise_first
+from gcemil.bags.folds import make_folds, write_folds
+from gcemil.bags.validate import group_problems, select_errors, validate
+from gcemil.cli.main import app
 from gcemil.errors import CohortError
 
 COLUMNS = {
@@ -64,7 +74,302 @@ def test_slides_of_a_case_may_have_different_labels_unless_they_are_one_bag():
 
 
 def test_the_first_error_is_raised_and_warnings_are_not(tmp_path):
-    raise_first([make_warning("a", "pale", "Look.")], tmp_path)
-    found = [make_warning("a", "pale", "Look."), make_error("b", "it is gone", "Find it.")]
+    raise_first([Problem("a", "pale", "Look.", "warning")], tmp_path)
+    found = [Problem("a", "pale", "Look.", "warning"), Problem("b", "it is gone", "Find it.")]
     with pytest.raises(CohortError, match=r"slides\.csv: b: it is gone\. Find it\."):
         raise_first(found, tmp_path / "slides.csv")
+
+
+def features(n_patches=12, dim=8, seed=99):
+    return np.random.default_rng(seed).normal(size=(n_patches, dim)).astype(np.float32)
+
+
+def edit(path, old, new):
+    path.write_text(path.read_text().replace(old, new))
+
+
+def found(folder, level="error"):
+    return {(p.where, p.what, p.remedy) for p in validate(folder) if p.level == level}
+
+
+def the_one(folder, level="error"):
+    problems = found(folder, level)
+    assert len(problems) == 1, problems
+    return next(iter(problems))
+
+
+@pytest.fixture
+def cohort(tmp_path):
+    made = make_cohort(tmp_path, n_cases=20)
+    write_folds(made, make_folds(made))
+    return made
+
+
+@pytest.fixture
+def survival(tmp_path):
+    made = make_cohort(tmp_path, task="survival", n_cases=30)
+    write_folds(made, make_folds(made))
+    return made
+
+
+def test_a_sound_cohort_has_no_problems(cohort):
+    assert validate(cohort.folder) == []
+
+
+def test_a_sound_survival_cohort_has_no_problems(survival):
+    assert validate(survival.folder) == []
+
+
+def truncate(cohort):
+    path = cohort.feature_file("s003_0")
+    path.write_bytes(path.read_bytes()[:300])
+
+
+def move_source(cohort):
+    path = cohort.feature_file("s003_0")
+    path.rename(cohort.folder / "elsewhere.h5")
+    path.symlink_to(cohort.folder / "before.h5")
+
+
+def rewrite(values, coords=None):
+    """A fault of the features of one slide."""
+    return lambda cohort: write_slide(
+        cohort.folder, "s003_0", values, grid_coords(len(values)) if coords is None else coords
+    )
+
+
+def with_value(value):
+    values = features()
+    values[7, 2] = value
+    return values
+
+
+def repeat_features(cohort):
+    for slide_id in ("s003_0", "s005_0"):
+        write_slide(cohort.folder, slide_id, features(), grid_coords(12))
+
+
+def rename_dataset(cohort):
+    with h5py.File(cohort.feature_file("s003_0"), "w") as file:
+        file["feats"] = features()
+
+
+def edited(name, old, new):
+    """A fault of a text file."""
+    return lambda cohort: edit(cohort.folder / name, old, new)
+
+
+def forget_slide(cohort):
+    path = cohort.folder / "splits" / "fold_1.csv"
+    path.write_text("\n".join(line for line in path.read_text().splitlines() if "s003_0" not in line))
+
+
+FAULTS = {
+    "missing": (lambda cohort: cohort.feature_file("s003_0").unlink(), "s003_0", "does not exist"),
+    "truncated": (truncate, "s003_0", "cannot be read as HDF5 .*extract it again"),
+    "moved": (
+        move_source,
+        "s003_0",
+        "s003_0.h5 is a link to .*/before.h5, which is not there: the source moved Import it again from where it is now",
+    ),
+    "rows": (rewrite(features(), grid_coords(11)), "s003_0", r"\(11, 2\) coordinates for 12 feature rows"),
+    "nan": (rewrite(with_value(np.nan)), "s003_0", "1 patches have NaN or infinite .* the first is row 7"),
+    "infinite": (rewrite(with_value(np.inf)), "s003_0", "1 patches have NaN or infinite features"),
+    "empty": (rewrite(features(0)), "s003_0", "the slide has no patches"),
+    "constant": (rewrite(np.ones((12, 8), np.float32)), "s003_0", "all patches have the same features"),
+    "repeated": (repeat_features, "s005_0", "its features are identical to those of 's003_0'"),
+    "width": (rewrite(features(dim=9)), "s003_0", r"shape \(12, 9\), cohort.yaml says width 8"),
+    "micrometres": (
+        rewrite(features(), grid_coords(12) * 0.2537),
+        "s003_0",
+        "look like micrometres.*gcemil import",
+    ),
+    "dataset": (rename_dataset, "s003_0", "s003_0.h5 has no dataset 'features', only: feats"),
+    "fold": (forget_slide, "s003_0", "fold_1.csv does not place the slide"),
+    "part": (edited("splits/fold_0.csv", ",val", ",train"), "fold_0.csv", "the val part is empty"),
+    "label": (
+        edited("slides.csv", "s003_0,c003,malignant", "s003_0,c003,unsure"),
+        "s003_0",
+        "label 'unsure' is not among benign, malignant",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_the_one_problem_with_its_place(cohort, fault):
+    plant, place, message = FAULTS[fault]
+    plant(cohort)
+    where, what, remedy = the_one(cohort.folder)
+    assert where == place
+    assert re.search(message, f"{what} {remedy}")
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "message"),
+    [
+        ("slides.csv", "s003_0", "../s003_0", "cannot be a slide id"),
+        ("cohort.yaml", "- malignant", "- malignant\n- other", "the class has no slide"),
+        ("cohort.yaml", "name:", "name: [", "cohort.yaml is not valid YAML"),
+    ],
+)
+def test_a_fault_of_a_text_file_is_among_the_problems(cohort, name, old, new, message):
+    edit(cohort.folder / name, old, new)
+    assert any(message in what for _, what, _ in found(cohort.folder))
+
+
+def test_a_case_in_train_and_test(tmp_path):
+    cohort = make_cohort(tmp_path, n_cases=20, slides_per_case=2)
+    write_folds(cohort, make_folds(cohort), kind="official")
+    path = tmp_path / "splits" / "fold_0.csv"
+    lines = path.read_text().splitlines()
+    lines[1:3] = ["s000_0,train", "s000_1,test"]
+    path.write_text("\n".join(lines))
+    where, what, remedy = the_one(tmp_path)
+    assert (where, what) == ("c000", "the case is in test and train of fold_0.csv: the test set leaks")
+    assert remedy == "Run 'gcemil split --unit case'."
+
+
+def test_folds_that_do_not_test_every_slide_once(tmp_path):
+    cohort = make_cohort(tmp_path, n_cases=30)
+    write_folds(cohort, make_folds(cohort))
+    folds = make_folds(cohort, n_folds=3, seed=1)
+    (tmp_path / "splits" / "splits.yaml").unlink()
+    for fold in folds:
+        lines = [f"{slide},{part}" for slide, part in fold.part_of.items()]
+        (tmp_path / "splits" / f"fold_{fold.index}.csv").write_text("\n".join(["slide_id,split", *lines]))
+    where, what, remedy = the_one(tmp_path)
+    # All 30 in the three new folds, and those of the two old ones once more.
+    assert where == "splits"
+    assert what.endswith("(12 slides in all)")
+    assert "gcemil split" in remedy
+    assert "--official" in remedy
+
+
+def test_folds_left_over_from_another_split(cohort):
+    card = cohort.folder / "splits" / "splits.yaml"
+    card.write_text(card.read_text().replace("- 4\n", ""))
+    where, what, _ = the_one(cohort.folder)
+    assert (where, what) == (
+        "splits",
+        "splits.yaml names the folds 0, 1, 2, 3, but there are 0, 1, 2, 3, 4: two splits are mixed",
+    )
+
+
+def test_published_splits_may_test_a_slide_twice(cohort):
+    folds = make_folds(cohort)
+    write_folds(cohort, [folds[0], replace(folds[0], index=1)], kind="official")
+    assert found(cohort.folder) == set()
+    write_folds(cohort, [folds[0], replace(folds[0], index=1)])
+    assert len(found(cohort.folder)) == 2
+
+
+def test_a_class_with_fewer_cases_than_folds(tmp_path):
+    make_cohort(tmp_path, n_cases=9)
+    assert the_one(tmp_path, "warning")[:2] == ("malignant", "the class has 4 cases, fewer than the 5 folds")
+
+
+def test_a_part_with_one_class(cohort):
+    path = cohort.folder / "splits" / "fold_0.csv"
+    labels = {row.slide_id: row.label for row in cohort.slides}
+    lines = [f"{slide},{'test' if label == 'benign' else 'train'}" for slide, label in labels.items()]
+    lines[1] = lines[1].replace("train", "val")
+    path.write_text("\n".join(["slide_id,split", *lines]))
+    assert ("fold_0.csv", "the test part has only class 'benign'") in {p[:2] for p in found(cohort.folder)}
+
+
+def test_a_part_without_events(survival):
+    path = survival.folder / "splits" / "fold_0.csv"
+    events = {row.slide_id: row.event for row in survival.slides}
+    lines = path.read_text().splitlines()
+    lines = [line.replace("val", "train") if events.get(line.split(",")[0]) else line for line in lines]
+    path.write_text("\n".join(lines))
+    assert ("fold_0.csv", "the val part has no event") in {p[:2] for p in found(survival.folder)}
+
+
+def test_no_event_at_all(survival):
+    path = survival.folder / "slides.csv"
+    path.write_text(
+        "\n".join(line[:-1] + "0" if line.endswith("1") else line for line in path.read_text().splitlines())
+    )
+    assert any("no case has an event" in what for _, what, _ in found(survival.folder))
+
+
+def test_polarity_that_looks_inverted(tmp_path):
+    make_cohort(tmp_path, task="survival", n_cases=60)
+    path = tmp_path / "slides.csv"
+    # Most cases 'happened', and these are the ones followed longest: censorship read as event.
+    rows = [f"s{i:03d}_0,c{i:03d},{100 + i if i % 3 else 5 + i},{int(i % 3 > 0)}" for i in range(60)]
+    path.write_text("\n".join(["slide_id,case_id,time,event", *rows]))
+    _, what, remedy = the_one(tmp_path, "warning")
+    assert "event and censorship look swapped" in what
+    assert "event = 1 - censorship" in remedy
+
+
+def test_slow_chunks_are_a_warning_with_the_command(cohort):
+    with h5py.File(cohort.feature_file("s003_0"), "w") as file:
+        file.create_dataset("features", data=features(), chunks=(1, 8))
+        file["coords"] = grid_coords(12)
+    where, _, remedy = the_one(cohort.folder, "warning")
+    assert (where, remedy) == ("s003_0", f"Rewrite them with 'gcemil repack {cohort.folder}'.")
+
+
+def test_slow_links_are_cured_at_their_source_or_by_a_copy(cohort, tmp_path):
+    source = tmp_path / "their files"
+    source.mkdir()
+    for name in ("s003_0", "s004_0"):
+        with h5py.File(source / f"{name}.h5", "w") as file:
+            file.create_dataset("features", data=features(), chunks=(1, 8))
+        path = cohort.feature_file(name)
+        path.unlink()
+        path.symlink_to(source / f"{name}.h5")
+    slow = [problem for problem in validate(cohort.folder) if "read slowly" in problem.what]
+    (group,) = group_problems(slow)
+    assert group.where == "s003_0 and 1 more"
+    assert f"gcemil repack '{source}'" in group.remedy
+    assert "import again with --copy" in group.remedy
+    # The remedy works: the source is rewritten, and nothing is slow any more.
+    assert CliRunner().invoke(app, ["repack", str(source)]).exit_code == 0
+    assert not [problem for problem in validate(cohort.folder) if "read slowly" in problem.what]
+
+
+def test_examples_that_the_card_names_have_to_be_there_and_fit(cohort):
+    card = cohort.folder / "cohort.yaml"
+    card.write_text(card.read_text() + "anchors: examples\n")
+    assert "Name some patches with 'gcemil anchors from-examples'" in the_one(cohort.folder)[2]
+    columns = {"concepts": np.array([b"a"]), "slides": np.array([b"s"])}
+    attributes = {"k": 1, "seed": 0}
+    path = cohort.folder / "anchors_examples.h5"
+    store.write(path, {"features": np.ones((1, 5), np.float32), **columns}, attributes)
+    assert "width 5, but the cohort has width 8" in the_one(cohort.folder)[1]
+    store.write(path, {"features": np.ones((1, 8), np.float32), **columns}, attributes)
+    assert found(cohort.folder) == set()
+
+
+def test_a_file_that_no_line_names_is_a_warning(cohort):
+    write_slide(cohort.folder, "extra", features(), grid_coords(12))
+    assert the_one(cohort.folder, "warning")[:2] == ("extra.h5", "1 feature files have no line in slides.csv")
+
+
+def test_all_faults_are_found_in_one_pass(cohort):
+    cohort.feature_file("s003_0").unlink()
+    write_slide(cohort.folder, "s004_0", features(0), grid_coords(0))
+    write_slide(cohort.folder, "s005_0", features(dim=3), grid_coords(12))
+    assert {problem.where for problem in select_errors(validate(cohort.folder))} == {
+        "s003_0",
+        "s004_0",
+        "s005_0",
+    }
+
+
+@pytest.mark.slow
+def test_a_thousand_slides_are_checked_in_bounded_memory(tmp_path):
+    import tracemalloc
+
+    make_cohort(tmp_path, n_cases=1000, n_patches=256, dim=64)
+    tracemalloc.start()
+    assert select_errors(validate(tmp_path)) == []
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    one_slide = 256 * 64 * 4
+    # Two thousand times less than all features together: a few slides and the table.
+    assert peak < 20 * one_slide + 4_000_000

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from builders import PATCH, make_cohort
 from gcemil.bags import store
-from gcemil.bags.guards import select_errors, validate
+from gcemil.bags.validate import select_errors, validate
 from gcemil.cli.main import app
 from gcemil.errors import CohortError, InputError, UsageError
 
@@ -114,7 +114,7 @@ def test_the_feature_file_tells_patch_size_and_pixel_size_where_scanners_differ(
         (("--group", "=tumour"), "got '=tumour'"),
         (("--group", "a=benign"), "got 'a=benign'"),
         (("--tumour-values", "1,x"), "whole numbers such as 2 or 1,2; got '1,x'"),
-        (("--negative-class", "benign"), "'benign' is no class"),
+        (("--negative-class", "benign"), "'benign' is not a class"),
         (("--min-overlap", "0"), "lies in"),
     ],
 )

@@ -9,8 +9,7 @@ import torch
 
 from gcemil.bags import store
 from gcemil.bags.foreign.trident import read_trident
-from gcemil.bags.patching import find_slides, patch_slides, patches_path, read_patch_file
-from gcemil.errors import InputError, UsageError
+from gcemil.errors import UsageError
 from gcemil.features import reading
 from gcemil.features.encoders import EncoderSpec, PatchEncoder
 from gcemil.features.extract import (
@@ -18,8 +17,8 @@ from gcemil.features.extract import (
     encode_patches,
     encode_slides,
     feature_file,
-    stack_batches,
 )
+from gcemil.features.patching import find_slides, patch_slides, patches_path, read_patch_file
 from gcemil.features.reading import SlideEnd, SlideJob, read_ahead
 from gcemil.slides.grid import PatchSettings, read_patch
 from gcemil.slides.reader import open_slide
@@ -212,12 +211,6 @@ def test_features_too_large_for_float16_are_told(batch):
     report = encoded(batch, colour_encoder(scale=1e6))
     assert statuses(report) == ["failed"] * 3
     assert "Use --dtype float32" in report.problems[0].message
-
-
-def test_no_batches_are_no_rows():
-    assert stack_batches([], 5, "float16").shape == (0, 5)
-    with pytest.raises(InputError, match="not finite as float32"):
-        stack_batches([np.full((1, 2), np.nan, np.float32)], 2, "float32")
 
 
 def test_settings_out_of_bounds_are_refused():

@@ -73,7 +73,7 @@ def test_a_damaged_image_is_refused(folder):
 @pytest.mark.parametrize(
     ("pattern", "error", "message"),
     [
-        ("(", UsageError, "no regular expression"),
+        ("(", UsageError, "not a regular expression"),
         ("x", UsageError, "one group"),
         (r"x-(\d+)-\d+-", InputError, "does not match the pattern"),
     ],

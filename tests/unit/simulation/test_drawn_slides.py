@@ -8,9 +8,9 @@ import yaml
 
 from gcemil.bags import store
 from gcemil.bags.cohort import Cohort
-from gcemil.bags.patching import PatchingRules, patch_slides, patches_path, read_patch_file
 from gcemil.bags.tables import read_table
 from gcemil.errors import CohortError
+from gcemil.features.patching import PatchingRules, patch_slides, patches_path, read_patch_file
 from gcemil.resources import shipped_names
 from gcemil.simulation.drawn_slide import build_asap_xml, mask_path, read_drawn_mask, slide_path
 from gcemil.simulation.layout import draw_layout
@@ -27,7 +27,7 @@ from gcemil.simulation.profile import load_profile, resolve_dials
 from gcemil.simulation.simulate import plan_slides
 from gcemil.simulation.world import draw_world
 from gcemil.slides.grid import PatchSettings, patch_grid
-from gcemil.slides.mask_files import rasterise_polygons, read_mask
+from gcemil.slides.mask_files import rasterise_rings, read_mask
 from gcemil.slides.reader import Bounds, open_slide
 
 SETTINGS = PatchSettings()
@@ -136,7 +136,7 @@ def test_asap_polygons_are_the_evidence_mask(cohort):
             points = annotation.iter("Coordinate")
             ring = np.array([(float(point.get("X")), float(point.get("Y"))) for point in points])
             bounds = Bounds(0, 0, mask.shape[1] * FINE, mask.shape[0] * FINE)
-            inside = rasterise_polygons([[ring]], bounds, downsample=FINE)
+            inside = rasterise_rings([ring], bounds, downsample=FINE)
             painted = painted | inside if annotation.get("PartOfGroup") == "Tumor" else painted & ~inside
         np.testing.assert_array_equal(painted, mask)
 

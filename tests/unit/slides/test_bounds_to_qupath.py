@@ -5,12 +5,13 @@ import json
 import numpy as np
 import pytest
 
-from gcemil.bags import patching, store
+from gcemil.bags import store
 from gcemil.bags.arrays import stated_bounds
 from gcemil.bags.foreign.trident import read_trident
-from gcemil.bags.patching import PatchingRules, patch_slide, patches_path, read_patch_file
 from gcemil.exports.geojson import describe_patches
 from gcemil.exports.overlay import Thumbnail, fit_frame
+from gcemil.features import patching
+from gcemil.features.patching import PatchingRules, patch_slide, patches_path, read_patch_file
 from gcemil.slides.grid import PatchSettings
 from slide_builders import ArraySlide, glass, tissue_image
 

@@ -12,7 +12,6 @@ from gcemil.slides.grid import (
     read_patch,
     read_patches,
 )
-from gcemil.slides.reader import Bounds
 from gcemil.slides.tissue import TissueMask, find_tissue
 from slide_builders import PINK, ArraySlide, SceneSlide, glass, tissue_image
 
@@ -84,11 +83,6 @@ def test_the_same_tissue_gives_the_same_patches_in_micrometres_on_every_scanner(
 def test_a_slide_smaller_than_a_patch_has_none():
     slide = ArraySlide(glass(200, 800))
     assert len(patch_grid(slide, everywhere(slide))) == 0
-
-
-def test_a_slide_without_tissue_has_no_patch():
-    slide = ArraySlide(glass())
-    assert len(patch_grid(slide, find_tissue(slide))) == 0
 
 
 def test_a_slide_too_coarse_for_the_patches_is_refused():
@@ -163,7 +157,3 @@ def test_areas_of_outlines_add_up_to_the_mask():
     pieces = [Polygon(one.outer, one.holes) for one in trace_outlines(mask)]
     assert sum(piece.area for piece in pieces) == mask.sum()
     assert all(piece.exterior.is_ccw and not any(hole.is_ccw for hole in piece.interiors) for piece in pieces)
-
-
-def test_bounds_are_plain_values():
-    assert Bounds(1, 2, 3, 4) == Bounds(1, 2, 3, 4)

@@ -12,7 +12,7 @@ are level-0 pixels of the whole file; GeoJSON counts from the image that QuPath 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from shapely.affinity import translate
 
 from gcemil.bags.annotations.shapes import (
     AnnotatedPolygon,
+    Corners,
+    Overlap,
     Role,
     mask_overlap,
     polygon_overlap,
@@ -35,7 +37,6 @@ from gcemil.bags.tables import has_columns, list_rows, read_frame
 from gcemil.errors import InputError
 from gcemil.slides.geojson import GeoObject, Points, count_ignored, read_objects
 
-Corners = Int[np.ndarray, "n 2"]
 ROLES: dict[str, Role] = {"normal": "tumour"}
 """Normal tissue is a concept as any other here."""
 
@@ -48,6 +49,22 @@ class NamedShapes:
     points: Mapping[str, Points]
     notes: tuple[str, ...] = ()
     """What was left out."""
+
+
+def covered_share(
+    coords: Corners, patch_size: int, shapes: NamedShapes, roles: Mapping[str, Role] | None = None
+) -> Overlap:
+    """Share of every patch under the shapes, all of it where it holds a point; `roles` says which classes count."""
+    chosen: Mapping[str, Role] = (
+        dict.fromkeys([*shapes.polygons, *shapes.points], "tumour") if roles is None else roles
+    )
+    named = [(name, one) for name, own in shapes.polygons.items() for one in own if name in chosen]
+    share = polygon_overlap(coords, patch_size, [replace(one, role=chosen[name]) for name, one in named])
+    for name, points in shapes.points.items():
+        if chosen.get(name) == "tumour":
+            rows = patches_at(coords, patch_size, points)
+            share[rows[rows >= 0]] = 1.0
+    return share
 
 
 def named_patches(
@@ -104,24 +121,18 @@ def patches_at(coords: Corners, patch_size: int, points: Points) -> Int[np.ndarr
 
 def read_named_shapes(path: Path, origin: Bounds = (0, 0)) -> NamedShapes:
     """The outlines of an ASAP file, or of a GeoJSON file whose image begins at `origin`."""
-    if path.suffix.lower() == ".xml":
-        return _read_asap_groups(path)
-    return name_shapes(read_objects(path), origin)
+    if path.suffix.lower() != ".xml":
+        return name_shapes(read_objects(path), origin)
+    found, skipped = read_asap(path, roles=ROLES, otherwise="tumour")
+    holes = [one for one in found if one.role == "exclusion"]
+    groups = dict.fromkeys(one.group for one in found if one.role == "tumour")
+    polygons = {name: (*(one for one in found if one.group == name), *holes) for name in groups}
+    return NamedShapes(polygons, {}, tuple(skipped))
 
 
 def slide_of(path: Path) -> str:
     """The slide an annotation file speaks of: its name without its ending, without '_mask' and without the slide's ending."""
     return plain_id(path.stem.removesuffix("_mask"))
-
-
-def _read_asap_groups(path: Path) -> NamedShapes:
-    found, skipped = read_asap(path, roles=ROLES, otherwise="tumour")
-    holes = [one for one in found if one.role == "exclusion"]
-    groups: dict[str, list[AnnotatedPolygon]] = {}
-    for one in found:
-        if one.role == "tumour":
-            groups.setdefault(one.group, []).append(one)
-    return NamedShapes({group: (*own, *holes) for group, own in groups.items()}, {}, tuple(skipped))
 
 
 def name_shapes(objects: Sequence[GeoObject], origin: Bounds = (0, 0)) -> NamedShapes:

@@ -97,7 +97,7 @@ def _parse_xml(path: Path) -> ElementTree.Element:
     except (ElementTree.ParseError, ValueError) as error:
         raise InputError(f"{path} is not valid XML ({error}). Export the annotations again.") from error
     if root.tag != "ASAP_Annotations":
-        raise InputError(f"{path} is no ASAP file: its root is <{root.tag}>, not <ASAP_Annotations>.")
+        raise InputError(f"{path} is not an ASAP file: its root is <{root.tag}>, not <ASAP_Annotations>.")
     return root
 
 
@@ -192,13 +192,22 @@ def read_mask(
 ) -> TumourMask:
     """A PNG or TIFF mask. A TIFF pyramid knows its downsample; a single image has to be told."""
     if not is_file(path):
-        raise InputError(f"{path} does not exist, or is no file.")
+        raise InputError(f"{path} does not exist, or is not a file.")
     try:
         # Image.open refuses a pyramid for the size of its first page, which is never decoded here.
         is_tiff = path.suffix.lower() in {".tif", ".tiff"}
         with TiffImageFile(path) if is_tiff else Image.open(path, formats=("PNG",)) as image:
             level0 = image.size
-            _seek_page(image, path)
+            # The finest page that fits in memory.
+            for page in range(getattr(image, "n_frames", 1)):
+                image.seek(page)
+                if image.size[0] * image.size[1] <= LARGEST_MASK:
+                    break
+            else:
+                raise InputError(
+                    f"{path}: its smallest page has {image.size[0]} x {image.size[1]} pixels, more than {LARGEST_MASK:,}. "
+                    "Write a mask of lower resolution."
+                )
             is_pyramid = image.size != level0
             values = np.asarray(image)
         if values.size == 0:
@@ -218,18 +227,6 @@ def read_mask(
     # For a pyramid the number given is that of its first page.
     scale = 1.0 if downsample is None else downsample
     return TumourMask(pixels, (across * scale, down * scale))
-
-
-def _seek_page(image: Image.Image, path: Path) -> None:
-    """The finest page that fits in memory."""
-    for page in range(getattr(image, "n_frames", 1)):
-        image.seek(page)
-        if image.size[0] * image.size[1] <= LARGEST_MASK:
-            return
-    raise InputError(
-        f"{path}: its smallest page has {image.size[0]} x {image.size[1]} pixels, more than {LARGEST_MASK:,}. "
-        "Write a mask of lower resolution."
-    )
 
 
 def _find_tumour(

@@ -22,18 +22,25 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
 from gcemil.bags import arrays, store
-from gcemil.bags.annotations.concepts import name_shapes, patches_at
-from gcemil.bags.annotations.shapes import Role, mask_overlap, polygon_overlap, read_asap, read_mask
+from gcemil.bags.annotations.concepts import covered_share, name_shapes
+from gcemil.bags.annotations.shapes import (
+    Corners,
+    Overlap,
+    Role,
+    mask_overlap,
+    polygon_overlap,
+    read_asap,
+    read_mask,
+)
 from gcemil.bags.arrays import Bounds
 from gcemil.bags.bag import connected_regions, grid_stride, patch_cells
 from gcemil.bags.cohort import Cohort, SlideRow, read_slide_bounds
@@ -65,8 +72,6 @@ class TruthReport:
 
 SlideTruth = tuple[dict[str, NDArray[Any]], dict[str, str | int | float | bool]]
 """Datasets and attributes of truth/<slide>.h5."""
-Corners = Int[np.ndarray, "n 2"]
-Overlap = Float[np.ndarray, "n"]
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,15 @@ def write_truth(
     replace: bool = False,
 ) -> TruthReport:
     """Truth files for every annotated slide and every slide of the negative class."""
-    _check_request(cohort, annotations, negative_class, min_overlap)
+    if not annotations.is_dir():
+        said = "is not a folder" if annotations.exists() else "does not exist"
+        raise UsageError(f"{annotations} {said}. Give the folder that holds the annotation files.")
+    if negative_class is not None and negative_class not in cohort.card.classes:
+        raise UsageError(
+            f"'{negative_class}' is not a class of {cohort.folder}; it has: {', '.join(cohort.card.classes) or 'none'}."
+        )
+    if not 0 < min_overlap <= 1:
+        raise UsageError(f"The smallest overlap of a positive patch lies in (0, 1], got {min_overlap}.")
     found: dict[Path, SlideTruth] = {}
     annotated: list[str] = []
     normal: list[str] = []
@@ -121,19 +134,6 @@ def write_truth(
         notes += [f"{row.slide_id}: {remark}." for remark in remarks]
     _write_files(cohort, found, replace=replace)
     return TruthReport(tuple(annotated), tuple(normal), tuple(missing), tuple(notes))
-
-
-def _check_request(cohort: Cohort, annotations: Path, negative_class: str | None, min_overlap: float) -> None:
-    """What can be refused before the annotations are read."""
-    if not annotations.is_dir():
-        said = "is no folder" if annotations.exists() else "does not exist"
-        raise UsageError(f"{annotations} {said}. Give the folder that holds the annotation files.")
-    if negative_class is not None and negative_class not in cohort.card.classes:
-        raise UsageError(
-            f"'{negative_class}' is no class of {cohort.folder}; it has: {', '.join(cohort.card.classes) or 'none'}."
-        )
-    if not 0 < min_overlap <= 1:
-        raise UsageError(f"The smallest overlap of a positive patch lies in (0, 1], got {min_overlap}.")
 
 
 def _read_slide_grid(cohort: Cohort, row: SlideRow) -> tuple[Corners, int, list[str]]:
@@ -189,14 +189,12 @@ def _measure_geojson(
         objects = [replace(one, class_name=one.class_name or UNCLASSIFIED) for one in objects]
     shapes = name_shapes(objects, origin)
     counts = Counter(one.class_name for one in objects if one.class_name)
-    chosen = _choose_classes(counts, roles)
-    named = [(name, one) for name, own in shapes.polygons.items() for one in own]
-    polygons = [replace(one, role=chosen[name]) for name, one in named if name in chosen]
-    overlap = polygon_overlap(coords, patch_size, polygons)
-    for name, points in shapes.points.items():
-        if chosen.get(name) == "tumour":
-            rows = patches_at(coords, patch_size, points)
-            overlap[rows[rows >= 0]] = 1.0
+    chosen = {name: roles[name] for name in counts if name in roles}
+    if "tumour" not in roles.values():
+        # QuPath itself ignores classes whose name ends in *.
+        counted: dict[str, Role] = {name: "tumour" for name in counts if not name.endswith("*")}
+        chosen = counted | chosen
+    overlap = covered_share(coords, patch_size, shapes, chosen)
     words = {"tumour": "evidence", "exclusion": "cut out", None: "left out"}
     said = {
         word: ", ".join(f"'{name}' ({counts[name]})" for name in counts if chosen.get(name) == role)
@@ -206,14 +204,6 @@ def _measure_geojson(
         *(f"{word}: {names}" for word, names in said.items() if names),
         *(f"{note} left out" for note in shapes.notes),
     ]
-
-
-def _choose_classes(names: Iterable[str], roles: Mapping[str, Role]) -> dict[str, Role]:
-    """What each class of a GeoJSON file means; one that is not named here is left out."""
-    stated = {name: roles[name] for name in names if name in roles}
-    if "tumour" in roles.values():
-        return stated
-    return {**{name: "tumour" for name in names if not name.endswith("*")}, **stated}
 
 
 def _find_contradictions(

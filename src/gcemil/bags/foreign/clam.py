@@ -6,9 +6,13 @@ level-0 size = patch_size * custom_downsample * downsample of patch_level. Witho
 
 from __future__ import annotations
 
+import zipfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from gcemil.bags import store
 from gcemil.bags.arrays import read_coords, stated_number
@@ -20,17 +24,21 @@ from gcemil.bags.foreign.source import (
     ForeignSlide,
     ReadOptions,
     Rows,
+    as_float,
     bag_shape,
+    check_features,
     describe_batches,
     describe_stripped_ids,
     infer_patch_size,
     plain_id,
     plain_ids,
     read_bag_coords,
+    read_each,
     read_plain_slide,
+    squeeze_bag,
 )
-from gcemil.bags.foreign.tensorfile import read_tensor, read_tensor_shape
-from gcemil.errors import CohortError
+from gcemil.errors import CohortError, StoreError
+from gcemil.files import refuse_special
 from gcemil.units import LevelZeroPx
 
 
@@ -39,10 +47,10 @@ def read_clam(source: Path, options: ReadOptions = ReadOptions()) -> ForeignFold
     files = _find_feature_files(source)
     ids = plain_ids((path.name for path in files), where=str(source))
     coords_dir = options.coords_dir or _find_patches_folder(source)
-    slides: list[ForeignSlide] = []
     inferred: list[str] = []
     placeless: list[str] = []
-    for path in files:
+
+    def read_one(path: Path) -> ForeignSlide:
         coords_file = _find_coords_file(coords_dir, path)
         slide = _read_slide(path, ids[path.name], coords_file)
         coords = _read_coords(slide, coords_file)
@@ -52,13 +60,15 @@ def read_clam(source: Path, options: ReadOptions = ReadOptions()) -> ForeignFold
         elif size is None and slide.n_patches:
             size = infer_patch_size(coords)
             inferred.append(f"{slide.slide_id}: {size or 'unknown, too few patches'}")
-        slides.append(replace(slide, patch_size=size))
+        return replace(slide, patch_size=size)
+
+    slides = read_each(files, read_one, source)
     lines = [
         *describe_stripped_ids((path.stem for path in files), where=str(source)),
         *describe_batches(slides),
         *_list_assumptions(options.patch_size, coords_dir, inferred, placeless),
     ]
-    return ForeignFolder("clam", source, tuple(slides), "unknown", tuple(lines))
+    return ForeignFolder("clam", source, slides, "unknown", tuple(lines))
 
 
 def _read_file(path: Path, options: ReadOptions) -> ForeignSlide:
@@ -95,20 +105,20 @@ def _find_patch_size(attributes: Attributes) -> LevelZeroPx | None:
 
 def _read_slide(path: Path, slide_id: str, coords_file: Path | None) -> ForeignSlide:
     if path.suffix.lower() != ".pt":
-        return read_plain_slide(path, slide_id)
+        return replace(read_plain_slide(path, slide_id), attributes_files=(path, coords_file))
     whole = read_tensor_shape(path)
     shape = bag_shape(whole)
-    if len(shape) != 2:
-        raise CohortError(
-            f"{path}: the tensor has shape {shape}, not (patches, dimension). Extract the slide again."
-        )
-    load = partial(_load_tensor, path, coords_file)
-    return ForeignSlide(slide_id, path, shape[0], shape[1], None, False, load, is_batch=len(whole) == 3)
+    check_features(shape, np.dtype(np.float32), path)
+    load = partial(_load_rows, path, coords_file)
+    slide = ForeignSlide(slide_id, path, shape[0], shape[1], None, False, load, is_batch=len(whole) == 3)
+    return replace(slide, attributes_files=(coords_file,))
 
 
-def _load_tensor(path: Path, coords_file: Path | None) -> Rows:
+def _load_rows(path: Path, coords_file: Path | None) -> Rows:
     """Rows of a .pt file with the coordinates of its coords file, which stand in the same order."""
-    features = read_tensor(path)
+    tensor = _load_tensor(path)
+    half = str(tensor.dtype) == "torch.float16"
+    features = as_float(squeeze_bag((tensor if half else tensor.float()).numpy().copy()))
     if coords_file is None:
         return features, None
     coords: CoordRows = read_coords(coords_file)
@@ -117,6 +127,35 @@ def _load_tensor(path: Path, coords_file: Path | None) -> Rows:
             f"{path}: {len(features)} feature rows, but {coords_file} has {len(coords)} coordinates. Extract the slide again."
         )
     return features, coords
+
+
+def read_tensor_shape(path: Path) -> tuple[int, ...]:
+    """Shape of the tensor in a .pt file."""
+    return tuple(_load_tensor(path).shape)
+
+
+def _load_tensor(path: Path) -> Any:
+    """The bare tensor of a .pt file, loaded without unpickling anything else."""
+    import torch  # the folder is read without torch until a .pt file is met
+
+    refuse_special(path)
+    try:
+        # Only the zip format can be mapped; the old one is read whole.
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except Exception as error:
+        # A damaged pickle makes torch raise almost anything, KeyError and AttributeError among them.
+        raise StoreError(
+            f"{path} cannot be read as a tensor: it is damaged, or holds Python objects, which are never unpickled."
+        ) from error
+    if not isinstance(found, torch.Tensor):
+        raise StoreError(
+            f"{path} holds a {type(found).__name__}, not one tensor of features. Save the tensor alone."
+        )
+    if not found.is_floating_point():
+        raise StoreError(
+            f"{path}: features are {found.dtype}, not floating point numbers. Point at the features of an encoder."
+        )
+    return found
 
 
 def _read_coords(slide: ForeignSlide, coords_file: Path | None) -> CoordRows | None:

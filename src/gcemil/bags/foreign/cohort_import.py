@@ -9,12 +9,15 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from gcemil.bags import store
-from gcemil.bags.cohort import Cohort, CohortCard, SlideRow
-from gcemil.bags.folds import Fold, carve_validation, leaking_cases, write_folds
+from gcemil.bags.cohort import Cohort, CohortCard, SlideRow, raise_first
+from gcemil.bags.folds import Fold, carve_validation, leaking_cases, target_problems, write_folds
 from gcemil.bags.foreign.dialects import Choice
 from gcemil.bags.foreign.label_tables import (
     LabelTable,
@@ -25,7 +28,13 @@ from gcemil.bags.foreign.label_tables import (
     read_labels,
 )
 from gcemil.bags.foreign.layouts import LAYOUTS, read_folder
-from gcemil.bags.foreign.source import ForeignFolder, ForeignSlide, ReadOptions, require_one_patch_size
+from gcemil.bags.foreign.source import (
+    ForeignFolder,
+    ForeignSlide,
+    ReadOptions,
+    read_each,
+    require_one_patch_size,
+)
 from gcemil.bags.foreign.splits import has_splits, match_folds, read_splits
 from gcemil.bags.tables import read_frame
 from gcemil.errors import CohortError, StoreError, UsageError, error_text, write_remedy
@@ -54,7 +63,12 @@ def import_cohort(
     else:
         names = [slide.slide_id for slide in folder.slides]
         table = read_labels(labels, choice=choice, slide_table=slide_table, slide_ids=names)
-    splits = splits or _find_own_splits(labels, folder)
+    # Splits may come along: as torchmil's splits.csv, in the folder of the labels, or in their table.
+    own = folder.path / "splits.csv"
+    if splits is None and labels is None and own.is_file():
+        splits = own
+    elif splits is None and labels is not None and (labels.is_dir() or has_splits(read_frame(labels))):
+        splits = labels
     return write_cohort(folder, table, out, classes=classes, splits=splits, copy=copy)
 
 
@@ -67,16 +81,6 @@ def _read_own_labels(folder: ForeignFolder, encoder: str | None) -> LabelTable:
     rows = tuple(SlideRow(name, name, label=label) for name, label in labels.items())
     lines = ("Labels come from the labels folder; the layout names no cases, so every bag is its own case.",)
     return LabelTable(folder.path, folder.tool, "classification", rows, order_classes(labels.values()), lines)
-
-
-def _find_own_splits(labels: Path | None, folder: ForeignFolder) -> Path | None:
-    """Splits that came along: in the label table, in its folder, or as torchmil's splits.csv."""
-    if labels is None:
-        found = folder.path / "splits.csv"
-        return found if found.is_file() else None
-    if labels.is_dir():
-        return labels
-    return labels if has_splits(read_frame(labels)) else None
 
 
 @dataclass(frozen=True)
@@ -148,13 +152,19 @@ def write_cohort(
     join = _join_labels(folder, table, splits)
     if official is not None:
         join = replace(join, folds=(official(join.rows),))
+    first = join.slides[0]
+    if other := next((one for one in join.slides if one.feature_dim != first.feature_dim), None):
+        raise CohortError(
+            f"'{first.slide_id}' has {first.feature_dim} features per patch, '{other.slide_id}' has {other.feature_dim}. "
+            "A cohort comes from one encoder; extract one of them again."
+        )
     size, size_lines = require_one_patch_size(join.slides)
     lines = (*folder.assumptions, *table.assumptions, *join.lines, *size_lines)
     card = CohortCard(
         name=out.name,
         task=table.task,
         classes=choose_classes(table, join.rows, classes),
-        feature_dim=_require_one_dimension(join.slides),
+        feature_dim=first.feature_dim,
         encoder=folder.encoder,
         patch_size_level0=size,
         anchors=anchors,
@@ -168,10 +178,17 @@ def write_cohort(
         },
     )
     # Before anything is written.
-    _refuse_leaks(Cohort(out, card, join.rows), join.folds, splits)
+    problems = [*target_problems(join.rows)]
+    raise_first(problems, table.path)
+    for fold in join.folds:
+        if leaks := leaking_cases(Cohort(out, card, join.rows), fold):
+            raise CohortError(
+                f"{splits}: in fold {fold.index} slides of {len(leaks)} cases stand in more than one part ({', '.join(leaks[:5])}), "
+                "so the test set is not unseen. Import without --splits and run 'gcemil split', which splits by case."
+            )
     with atomic_folder(out) as folder_aside:
         cohort = Cohort(folder_aside, card, join.rows)
-        linked = [_place_slide(slide, cohort, copy=copy) for slide in join.slides]
+        linked = read_each(join.slides, partial(_place_slide, cohort=cohort, copy=copy), folder.path)
         cohort.save()
         write_folds(cohort, join.folds, kind="official")
     known, labelled = {slide.slide_id for slide in folder.slides}, {row.slide_id for row in table.rows}
@@ -185,7 +202,11 @@ def write_cohort(
         n_copied=len(linked) - sum(linked),
         n_folds=len(join.folds),
         assumptions=lines,
-        warnings=(*warnings, *find_label_faults(join.rows)),
+        warnings=(
+            *warnings,
+            *find_label_faults(join.rows),
+            *(f"{one.where}: {one.what}. {one.remedy}" for one in problems),
+        ),
         targets=count_targets(join.rows, card.classes),
         empty=folder.empty,
         excluded=join.excluded,
@@ -207,27 +228,18 @@ def _join_labels(folder: ForeignFolder, table: LabelTable, splits: Path | None) 
     excluded = table.excluded
     if splits is not None:
         published, unplaced, assumed = match_folds(read_splits(splits), rows)
-        folds, carving = _carve_validation(published, rows, splits)
-        lines = (*assumed, *carving)
+        # The test sets stay as published; validation is taken out of training where the split names none.
+        folds, lines = tuple(carve_validation(rows, fold) for fold in published), assumed
+        if changed := [new for new, old in zip(folds, published, strict=True) if new != old]:
+            lines += (
+                f"{splits.name} names no validation slides: {len(changed[0].slides('val'))} of its training slides validate in fold "
+                f"{changed[0].index}, whole cases of every class; its test part is as published.",
+            )
+        elif any(not fold.slides("val") for fold in folds):
+            lines += (f"{splits.name} names no validation slides, and training has none to spare.",)
         excluded += tuple(f"slide '{name}': no fold of {splits.name} places it" for name in unplaced)
         rows = [row for row in rows if row.slide_id not in unplaced]
     return _Join(tuple(rows), tuple(full[row.slide_id] for row in rows), folds, lines, excluded)
-
-
-def _carve_validation(
-    folds: Sequence[Fold], rows: Sequence[SlideRow], path: Path
-) -> tuple[tuple[Fold, ...], tuple[str, ...]]:
-    """The test sets as published, and validation taken out of training where the split names none."""
-    carved = tuple(carve_validation(rows, fold) for fold in folds)
-    lines: tuple[str, ...] = ()
-    if changed := [new for new, old in zip(carved, folds, strict=True) if new != old]:
-        lines = (
-            f"{path.name} names no validation slides: {len(changed[0].slides('val'))} of its training slides validate in fold "
-            f"{changed[0].index}, whole cases of every class; its test part is as published.",
-        )
-    elif any(not fold.slides("val") for fold in carved):
-        lines = (f"{path.name} names no validation slides, and training has none to spare.",)
-    return carved, lines
 
 
 def _place_slide(slide: ForeignSlide, cohort: Cohort, *, copy: bool) -> bool:
@@ -247,25 +259,14 @@ def _place_slide(slide: ForeignSlide, cohort: Cohort, *, copy: bool) -> bool:
             ) from error
         return True
     features, coords = slide.load()
-    store.write(target, {"features": features, **({} if coords is None else {"coords": coords})})
+    if not (finite := np.isfinite(features).all(axis=1)).all():
+        raise CohortError(
+            f"{slide.path}: {(~finite).sum()} patches have NaN or infinite features, the first is row {int(np.argmin(finite))}."
+        )
+    datasets = {"features": features} if coords is None else {"features": features, "coords": coords}
+    kept: dict[str, dict[str, Any]] = {name: {} for name in datasets}
+    for file in (file for file in slide.attributes_files if file is not None):
+        for name in kept:
+            kept[name] |= store.attributes(file, name) if store.has(file, name) else {}
+    store.write(target, datasets, dataset_attributes=kept)
     return False
-
-
-def _refuse_leaks(cohort: Cohort, folds: Sequence[Fold], splits: Path | None) -> None:
-    for fold in folds:
-        if leaks := leaking_cases(cohort, fold):
-            raise CohortError(
-                f"{splits}: in fold {fold.index} slides of {len(leaks)} cases stand in more than one part ({', '.join(leaks[:5])}), "
-                "so the test set is not unseen. Import without --splits and run 'gcemil split', which splits by case."
-            )
-
-
-def _require_one_dimension(slides: Sequence[ForeignSlide]) -> int:
-    first = slides[0]
-    for slide in slides:
-        if slide.feature_dim != first.feature_dim:
-            raise CohortError(
-                f"'{first.slide_id}' has {first.feature_dim} features per patch, '{slide.slide_id}' has {slide.feature_dim}. "
-                "A cohort comes from one encoder; extract one of them again."
-            )
-    return first.feature_dim

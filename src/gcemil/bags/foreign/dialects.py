@@ -21,6 +21,14 @@ CASE_COLUMNS = (
     *("bcr_patient_barcode", "submitter_id"),
 )
 ANY = "*"
+ALIASES = {
+    "slide_id": {"slide_id", "slide", "slideid", "image", "image_id", "filename", "file", "wsi", "wsi_id"},
+    "case_id": {name.lower() for name in CASE_COLUMNS} | {"pid", "caseid", "patientid"},
+    "label": {"label", "y", "diagnosis", "class", "category", "subtype"},
+    "time": {"time", "os.time", "os_time", "survival_time", "futime"},
+    "event": {"event", "os", "os.event", "os_event", "status"},
+}
+"""Our column → names in lower case under which tables of no known tool hold it."""
 _FOLD_COLUMN = re.compile(r"fold_?(\d+)$")
 
 
@@ -72,11 +80,6 @@ class Dialect:
     case_required: bool = False
 
 
-CBIOPORTAL = Dialect(
-    "cBioPortal", "FILENAME", PATIENT_ID, None, "*_MONTHS", "*_STATUS", endpoint="os", case_required=True
-)
-
-
 DIALECTS = (
     Dialect("gcemil", "slide_id", "case_id", time="time", event="event"),
     Dialect("CLAM", "slide_id", "case_id", "label", folds=False),
@@ -88,7 +91,9 @@ DIALECTS = (
     Dialect("slideflow/PathBench", "slide", "patient", time="time", event="event", case_required=True),
     Dialect("MIL_BASELINE", "slide_path", "case_id", "label"),
     Dialect("MHIM-MIL", "ID", "Case", "Label"),
-    CBIOPORTAL,
+    Dialect(
+        "cBioPortal", "FILENAME", PATIENT_ID, None, "*_MONTHS", "*_STATUS", endpoint="os", case_required=True
+    ),
 )
 
 
@@ -113,8 +118,36 @@ def detect_dialect(table: pd.DataFrame, path: Path, choice: Choice) -> tuple[str
     return tool, columns
 
 
+def rename_ids(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with its slides under slide_id and its cases under case_id, where no known tool names them."""
+    if find_wide_parts(table):
+        return table
+    if find_id_columns(table) is None:
+        table = _rename_alias(table, "slide_id")
+    return _rename_alias(table, "case_id") if "slide_id" in table else table
+
+
+def rename_targets(table: pd.DataFrame, choice: Choice) -> pd.DataFrame:
+    """The table with its label, or its time and event, under our names, where no known tool has it and none is chosen."""
+    if "slide_id" not in table or find_fold_columns(table) or choice.target or choice.time:
+        return table
+    known = any(one.slide in table and list_endpoints(table, one) for one in DIALECTS)
+    both = _rename_alias(_rename_alias(table, "time"), "event")
+    if not known and has_columns(both, "time", "event"):
+        table, known = both, True
+    return table if known and choice.task == "survival" else _rename_alias(table, "label")
+
+
+def _rename_alias(table: pd.DataFrame, name: str) -> pd.DataFrame:
+    """The table with the only column of these names renamed, in upper or lower case."""
+    found = [column for column in table if str(column).lower() in ALIASES[name]]
+    return table.rename(columns={found[0]: name}) if name not in table and len(found) == 1 else table
+
+
 def list_endpoints(table: pd.DataFrame, dialect: Dialect) -> dict[str, tuple[str, str]]:
     """Endpoint → columns of time and event; 'os' where the columns do not name one."""
+    if not dialect.event:
+        return {}
     before, _, after = dialect.event.partition(ANY)
     marks = [
         name[len(before) : len(name) - len(after)]
@@ -128,18 +161,6 @@ def list_endpoints(table: pd.DataFrame, dialect: Dialect) -> dict[str, tuple[str
     return {endpoint: pair for endpoint, pair in pairs.items() if has_columns(table, *pair)}
 
 
-def choose_endpoint(table: pd.DataFrame, path: Path, dialect: Dialect, choice: Choice) -> tuple[str, str]:
-    """The columns of time and event of the user's endpoint, else of the dialect's own, else of the only one."""
-    pairs = list_endpoints(table, dialect)
-    by_name = {endpoint.lower(): pair for endpoint, pair in pairs.items()}
-    wanted = choice.endpoint if ANY in dialect.event and choice.endpoint else dialect.endpoint
-    if wanted is None and len(pairs) == 1:
-        return next(iter(pairs.values()))
-    if (wanted or "").lower() not in by_name:
-        raise UsageError(f"{path} has endpoints {', '.join(pairs)}. Choose one with --endpoint.")
-    return by_name[str(wanted).lower()]
-
-
 def find_id_columns(table: pd.DataFrame) -> tuple[str, str] | None:
     """The columns of slides and cases, of which the second may be missing; None where the table names no slides."""
     pairs = [(one.slide, one.case) for one in DIALECTS if one.slide in table]
@@ -150,7 +171,8 @@ def find_case_column(table: pd.DataFrame) -> str | None:
     """The column of cases of a table that names no slides: one row per patient."""
     if find_id_columns(table) is not None or find_wide_parts(table):
         return None
-    return next((column for column in CASE_COLUMNS if column in table), None)
+    exact = (column for column in CASE_COLUMNS if column in table)
+    return next(exact, None) or next((name for name in table if name.lower() in ALIASES["case_id"]), None)
 
 
 def find_fold_columns(table: pd.DataFrame) -> list[str]:
@@ -199,38 +221,38 @@ def _fit(dialect: Dialect, table: pd.DataFrame, path: Path, choice: Choice) -> C
     if not has_columns(table, *required) or dialect.folds not in {None, bool(folds)}:
         return None
     label, pair = dialect.label, None
+    pairs = list_endpoints(table, dialect)
     if label == ANY:
-        pairs = list_endpoints(table, dialect)
         ids = {"", dialect.slide, dialect.case, *folds, *({"site"} if dialect.folds else ())}
         used = {*ids, *(column for one in pairs.values() for column in one)}
-        label = _pick_target(path, [*pairs, *(name for name in table if name not in used)], choice.target)
+        candidates = [*pairs, *(name for name in table if name not in used)]
+        if choice.target not in {None, *candidates}:
+            raise _wrong_target_error(path, str(choice.target), candidates)
+        if choice.target is None and len(candidates) != 1:
+            raise UsageError(
+                f"{path} has {len(candidates)} possible targets ({', '.join(candidates)}). Choose one with --target."
+            )
+        label = choice.target or candidates[0]
         pair = pairs.get(label)
-    elif label is None and list_endpoints(table, dialect):
-        pair = choose_endpoint(table, path, dialect, choice)
+    elif label is None and pairs:
+        # The endpoint of the user, else of the tool, else the only one.
+        by_name = {endpoint.lower(): one for endpoint, one in pairs.items()}
+        wanted = choice.endpoint if ANY in dialect.event and choice.endpoint else dialect.endpoint
+        wanted = wanted or (next(iter(by_name)) if len(by_name) == 1 else "")
+        if wanted.lower() not in by_name:
+            raise UsageError(f"{path} has endpoints {', '.join(pairs)}. Choose one with --endpoint.")
+        pair = by_name[wanted.lower()]
     elif label not in table:
         return None
-    if pair is None:
-        return _keep_columns(table, Columns(dialect.slide, dialect.case, label=label))
-    time, event = pair
-    return _keep_columns(
-        table, Columns(dialect.slide, dialect.case, time=time, event=event, flip=dialect.flip)
-    )
+    time, event = pair or (None, None)
+    columns = Columns(dialect.slide, dialect.case, None if pair else label, time, event, flip=dialect.flip)
+    return _keep_columns(table, columns)
 
 
 def _keep_columns(table: pd.DataFrame, columns: Columns) -> Columns:
     """The same without a case column that the table does not have, and with its column of sites."""
     case, site = (name if name in table else None for name in (columns.case, "site"))
     return replace(columns, case=case, site=site)
-
-
-def _pick_target(path: Path, candidates: Sequence[str], target: str | None) -> str:
-    if target is not None and target not in candidates:
-        raise _wrong_target_error(path, target, candidates)
-    if target is None and len(candidates) != 1:
-        raise UsageError(
-            f"{path} has {len(candidates)} possible targets ({', '.join(candidates)}). Choose one with --target."
-        )
-    return target or candidates[0]
 
 
 def _wrong_target_error(path: Path, target: str, names: Iterable[str]) -> UsageError:
@@ -265,7 +287,7 @@ def _ambiguity_error(
     if find_id_columns(table) is None:
         tools = ", ".join(dict.fromkeys(one.tool for one in DIALECTS))
         return CohortError(
-            f"{path} is no label table of {tools} or CAMIL; its columns are: {columns}. "
+            f"{path} is not a label table of {tools} or CAMIL; its columns are: {columns}. "
             "A table needs slide_id and label, or slide_id, time and event."
         )
     if choice.target is not None:

@@ -8,10 +8,8 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +18,11 @@ from gcemil.bags.arrays import coords_problem, features_problem
 from gcemil.bags.bag import grid_stride
 from gcemil.bags.cohort import Cohort, read_card
 from gcemil.bags.folds import fold_indices
+from gcemil.bags.foreign.clam import read_tensor_shape
 from gcemil.bags.foreign.label_tables import read_labels
-from gcemil.bags.foreign.layouts import LAYOUTS, find_first_h5, find_layout
+from gcemil.bags.foreign.layouts import LAYOUTS, find_file_layout, find_first_h5, find_layout
 from gcemil.bags.foreign.source import Facts, FeatureLayout, bag_shape, plain_id
 from gcemil.bags.foreign.splits import has_splits, read_splits
-from gcemil.bags.foreign.tensorfile import read_tensor_shape
 from gcemil.bags.foreign.torchmil import read_array
 from gcemil.bags.tables import has_columns, list_columns, read_frame
 from gcemil.errors import GcemilError, InputError, UsageError, error_text
@@ -32,8 +30,9 @@ from gcemil.files import read_json
 from gcemil.wording import near_path
 
 _SAMPLE = 16
-_LOOKED_THROUGH, _TABLES_LOOKED_AT = 2000, 20
-"""Files of a folder among which a label table is looked for, and tables that are opened."""
+_MOST_TABLES = 20
+"""Tables that are opened to find the label table of a features folder."""
+_ARRAYS = {".h5", ".pt", ".npy"}
 PLACEHOLDERS = {
     "TABLE": "TABLE is your label table, with a column of slides and one of labels",
     "FEATURES": "FEATURES is the folder of feature files",
@@ -42,7 +41,7 @@ PLACEHOLDERS = {
     "MPP": "MPP is the micrometres per level-0 pixel, or a table of them",
 }
 """What a command cannot know, in words."""
-Layouts = dict[str, store.Layout]
+Layouts = dict[str, store.DatasetInfo]
 # Datasets that must all be there → kind and title; the first that fits wins.
 KINDS: tuple[tuple[frozenset[str], str, str], ...] = (
     (frozenset({"embeddings", "prompts"}), "anchors", "Anchors of gcemil"),
@@ -74,10 +73,8 @@ def inspect(path: Path) -> Inspection:
         raise InputError(f"{path} cannot be looked at ({error_text(error)}). Check the path.") from error
     if not is_there:
         raise InputError(f"{path} does not exist.{near_path(path)} Give a file or a folder.")
-    return _inspect_folder(path) if path.is_dir() else _inspect_file(path)
-
-
-def _inspect_file(path: Path) -> Inspection:
+    if path.is_dir():
+        return _inspect_folder(path)
     if path.name == "cohort.yaml":
         return _inspect_cohort(path.parent)
     if reader := READERS.get(path.suffix.lower()):
@@ -99,42 +96,37 @@ def _inspect_folder(path: Path) -> Inspection:
         return Inspection(path, "slideflow_bags", "slideflow bags", facts, (problem,))
     for layout in LAYOUTS.values():
         if (job := layout.describe_job(path)) is not None:
-            return _report_job(path, layout, *job)
+            described, features = job
+            problems = (
+                () if features else (f"No patch features yet: run {layout.name}'s feature extraction.",)
+            )
+            command = _import_command(features[0]) if features else None
+            title = f"{layout.name} job folder"
+            return Inspection(path, f"{layout.tool}_job", title, described, problems, command)
     found = find_layout(path)
     if found is None and find_first_h5(path) is None:
         return _report_unknown(path, "no features")
-    return _inspect_files(path, found)
+    return _inspect_features(path, found)
 
 
 def _inspect_cohort(path: Path) -> Inspection:
     card = read_card(path)
-    facts = [("name", card.name), ("task", card.task), ("feature dimension", str(card.feature_dim))]
-    facts += [("classes", ", ".join(card.classes))] if card.classes else []
-    facts += [
-        ("encoder", card.encoder),
-        ("patch size", f"{card.patch_size_level0 or 'unknown'} level-0 px"),
-        ("anchors", str(card.anchors)),
-    ]
-    report = partial(Inspection, path, "cohort", "Cohort of gcemil")
-    validate = f"gcemil validate {_quote(path)}"
+    facts = {"name": card.name, "task": card.task, "feature dimension": card.feature_dim}
+    facts |= {"classes": ", ".join(card.classes)} if card.classes else {}
+    facts |= {"encoder": card.encoder, "patch size": f"{card.patch_size_level0 or 'unknown'} level-0 px"}
+    facts |= {"anchors": card.anchors}
+    command, problems = f"gcemil validate {_quote(path)}", []
     try:
-        cohort = Cohort.load(path)
+        cohort, folds = Cohort.load(path), fold_indices(path)
+        cases = len({row.case_id for row in cohort.slides})
+        facts |= {"slides": len(cohort.slides), "cases": cases, "folds": len(folds)}
+        files = (cohort.feature_file(row.slide_id) for row in cohort.slides)
+        problems = [store.describe_absence(file) for file in files if not file.is_file()]
+        command = command if folds else f"gcemil split {_quote(path)}"
     except InputError as error:
-        return report(tuple(facts), (str(error),), validate)
-    folds = fold_indices(path)
-    facts += [
-        ("slides", str(len(cohort.slides))),
-        ("cases", str(len({row.case_id for row in cohort.slides}))),
-        ("folds", str(len(folds))),
-    ]
-    missing = [row.slide_id for row in cohort.slides if not cohort.feature_file(row.slide_id).is_file()]
-    problems = []
-    for slide_id in missing:
-        try:
-            store.describe(cohort.feature_file(slide_id))
-        except InputError as error:
-            problems.append(str(error))
-    return report(tuple(facts), tuple(problems), validate if folds else f"gcemil split {_quote(path)}")
+        problems = [str(error)]
+    told = tuple((name, str(value)) for name, value in facts.items())
+    return Inspection(path, "cohort", "Cohort of gcemil", told, tuple(problems), command)
 
 
 def _inspect_run(path: Path) -> Inspection:
@@ -145,40 +137,26 @@ def _inspect_run(path: Path) -> Inspection:
     return Inspection(path, "run", "Run of gcemil", facts, problems, f"gcemil report {_quote(path)}")
 
 
-def _report_job(path: Path, layout: FeatureLayout, facts: Facts, features: Sequence[Path]) -> Inspection:
-    problems = () if features else (f"No patch features yet: run {layout.name}'s feature extraction.",)
-    command = _import_command(features[0]) if features else None
-    return Inspection(path, f"{layout.tool}_job", f"{layout.name} job folder", facts, problems, command)
-
-
-def _inspect_files(path: Path, layout: FeatureLayout | None) -> Inspection:
-    """A folder of feature files, by a sample of them."""
-    files = sorted(found for found in path.rglob("*") if found.suffix in {".h5", ".pt", ".npy"})
-    sample = files[:: max(1, len(files) // _SAMPLE)][:_SAMPLE]
-    seen = [inspect(found) for found in sample]
-    first = seen[0]
-    kinds = sorted({one.kind for one in seen})
-    counts = (("files", str(len(files))), ("looked at", str(len(sample))), ("kinds", ", ".join(kinds)))
-    told = replace(first, path=path, facts=(*counts, *first.facts), problems=_join_problems(path, seen))
+def _inspect_features(path: Path, layout: FeatureLayout | None) -> Inspection:
+    """A folder of feature files, by a sample of them; a problem of several files is said once, for the folder."""
+    files = sorted(found for found in path.rglob("*") if found.suffix in _ARRAYS)
+    sample = [inspect(found) for found in files[:: max(1, len(files) // _SAMPLE)][:_SAMPLE]]
+    kinds = ", ".join(sorted({one.kind for one in sample}))
+    counts = (("files", str(len(files))), ("looked at", str(len(sample))), ("kinds", kinds))
+    names: dict[str, list[str]] = {}
+    for one in sample:
+        for problem in one.problems:
+            # The remedy of a file works for its folder too.
+            names.setdefault(problem.replace(_quote(one.path), _quote(path)), []).append(one.path.name)
+    problems = tuple(
+        f"{own[0] if len(own) == 1 else f'{len(own)} of {len(sample)} files looked at'}: {problem}"
+        for problem, own in names.items()
+    )
+    told = replace(sample[0], path=path, facts=(*counts, *sample[0].facts), problems=problems)
     if layout is None:
         return told
     command = _import_command(path, layout.needs)
     return replace(told, kind=f"{layout.tool}_folder", title=layout.title, next_command=command)
-
-
-def _join_problems(folder: Path, seen: Sequence[Inspection]) -> tuple[str, ...]:
-    """What is wrong with several files once, with how many; the remedy is then for the folder."""
-    found: dict[str, list[str]] = {}
-    for one in seen:
-        for problem in one.problems:
-            # A remedy that names the file names the folder instead: it takes folders too.
-            told = problem.replace(_quote(one.path), _quote(folder))
-            found.setdefault(told, []).append(one.path.name)
-    counted = f"of {len(seen)} files looked at"
-    return tuple(
-        f"{names[0] if len(names) == 1 else f'{len(names)} {counted}'}: {problem}"
-        for problem, names in found.items()
-    )
 
 
 def _import_command(features: Path, needs: str = "") -> str:
@@ -189,27 +167,19 @@ def _import_command(features: Path, needs: str = "") -> str:
 
 
 def find_label_table(features: Path) -> Path | None:
-    """A table beside the features, or up to two folders above, whose slides have features here; None where there is none."""
-    known = {plain_id(found.name) for found in features.rglob("*") if found.suffix in {".h5", ".pt", ".npy"}}
-    folders = (features, features.parent, features.parent.parent)
-    tables = (path for folder in folders for path in _list_tables(folder))
-    for path in islice(tables, _TABLES_LOOKED_AT):
-        try:
-            labels = read_labels(path)
-        except (GcemilError, OSError):
-            continue
-        if known & {row.slide_id for row in labels.rows}:
-            return path
+    """A table beside the features, or up to two folders above, whose slides have features here; None without one."""
+    known = {plain_id(found.name) for found in features.rglob("*") if found.suffix in _ARRAYS}
+    tables: list[Path] = []
+    for folder in (features, features.parent, features.parent.parent):
+        with suppress(OSError):
+            tables += [
+                path for path in sorted(folder.iterdir()) if READERS.get(path.suffix) is _inspect_table
+            ]
+    for path in tables[:_MOST_TABLES]:
+        with suppress(GcemilError, OSError):
+            if known & {row.slide_id for row in read_labels(path).rows}:
+                return path
     return None
-
-
-def _list_tables(folder: Path) -> list[Path]:
-    """Tables of a folder; none of one that may not be looked at."""
-    try:
-        found = sorted(folder.iterdir())[:_LOOKED_THROUGH]
-        return [path for path in found if path.suffix.lower() in {".csv", ".tsv", ".xlsx"} and path.is_file()]
-    except OSError:
-        return []
 
 
 def _propose_out(path: Path) -> str:
@@ -257,7 +227,7 @@ def _find_kind(layouts: Layouts, attributes: dict[str, Any]) -> tuple[str, str, 
     for needed, kind, title in KINDS:
         if needed <= set(layouts):
             return kind, title, None
-    layout = next((one for one in LAYOUTS.values() if one.owns_file(set(layouts), attributes)), None)
+    layout = find_file_layout(set(layouts), attributes)
     # A layout that would not own a plain file has names of its own for its datasets.
     own_names = layout is not None and not layout.owns_file({"features", "coords"}, attributes)
     if "features" in layouts and not own_names:
@@ -277,7 +247,12 @@ def _describe_patch_size(path: Path, layouts: Layouts, attributes: dict[str, Any
     if size is not None:
         return f"{size} level-0 px (from the attributes)"
     coords = layouts["coords"]
-    if len(coords.shape) != 2 or coords.shape[0] < 2 or coords.shape[1] != 2 or not coords.holds_numbers:
+    if (
+        len(coords.shape) != 2
+        or coords.shape[0] < 2
+        or coords.shape[1] != 2
+        or not store.is_number_type(coords.dtype)
+    ):
         return "unknown"
     values = store.read(path, "coords")
     stride = None if coords_problem(values) else grid_stride(values)
@@ -303,7 +278,7 @@ def _find_problems(path: Path, kind: str, layout: FeatureLayout | None, layouts:
     if kind == "features" or layout is not None:
         known = ("features",) if layout is None else layout.datasets
         features = next(layouts[name] for name in known if name in layouts)
-        if problem := features_problem(replace(features, shape=bag_shape(features.shape))):
+        if problem := features_problem(bag_shape(features.shape), features.dtype):
             found.append(f"Not usable: {problem}.")
     return found
 

@@ -14,6 +14,7 @@ import pandas as pd
 
 from gcemil.bags.cohort import SlideRow, Task
 from gcemil.bags.foreign.dialects import (
+    ALIASES,
     DIALECTS,
     PATIENT_ID,
     Choice,
@@ -21,6 +22,8 @@ from gcemil.bags.foreign.dialects import (
     detect_dialect,
     find_case_column,
     find_wide_parts,
+    rename_ids,
+    rename_targets,
 )
 from gcemil.bags.foreign.source import describe_stripped_ids, is_tcga, plain_id, tcga_case_id
 from gcemil.bags.tables import check_slide_id, has_columns, is_missing, list_rows, read_frame
@@ -59,6 +62,8 @@ def read_labels(
     """
     table = _read_label_frame(path)
     notes: list[str] = []
+    given, encoding = list(table), table.attrs.get("note")
+    table = rename_ids(table)
     names = list(slide_ids)
     patient = next((name for name in (STAMP_PATIENT, PATIENT_ID) if name in table), None)
     if slide_table is None and names and (case := find_case_column(table)) is not None:
@@ -72,7 +77,16 @@ def read_labels(
         table = pd.concat(pairs, ignore_index=True)
         table = table[~table["slide"].map(is_missing)]
     else:
+        table = rename_targets(table, choice)
         dialect, columns = detect_dialect(table, path, choice)
+    renamed = [
+        f"{name} is '{column}'"
+        for column in given
+        for name, aliases in ALIASES.items()
+        if column not in table and name in table and name not in given and column.lower() in aliases
+    ]
+    notes += [encoding] if encoding else []
+    notes += [f"{path.name}: {', '.join(renamed)}."] if renamed else []
     return _build_label_table(table, path, columns, dialect=dialect, notes=notes)
 
 
@@ -82,6 +96,12 @@ def _build_label_table(
     """The rows of a table whose columns are known."""
     excluded: list[str] = []
     rows: dict[str, SlideRow] = {}
+    if columns.time is not None:
+        commas = table[columns.time].str.extract(r"^\d+,(\d+)$")[0].dropna()
+        # 1,234 may be a thousand; 12,5 is a decimal comma, and then all commas of the column are.
+        if (commas.str.len() != 3).any():
+            table = table.assign(**{columns.time: table[columns.time].str.replace(",", ".")})
+            notes = [*notes, f"'{columns.time}' has decimal commas, which are read as points."]
     for line in list_rows(table):
         slide_id = check_slide_id(plain_id(line[columns.slide]), path)
         row = _read_row(line, columns, slide_id)
@@ -162,7 +182,7 @@ def find_label_faults(rows: Sequence[SlideRow]) -> tuple[str, ...]:
     ]
     if fractions := [label for label in distinct if _is_number(label) and float(label) % 1 != 0]:
         found.append(
-            f"{len(fractions)} of {len(distinct)} classes are fractions such as '{fractions[0]}': a measurement is no class. "
+            f"{len(fractions)} of {len(distinct)} classes are fractions such as '{fractions[0]}': a measurement is not a class. "
             "Name the label column with --target."
         )
     elif len(distinct) > MOST_CLASSES and len(distinct) > len(labels) / 2:
@@ -176,7 +196,7 @@ def find_label_faults(rows: Sequence[SlideRow]) -> tuple[str, ...]:
 def parse_event(text: str) -> int | None:
     """1 when the word or number says that the event happened, 0 when not, None when it says neither."""
     # pandas writes 1.0 for 1 in a column with gaps, cBioPortal 1:DECEASED.
-    word = text.strip().lower().partition(":")[0].removesuffix(".0")
+    word = text.strip().lower().partition(":")[0].removesuffix(".0").removesuffix(",0")
     return 1 if word in _HAPPENED else 0 if word in _NOT_HAPPENED else None
 
 
@@ -213,7 +233,7 @@ def _join_slide_table(
         )
     slides = read_frame(slide_table)
     if not has_columns(slides, patient, "FILENAME"):
-        raise CohortError(f"{slide_table} is no {tool} slide table: it needs {patient} and FILENAME.")
+        raise CohortError(f"{slide_table} is not a {tool} slide table: it needs {patient} and FILENAME.")
     if clinical[patient].duplicated().any():
         raise CohortError(f"{path}: a {patient} occurs twice. Keep one row per patient.")
     joined = slides[[patient, "FILENAME"]].merge(clinical, on=patient)
@@ -239,9 +259,13 @@ def _join_cases(
     slide, own = next(
         ((one.slide, one.case) for one in DIALECTS if one.case == case), ("slide_id", "case_id")
     )
-    # P1 and P1-2 both begin P1-2-A: the longer name is the patient.
+    # P1 and P1-2 both begin P1-2-A: the longer name is the patient. P1 does not begin P10.
     owners = [
-        max((name for name in table[case] if _begins_with(slide_id, name)), key=len, default=None)
+        max(
+            (name for name in table[case] if re.match(rf"{re.escape(name)}(?![^\W_])", slide_id)),
+            key=len,
+            default=None,
+        )
         for slide_id in slide_ids
     ]
     joined = pd.DataFrame({case: owners, slide: slide_ids}).dropna().merge(table, on=case)
@@ -256,12 +280,6 @@ def _join_cases(
     ]
     notes += [f"Cases without a slide: {', '.join(idle)}."] if idle else []
     return joined.rename(columns={case: own}), notes
-
-
-def _begins_with(slide_id: str, case: str) -> bool:
-    """Whether the name of a slide is that of the case, or continues it with a character that is no letter or digit."""
-    rest = slide_id.removeprefix(case)
-    return slide_id.startswith(case) and (not rest or not rest[0].isalnum())
 
 
 def _read_row(line: dict[str, str], columns: Columns, slide_id: str) -> SlideRow | str:

@@ -9,9 +9,11 @@ from gcemil.bags import store
 from gcemil.bags.foreign import clam, stamp, torchmil, trident, wsidata
 from gcemil.bags.foreign.source import (
     UNKNOWN_ENCODER,
+    Attributes,
     FeatureLayout,
     ForeignFolder,
     ForeignSlide,
+    Names,
     ReadOptions,
 )
 from gcemil.errors import CohortError, StoreError
@@ -35,21 +37,25 @@ def find_layout(folder: Path) -> FeatureLayout | None:
         if layout.owns_folder(folder, names):
             return layout
     if first := find_first_h5(folder):
-        return _find_file_layout(first)
+        return _read_file_layout(first)
     return next((layout for layout in LAYOUTS.values() if layout.owns_loose(names)), None)
 
 
-def _find_file_layout(path: Path) -> FeatureLayout | None:
+def _read_file_layout(path: Path) -> FeatureLayout | None:
     """The layout of an HDF5 feature file."""
     datasets = set(store.describe(path))
-    attributes = store.attributes(path, "coords") if "coords" in datasets else {}
+    return find_file_layout(datasets, store.attributes(path, "coords") if "coords" in datasets else {})
+
+
+def find_file_layout(datasets: Names, attributes: Attributes) -> FeatureLayout | None:
+    """The layout of a feature file with these datasets and these attributes of its coordinates."""
     return next((layout for layout in LAYOUTS.values() if layout.owns_file(datasets, attributes)), None)
 
 
 def read_feature_file(path: Path, options: ReadOptions | None = None) -> ForeignSlide:
     """One file of patch features, ours or of a tool we know: .h5, or a bare tensor in a .pt file."""
     refuse_special(path)
-    layout = clam.LAYOUT if path.suffix.lower() == ".pt" else _find_file_layout(path)
+    layout = clam.LAYOUT if path.suffix.lower() == ".pt" else _read_file_layout(path)
     if layout is None or layout.read_file is None:
         raise StoreError(
             f"{path} holds no patch features that gcemil knows, only: {', '.join(store.describe(path)) or 'nothing'}. "
@@ -78,6 +84,6 @@ def read_folder(source: Path, options: ReadOptions) -> ForeignFolder:
     if layout is None:
         *others, last = (known.name for known in LAYOUTS.values())
         raise CohortError(
-            f"{source} is no features folder of {', '.join(others)} or {last}. Try 'gcemil inspect {source}'."
+            f"{source} is not a features folder of {', '.join(others)} or {last}. Try 'gcemil inspect {source}'."
         )
     return layout.read(source, options)

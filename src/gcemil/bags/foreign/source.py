@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import Shaped
 from numpy.typing import NDArray
 
 from gcemil.bags import store
-from gcemil.bags.arrays import check_coords
+from gcemil.bags.arrays import check_coords, features_problem
 from gcemil.bags.bag import CoordRows, FeatureRows, grid_stride
-from gcemil.errors import CohortError
+from gcemil.errors import CohortError, InputError
 from gcemil.slides.reader import SLIDE_EXTENSIONS
 from gcemil.units import LevelZeroPx
 
@@ -30,6 +30,8 @@ _KNOWN = SLIDE_EXTENSIONS + _FEATURE_EXTENSIONS
 _TCGA = re.compile(r"TCGA-\w{2}-\w{4}(?:-|$)")
 
 
+T = TypeVar("T")
+Result = TypeVar("Result")
 Rows = tuple[FeatureRows, CoordRows | None]
 Names = Set[str]
 Attributes = Mapping[str, Any]
@@ -82,7 +84,7 @@ def tcga_case_id(barcode: str) -> str:
     """The patient of a TCGA barcode: its first twelve characters."""
     if not is_tcga(barcode):
         raise CohortError(
-            f"'{barcode}' is no TCGA barcode (TCGA-XX-XXXX…), so its case is unknown. Add a case_id column."
+            f"'{barcode}' is not a TCGA barcode (TCGA-XX-XXXX…), so its case is unknown. Add a case_id column."
         )
     return barcode[:12]
 
@@ -104,6 +106,8 @@ class ForeignSlide:
     """Written as (1, patches, dimension)."""
     encoder: str = UNKNOWN_ENCODER
     """As the file itself names it; a folder's reader knows it of all its files."""
+    attributes_files: tuple[Path | None, ...] = ()
+    """Files whose attributes of `features` and `coords` (patch size, slide size, magnification) a copy keeps."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,7 +180,33 @@ def read_plain_slide(path: Path, slide_id: str) -> ForeignSlide:
     n_patches, dim = check_feature_shape(path, layouts)
     is_batch = len(layouts["features"].shape) == 3
     load = partial(load_features, path)
-    return ForeignSlide(slide_id, path, n_patches, dim, None, is_linkable(layouts), load, is_batch=is_batch)
+    slide = ForeignSlide(slide_id, path, n_patches, dim, None, is_linkable(layouts), load, is_batch=is_batch)
+    return replace(slide, attributes_files=(path,))
+
+
+def read_each(files: Sequence[T], read: Callable[[T], Result], folder: Path) -> tuple[Result, ...]:
+    """Read every file; those that cannot be read are named together in one error."""
+    results, errors = [], []
+    for file in files:
+        try:
+            results.append(read(file))
+        except InputError as error:
+            errors.append(error)
+    raise_together(errors, len(files), folder)
+    return tuple(results)
+
+
+def raise_together(errors: Sequence[InputError], n_slides: int, folder: Path) -> None:
+    """Raise the only error, or one that counts all and shows the first three."""
+    if not errors:
+        return
+    if len(errors) == 1:
+        raise errors[0]
+    shown = " ".join(str(error) for error in errors[:3])
+    more = f" And {len(errors) - 3} more." if len(errors) > 3 else ""
+    raise CohortError(
+        f"{folder}: {len(errors)} of {n_slides} slides cannot be used. {shown}{more} Extract them again, or move them away."
+    )
 
 
 def infer_patch_size(coords: CoordRows) -> LevelZeroPx | None:
@@ -186,7 +216,7 @@ def infer_patch_size(coords: CoordRows) -> LevelZeroPx | None:
 
 
 def check_feature_shape(
-    path: Path, layouts: dict[str, store.Layout], dataset: str = "features"
+    path: Path, layouts: dict[str, store.DatasetInfo], dataset: str = "features"
 ) -> tuple[int, int]:
     """Patches and dimension of a feature file, checked against its coordinates without reading either."""
     if dataset not in layouts:
@@ -194,11 +224,7 @@ def check_feature_shape(
             f"{path} has no dataset '{dataset}', only: {', '.join(layouts) or 'nothing'}. Try 'gcemil inspect {path}'."
         )
     shape = bag_shape(layouts[dataset].shape)
-    refuse_other_types(layouts[dataset].dtype, path)
-    if len(shape) != 2:
-        raise CohortError(
-            f"{path}: '{dataset}' has shape {shape}, not (patches, dimension). Slide-level vectors cannot be a bag; point at patch features."
-        )
+    check_features(shape, layouts[dataset].dtype, path)
     if "coords" in layouts and bag_shape(layouts["coords"].shape) != (shape[0], 2):
         raise CohortError(
             f"{path}: coords of shape {layouts['coords'].shape} for {shape[0]} feature rows. Extract the slide again."
@@ -223,15 +249,15 @@ def describe_batches(slides: Iterable[ForeignSlide]) -> tuple[str, ...]:
     return (line,) if count else ()
 
 
-def refuse_other_types(dtype: np.dtype[Any], path: Path) -> None:
-    """Encoders give floating point numbers; integers and complex numbers are something else under that name."""
-    if dtype.kind != "f" or not store.is_number_type(dtype):
+def check_features(shape: tuple[int, ...], dtype: np.dtype[Any], path: Path) -> None:
+    """Refuse integers, complex numbers and vectors of whole slides under the name of features."""
+    if problem := features_problem(shape, dtype):
         raise CohortError(
-            f"{path}: features are {dtype}, not float16 or float32. Point at the features of an encoder."
+            f"{path}: {problem}. Point at the features of patches; slide-level vectors cannot be a bag."
         )
 
 
-def is_linkable(layouts: dict[str, store.Layout]) -> bool:
+def is_linkable(layouts: dict[str, store.DatasetInfo]) -> bool:
     """Float features and integer coordinates under our names."""
     # Fractions would have to be rounded, which a link cannot do.
     whole = "coords" not in layouts or layouts["coords"].dtype.kind in "iu"

@@ -19,7 +19,7 @@ from gcemil.bags.folds import PARTS, Fold, Part
 from gcemil.bags.foreign.dialects import find_fold_columns, find_wide_parts
 from gcemil.bags.foreign.source import plain_id
 from gcemil.bags.tables import has_columns, is_missing, list_columns, read_frame
-from gcemil.errors import CohortError, InputError, error_text
+from gcemil.errors import CohortError, error_text
 from gcemil.files import read_json
 
 _PART_NAMES: dict[str, Part] = {
@@ -43,10 +43,24 @@ class SplitTable:
 
 def read_splits(path: Path) -> SplitTable:
     """The splits in this file or folder."""
+    folds: list[IdParts] = []
     if path.is_dir():
-        folds = [fold for files in _find_fold_files(path) for fold in _read_fold_files(files)]
+        for files in _find_fold_files(path):
+            if len(files) == 1 and files[0].stem not in _PART_NAMES:
+                folds += _read_fold_table(read_frame(files[0]), files[0])
+                continue
+            named = [(one, _PART_NAMES[one.stem]) for one in files]
+            pairs = [(name, part) for one, part in named for name in _slide_column(read_frame(one), one)]
+            folds.append(_collect_fold(pairs, files[0].parent))
     elif path.suffix == ".json":
-        folds = _read_stamp_folds(path)
+        try:
+            for split in read_json(path)["splits"]:
+                pairs = [(str(name), part) for part in PARTS for name in split.get(f"{part}_patients", ())]
+                folds.append(_collect_fold(pairs, path))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise CohortError(
+                f"{path} is not a STAMP splits.json ({error_text(error)}): it needs 'splits' with train_patients and test_patients."
+            ) from error
     else:
         folds = _read_fold_table(read_frame(path), path)
     if any("test" in fold.values() for fold in folds):
@@ -114,15 +128,6 @@ def _find_part_files(folder: Path) -> list[Path]:
     return [path for part in PARTS if (path := folder / f"{part}.csv").is_file()]
 
 
-def _read_fold_files(files: list[Path]) -> list[IdParts]:
-    if len(files) == 1 and files[0].stem not in _PART_NAMES:
-        return _read_fold_table(read_frame(files[0]), files[0])
-    pairs = [
-        (name, _PART_NAMES[path.stem]) for path in files for name in _slide_column(read_frame(path), path)
-    ]
-    return [_collect_fold(pairs, files[0].parent)]
-
-
 def _slide_column(table: pd.DataFrame, path: Path) -> pd.Series:
     if "slide_id" not in table:
         raise CohortError(f"{path} has no column 'slide_id'; it has: {', '.join(table)}.")
@@ -164,19 +169,6 @@ def _read_parts(ids: pd.Series, parts: pd.Series, path: Path) -> IdParts:
             f"{path}: '{ids[row]}' has split '{parts[row]}' in '{parts.name}'; known are {', '.join(_PART_NAMES)}."
         )
     return _collect_fold(zip(ids[is_filled], words.map(_PART_NAMES), strict=True), path)
-
-
-def _read_stamp_folds(path: Path) -> list[IdParts]:
-    try:
-        pairs: list[list[tuple[str, Part]]] = [
-            [(str(name), part) for part in PARTS for name in split.get(f"{part}_patients", ())]
-            for split in read_json(path)["splits"]
-        ]
-    except (InputError, KeyError, TypeError, AttributeError) as error:
-        raise CohortError(
-            f"{path} is no STAMP splits.json ({error_text(error)}): it needs 'splits' with train_patients and test_patients."
-        ) from error
-    return [_collect_fold(fold, path) for fold in pairs]
 
 
 def _collect_fold(pairs: Iterable[tuple[str, Part]], path: Path) -> IdParts:

@@ -32,6 +32,7 @@ from gcemil.bags.foreign.source import (
     describe_stripped_ids,
     plain_id,
     plain_ids,
+    read_each,
     require_one_encoder,
     squeeze_bag,
 )
@@ -53,26 +54,21 @@ def read_stamp(source: Path, options: ReadOptions = ReadOptions()) -> ForeignFol
         raise CohortError(f"{source} holds no .h5 files. Run 'stamp preprocess', or point elsewhere.")
     names = [path.relative_to(source).as_posix() for path in files]
     ids = plain_ids(names, where=str(source))
-    slides, encoders, sizes = [], [], set()
-    for path, name in zip(files, names, strict=True):
-        attributes = store.attributes(path)
-        _refuse_slide_vectors(path, attributes)
-        slide, tile_um = _read_slide(path, ids[name], attributes, options)
-        encoders.append(str(attributes.get("extractor", "")))
-        slides.append(slide)
-        sizes.add(tile_um)
+    found = read_each(
+        [*zip(files, names, strict=True)], lambda one: _read_slide(one[0], ids[one[1]], options), source
+    )
+    slides, sizes = tuple(slide for slide, _ in found), {tile_um for _, tile_um in found}
     lines = [
         *describe_stripped_ids((name.removesuffix(".h5") for name in names), where=str(source)),
         *_list_assumptions(sizes, options.mpp),
     ]
-    return ForeignFolder("stamp", source, tuple(slides), require_one_encoder(encoders, source), tuple(lines))
+    encoder = require_one_encoder((slide.encoder for slide in slides), source)
+    return ForeignFolder("stamp", source, slides, encoder, tuple(lines))
 
 
 def _read_file(path: Path, options: ReadOptions) -> ForeignSlide:
     """One file of STAMP."""
-    attributes = store.attributes(path)
-    _refuse_slide_vectors(path, attributes)
-    return _read_slide(path, plain_id(path.name), attributes, options)[0]
+    return _read_slide(path, plain_id(path.name), options)[0]
 
 
 def parse_mpp(text: str) -> Mpp:
@@ -105,21 +101,23 @@ def _find_tile_size(attributes: dict[str, Any], coords: MicronRows, path: Path) 
     )
 
 
-def _read_slide(
-    path: Path, slide_id: str, attributes: dict[str, Any], options: ReadOptions
-) -> tuple[ForeignSlide, Microns | None]:
-    layouts = store.describe(path)
+def _read_slide(path: Path, slide_id: str, options: ReadOptions) -> tuple[ForeignSlide, Microns | None]:
+    """One file, and the side of its patches where it has coordinates."""
+    attributes, layouts = store.attributes(path), store.describe(path)
+    if (kind := attributes.get("feat_type", "tile")) != "tile":
+        raise CohortError(f"{path} holds one vector per {kind}, not patches. Point at the tile features.")
+    encoder = str(attributes.get("extractor", ""))
     # Files without coordinates call their features patch_embeddings.
     key = "feats" if "feats" in layouts else "patch_embeddings"
     n_patches, dim = check_feature_shape(path, layouts, key)
     if "coords" not in layouts or n_patches == 0:
         load = partial(_load_rows, path, key, None)
-        return ForeignSlide(slide_id, path, n_patches, dim, None, False, load), None
+        return ForeignSlide(slide_id, path, n_patches, dim, None, False, load, encoder=encoder), None
     tile_um, factor = _find_tile_size(attributes, _read_microns(path), path)
     slide_mpp = _require_mpp(slide_id, options.mpp, path)
     size = options.patch_size or LevelZeroPx(max(1, round(tile_um / slide_mpp)))
     load = partial(_load_rows, path, key, factor / slide_mpp)
-    return ForeignSlide(slide_id, path, n_patches, dim, size, False, load), tile_um
+    return ForeignSlide(slide_id, path, n_patches, dim, size, False, load, encoder=encoder), tile_um
 
 
 def _load_rows(path: Path, key: str, scale: float | None) -> Rows:
@@ -133,7 +131,7 @@ def _read_microns(path: Path) -> MicronRows:
     coords = squeeze_bag(store.read(path, "coords")).astype(np.float64)
     if coords.ndim != 2 or not np.isfinite(coords).all():
         raise StoreError(
-            f"{path}: coordinates of shape {coords.shape}, some of them perhaps NaN or infinite, are no places on a slide. "
+            f"{path}: coordinates of shape {coords.shape}, some of them perhaps NaN or infinite, are not places on a slide. "
             "Preprocess the slide again."
         )
     return coords
@@ -147,12 +145,6 @@ def _require_mpp(slide_id: str, mpp: Mpp, path: Path) -> float:
             f"Give it with --mpp (0.25 for most 40x scans, 0.5 for 20x), or a table of slide_id and mpp; got {found} for '{slide_id}'."
         )
     return float(found)
-
-
-def _refuse_slide_vectors(path: Path, attributes: dict[str, Any]) -> None:
-    kind = attributes.get("feat_type", "tile")
-    if kind != "tile":
-        raise CohortError(f"{path} holds one vector per {kind}, not patches. Point at the tile features.")
 
 
 def _list_assumptions(sizes: set[Microns | None], mpp: Mpp) -> list[str]:

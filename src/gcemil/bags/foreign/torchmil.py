@@ -27,8 +27,9 @@ from gcemil.bags.foreign.source import (
     Rows,
     Truth,
     as_float,
+    check_features,
     plain_ids,
-    refuse_other_types,
+    read_each,
 )
 from gcemil.errors import CohortError, StoreError, UsageError
 from gcemil.files import refuse_special
@@ -55,7 +56,9 @@ def read_torchmil(source: Path, options: ReadOptions = ReadOptions()) -> Foreign
     if not files:
         raise CohortError(f"{folders.features} holds no .npy and no .h5 files.")
     ids = plain_ids((path.name for path in files), where=str(folders.features))
-    slides = tuple(_read_slide(path, ids[path.name], folders, options.patch_size) for path in files)
+    slides = read_each(
+        files, lambda path: _read_slide(path, ids[path.name], folders, options.patch_size), folders.features
+    )
     lines = ["torchmil features are converted, so they are copied."]
     if folders.coords is not None:
         lines.append("torchmil does not say the level of its coordinates: they are taken as level-0 pixels.")
@@ -66,23 +69,29 @@ def read_torchmil(source: Path, options: ReadOptions = ReadOptions()) -> Foreign
 
 def _find_bag_folders(source: Path, encoder: str | None) -> BagFolders:
     """Where the parallel folders lie; one encoder and one patch size must be left."""
-    bases = sorted(path for path in source.glob("patches_*") if path.is_dir()) or [source]
-    features = [folder for base in bases for folder in _find_feature_folders(base, encoder)]
+    features: list[tuple[Path, Path]] = []
+    for base in sorted(path for path in source.glob("patches_*") if path.is_dir()) or [source]:
+        named = sorted(path for path in base.glob("features/features_*") if path.is_dir())
+        if named:
+            wanted = [path for path in named if encoder in (None, path.name.removeprefix("features_"))]
+            features += [(base, path) for path in wanted]
+        elif (base / "features").is_dir():
+            features.append((base, base / "features"))
+        elif any(base.glob("*.npy")):
+            features.append((base, base))
     if len(features) != 1:
-        names = ", ".join(str(path.relative_to(source)) for path in features) or "none"
+        names = ", ".join(str(path.relative_to(source)) for _, path in features) or "none"
         raise UsageError(
             f"{source} must hold one torchmil features folder, found: {names}. Name the encoder."
         )
-    base = next(base for base in bases if base == features[0] or base in features[0].parents)
+    base, chosen = features[0]
     size = base.name.removeprefix("patches_")
-    return BagFolders(
-        features[0],
-        _find_subfolder(base, "labels"),
-        _find_subfolder(base, "inst_labels", "patch_labels"),
-        _find_subfolder(base, "coords"),
-        features[0].name.removeprefix("features_") if features[0].name != "features" else "unknown",
-        int(size) if size.isdigit() else None,
+    labels, patch_labels, coords = (
+        next((base / name for name in names if (base / name).is_dir()), None)
+        for names in (("labels",), ("inst_labels", "patch_labels"), ("coords",))
     )
+    found = chosen.name.removeprefix("features_") if chosen.name != "features" else "unknown"
+    return BagFolders(chosen, labels, patch_labels, coords, found, int(size) if size.isdigit() else None)
 
 
 def read_bag_labels(source: Path, encoder: str | None = None) -> dict[str, str]:
@@ -92,7 +101,14 @@ def read_bag_labels(source: Path, encoder: str | None = None) -> dict[str, str]:
         raise UsageError(f"{source} has no labels folder. Give a table with --labels.")
     files = sorted(path for path in folder.iterdir() if path.suffix in {".npy", ".h5"})
     ids = plain_ids((path.name for path in files), where=str(folder))
-    return {ids[path.name]: _read_label(path) for path in files}
+    labels = {}
+    for path in files:
+        values = np.ravel(read_array(path, "labels"))
+        if len(values) != 1:
+            raise CohortError(f"{path}: a bag has one label, this file has {len(values)}.")
+        number = float(values[0])
+        labels[ids[path.name]] = str(int(number)) if number.is_integer() else str(number)
+    return labels
 
 
 def _read_truth(slide: ForeignSlide, patch_labels: Path) -> Truth:
@@ -128,9 +144,7 @@ def read_array(path: Path, key: str) -> NDArray[Any]:
 def _read_slide(path: Path, slide_id: str, folders: BagFolders, patch_size: int | None) -> ForeignSlide:
     found = read_array(path, "features")
     shape = found.shape
-    refuse_other_types(found.dtype, path)
-    if len(shape) != 2:
-        raise CohortError(f"{path}: features have shape {shape}, not (patches, dimension).")
+    check_features(shape, found.dtype, path)
     coords_file = _find_partner(folders.coords, path)
     size, scale = _read_grid(coords_file, folders.patch_px, patch_size)
     load = partial(_load_rows, path, coords_file, scale)
@@ -177,20 +191,6 @@ def _read_coords(path: Path, scale: int) -> CoordRows:
     return check_coords(np.rint(found) * scale, path)
 
 
-def _find_feature_folders(base: Path, encoder: str | None) -> list[Path]:
-    features = base / "features"
-    if not features.is_dir():
-        return [base] if any(base.glob("*.npy")) else []
-    named = sorted(path for path in features.glob("features_*") if path.is_dir())
-    if not named:
-        return [features]
-    return [path for path in named if encoder is None or path.name == f"features_{encoder}"]
-
-
-def _find_subfolder(base: Path, *names: str) -> Path | None:
-    return next((base / name for name in names if (base / name).is_dir()), None)
-
-
 def _find_partner(folder: Path | None, path: Path) -> Path | None:
     """The file of the same bag in a parallel folder."""
     if folder is None:
@@ -201,14 +201,6 @@ def _find_partner(folder: Path | None, path: Path) -> Path | None:
             f"{partner} does not exist, though {path} does. Complete the folder or remove both."
         )
     return partner
-
-
-def _read_label(path: Path) -> str:
-    values = np.ravel(read_array(path, "labels"))
-    if len(values) != 1:
-        raise CohortError(f"{path}: a bag has one label, this file has {len(values)}.")
-    number = float(values[0])
-    return str(int(number)) if number.is_integer() else str(number)
 
 
 def _owns_folder(folder: Path, names: Names) -> bool:

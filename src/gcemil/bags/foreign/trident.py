@@ -26,6 +26,7 @@ from gcemil.bags.foreign.source import (
     plain_id,
     plain_ids,
     read_bag_coords,
+    read_each,
     read_plain_slide,
     require_one_encoder,
 )
@@ -50,17 +51,21 @@ def read_trident(source: Path, options: ReadOptions = ReadOptions()) -> ForeignF
         *describe_stripped_ids((path.name.removesuffix(".h5") for path in files), where=str(folder)),
         "TRIDENT coordinates are level-0 pixels; the patch size is patch_size_level0, not patch_size.",
     ]
-    slides, encoders, inferred, overlaps = [], [], [], set()
-    for path in files:
+    inferred: list[str] = []
+    overlaps: set[str] = set()
+
+    def read_one(path: Path) -> ForeignSlide:
         slide, has_coords = read_plain_slide(path, ids[path.name]), store.has(path, "coords")
         attributes = store.attributes(path, "coords") if has_coords else {}
         size = options.patch_size or find_patch_size(attributes)
         if size is None and slide.n_patches and has_coords:
             size = infer_patch_size(read_bag_coords(path))
             inferred.append(slide.slide_id)
-        encoders.append(_to_text(store.attributes(path, "features").get("encoder")))
         overlaps.add(_to_text(attributes.get("overlap")))
-        slides.append(replace(slide, patch_size=size))
+        encoder = _to_text(store.attributes(path, "features").get("encoder"))
+        return replace(slide, patch_size=size, encoder=encoder)
+
+    slides = read_each(files, read_one, folder)
     lines += describe_batches(slides)
     if options.patch_size:
         lines.append(f"Patch size {options.patch_size} level-0 px as given.")
@@ -71,11 +76,11 @@ def read_trident(source: Path, options: ReadOptions = ReadOptions()) -> ForeignF
     lines += [
         f"Patches overlap by {overlap} px at the target magnification." for overlap in overlaps - {"", "0"}
     ]
-    found = require_one_encoder(encoders, folder)
+    found = require_one_encoder((slide.encoder for slide in slides), folder)
     if found == "unknown" and folder.name.startswith(_PREFIX):
         found = folder.name.removeprefix(_PREFIX)
         lines.append(f"Encoder '{found}' taken from the folder name; the files do not say it.")
-    return ForeignFolder("trident", folder, tuple(slides), found, tuple(lines))
+    return ForeignFolder("trident", folder, slides, found, tuple(lines))
 
 
 def _read_file(path: Path, options: ReadOptions) -> ForeignSlide:

@@ -10,7 +10,6 @@ that unpickles; a store that does is refused before anything of it is read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,11 +25,13 @@ from gcemil.bags.foreign.source import (
     ReadOptions,
     Rows,
     as_float,
+    check_features,
     plain_ids,
+    read_each,
     require_one_encoder,
 )
 from gcemil.errors import CohortError, MissingExtraError, StoreError, UsageError, error_text
-from gcemil.files import read_json
+from gcemil.files import read_text
 from gcemil.units import LevelZeroPx
 
 TILES = "tiles"
@@ -38,8 +39,6 @@ EVIDENCE_TABLE = "gce"
 """The table of ours, which holds responses and no features."""
 EXTRA = "wsidata"
 _METADATA = (".zarray", "zarr.json", ".zmetadata")
-_MAX_METADATA = 10_000
-"""Metadata files of one store; a slide has some hundred."""
 
 
 def read_wsidata(source: Path, options: ReadOptions = ReadOptions()) -> ForeignFolder:
@@ -48,16 +47,18 @@ def read_wsidata(source: Path, options: ReadOptions = ReadOptions()) -> ForeignF
     if not source.name.endswith(".zarr"):
         stores = sorted(path for path in source.iterdir() if path.name.endswith(".zarr") and path.is_dir())
     ids = plain_ids((path.name.removesuffix(".zarr") for path in stores), where=str(source))
-    found = [_read_slide(path, ids[path.name.removesuffix(".zarr")], options) for path in stores]
-    name = require_one_encoder((own for _, own in found), source)
+    slides = read_each(
+        stores, lambda path: _read_slide(path, ids[path.name.removesuffix(".zarr")], options), source
+    )
+    name = require_one_encoder((slide.encoder for slide in slides), source)
     lines = (
         "Features of SpatialData stores are converted, so they are copied; tiles are taken as level-0 pixels.",
     )
-    return ForeignFolder(EXTRA, source, tuple(slide for slide, _ in found), name, lines)
+    return ForeignFolder(EXTRA, source, slides, name, lines)
 
 
-def _read_slide(path: Path, slide_id: str, options: ReadOptions) -> tuple[ForeignSlide, str]:
-    """One store: its slide, and the encoder its features are of."""
+def _read_slide(path: Path, slide_id: str, options: ReadOptions) -> ForeignSlide:
+    """The slide of one store."""
     opened = _open_store(path)
     key = _choose_table(opened, options.encoder, path)
     tiles = _tiles_of(opened, key, path)
@@ -68,16 +69,15 @@ def _read_slide(path: Path, slide_id: str, options: ReadOptions) -> tuple[Foreig
             f"{path}: {shape[0]} rows in table '{key}' for {len(coords)} tiles. Extract the slide again."
         )
     size, load = options.patch_size or _stated_size(opened, tiles), partial(_load_rows, path, key, tiles)
-    slide = ForeignSlide(slide_id, path, int(shape[0]), int(shape[1]), size, False, load)
-    return slide, key.removesuffix(f"_{tiles}")
+    encoder = key.removesuffix(f"_{tiles}")
+    return ForeignSlide(slide_id, path, int(shape[0]), int(shape[1]), size, False, load, encoder=encoder)
 
 
 def _load_rows(path: Path, key: str, tiles: str) -> Rows:
     opened = _open_store(path)
     values = opened.tables[key].X
     features = np.asarray(values.toarray() if hasattr(values, "toarray") else values)
-    if features.dtype.kind != "f":
-        raise CohortError(f"{path}: table '{key}' holds {features.dtype}, not the features of an encoder.")
+    check_features(features.shape, features.dtype, path)
     return as_float(features), _read_coords(opened, key, tiles, path)
 
 
@@ -98,29 +98,12 @@ def _open_store(path: Path) -> Any:
 
 
 def refuse_pickle(path: Path) -> None:
-    """No array of a store may ask to be unpickled."""
-    found = [one for name in _METADATA for one in path.rglob(name)]
-    if len(found) > _MAX_METADATA:
-        raise StoreError(
-            f"{path} holds {len(found)} arrays and groups, more than {_MAX_METADATA}; it is not read."
-        )
-    for one in found:
-        if any("pickle" in codec for codec in _codec_names(read_json(one))):
+    """Refuse a store in which a codec asks for unpickling."""
+    for one in (one for name in _METADATA for one in path.rglob(name)):
+        if "pickle" in read_text(one).lower():
             raise StoreError(
                 f"{one} asks for Python objects to be unpickled, which is never done. It is not read."
             )
-
-
-def _codec_names(value: Any) -> Iterator[str]:
-    """Every 'id' and 'name' in the metadata, among which codecs are named."""
-    waiting = [value]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, dict):
-            yield from (str(one[key]).lower() for key in ("id", "name") if key in one)
-            waiting += one.values()
-        elif isinstance(one, list):
-            waiting += one
 
 
 def _choose_table(opened: Any, encoder: str | None, path: Path) -> str:
@@ -138,7 +121,7 @@ def _tiles_of(opened: Any, key: str, path: Path) -> str:
     region = opened.tables[key].uns.get("spatialdata_attrs", {}).get("region", TILES)
     name = region if isinstance(region, str) else next(iter(region), TILES)
     if name not in opened.shapes:
-        raise CohortError(f"{path}: table '{key}' is about '{name}', which is no shape of the store.")
+        raise CohortError(f"{path}: table '{key}' is about '{name}', which is not a shape of the store.")
     return str(name)
 
 

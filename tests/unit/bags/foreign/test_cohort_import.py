@@ -23,7 +23,7 @@ from gcemil.bags.foreign.cohort_import import import_cohort
 from gcemil.bags.foreign.inspect import inspect
 from gcemil.bags.foreign.layouts import LAYOUTS, read_folder
 from gcemil.bags.foreign.source import FeatureLayout, ForeignFolder, ForeignSlide, ReadOptions
-from gcemil.errors import CohortError, StoreError, UsageError
+from gcemil.errors import CohortError, UsageError
 
 
 def clam_labels(tmp_path, *slides, label=lambda i: "ab"[i % 2]):
@@ -58,6 +58,24 @@ def test_copy_makes_contiguous_files_of_its_own(tmp_path):
     assert not copied.is_symlink()
     assert store.describe(copied)["features"].chunks is None
     assert np.array_equal(store.read(copied, "features"), rows(8))
+
+
+@pytest.mark.parametrize("is_batch", [False, True])
+def test_a_copy_keeps_the_attributes_of_its_coordinates(tmp_path, is_batch):
+    stated = {"patch_size_level0": 512, "level0_width": 9000, "target_magnification": 20, "overlap": "None"}
+    for slide in ("A", "B"):
+        path = clam_features(tmp_path / "F", slide, grid(8, 512))
+        with h5py.File(path, "a") as file:
+            features = file["features"][:]
+            del file["features"]
+            file["features"] = features[None] if is_batch else features
+            file["coords"].attrs.update(stated)
+    labels = clam_labels(tmp_path, "A", "B")
+    report = import_cohort(tmp_path / "F", tmp_path / "c", labels=labels, copy=not is_batch)
+    assert report.n_copied == 2
+    copied = tmp_path / "c" / "features" / "A.h5"
+    assert store.describe(copied)["features"].shape == (8, 8)
+    assert store.attributes(copied, "coords") == stated
 
 
 def test_clam_pt_is_converted(tmp_path):
@@ -159,12 +177,6 @@ def test_ids_without_a_partner_are_reported_on_both_sides(tmp_path):
     assert {"label without features: Y", "features without label: X"} <= set(report.lines())
 
 
-def test_no_common_id_shows_one_of_each_side(tmp_path):
-    clam_features(tmp_path / "F", "A", grid(8, 512))
-    with pytest.raises(CohortError, match=r"\('Y' …\) has features in .* \('A' …\)"):
-        import_cohort(tmp_path / "F", tmp_path / "c", labels=clam_labels(tmp_path, "Y"))
-
-
 def test_every_assumption_stands_in_the_card(tmp_path):
     for slide in ("A", "B"):
         clam_features(tmp_path / "F", slide, grid(8, 512))
@@ -247,25 +259,43 @@ def test_full_target_folder_is_refused(tmp_path):
         import_cohort(tmp_path / "F", tmp_path / "c", labels=clam_labels(tmp_path, "A"))
 
 
-def test_features_without_labels_need_a_table(tmp_path):
-    clam_features(tmp_path / "F", "A", grid(8, 512))
-    with pytest.raises(UsageError, match="--labels"):
-        import_cohort(tmp_path / "F", tmp_path / "c")
-
-
 def test_unknown_folder_is_refused(tmp_path):
     (tmp_path / "F").mkdir()
     with pytest.raises(
-        CohortError, match="is no features folder of wsidata, STAMP, TRIDENT, CLAM or torchmil"
+        CohortError, match="is not a features folder of wsidata, STAMP, TRIDENT, CLAM or torchmil"
     ):
         import_cohort(tmp_path / "F", tmp_path / "c", labels=tmp_path / "t.csv")
 
 
-def test_truncated_file_is_named(tmp_path):
+def test_all_broken_slides_are_named_at_once(tmp_path):
+    names = [f"S{number}" for number in range(6)]
+    for name in names:
+        path = clam_features(tmp_path / "F", name, grid(8, 512))
+        if name != "S0":
+            path.write_bytes(path.read_bytes()[:200])
+    said = r"5 of 6 slides cannot be used. .*S1\.h5 .*S2\.h5 .*S3\.h5 .* And 2 more\. Extract them again"
+    with pytest.raises(CohortError, match=said):
+        import_cohort(tmp_path / "F", tmp_path / "c", labels=clam_labels(tmp_path, *names))
+
+
+def test_a_copied_slide_with_nan_is_refused(tmp_path):
     path = clam_features(tmp_path / "F", "A", grid(8, 512))
-    path.write_bytes(path.read_bytes()[:200])
-    with pytest.raises(StoreError, match=r"A\.h5 cannot be read as HDF5"):
-        import_cohort(tmp_path / "F", tmp_path / "c", labels=clam_labels(tmp_path, "A"))
+    clam_features(tmp_path / "F", "B", grid(8, 512))
+    with h5py.File(path, "a") as file:
+        file["features"][3, 1] = np.nan
+    with pytest.raises(
+        CohortError, match=r"A\.h5: 1 patches have NaN or infinite features, the first is row 3"
+    ):
+        import_cohort(tmp_path / "F", tmp_path / "c", labels=clam_labels(tmp_path, "A", "B"), copy=True)
+    assert not (tmp_path / "c").exists()
+
+
+def test_survival_without_an_event_is_refused(tmp_path):
+    for slide in ("A", "B"):
+        clam_features(tmp_path / "F", slide, grid(8, 512))
+    labels = write_table(tmp_path / "t.csv", "slide_id,time,event", "A,3,0", "B,4,0")
+    with pytest.raises(CohortError, match="all 2 slides are censored"):
+        import_cohort(tmp_path / "F", tmp_path / "c", labels=labels)
 
 
 def test_imported_cohort_can_be_imported_again(tmp_path):
@@ -341,5 +371,5 @@ def test_a_new_layout_is_one_entry_of_the_table(tmp_path, monkeypatch):
     assert store.read(tmp_path / "cohort" / "features" / "A.h5", "features").shape == (3, 4)
     assert store.read(tmp_path / "cohort" / "truth" / "A.h5", "evidence").tolist() == [0, 1, 0]
     (tmp_path / "nothing").mkdir()
-    with pytest.raises(CohortError, match=r"is no features folder of .*torchmil or Tokens\."):
+    with pytest.raises(CohortError, match=r"is not a features folder of .*torchmil or Tokens\."):
         read_folder(tmp_path / "nothing", ReadOptions())

@@ -31,5 +31,5 @@ def test_case_of_a_barcode_is_its_first_twelve_characters():
 
 
 def test_something_else_than_a_barcode_has_no_case():
-    with pytest.raises(CohortError, match="'slide_7' is no TCGA barcode"):
+    with pytest.raises(CohortError, match="'slide_7' is not a TCGA barcode"):
         tcga_case_id("slide_7")

@@ -19,14 +19,6 @@ def test_t3_micrometres_become_level_zero_pixels_and_half_precision_stays(tmp_pa
     assert np.array_equal(features, rows(8).astype(np.float16))
 
 
-def test_conversion_is_stated(tmp_path):
-    stamp_features(tmp_path, "A", grid(8, 256))
-    assert any(
-        "are micrometres; divided by mpp (0.5 for every slide)" in line
-        for line in read_stamp(tmp_path, ReadOptions(mpp=0.5)).assumptions
-    )
-
-
 def test_without_micrometres_per_pixel_nothing_is_guessed(tmp_path):
     stamp_features(tmp_path, "A", grid(8, 256))
     with pytest.raises(UsageError, match="Give it with --mpp"):
@@ -40,12 +32,6 @@ def test_every_slide_may_have_its_own_resolution(tmp_path):
         slide.patch_size for slide in read_stamp(tmp_path, ReadOptions(mpp={"A": 0.25, "B": 0.5})).slides
     ]
     assert sizes == [1024, 512]
-
-
-def test_a_slide_missing_from_the_resolutions_is_named(tmp_path):
-    stamp_features(tmp_path, "A", grid(8, 256))
-    with pytest.raises(UsageError, match="got None for 'A'"):
-        read_stamp(tmp_path, ReadOptions(mpp={"B": 0.5}))
 
 
 def test_older_files_say_tile_size(tmp_path):

@@ -59,7 +59,7 @@ def test_slide_level_vectors_are_refused(tmp_path):
     with h5py.File(folder / "A.h5", "w") as file:
         file["features"] = np.zeros(8, np.float32)
         file["coords"] = grid(4, 512)
-    with pytest.raises(CohortError, match="Slide-level vectors cannot be a bag"):
+    with pytest.raises(CohortError, match="slide-level vectors cannot be a bag"):
         read_trident(folder)
 
 

@@ -192,7 +192,7 @@ def test_a_choice_settles_what_a_table_means(tmp_path, header, line, choice, exp
         ),
         ((MCAT, "p,s,3,1"), {"endpoint": "dss"}, UsageError, "has endpoints os. Choose one with --endpoint"),
         ((MCAT, "p,s,3,1", "p,t,4,1"), {}, CohortError, "'s' and 't' of case 'p' have different survival"),
-        (("name,diagnosis", "1,1"), {}, CohortError, "is no label table of gcemil, CLAM, "),
+        (("name,diagnosis", "1,1"), {}, CohortError, "is not a label table of gcemil, CLAM, "),
         (("patient,slide,value", "p,s,1"), {}, UsageError, "does not say which column is the label"),
         (
             ("case_id,slide_id,ER,PR,fold_0", "p,s,1,0,train"),
@@ -269,3 +269,43 @@ def test_labels_that_look_like_a_mistake_are_warned_of(labels, said):
 )
 def test_plain_labels_are_not_warned_of(labels):
     assert find_label_faults(rows_of(labels)) == ()
+
+
+@pytest.mark.parametrize(
+    ("header", "line", "expected"),
+    [
+        ("Slide,Patient,Diagnosis", "s.svs,p,x", ("s", "p", "x")),
+        ("image,pid,y", "s,p,1", ("s", "p", "1")),
+        ("SLIDE_ID,CASE_ID,LABEL", "s,p,x", ("s", "p", "x")),
+        ("Slide_ID,Patient,OS.time,OS", "s,p,12.5,1", ("s", "p", (12.5, 1))),
+        ("slide_id;Patient;Time;Event", "s;p;12,5;0", ("s", "p", (12.5, 0))),
+    ],
+)
+def test_columns_are_matched_without_regard_to_case_and_by_usual_names(tmp_path, header, line, expected):
+    labels = read_labels(write_table(tmp_path / "t.csv", header, line))
+    (row,) = labels.rows
+    target = row.label if row.time is None else (row.time, row.event)
+    assert (row.slide_id, row.case_id, target) == expected
+    assert any(header.replace(";", ",").split(",")[1] in note for note in labels.assumptions)
+
+
+def test_a_table_of_patients_in_capitals_is_joined_to_its_slides(tmp_path):
+    path = write_table(tmp_path / "t.csv", "Patient,Diagnosis", "p1,x", "p2,y")
+    labels = read_labels(path, slide_ids=["p1-a", "p1-b", "p2-a"])
+    assert [(row.slide_id, row.case_id, row.label) for row in labels.rows] == [
+        ("p1-a", "p1", "x"), ("p1-b", "p1", "x"), ("p2-a", "p2", "y"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_another_encoding_is_read_and_noted(tmp_path, encoding):
+    path = tmp_path / "t.csv"
+    path.write_bytes("slide_id,label\ns,größer\nt,klein\n".encode(encoding))
+    labels = read_labels(path)
+    assert labels.classes == ("größer", "klein")
+    assert f"t.csv is not UTF-8 and was read as {encoding.upper()}." in labels.assumptions
+
+
+def test_a_comma_that_may_separate_thousands_is_no_decimal_comma(tmp_path):
+    path = write_table(tmp_path / "t.csv", "slide_id;time;event", "s;1,234;1", "t;80;1")
+    assert read_labels(path).excluded == ("slide 's': no valid time in 'time' ('1,234')",)

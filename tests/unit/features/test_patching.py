@@ -1,4 +1,3 @@
-import csv
 import json
 from pathlib import Path
 
@@ -11,9 +10,9 @@ from typer.testing import CliRunner
 from gcemil.bags import store
 from gcemil.bags.foreign.inspect import inspect
 from gcemil.bags.foreign.trident import find_patch_size, read_trident
-from gcemil.bags.patching import PatchingRules, find_slides, patch_slides, patches_path, read_patch_file
 from gcemil.cli.slides import patch
 from gcemil.errors import StoreError, UsageError
+from gcemil.features.patching import PatchingRules, find_slides, patch_slides, patches_path, read_patch_file
 from gcemil.slides.grid import PatchSettings, read_patch
 from gcemil.slides.reader import open_slide
 from slide_builders import PINK, REAL_SLIDE, tissue_image, write_plain_tiff, write_slide
@@ -232,17 +231,6 @@ def run(*arguments):
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
-def test_the_command_says_what_it_did(tmp_path):
-    one_slide(tmp_path)
-    result = run(tmp_path / "slides", "--out", tmp_path / "out")
-    assert result.exit_code == 0, result.output
-    assert "2 patches of 1 slides" in result.output
-    with (tmp_path / "out" / RUN / "patching.csv").open() as file:
-        assert [(row["slide_id"], row["status"], row["patches"]) for row in csv.DictReader(file)] == [
-            ("a", "patched", "2")
-        ]
-
-
 def test_the_command_exits_with_1_and_lists_what_failed(tmp_path):
     one_slide(tmp_path)
     (tmp_path / "slides" / "bad.svs").write_bytes(b"rubbish")
@@ -253,13 +241,6 @@ def test_the_command_exits_with_1_and_lists_what_failed(tmp_path):
     plain = run(tmp_path / "slides", "--out", tmp_path / "out")
     assert "Slides without patches: 1" in plain.output
     assert "bad" in plain.output
-
-
-def test_the_command_refuses_a_folder_of_masks_that_is_not_there(tmp_path):
-    one_slide(tmp_path)
-    result = run(tmp_path / "slides", "--out", tmp_path / "out", "--masks", tmp_path / "gone")
-    assert isinstance(result.exception, UsageError)
-    assert "is no folder of masks" in str(result.exception)
 
 
 @pytest.mark.skipif(not REAL_SLIDE.is_file(), reason=f"{REAL_SLIDE} is absent; 'make install' fetches it")

@@ -1,6 +1,6 @@
 """The paper's ten datasets: the official label table and a features folder become a cohort.
 
-A recipe (resources/datasets/<name>.yaml) says which columns and values to read, the order of the classes, the anchor
+A spec (resources/datasets/<name>.yaml) says which columns and values to read, the order of the classes, the anchor
 family, and the number of slides the paper reports; a different number is a warning with both.
 
 GDC survival: event = 1 when vital_status is Dead, time = days_to_death then, days_to_last_follow_up otherwise. Cases
@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from gcemil.bags.cohort import SlideRow, Task
 from gcemil.bags.folds import Fold, Part
 from gcemil.bags.foreign.cohort_import import ImportReport, write_cohort
-from gcemil.bags.foreign.dialects import CBIOPORTAL, PATIENT_ID, Choice, choose_endpoint, list_endpoints
+from gcemil.bags.foreign.dialects import Choice
 from gcemil.bags.foreign.label_tables import LabelTable, parse_event, parse_time, read_labels
 from gcemil.bags.foreign.layouts import read_folder
 from gcemil.bags.foreign.source import (
@@ -44,7 +44,7 @@ class _Closed(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class RecipeClass(_Closed):
+class ClassSpec(_Closed):
     """A class of the cohort and the values of the official table that mean it."""
 
     name: str
@@ -67,7 +67,7 @@ class Expected(_Closed):
     origin: str = "the paper"
 
 
-class Recipe(_Closed):
+class DatasetSpec(_Closed):
     """One dataset of the paper: where its labels stand and what they mean."""
 
     name: str
@@ -80,7 +80,7 @@ class Recipe(_Closed):
     """Case ids are the first twelve characters of barcodes, and a table may list cases instead of slides."""
     columns: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Role → names of the column in the official tables, the first found wins."""
-    classes: tuple[RecipeClass, ...] = ()
+    classes: tuple[ClassSpec, ...] = ()
     paper_split_unit: str
     anchors: str
     expected: Expected
@@ -101,17 +101,13 @@ class Recipe(_Closed):
         return {value.lower(): one.name for one in self.classes for value in one.values}
 
 
-Outcome = tuple[float, int, str]
-"""Time and event of a case, and a remark."""
-
-
 @cache
-def load_recipe(name: str) -> Recipe:
-    """The recipe of one dataset."""
-    return Recipe.model_validate(read_shipped("datasets", name, "recipe"))
+def load_dataset_spec(name: str) -> DatasetSpec:
+    """The spec of one dataset."""
+    return DatasetSpec.model_validate(read_shipped("datasets", name, "recipe"))
 
 
-def import_recipe(
+def import_dataset(
     name: str,
     source: Path,
     out: Path,
@@ -123,12 +119,22 @@ def import_recipe(
     options: ReadOptions = ReadOptions(),
 ) -> ImportReport:
     """Write a cohort of one of the paper's datasets; `official_split` makes its official test set that of fold 0."""
-    plan = load_recipe(name)
+    plan = load_dataset_spec(name)
     if official_split and (plan.official_test is None or splits is not None):
         reason = "has no official test set" if plan.official_test is None else "was given --splits too"
         raise UsageError(f"Recipe '{name}' {reason}. Leave --official-split away, or run 'gcemil split'.")
     folder = read_folder(source, options)
-    table = _read_recipe_table(plan, folder, labels)
+    slide_ids = [slide.slide_id for slide in folder.slides]
+    if plan.reader == "camelyon16":
+        table = _read_camelyon16(plan, labels, slide_ids, source=folder.path)
+    elif labels is None:
+        raise UsageError(f"Recipe '{name}' needs its label table ({plan.source}). Give it with --labels.")
+    else:
+        read = _read_survival if plan.reader == "survival" else _read_classes
+        table = read(plan, labels, slide_ids)
+    stated = plan.model_dump(
+        mode="json", include={"paper_split_unit", "prognostic_factors", "exclusions", "notes"}
+    )
     return write_cohort(
         folder,
         table,
@@ -139,20 +145,8 @@ def import_recipe(
         copy=copy,
         anchors=plan.anchors,
         warnings=_count_warnings(plan, folder, table),
-        provenance=_describe_provenance(plan),
+        provenance={"recipe": name, **{key: value for key, value in stated.items() if value}},
     )
-
-
-def _read_recipe_table(plan: Recipe, folder: ForeignFolder, labels: Path | None) -> LabelTable:
-    """The official table as rows of the slides in the features folder."""
-    slide_ids = [slide.slide_id for slide in folder.slides]
-    if plan.reader == "camelyon16":
-        return _read_camelyon16(plan, labels, slide_ids, source=folder.path)
-    if labels is None:
-        raise UsageError(
-            f"Recipe '{plan.name}' needs its label table ({plan.source}). Give it with --labels."
-        )
-    return (_read_survival if plan.reader == "survival" else _read_classes)(plan, labels, slide_ids)
 
 
 def make_official_fold(rows: Sequence[SlideRow], *, test: str) -> Fold:
@@ -172,7 +166,7 @@ def make_official_fold(rows: Sequence[SlideRow], *, test: str) -> Fold:
     return Fold(0, {row.slide_id: part_of[row.slide_id] for row in rows})
 
 
-def _count_warnings(plan: Recipe, folder: ForeignFolder, table: LabelTable) -> list[str]:
+def _count_warnings(plan: DatasetSpec, folder: ForeignFolder, table: LabelTable) -> list[str]:
     """A line with both numbers wherever the cohort and the stated counts differ."""
     full = {slide.slide_id for slide in folder.slides if slide.n_patches}
     rows = [row for row in table.rows if row.slide_id in full]
@@ -185,14 +179,7 @@ def _count_warnings(plan: Recipe, folder: ForeignFolder, table: LabelTable) -> l
     ]
 
 
-def _describe_provenance(plan: Recipe) -> dict[str, object]:
-    told = plan.model_dump(
-        mode="json", include={"paper_split_unit", "prognostic_factors", "exclusions", "notes"}
-    )
-    return {"recipe": plan.name, **{name: value for name, value in told.items() if value}}
-
-
-def _read_classes(plan: Recipe, path: Path, slide_ids: Sequence[str]) -> LabelTable:
+def _read_classes(plan: DatasetSpec, path: Path, slide_ids: Sequence[str]) -> LabelTable:
     """A table of classes, one line per slide; a TCGA table may have one line per case instead."""
     table = read_frame(path, sheet=plan.sheet if path.suffix.lower() == ".xlsx" else None)
     found = _find_columns(table, path, plan.columns, "label")
@@ -213,7 +200,11 @@ def _read_classes(plan: Recipe, path: Path, slide_ids: Sequence[str]) -> LabelTa
             continue
         site = (line[found["site"]] or None) if "site" in found else None
         for slide_id in [name] if by_slide else slides_of.get(name, []):
-            case_id = _read_case_id(line, found, slide_id, tcga=plan.tcga)
+            case_id = line[found["case"]] if "case" in found else ""
+            if plan.tcga and is_tcga(slide_id):
+                case_id = tcga_case_id(slide_id)
+            elif is_missing(case_id):
+                case_id = slide_id
             row = SlideRow(slide_id, case_id, label=label, site=site)
             if rows.setdefault(slide_id, row) != row:
                 raise CohortError(f"{path}: slide '{slide_id}' has two different rows. Correct the table.")
@@ -223,57 +214,35 @@ def _read_classes(plan: Recipe, path: Path, slide_ids: Sequence[str]) -> LabelTa
     return _finish_table(path, "official", "classification", rows, lines, excluded)
 
 
-def _read_survival(plan: Recipe, path: Path, slide_ids: Sequence[str]) -> LabelTable:
-    """MCAT-style and PANTHER-style tables by slide, or the clinical table of GDC or cBioPortal by case."""
+def _read_survival(plan: DatasetSpec, path: Path, slide_ids: Sequence[str]) -> LabelTable:
+    """The clinical table of GDC by case; every other table as `read_labels` knows it."""
     table = pd.DataFrame() if path.is_dir() else read_frame(path)
-    found = _find_columns(table, path, plan.columns)
-    if PATIENT_ID in table and list_endpoints(table, CBIOPORTAL):
-        months, status = choose_endpoint(table, path, CBIOPORTAL, Choice())
-        dialect, case, read = "cBioPortal", PATIENT_ID, partial(_read_cbioportal_outcome, status, months)
-        lines = [
-            f"{path.name} read as cBioPortal's clinical table: '{status}' 1 (or DECEASED) means that the event happened.",
-            f"Time in months: '{months}'.",
-        ]
-    elif "status" in found:
-        found = _find_columns(table, path, plan.columns, "case", "death", "follow_up")
-        dialect, case, read = "GDC clinical", found["case"], partial(_read_gdc_outcome, found)
-        lines = [
-            f"{path.name} read as GDC's clinical table: event = 1 when '{found['status']}' is Dead.",
-            f"Time in days: '{found['death']}' when dead, else '{found['follow_up']}'.",
-        ]
-    else:
-        return read_labels(path, choice=Choice(task="survival"))
-    entries = table.groupby(table[case].map(tcga_case_id), sort=False)
-    outcomes = {case_id: read(list_rows(own)) for case_id, own in entries}
-    lines.append("Slides joined to cases by the first 12 characters of their barcode.")
-    return _join_outcomes(path, dialect, outcomes, slide_ids, lines)
-
-
-def _join_outcomes(
-    path: Path,
-    dialect: str,
-    outcomes: Mapping[str, Outcome | str],
-    slide_ids: Sequence[str],
-    lines: Sequence[str],
-) -> LabelTable:
-    """The slides of every case with its survival; a text says why a case has none."""
-    remarks: list[str] = []
+    if "status" not in _find_columns(table, path, plan.columns):
+        return read_labels(path, choice=Choice(task="survival"), slide_ids=slide_ids)
+    columns = _find_columns(table, path, plan.columns, "case", "death", "follow_up")
+    lines = [
+        f"{path.name} read as GDC's clinical table: event = 1 when '{columns['status']}' is Dead.",
+        f"Time in days: '{columns['death']}' when dead, else '{columns['follow_up']}'.",
+        "Slides joined to cases by the first 12 characters of their barcode.",
+    ]
     excluded: list[str] = []
     rows: dict[str, SlideRow] = {}
     slides_of = _group_slides(slide_ids)
-    for case_id, outcome in outcomes.items():
+    for case_id, entries in table.groupby(table[columns["case"]].map(tcga_case_id), sort=False):
+        outcome = _read_gdc_outcome(columns, list_rows(entries))
         if isinstance(outcome, str):
             excluded.append(f"case '{case_id}': {outcome}")
             continue
         time, event, remark = outcome
-        remarks += [f"case '{case_id}': {remark}"] if remark else []
-        rows |= {one: SlideRow(one, case_id, time=time, event=event) for one in slides_of.get(case_id, [])}
-        excluded += [] if case_id in slides_of else [f"case '{case_id}': no slide in the features folder"]
-    return _finish_table(path, dialect, "survival", rows, [*lines, *remarks], excluded)
+        lines += [f"case '{case_id}': {remark}"] if remark else []
+        own = slides_of.get(str(case_id), [])
+        rows |= {slide_id: SlideRow(slide_id, str(case_id), time=time, event=event) for slide_id in own}
+        excluded += [] if own else [f"case '{case_id}': no slide in the features folder"]
+    return _finish_table(path, "GDC clinical", "survival", rows, lines, excluded)
 
 
 def _read_camelyon16(
-    plan: Recipe, path: Path | None, slide_ids: Sequence[str], *, source: Path
+    plan: DatasetSpec, path: Path | None, slide_ids: Sequence[str], *, source: Path
 ) -> LabelTable:
     """Training slides by their names, test slides by the header-less reference.csv."""
     excluded = {one.slide: one.reason for one in plan.exclusions if one.scope == "cohort"}
@@ -316,16 +285,9 @@ def _finish_table(
     return LabelTable(path, dialect, task, tuple(rows.values()), (), tuple(lines), tuple(excluded))
 
 
-def _read_cbioportal_outcome(status: str, months: str, entries: Sequence[dict[str, str]]) -> Outcome | str:
-    outcomes = {(parse_time(entry[months]), parse_event(entry[status])) for entry in entries}
-    time, event = outcomes.pop()
-    if outcomes or time is None or event is None:
-        found = ", ".join(f"'{entry[status]}' after '{entry[months]}'" for entry in entries)
-        return f"no valid survival ({found})"
-    return time, event, ""
-
-
-def _read_gdc_outcome(found: Mapping[str, str], entries: Sequence[dict[str, str]]) -> Outcome | str:
+def _read_gdc_outcome(
+    found: Mapping[str, str], entries: Sequence[dict[str, str]]
+) -> tuple[float, int, str] | str:
     """Time, event and a remark for a case, or the reason why it has none; GDC repeats a case per treatment."""
     states = {parse_event(entry[found["status"]]) for entry in entries} - {None}
     if len(states) != 1:
@@ -345,13 +307,6 @@ def _group_slides(slide_ids: Sequence[str]) -> dict[str, list[str]]:
     for slide_id in sorted(slide_ids):
         groups[tcga_case_id(slide_id)].append(slide_id)
     return dict(groups)
-
-
-def _read_case_id(line: dict[str, str], found: Mapping[str, str], slide_id: str, *, tcga: bool) -> str:
-    if tcga and is_tcga(slide_id):
-        return tcga_case_id(slide_id)
-    value = line[found["case"]] if "case" in found else ""
-    return slide_id if is_missing(value) else value
 
 
 def _list_assumptions(table: pd.DataFrame, path: Path, found: Mapping[str, str], *, tcga: bool) -> list[str]:

@@ -25,15 +25,17 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from gcemil.bags import store
 from gcemil.bags.arrays import read_coords
+from gcemil.bags.fingerprint import file_fingerprint
 from gcemil.bags.foreign.source import plain_id
-from gcemil.bags.tables import file_fingerprint, read_table
+from gcemil.bags.tables import read_table
 from gcemil.errors import GcemilError, InputError, StoreError, UsageError, describe_failure
 from gcemil.files import validate_as, write_bytes, write_table
 from gcemil.slides.grid import PatchGrid, PatchSettings, patch_grid, probe_patches
@@ -55,6 +57,7 @@ PATCH_NUMBERS = ("level0_mpp", "target_mpp", "min_tissue", "patch_size", "overla
 
 
 Status = Literal["patched", "encoded", "already done", "no tissue", "no patches", "failed"]
+Outcome = TypeVar("Outcome", bound="SlideOutcome | None")
 COLUMNS = ("slide_id", "status", "patches", "mpp", "message")
 
 
@@ -165,6 +168,8 @@ class SlideOutcome:
     status: Status
     patches: int = 0
     message: str = ""
+    mpp: float | None = None
+    """The pixel size by which the slide was patched."""
 
     @property
     def is_problem(self) -> bool:
@@ -173,25 +178,15 @@ class SlideOutcome:
 
 
 @dataclass(frozen=True)
-class PatchedSlide(SlideOutcome):
-    """The same with the pixel size by which the slide was patched."""
-
-    mpp: float | None = None
-
-
-Slide = TypeVar("Slide", bound=SlideOutcome)
-
-
-@dataclass(frozen=True)
-class BatchReport(Generic[Slide]):
+class BatchReport:
     """What became of a batch."""
 
-    slides: tuple[Slide, ...]
+    slides: tuple[SlideOutcome, ...]
     notes: tuple[str, ...] = ()
     """What concerns the batch as a whole, such as a summary that could not be written."""
 
     @property
-    def problems(self) -> tuple[Slide, ...]:
+    def problems(self) -> tuple[SlideOutcome, ...]:
         """The slides that have no patches, or no features."""
         return tuple(slide for slide in self.slides if slide.is_problem)
 
@@ -208,7 +203,7 @@ def patch_slides(
     *,
     force: bool = False,
     on_slide: Callable[[int, int], None] | None = None,
-) -> BatchReport[PatchedSlide]:
+) -> BatchReport:
     """Patch every slide of these files and folders; `force` does again what was done with other settings."""
     chosen = rules or PatchingRules()
     slides = find_slides(sources)
@@ -250,17 +245,22 @@ def find_slides(sources: Iterable[Path]) -> dict[str, Path]:
     return dict(sorted(slides.items()))
 
 
-def try_patching(path: Path, slide_id: str, out: Path, rules: PatchingRules, *, force: bool) -> PatchedSlide:
-    """Patch one slide; whatever goes wrong with it is its outcome and nobody else's."""
+def catch_failure(slide_id: str, path: Path, work: Callable[[], Outcome]) -> Outcome | SlideOutcome:
+    """The outcome of this work; whatever goes wrong with a slide is its outcome and nobody else's."""
     try:
-        return patch_slide(path, slide_id, out, rules, force=force)
+        return work()
     except Exception as error:  # A format can break a library in ways no list foresees; the batch must go on.
-        return PatchedSlide(slide_id, "failed", message=describe_failure(error, path))
+        return SlideOutcome(slide_id, "failed", message=describe_failure(error, path))
+
+
+def try_patching(path: Path, slide_id: str, out: Path, rules: PatchingRules, *, force: bool) -> SlideOutcome:
+    """Patch one slide, or say why it failed."""
+    return catch_failure(slide_id, path, partial(patch_slide, path, slide_id, out, rules, force=force))
 
 
 def patch_slide(
     path: Path, slide_id: str, out: Path, rules: PatchingRules, *, force: bool = False
-) -> PatchedSlide:
+) -> SlideOutcome:
     """Coordinates and pictures of one slide, unless it has them already."""
     mask = None if rules.masks is None else find_mask_file(rules.masks, slide_id)
     origin = PatchOrigin(file_fingerprint(path), rules_fingerprint(rules, mask))
@@ -270,17 +270,21 @@ def patch_slide(
     with open_slide(path, mpp=table.get(slide_id), fallback_mpp=fallback) as slide:
         if target.is_file() and not force:
             done = _find_finished(target, origin, slide.mpp)
-            return PatchedSlide(slide_id, "already done", len(done), mpp=slide.mpp)
+            return SlideOutcome(slide_id, "already done", len(done), mpp=slide.mpp)
         tissue = find_tissue(slide, rules.tissue) if mask is None else read_mask(mask, slide)
         grid = patch_grid(slide, tissue, rules.patches)
         if len(grid):
             probe_patches(slide, grid)
         _write_pictures(out, slide_id, slide, tissue, grid)
         if not len(grid):
-            why = _no_tissue_message(tissue, rules, mask)
-            return PatchedSlide(slide_id, "no tissue", message=why, mpp=slide.mpp)
+            if tissue.kept.any():
+                why = f"No whole patch holds {rules.patches.min_tissue:.0%} tissue"
+            else:
+                why = "The segmenter found no tissue" if mask is None else f"The mask {mask} is empty"
+            why += ". Look at the picture in contours/, then give a mask with --masks or leave the slide out."
+            return SlideOutcome(slide_id, "no tissue", message=why, mpp=slide.mpp)
         write_patch_file(target, grid, slide, slide_id, origin)
-    return PatchedSlide(slide_id, "patched", len(grid), mpp=grid.mpp)
+    return SlideOutcome(slide_id, "patched", len(grid), mpp=grid.mpp)
 
 
 def _find_finished(target: Path, origin: PatchOrigin, mpp: float) -> PatchGrid:
@@ -323,25 +327,19 @@ def _picture_file(out: Path, slide_id: str) -> Path:
     return out / "contours" / f"{slide_id}.jpg"
 
 
-def _no_tissue_message(tissue: TissueMask, rules: PatchingRules, mask: Path | None) -> str:
-    """Why a slide got no patch."""
-    if not tissue.kept.any():
-        where = "The segmenter found no tissue" if mask is None else f"The mask {mask} is empty"
-    else:
-        where = f"No whole patch holds {rules.patches.min_tissue:.0%} tissue"
-    return f"{where}. Look at the picture in contours/, then give a mask with --masks or leave the slide out."
-
-
-def write_summary(out: Path, settings: PatchSettings, outcomes: Sequence[PatchedSlide]) -> tuple[str, ...]:
+def write_summary(out: Path, settings: PatchSettings, outcomes: Sequence[SlideOutcome]) -> tuple[str, ...]:
     """The contact sheets and the table; what could not be written is told, as the coordinates are safe by now.
 
     The table comes last: where it lies, the sheets are there too.
     """
     notes = []
     try:
-        for number, sheet in enumerate(
-            draw_contact_sheets([_sheet_entry(outcome, out) for outcome in outcomes])
-        ):
+        entries = []
+        for one in outcomes:
+            detail = one.status if one.is_problem else f"{one.patches} patches"
+            picture = None if one.status == "failed" else _picture_file(out, one.slide_id)
+            entries.append(SheetEntry(f"{one.slide_id}\n{detail}", picture, is_fault=one.is_problem))
+        for number, sheet in enumerate(draw_contact_sheets(entries)):
             save_jpeg(out / "contact_sheets" / f"sheet_{number}.jpg", sheet)
         write_outcomes(summary_file(out, settings), COLUMNS, outcomes, done="patched")
     except (OSError, StoreError) as error:
@@ -362,28 +360,22 @@ def summary_file(out: Path, settings: PatchSettings) -> Path:
     return out / settings.folder_name / "patching.csv"
 
 
-def read_summary(out: Path, settings: PatchSettings) -> dict[str, PatchedSlide]:
+def read_summary(out: Path, settings: PatchSettings) -> dict[str, SlideOutcome]:
     """What the table says of each slide; nothing where there is none that can be read."""
     path = summary_file(out, settings)
     try:
         rows = [{**row, "mpp": row["mpp"] or None} for row in read_table(path, COLUMNS)]
         return {
-            outcome.slide_id: outcome for outcome in (validate_as(row, PatchedSlide, path) for row in rows)
+            outcome.slide_id: outcome for outcome in (validate_as(row, SlideOutcome, path) for row in rows)
         }
     except GcemilError:
         return {}
 
 
-def known_outcome(target: Path, slide_id: str) -> PatchedSlide:
+def known_outcome(target: Path, slide_id: str) -> SlideOutcome:
     """A slide that was patched before, by whatever rules."""
     try:
         grid = read_patch_file(target)
     except GcemilError as error:
-        return PatchedSlide(slide_id, "failed", message=str(error))
-    return PatchedSlide(slide_id, "already done", len(grid), mpp=grid.mpp)
-
-
-def _sheet_entry(outcome: SlideOutcome, out: Path) -> SheetEntry:
-    detail = outcome.status if outcome.is_problem else f"{outcome.patches} patches"
-    picture = None if outcome.status == "failed" else _picture_file(out, outcome.slide_id)
-    return SheetEntry(f"{outcome.slide_id}\n{detail}", picture, is_fault=outcome.is_problem)
+        return SlideOutcome(slide_id, "failed", message=str(error))
+    return SlideOutcome(slide_id, "already done", len(grid), mpp=grid.mpp)
