@@ -1,4 +1,4 @@
-"""What a cohort is made of: gcemil inspect, import, validate, split and repack."""
+"""Make and check a cohort: gcemil inspect, import, validate and split."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import typer
 
 from gcemil.cli.console import print_json, print_table, progress, say
-from gcemil.cli.options import Task, parse_parts, seed_option
+from gcemil.cli.options import Task, parse_parts, require, seed_option
 from gcemil.errors import CohortError, InputError, UsageError
 
 
@@ -39,8 +39,9 @@ def inspect(
 
 
 def import_(
+    context: typer.Context,
     source: Path = typer.Argument(help="A features folder of CLAM, TRIDENT, STAMP or torchmil."),
-    out: Path = typer.Option(..., help="The cohort folder to write."),
+    out: Path | None = typer.Option(None, help="The cohort folder to write."),
     labels: Path | None = typer.Option(
         None, help="The label table (CSV, TSV, XLSX), in any of the known dialects."
     ),
@@ -70,12 +71,23 @@ def import_(
         None, help="Which features, where a job has those of several encoders."
     ),
     coords_dir: Path | None = typer.Option(None, help="CLAM: the folder of coordinate files."),
+    repack: bool = typer.Option(
+        False,
+        "--repack",
+        help="Import nothing: rewrite the HDF5 files of SOURCE that are chunked row by row or compressed, which "
+        "read an order of magnitude slower, as contiguous ones.",
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print the report as JSON."),
 ) -> None:
     """Write a cohort from another tool's features and labels; every assumption is printed and recorded.
 
     Example: gcemil import trident_job --labels labels.csv --out cohorts/mine
     """
+    if repack:
+        _repack(source)
+        return
+    out = require(out, "--out", context)
+
     from gcemil.bags.foreign.cohort_import import import_cohort
     from gcemil.bags.foreign.dialects import Choice
     from gcemil.bags.foreign.recipes import import_recipe
@@ -219,15 +231,8 @@ def split(
     say(f"next: gcemil train {shlex.quote(str(cohort))} --out runs/{loaded.folder.resolve().name}")
 
 
-def repack(
-    path: Path = typer.Argument(help="A feature file, or a folder of them (a cohort works too)."),
-) -> None:
-    """Rewrite HDF5 files that hold one row per chunk, or are compressed, as contiguous ones; values stay the same.
-
-    CLAM and TRIDENT write such files; they read an order of magnitude slower. A link is never rewritten.
-
-    Example: gcemil repack cohorts/bracs
-    """
+def _repack(path: Path) -> None:
+    """Rewrite a file, or the files of a folder, with the same values; links are left alone."""
     from gcemil.bags import store
 
     files = [path] if path.is_file() else sorted(path.rglob("*.h5"))
@@ -244,7 +249,7 @@ def repack(
     say(f"{path}: {done} of {len(files)} files rewritten, {len(links)} links left alone.")
     if links:
         sources = sorted({str(file.resolve().parent) for file in links})
-        typed = " ".join(f"'gcemil repack {shlex.quote(source)}'" for source in sources)
+        typed = " ".join(f"'gcemil import --repack {shlex.quote(source)}'" for source in sources)
         say(
             f"Links point to another tool's files: run {typed} if they may be changed, or import again with --copy."
         )

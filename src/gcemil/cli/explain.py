@@ -44,7 +44,7 @@ def explain(
     ),
     thumbnail: Path | None = typer.Option(
         None,
-        help="A picture of the whole slide, to lie under the overlay; by default the one 'gcemil patch' made.",
+        help="A picture of the whole slide, to lie under the overlay; by default the one 'gcemil encode' made.",
     ),
     downsample: float | None = typer.Option(
         None,

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -68,7 +68,7 @@ RECIPE: Any = typer.Option(
 )
 PRESET: Any = typer.Option(Preset.common, help="The common recipe, or how the authors of the host train it.")
 CONFIG: Any = typer.Option(
-    None, help="Settings from a YAML file (see 'gcemil config'), or those of a run: RUN or RUN/config.yaml."
+    None, help="Settings from a YAML file (see --print-config), or those of a run: RUN or RUN/config.yaml."
 )
 SETTING: Any = typer.Option(
     [], "--set", metavar="KEY=VALUE", help="One setting, such as evidence.budget=0.1; may be repeated."
@@ -143,15 +143,23 @@ HEATMAP: Any = typer.Option(
 )
 
 
+def require(value: T | None, name: str, context: typer.Context) -> T:
+    """An argument or option that a command can do without in one of its modes only."""
+    if value is None:
+        raise UsageError(f"{name} is missing. See '{context.command_path} --help'.")
+    return value
+
+
 def resolve_settings(
-    config: Path | None,
-    host: str,
-    gce: bool,
-    recipe: str,
-    preset: Any,
-    epochs: int | None,
-    seed: int | None,
-    overrides: list[str],
+    *,
+    config: Path | None = None,
+    host: str = "abmil",
+    gce: bool = True,
+    recipe: str = "default",
+    preset: Any = "common",
+    epochs: int | None = None,
+    seed: int | None = None,
+    overrides: Sequence[str] = (),
     device: str | None = None,
 ) -> TrainSettings:
     """Settings from the file or the preset, then the options, then the assignments."""

@@ -69,8 +69,8 @@ def view(
 ) -> None:
     """Serve the run to your own browser: slides, layers, and a bench that keeps and removes patches.
 
-    Listens on this machine alone; the address is good once and for five minutes, and a new one is printed when it was
-    used or has expired. Ctrl-C ends it. Reviews are saved in RUN/fold_<k>/reviews, nothing else is written.
+    Listens on this machine alone; the address works once, and a new one is printed when a used one is opened again.
+    Ctrl-C ends it. Reviews are saved in RUN/fold_<k>/reviews, nothing else is written.
 
     Example: gcemil view runs/bracs_gce
     """

@@ -83,7 +83,7 @@ def simulate(
         say(f"{out}: {len(cohort.slides)} slides, {len(cohort.bags)} bags, width {cohort.card.feature_dim}.")
         return
     say(f"{out}: {len(cohort.slides)} slides drawn, with masks and annotations.")
-    say(f"next: gcemil patch {out / 'slides'} --out {out}")
+    say(f"next: gcemil encode {out / 'slides'} --out {out}")
 
 
 def compose(
