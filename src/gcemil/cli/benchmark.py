@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gcemil.cli.options import jobs_option, seed_option
+from gcemil.cli.options import JSON, jobs_option, seed_option
 
 if TYPE_CHECKING:
     from gcemil.benchmark.grid import Grid, Key
@@ -35,7 +35,7 @@ def benchmark(
     ),
     seed: int | None = seed_option("one training seed, in place of the grid's", None),
     dry_run: bool = typer.Option(False, "--dry-run", help="Show the plan and an estimate, and run nothing."),
-    as_json: bool = typer.Option(False, "--json", help="Print the plan or the summary as JSON."),
+    as_json: bool = JSON,
 ) -> None:
     """Train and diagnose every fold of a grid; a grid that was stopped goes on where it was.
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import typer
 
 from gcemil.cli.console import print_json, print_table, progress, say
-from gcemil.cli.options import Task, parse_parts, require, seed_option
+from gcemil.cli.options import CLASSES, JSON, LABELS, TARGET, TASK, Task, parse_parts, require, seed_option
 from gcemil.errors import CohortError, InputError, UsageError
 
 
 def inspect(
     path: Path = typer.Argument(help="Any file or folder."),
-    as_json: bool = typer.Option(False, "--json", help="Print the findings as JSON."),
+    as_json: bool = JSON,
 ) -> None:
     """Say what a file or folder is (CLAM, TRIDENT, STAMP, torchmil, ours), and the command to use it with.
 
@@ -42,19 +42,17 @@ def import_(
     context: typer.Context,
     source: Path = typer.Argument(help="A features folder of CLAM, TRIDENT, STAMP or torchmil."),
     out: Path | None = typer.Option(None, help="The cohort folder to write."),
-    labels: Path | None = typer.Option(
-        None, help="The label table (CSV, TSV, XLSX), in any of the known dialects."
-    ),
+    labels: Path | None = LABELS,
     slide_table: Path | None = typer.Option(None, help="STAMP: the table that joins patients and files."),
     recipe: str | None = typer.Option(
         None, help="A dataset of the paper, such as bracs: its official table and classes."
     ),
-    task: Task | None = typer.Option(None, help="Where the table allows both."),
-    target: str | None = typer.Option(None, help="The label column, where there are several."),
+    task: Task | None = TASK,
+    target: str | None = TARGET,
     time: str | None = typer.Option(None, help="The time column, where there are several."),
     event: str | None = typer.Option(None, help="The event column, where there are several."),
     endpoint: str | None = typer.Option(None, help="The survival endpoint, such as os or dss."),
-    classes: str | None = typer.Option(None, help="Class names in order, separated by commas."),
+    classes: str | None = CLASSES,
     splits: Path | None = typer.Option(None, help="The tool's split files, to be taken over."),
     official_split: bool = typer.Option(
         False, "--official-split", help="Recipe with an official test set (camelyon16): take it as fold 0."
@@ -77,7 +75,7 @@ def import_(
         help="Import nothing: rewrite the HDF5 files of SOURCE that are chunked row by row or compressed, which "
         "read an order of magnitude slower, as contiguous ones.",
     ),
-    as_json: bool = typer.Option(False, "--json", help="Print the report as JSON."),
+    as_json: bool = JSON,
 ) -> None:
     """Write a cohort from another tool's features and labels; every assumption is printed and recorded.
 
@@ -141,7 +139,7 @@ def import_(
 
 def validate(
     cohort: Path = typer.Argument(help="A cohort folder."),
-    as_json: bool = typer.Option(False, "--json", help="Print the problems as JSON."),
+    as_json: bool = JSON,
 ) -> None:
     """Find everything that would spoil training: files, values, ids, labels, leakage, survival coding.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from gcemil.cli.console import print_json, print_table, progress, say, warn_of_model
-from gcemil.cli.options import FOLDS, TRUST_HOST, jobs_option, parse_folds, seed_option
+from gcemil.cli.options import FOLDS, JSON, TRUST_HOST, jobs_option, parse_folds, seed_option
 from gcemil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def diagnose(
     again: bool = typer.Option(False, "--again", help="Measure again what is already there."),
     seed: int = seed_option("random subsets and perturbations"),
     trust_host: list[str] = TRUST_HOST,
-    as_json: bool = typer.Option(False, "--json", help="Print the joined findings as JSON."),
+    as_json: bool = JSON,
 ) -> None:
     """Measure sufficiency, necessity, recoverability and more by intervention; oracle and random beside every rule.
 
@@ -183,7 +183,7 @@ def review(
         None, help="Write the QuPath script that shows evidence and exports marks to this file, and leave."
     ),
     trust_host: list[str] = TRUST_HOST,
-    as_json: bool = typer.Option(False, "--json", help="Print the finding as JSON."),
+    as_json: bool = JSON,
 ) -> None:
     """Ask how far a reviewer agrees with the evidence, and with attention at the same number of patches.
 
@@ -265,7 +265,7 @@ def audit(
     ),
     out: Path = typer.Option(Path("audit.json"), help="Where the finding is written."),
     seed: int = seed_option("random subsets and perturbations"),
-    as_json: bool = typer.Option(False, "--json", help="Print the finding as JSON."),
+    as_json: bool = JSON,
 ) -> None:
     """Keep and remove the patches an explanation names, beside random patches and, where known, the true ones.
 

@@ -83,6 +83,19 @@ DEVICE: Any = typer.Option(
     help="Where the network computes: auto, cpu, cuda, cuda:1 or mps; auto takes a GPU where there is one.",
 )
 
+RUN: Any = typer.Argument(help="A run folder.")
+JSON: Any = typer.Option(False, "--json", help="Print the result as JSON.")
+WEIGHTS: Any = typer.Option(None, help="A local copy of the encoder's page, in place of the hub.")
+TRUST_REMOTE_CODE: Any = typer.Option(
+    False, "--trust-remote-code", help="Run the Python code that comes with the encoder's page."
+)
+LABELS: Any = typer.Option(None, help="The label table (CSV, TSV, XLSX), in any of the known dialects.")
+TARGET: Any = typer.Option(None, help="The label column, where there are several.")
+CLASSES: Any = typer.Option(None, help="Class names in order, separated by commas.")
+SUFFICIENCY: Any = typer.Option(0.05, min=0, help="Largest change that still counts as sufficient.")
+NECESSITY: Any = typer.Option(0.05, min=0, help="Smallest change that counts as necessary.")
+RECOVERABILITY: Any = typer.Option(0.01, min=0, help="Largest gap between gates and evidence.")
+
 
 def seed_option(what: str, default: int | None = 0) -> Any:
     """--seed, which means the same everywhere; `what` is what it decides here."""
@@ -115,6 +128,9 @@ class Task(StrEnum):
 
     classification = "classification"
     survival = "survival"
+
+
+TASK: Any = typer.Option(None, help="Where the table allows both.")
 
 
 class Unit(StrEnum):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from gcemil.cli.console import print_json, progress, say
-from gcemil.cli.options import parse_pairs, parse_parts, seed_option
+from gcemil.cli.options import JSON, WEIGHTS, parse_pairs, parse_parts, seed_option
 from gcemil.errors import UsageError
 from gcemil.resources import shipped_names
 
@@ -120,7 +120,7 @@ def compose(
         False, "--text-like", help="Also write a stand-in for a text bank with pairs, from held-out patches."
     ),
     encoder: str = typer.Option("efficientnet_lite0", help="Images only: an encoder of docs/features.md."),
-    weights: Path | None = typer.Option(None, help="Images only: a local copy of the encoder's page."),
+    weights: Path | None = WEIGHTS,
     patient_pattern: str | None = typer.Option(
         None, help="Images only: a regular expression whose group is the patient in the name of an image."
     ),
@@ -130,7 +130,7 @@ def compose(
     ),
     seed: int = seed_option("which patches make which slide"),
     force: bool = typer.Option(False, "--force", help="Write into a folder that holds something else."),
-    as_json: bool = typer.Option(False, "--json", help="Print what was made and assumed as JSON."),
+    as_json: bool = JSON,
 ) -> None:
     """Compose slides of labelled patches, so that evidence is known while features are real.
 

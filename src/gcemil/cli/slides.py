@@ -10,7 +10,20 @@ from typing import TYPE_CHECKING
 import typer
 
 from gcemil.cli.console import print_json, print_table, progress, say
-from gcemil.cli.options import DEVICE, Task, jobs_option, parse_numbers, parse_pairs
+from gcemil.cli.options import (
+    CLASSES,
+    DEVICE,
+    JSON,
+    LABELS,
+    TARGET,
+    TASK,
+    TRUST_REMOTE_CODE,
+    WEIGHTS,
+    Task,
+    jobs_option,
+    parse_numbers,
+    parse_pairs,
+)
 from gcemil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -36,10 +49,8 @@ def encode(
     jobs: int = jobs_option("threads that read patches ahead of the model", default=2, old="--workers"),
     dtype: Dtype = typer.Option(Dtype.float16, help="Type of the features on disk."),
     device: str | None = DEVICE,
-    weights: Path | None = typer.Option(None, help="A local copy of the model's page, in place of the hub."),
-    trust_remote_code: bool = typer.Option(
-        False, "--trust-remote-code", help="Run the Python code that comes with the model's page."
-    ),
+    weights: Path | None = WEIGHTS,
+    trust_remote_code: bool = TRUST_REMOTE_CODE,
     patch_size: int | None = typer.Option(
         None, min=8, help="Side of a patch in pixels: that of the patches in --out, else the encoder's own."
     ),
@@ -63,14 +74,12 @@ def encode(
         None,
         help="With --patches-only: a folder of masks, <slide>.png or <slide>.geojson, in place of the tissue segmenter.",
     ),
-    labels: Path | None = typer.Option(
-        None, help="The label table (CSV, TSV, XLSX); makes the folder a cohort."
-    ),
-    task: Task | None = typer.Option(None, help="Where the table allows both."),
-    target: str | None = typer.Option(None, help="The label column, where there are several."),
-    classes: str | None = typer.Option(None, help="Class names in order, separated by commas."),
+    labels: Path | None = LABELS,
+    task: Task | None = TASK,
+    target: str | None = TARGET,
+    classes: str | None = CLASSES,
     force: bool = typer.Option(False, "--force", help="Do slides again that were done with other settings."),
-    as_json: bool = typer.Option(False, "--json", help="Print the outcome of every slide as JSON."),
+    as_json: bool = JSON,
 ) -> None:
     """Turn the patches of every slide into feature vectors; slides without patches are patched first.
 
@@ -211,7 +220,7 @@ def annotate(
         help="Micrometres per level-0 pixel, or a table of slide_id, mpp; by default what the feature files say.",
     ),
     force: bool = typer.Option(False, "--force", help="Replace truth that exists already."),
-    as_json: bool = typer.Option(False, "--json", help="Print what was written as JSON."),
+    as_json: bool = JSON,
 ) -> None:
     """Write truth/<slide>.h5 from annotations, so that 'gcemil diagnose' can say whether evidence lies on the lesions.
 

@@ -15,6 +15,7 @@ from gcemil.cli.options import (
     FOLDS,
     GCE,
     HOST,
+    JSON,
     PRESET,
     RECIPE,
     SETTING,
@@ -74,7 +75,7 @@ def train(
         help="Train nothing: print every setting with its meaning, as a file for --config.",
     ),
     trust_host: list[str] = TRUST_HOST,
-    as_json: bool = typer.Option(False, "--json", help="Print the summary as JSON."),
+    as_json: bool = JSON,
 ) -> None:
     """Train, choose the epoch on validation, evaluate on test, write the evidence of the test slides.
 
@@ -178,7 +179,7 @@ def adopt(
     setting: list[str] = typer.Option(
         [], "--set", help="What weights do not tell, such as host.options.distillation=max."
     ),
-    as_json: bool = typer.Option(False, "--json", help="Print the summary as JSON."),
+    as_json: bool = JSON,
 ) -> None:
     """Read a trained model, in its authors' naming or in ours, and make it a run that every other command opens.
 
