@@ -7,12 +7,13 @@ goes wrong is one sentence on standard error; `--debug` (or GCEMIL_DEBUG=1) show
 from __future__ import annotations
 
 import os
+import select
 import shlex
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -222,8 +223,20 @@ def flush_output() -> bool:
     """Print what is left; True when the reader of our output, such as `head`, has gone and further output is dropped."""
     try:
         sys.stdout.flush()
+        is_gone = _has_no_reader(sys.stdout)
     except OSError:
+        is_gone = True
+    if is_gone:
         # Python flushes once more when it exits, and would print an error there.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return True
-    return False
+    return is_gone
+
+
+def _has_no_reader(stream: TextIO) -> bool:
+    """Whether a pipe was closed; a failed write empties the buffer, so a second flush does not tell."""
+    try:
+        poll = select.poll()
+        poll.register(stream.fileno(), select.POLLERR)
+    except (AttributeError, OSError, ValueError):
+        return False
+    return any(events & select.POLLERR for _, events in poll.poll(0))
