@@ -168,18 +168,6 @@ def test_a_foreign_host_name_is_refused(server, host):
     assert server.ask("GET", "/api/slides", host=given).status in (400, 403)
 
 
-def test_two_host_headers_are_refused(server):
-    head = server.head("GET", "/api/slides").replace(b"origin:", b"host: evil.example\r\norigin:")
-    with server.connect() as connection:
-        connection.sendall(head)
-        assert connection.recv(100).split()[1] in (b"400", b"403")
-
-
-def test_an_absolute_target_does_not_replace_the_host(server):
-    assert server.ask("GET", "http://evil.example/api/slides").status in (400, 404)
-    assert server.ask("GET", "/api/slides", host="evil.example", x_forwarded_host="127.0.0.1").status == 403
-
-
 @pytest.mark.parametrize(
     "origin",
     [
@@ -203,13 +191,6 @@ def test_what_changes_something_must_say_where_it_comes_from(server, session, na
         assert server.ask(method, filled(path, name), b"{}", origin=None).status == 403, path
 
 
-def test_a_second_origin_does_not_hide_behind_ours(server):
-    head = server.head("GET", "/api/slides").replace(b"cookie:", b"origin: http://evil.example\r\ncookie:")
-    with server.connect() as connection:
-        connection.sendall(head)
-        assert connection.recv(100).split()[1] == b"403"
-
-
 @pytest.mark.parametrize(
     "kind",
     [None, "", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "text/html", "image/svg+xml", ";;"],
@@ -227,14 +208,6 @@ def test_a_body_that_a_form_of_another_page_could_send_is_refused(
 )
 def test_other_methods_are_not_known(server, method, nothing_written):
     assert server.ask(method, "/api/slides").status in (400, 405)
-
-
-def test_a_route_is_not_reached_by_another_method(server, session, name, nothing_written):
-    for method, path in routes(session, changing=True):
-        for other in {"GET", "POST", "PUT"} - {method}:
-            assert server.ask(other, filled(path, name)).status in (404, 405), path
-    for _, path in routes(session, changing=False):
-        assert server.ask("POST", filled(path, name), b"x").status in (404, 405), path
 
 
 # --- paths ---------------------------------------------------------------------------------------------------------
@@ -274,9 +247,7 @@ def test_a_slide_that_is_not_there_is_said_without_repeating_its_name(
             assert "html" not in answer.headers["content-type"]
 
 
-@pytest.mark.parametrize(
-    "number", ["-1", "1.5", "+1", "NaN", "", "9" * 9, "9" * 5000, "%D9%A3", "99999"]
-)
+@pytest.mark.parametrize("number", ["-1", "1.5", "+1", "NaN", "", "9" * 9, "9" * 5000, "%D9%A3", "99999"])
 def test_a_tile_of_no_sense_is_not_found(server, name, number):
     for level, column, row in ((number, 0, 0), (0, number, 0), (0, 0, number)):
         answer = server.ask("GET", f"/api/slides/{name}/tiles/{level}/{column}_{row}")
