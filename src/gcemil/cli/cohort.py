@@ -151,7 +151,7 @@ def validate(
     from gcemil.bags.cohort import read_card
 
     if not (cohort / "cohort.yaml").is_file():
-        # A table of problems is for cohorts; what is none is told in one sentence.
+        # A folder that is not a cohort gets one sentence instead of a table of problems.
         read_card(cohort)
     with progress("checking slides") as advance:
         problems = guards.validate(cohort, advance)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 FEW_FIGURES = 5
-"""Figures of a row that are printed unasked; --all prints the others."""
+"""Figures of a row that are printed without --all."""
 
 
 def diagnose(
@@ -146,7 +146,7 @@ def _print_rows(title: str, rows: Sequence[Row], most: int | None) -> None:
     from gcemil.tables import format_spread
 
     labels = list(dict.fromkeys(name for row in rows for name in row.labels))
-    # A label that all rows share is said once, above.
+    # A label that all rows share goes into the title.
     shared = [name for name in labels if len({row.labels.get(name) for row in rows}) == 1 and len(rows) > 1]
     title = ", ".join([title, *(rows[0].labels[name] for name in shared if name in rows[0].labels)])
     labels = [name for name in labels if name not in shared]
@@ -245,7 +245,7 @@ def audit(
     cohort: Path = typer.Argument(help="A cohort folder; truth/ in it adds the oracle."),
     model: str = typer.Option(
         ...,
-        help="A run folder, of which the fold's network is audited; or pkg.module:callable, whose module is imported, "
+        help="A run folder, whose fold is audited; or pkg.module:callable, whose module is imported, "
         "which RUNS ITS CODE: name only code you trust.",
     ),
     scores: list[Path] = typer.Option(

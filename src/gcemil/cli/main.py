@@ -78,13 +78,13 @@ class Commands(TyperGroup):
         return super().resolve_command(ctx, [*ALIASES.get(args[0], args[:1]), *args[1:]])
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command, and end well when it is stopped or its output is no longer read."""
+        """Run a command; handle Ctrl-C and a closed output pipe."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
             again = "; run the same command again to go on" if ctx.invoked_subcommand in RESUMING else ""
             print(f"\ngcemil: stopped{again}.", file=sys.stderr)
-            # A caller that is no shell has no command to give again.
+            # A caller from Python has no command line to repeat.
             if again and Path(sys.argv[0]).name.startswith("gcemil"):
                 print(f"  gcemil {printable(shlex.join(sys.argv[1:]))}", file=sys.stderr)
             raise typer.Exit(STOPPED) from None
@@ -174,7 +174,7 @@ ANYWHERE = {"--debug": DEBUG, "--quiet": QUIET, "--verbose": VERBOSE}
 
 
 def main() -> None:
-    """Run a command; an error is one sentence on standard error, with its traceback only where that was asked for."""
+    """Run a command; an error is one sentence on standard error, with its traceback under --debug."""
     arguments = sys.argv[1:]
     for flag, variable in ANYWHERE.items():
         if flag in arguments:

@@ -114,7 +114,7 @@ def jobs_option(
 
 
 def refuse_beside_config(context: typer.Context, config: Path | None) -> None:
-    """What a settings file says already is not said again by an option, which would be passed over."""
+    """Refuse options that contradict a settings file."""
     settings = {"host": "host.name=NAME", "gce": "evidence=null", "recipe": "evidence.KEY=VALUE"}
     for name, instead in settings.items():
         if config is not None and str(context.get_parameter_source(name)).endswith("COMMANDLINE"):
@@ -141,7 +141,7 @@ class Unit(StrEnum):
 
 
 class HeatMapName(StrEnum):
-    """Measurements of which a heat map is drawn (exports.slide_export.HEATMAPS)."""
+    """Measurements that can be drawn as a heat map (exports.slide_export.HEATMAPS)."""
 
     evidence_score = "evidence_score"
     gate = "gate"

@@ -84,7 +84,7 @@ def view(
         raise MissingExtraError(error.name, "viewer") from error
     from gcemil.viewer.session import ViewerSession
 
-    # A port that cannot be had is said before the run is read.
+    # Refuse a port that is taken before reading the run.
     with listen(port) as listener:
         tolerances = Tolerances(sufficiency, necessity, recoverability)
         session = ViewerSession.open(run, fold, tolerances=tolerances, slides=slides)

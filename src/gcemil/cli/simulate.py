@@ -180,7 +180,7 @@ def _read_recipe(path: Path | None, options: dict[str, Any]) -> ComposeSettings:
 
     values = {} if path is None else read_yaml(path)
     if not isinstance(values, dict):
-        raise UsageError(f"{path} is no recipe: it holds {type(values).__name__}, not settings by name.")
+        raise UsageError(f"{path} is not a recipe: it holds {type(values).__name__}, not settings by name.")
     given = {name: value for name, value in options.items() if value not in (None, {}, [])}
     if "labels" in given or "hazards" in given:
         values = {name: value for name, value in values.items() if name not in ("labels", "hazards")}
@@ -199,7 +199,7 @@ def _load_pool(
     if not patches.is_dir():
         if patient_pattern is not None or save_patches is not None:
             raise UsageError(
-                f"{patches} is no folder of images: leave --patient-pattern and --save-patches out."
+                f"{patches} is not a folder of images: leave --patient-pattern and --save-patches out."
             )
         return read_pool(patches)
     from gcemil.features.encoders import load_encoder

@@ -143,7 +143,7 @@ def without_prefix(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
 
 
 def renamed(name: str, layout: WeightLayout, theirs: Tensors) -> tuple[Tensors, Sizes]:
-    """Our tensors, and the sizes read from theirs; everything that does not fit is told at once."""
+    """Our tensors, and the sizes read from theirs; everything that does not fit is listed at once."""
     sizes: Sizes = {}
     missing: list[str] = []
     misshapen: list[str] = []
@@ -243,7 +243,7 @@ def prepend_small_logit(tensor: Tensor) -> Tensor:
 
 
 def from_second_stream(weight: Tensor) -> Tensor:
-    """DSMIL's bag head over two streams, of which it reads the second."""
+    """DSMIL's bag head for two streams; it reads only the second."""
     return prepend_zero_logit(torch.cat([torch.zeros_like(weight), weight], dim=1))
 
 

@@ -1,7 +1,7 @@
-"""What a person says of single patches, and how far that is what the evidence says.
+"""Marks of a reviewer on patches, and how far they agree with the evidence.
 
 RUN/fold_<k>/reviews/<slide>.json holds every mark beside whether the patch was evidence when it was marked. A file that
-is no review is named and left alone: the slide is shown without marks, and none are saved over it.
+is not a review is named and left alone: the slide is shown without marks, and none are saved over it.
 
 Agreement and kappa are counted by diagnostics/agreement.py, as in `gcemil review`.
 """
