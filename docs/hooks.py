@@ -22,7 +22,7 @@ from gcemil.wording import model_within
 
 ROOT = Path(__file__).parent
 SETTINGS = {
-    "Training": (TrainSettings, "`gcemil train --config FILE --set KEY=VALUE`; `gcemil config` prints them with these comments."),
+    "Training": (TrainSettings, "`gcemil train --config FILE --set KEY=VALUE`; `gcemil train --print-config` prints them with these comments."),
     "cohort.yaml": (CohortCard, "The card of a cohort folder."),
     "Grid": (Grid, "The file of `gcemil benchmark`."),
     "Dials of the simulator": (Dials, "`gcemil simulate PROFILE --dial KEY=VALUE`."),

@@ -114,7 +114,7 @@ def test_a_recipe_in_a_file_says_the_same_as_options(composed, tmp_path):
             ("--background", "normal", "--label", "a=normal", "--label", "b=tumour"),
             "background and evidence at once",
         ),
-        ((*RECIPE, "--patient-pattern", "(x)"), "is no folder of images"),
+        ((*RECIPE, "--patient-pattern", "(x)"), "is not a folder of images"),
         ((*RECIPE, "--bag", "12-12", "--evidence", "0.01-0.02"), "cannot hold"),
     ],
 )

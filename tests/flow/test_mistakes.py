@@ -29,15 +29,15 @@ IS_COHORT = "cohort is a cohort, not a run. Train on it with 'gcemil train cohor
 
 MISTAKES = [
     # The command itself
-    ("trian cohort --out new", 2, "There is no command 'trian'. Did you mean 'train'? See 'gcemil --help'."),
+    ("trian cohort --out new", 2, "No such command 'trian'. Did you mean 'train'? See 'gcemil --help'."),
     ("train cohort", 2, f"--out is missing. {HELP.format('train')}"),
-    ("train cohort --out", 2, "--out needs a value after it. See 'gcemil --help'."),
-    ("doctor --jsn", 2, f"There is no option --jsn. Did you mean --json? {HELP.format('doctor')}"),
-    ("validate cohort again", 2, f"There is one argument too many: again. {HELP.format('validate')}"),
-    ("train cohort --out new --epochs 0", 2, f"Invalid value for '--epochs': it must be at least 1. {HELP.format('train')}"),
+    ("train cohort --out", 2, "Option '--out' requires an argument. See 'gcemil --help'."),
+    ("doctor --jsn", 2, f"No such option: --jsn (Possible options: --json). {HELP.format('doctor')}"),
+    ("validate cohort again", 2, f"Got unexpected extra argument(s) (again). {HELP.format('validate')}"),
+    ("train cohort --out new --epochs 0", 2, f"Invalid value for '--epochs': Input should be greater than or equal to 1. {HELP.format('train')}"),
     ("train cohort --out new --recipe fancy", 2, f"Invalid value for '--recipe': 'fancy' is not one of 'default', 'taught', 'paper', 'paper_constrained', 'paper_budget'. {HELP.format('train')}"),
-    ("split cohort --folds two", 2, f"Invalid value for '--folds': it must be a whole number. {HELP.format('split')}"),
-    ("view gce --port 99999", 2, f"Invalid value for '--port': it must be at most 65535. {HELP.format('view')}"),
+    ("split cohort --folds two", 2, f"Invalid value for '--folds': Input should be a valid integer, unable to parse string as an integer. {HELP.format('split')}"),
+    ("view gce --port 99999", 2, f"Invalid value for '--port': Input should be less than or equal to 65535. {HELP.format('view')}"),
     # Settings
     ("train cohort --out new --set lr=0.1", 2, f"There is no setting 'lr'. Did you mean learning_rate? There are: {SETTINGS}"),
     ("train cohort --out new --set budget=0.1", 2, f"There is no setting 'budget'. Did you mean evidence.budget? There are: {SETTINGS}"),
@@ -104,7 +104,7 @@ MISTAKES = [
     ("diagnose gce --only snrr", 2, "Unknown diagnostic 'snrr'. Did you mean snr? Choose from: snr, budget, posthoc, …"),
     ("audit cohort --model abmil --out new.json", 2, "--model 'abmil' is neither a run folder nor a callable of yours, which is written package.module:callable."),
     ("audit cohort --model my_lab:predict --out new.json", 2, "--model 'my_lab:predict': module 'my_lab' cannot be imported (No module named 'my_lab'). It is looked for among the installed packages and in the working folder."),
-    ("audit cohort --model gce --budget 5 --out new.json", 2, f"Invalid value for '--budget': it must be at most 1. {HELP.format('audit')}"),
+    ("audit cohort --model gce --budget 5 --out new.json", 2, f"Invalid value for '--budget': Input should be less than or equal to 1. {HELP.format('audit')}"),
     ("adopt missing.pt --host abmil --cohort cohort --out new", 1, "missing.pt does not exist. Give the file of weights that your training wrote."),
     ("anchors fit-bridge unsplit", 1, "unsplit/anchors.h5 does not exist. Make it with 'gcemil anchors embed FAMILY --out unsplit'."),
     ("repack nowhere", 1, "nowhere does not exist. Give a feature file, or a folder of them."),

@@ -296,10 +296,10 @@ def test_a_host_that_cannot_be_made_begins_no_run(cohort, tmp_path):
     [
         ("nowhere_to_be_found:Host", {}, r"module 'nowhere_to_be_found' cannot be imported \(No module named"),
         ("test_own_host:Absent", {}, "there is no 'Absent' in 'test_own_host'. There are: .*QuarterPool"),
-        ("test_own_host:PAGE", {}, "is no host but a .*Path. A host is a class: a torch.nn.Module"),
-        ("json:JSONDecoder", {}, "is no host but another class"),
-        ("my host:Class", {}, "'my host:Class' is no import path. Write it as package.module:Name"),
-        ("../evil:Class", {}, "is no import path"),
+        ("test_own_host:PAGE", {}, "is not a host but a .*Path: a host is a subclass of torch.nn.Module"),
+        ("json:JSONDecoder", {}, "is not a host: a host is a subclass"),
+        ("my host:Class", {}, "'my host:Class' is not an import path. Write it as package.module:Name"),
+        ("../evil:Class", {}, "is not an import path"),
         ("resnet", {}, "Unknown host 'resnet'. Choose one of: abmil, .*; or name a class of your own"),
         (OURS, {"colour": 1}, "has no option 'colour'. It accepts: width, sharpness"),
         (OURS, {"in_dim": 9}, "has no option 'in_dim'. It accepts: width, sharpness"),
@@ -307,7 +307,7 @@ def test_a_host_that_cannot_be_made_begins_no_run(cohort, tmp_path):
         ("test_own_host:PlainWithCoords", {}, "its constructor needs 'dim'.* --set host.options.dim=VALUE"),
         ("test_own_host:HalfAHost", {}, "honours the Host protocol in part: it has no 'aggregate'"),
         ("test_own_host:Forgetful", {}, "has no 'in_dim', which the Host protocol names"),
-        ("test_own_host:Narrow", {}, "was asked for in_dim 12 and has 11"),
+        ("test_own_host:Narrow", {}, "should have in_dim 12 and has 11"),
         ("test_own_host:WrongForm", {}, r"scores of shape \(15,\) for 16 patches and 2 outputs; it is to be \(16,\)"),
         ("test_own_host:Bare", {}, "answers a bag with Tensor, not with gcemil.HostOutput"),
         ("test_own_host:Failing", {}, r"failed on a bag of 16 patches of width 12 \(RuntimeError: .*test_own_host.py line"),
@@ -441,7 +441,7 @@ def test_a_grid_names_a_host_that_cannot_be_imported_before_it_runs(tmp_path):
     assert "module 'nowhere_to_be_found' cannot be imported" in message
     path.write_text(small_grid(hosts=["a b:Host"]).to_yaml())
     message = refused("benchmark", path, "--out", tmp_path / "results", "--dry-run", error=ConfigError)
-    assert "Grid 'four': Host 'a b:Host' is no import path" in message
+    assert "Grid 'four': Host 'a b:Host' is not an import path" in message
 
 
 class TestThePage:

@@ -155,7 +155,7 @@ class Grid(Settings):
     @classmethod
     def _has_nothing_twice(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
         if len(set(values)) < len(values):
-            raise ValueError("an entry stands twice")
+            raise ValueError("an entry is listed twice")
         return values
 
     @field_validator("folds", "seeds")
@@ -316,7 +316,7 @@ def plain_rival(grid: Grid, run: RunKey) -> RunKey | None:
 
 
 def other_seeds(grid: Grid, run: RunKey) -> tuple[RunKey, ...]:
-    """The same fold trained from the other seeds, where stability is asked for."""
+    """The same fold trained from the other seeds, where stability is measured."""
     if "stability" not in fold_diagnostics(grid, run):
         return ()
     return tuple(replace(run, seed=seed) for seed in grid.seeds if seed != run.seed)

@@ -7,7 +7,6 @@ its kind. Before the first unit of a kind has finished, nothing is expected of i
 
 from __future__ import annotations
 
-import math
 import sys
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterator, Sequence
@@ -18,16 +17,10 @@ from statistics import median
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from gcemil.bags.arrays import read_patch_layout
-from gcemil.bags.cohort import Cohort
-from gcemil.benchmark.grid import CohortKey, CohortSettings, DiagnosisKey, Grid, Key, RunKey
-from gcemil.benchmark.results import Results, read_cohort_record, read_log
+from gcemil.benchmark.grid import CohortKey, DiagnosisKey, Key, RunKey
+from gcemil.benchmark.results import Results, read_log
 from gcemil.benchmark.runner import Ending, Outcome
 from gcemil.errors import printable
-from gcemil.simulation.profile import find_size, load_profile, patch_bounds, resolve_dials
-
-LOOKED_AT = 40
-"""Slides of a real cohort whose patches are counted."""
 
 
 class UnitTimes:
@@ -139,49 +132,3 @@ def duration(seconds: float) -> str:
     if hours < 48:
         return f"{hours} h {minutes} min"
     return f"{hours // 24} d {hours % 24} h"
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The size of a cohort."""
-
-    bags: int
-    patches: float
-    """Mean per bag."""
-    width: int
-
-    @property
-    def gigabytes(self) -> float:
-        """Features in half precision."""
-        return self.bags * self.patches * self.width * 2 / 1e9
-
-
-def cohort_shape(grid: Grid, results: Results, name: str) -> Shape:
-    """From the files where the cohort is there, from the profile where it is not yet."""
-    record = read_cohort_record(results, name)
-    settings = grid.cohorts[name]
-    if record is not None:
-        mean = record["patches"]["total"] / record["bags"]
-        return Shape(record["bags"], mean, record["feature_dim"])
-    if settings.folder is None:
-        return simulated_shape(settings)
-    cohort = Cohort.load(settings.folder)
-    looked_at = cohort.slides[:LOOKED_AT]
-    counts = [read_patch_layout(cohort.feature_file(row.slide_id))[0] for row in looked_at]
-    mean = sum(counts) / len(counts) * len(cohort.slides) / len(cohort.bags)
-    return Shape(len(cohort.bags), mean, cohort.card.feature_dim)
-
-
-def simulated_shape(settings: CohortSettings) -> Shape:
-    """Patch counts are log-uniform, so their mean is known."""
-    profile, rung = load_profile(str(settings.profile)), find_size(settings.size)
-    fewest, most = patch_bounds(profile, settings.size)
-    slides = settings.n_slides or rung.slides or profile.slides
-    per_case = resolve_dials(profile.dials, settings.dials).slides_per_case
-    joined = per_case if profile.task == "survival" else 1.0
-    mean = float(most) if most == fewest else (most - fewest) / math.log(most / fewest)
-    return Shape(
-        bags=round(slides / joined),
-        patches=joined * mean,
-        width=settings.dim or rung.feature_dim,
-    )

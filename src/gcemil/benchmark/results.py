@@ -1,4 +1,4 @@
-"""The results folder: where things lie, who is at work on what, the log of everything that was executed, and what it found.
+"""The results folder: its paths, its locks, and the log of what was executed.
 
   grids/<grid>.yaml                   every grid that was run into this folder
   cohorts/<cohort>, <cohort>.json     simulated cohorts; what each cohort is
@@ -38,14 +38,14 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Failure:
-    """What failures/**.json says."""
+    """Content of failures/**.json."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Event:
-    """What every line of the log says."""
+    """Fields of every line of the log."""
 
     key: str
     event: str
@@ -53,7 +53,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Ended(Event):
-    """What a line says of an execution that ended well."""
+    """A line about an execution that finished."""
 
     seconds: float
     whole: bool
@@ -82,14 +82,14 @@ class Results:
         return self.folder / "failures" / f"{key.path}.json"
 
     def remove_empty_failures(self) -> None:
-        """Folders of failures that are none any more, so that a mended grid lies there like one that never failed."""
+        """Remove empty folders, so that a repaired grid looks like one that never failed."""
         root = self.folder / "failures"
         for folder in (*sorted(root.rglob("*/"), reverse=True), root):
             with suppress(OSError):  # not empty, or not there
                 folder.rmdir()
 
     def lock(self, name: object) -> Path:
-        """Who works on something."""
+        """The lock of a piece of work."""
         return self.folder / "claims" / f"{name}.lock"
 
     @property
@@ -127,7 +127,7 @@ def claim(path: Path, *, wait: bool = False) -> Iterator[bool]:
 
 
 def append_log(results: Results, key: Key, event: str, **facts: Any) -> None:
-    """One line of its own, also when several machines write, and after what a killed process left half written."""
+    """Append one line; safe with several writers, and after a line that a killed process left incomplete."""
     record = {
         "key": str(key.path), "event": event, "time": time.time(), "host": socket.gethostname(), "pid": os.getpid(), **facts,
     }  # fmt: skip
@@ -138,12 +138,11 @@ def append_log(results: Results, key: Key, event: str, **facts: Any) -> None:
 
 
 def read_log(results: Results) -> list[Record]:
-    """Every line; what a killed process left half written is no record."""
+    """Every complete line of the log."""
     if not results.log.is_file():
         return []
     records = []
     for line in read_text(results.log).split("\n"):
-        # A million lines of rubbish must not take a refusal each.
         if not line.startswith("{"):
             continue
         with suppress(InputError):

@@ -1,9 +1,9 @@
-"""One key executed: claimed, done, written down. Nothing that is finished is done again; a failure is a record.
+"""Execute one key: lock it, do the work, log the outcome. Finished work is not repeated; a failure is a record.
 
-A fold is trained when metrics.json is there, and diagnosed when every diagnostic asked for is. Training goes on inside a
-fold where a killed process stopped, to the same bits.
+A fold is trained when metrics.json is there, and diagnosed when every diagnostic of the grid is. Training continues
+in a fold where a killed process stopped, with identical results.
 
-A cohort is simulated once by whoever comes first, or it is a folder that exists; checked once either way.
+A cohort is simulated once, by the first process that needs it, or it is an existing folder; it is checked once either way.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from gcemil.cli.console import print_json, print_table, say
-from gcemil.cli.options import parse_pairs, seed_option
+from gcemil.cli.options import JSON, TRUST_REMOTE_CODE, WEIGHTS, parse_pairs, seed_option
 from gcemil.errors import InputError
 from gcemil.resources import shipped_names
 
@@ -24,7 +24,7 @@ app = typer.Typer(help="Anchors from text, and the bridge from features to them.
 @app.command("list")
 def list_families(
     family: str | None = typer.Argument(None, help=f"One of {FAMILIES}; all by default."),
-    as_json: bool = typer.Option(False, "--json", help="Print the families as JSON."),
+    as_json: bool = JSON,
 ) -> None:
     """List the prompts of every disease family: the concept that tables show, and the wording that is embedded.
 
@@ -51,10 +51,8 @@ def embed(
     templates: Path | None = typer.Option(
         None, help="A text file with one template per line, {} where the prompt goes."
     ),
-    weights: Path | None = typer.Option(None, help="A local copy of the model's page, in place of the hub."),
-    trust_remote_code: bool = typer.Option(
-        False, "--trust-remote-code", help="Run the Python code that comes with the model's page."
-    ),
+    weights: Path | None = WEIGHTS,
+    trust_remote_code: bool = TRUST_REMOTE_CODE,
 ) -> None:
     """Embed the prompts of a disease family once, with their provenance, for training to use as frozen anchors.
 
@@ -104,7 +102,7 @@ def from_examples(
         help="Masks <slide>.png that hold several concepts: the value of one as concept=value; may be repeated.",
     ),
     seed: int = seed_option("which examples are taken where there are more"),
-    as_json: bool = typer.Option(False, "--json", help="Print what every fold can use as JSON."),
+    as_json: bool = JSON,
 ) -> None:
     """Make anchors of patches that you name: no text encoder, no pairs, and they ground the evidence as prompts do.
 
@@ -155,7 +153,7 @@ def fit_bridge(
     rank: int = typer.Option(128, min=1, help="Rank of the bridge, as in training."),
     ridge: float = typer.Option(0.01, help="Strength of the ridge, as in training."),
     seed: int = seed_option("how pairs are dealt into folds"),
-    as_json: bool = typer.Option(False, "--json", help="Print the report as JSON."),
+    as_json: bool = JSON,
 ) -> None:
     """Fit the bridge on pairs and judge it on pairs it has not seen; training fits the same bridge by itself.
 

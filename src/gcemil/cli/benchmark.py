@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gcemil.cli.options import jobs_option, seed_option
+from gcemil.cli.options import JSON, jobs_option, seed_option
 
 if TYPE_CHECKING:
     from gcemil.benchmark.grid import Grid, Key
@@ -35,7 +35,7 @@ def benchmark(
     ),
     seed: int | None = seed_option("one training seed, in place of the grid's", None),
     dry_run: bool = typer.Option(False, "--dry-run", help="Show the plan and an estimate, and run nothing."),
-    as_json: bool = typer.Option(False, "--json", help="Print the plan or the summary as JSON."),
+    as_json: bool = JSON,
 ) -> None:
     """Train and diagnose every fold of a grid; a grid that was stopped goes on where it was.
 
@@ -94,10 +94,10 @@ def benchmark(
 def _print_plan(
     grid: Grid, results: Results, times: UnitTimes, todo: list[Key], workers: int | None, as_json: bool
 ) -> None:
-    """What would run, how long it would take, and what it needs on disk."""
+    """What would run, and how long it would take."""
     from gcemil.benchmark.engines import affordable_workers
     from gcemil.benchmark.grid import RunKey, plan_work
-    from gcemil.benchmark.progress import cohort_shape, duration
+    from gcemil.benchmark.progress import duration
     from gcemil.cli.console import print_json, print_table, say
 
     plan, left = plan_work(grid), set(todo)
@@ -108,14 +108,12 @@ def _print_plan(
         return
     rows = []
     for name, settings in grid.cohorts.items():
-        shape = cohort_shape(grid, results, name)
         folds = [key for key in plan if isinstance(key, RunKey) and key.cohort == name]
         source = settings.folder or f"simulated '{settings.profile}', {settings.size}"
-        size = (shape.bags, f"{shape.patches:.0f}", shape.width, f"{shape.gigabytes:.2f}")
         seconds = times.total([key for key in todo if key.cohort == name])
         time_left = "-" if seconds is None else duration(seconds)
-        rows.append((name, source, *size, len(folds), sum(key in left for key in folds), time_left))
-    columns = ("cohort", "from", "bags", "patches/bag", "width", "GB", "folds", "to train", "one worker")
+        rows.append((name, source, len(folds), sum(key in left for key in folds), time_left))
+    columns = ("cohort", "from", "folds", "to train", "one worker")
     print_table(f"Grid '{grid.name}' into {results.folder}", columns, rows)
     say(
         f"hosts {', '.join(grid.hosts)} · arms {', '.join((*grid.arms, *grid.variants))} · "

@@ -1,4 +1,4 @@
-"""What a cohort is made of: gcemil inspect, import, validate, split and repack."""
+"""Make and check a cohort: gcemil inspect, import, validate and split."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 import typer
 
 from gcemil.cli.console import print_json, print_table, progress, say
-from gcemil.cli.options import Task, parse_parts, seed_option
+from gcemil.cli.options import CLASSES, JSON, LABELS, TARGET, TASK, Task, parse_parts, require, seed_option
 from gcemil.errors import CohortError, InputError, UsageError
 
 
 def inspect(
     path: Path = typer.Argument(help="Any file or folder."),
-    as_json: bool = typer.Option(False, "--json", help="Print the findings as JSON."),
+    as_json: bool = JSON,
 ) -> None:
     """Say what a file or folder is (CLAM, TRIDENT, STAMP, torchmil, ours), and the command to use it with.
 
@@ -39,21 +39,20 @@ def inspect(
 
 
 def import_(
+    context: typer.Context,
     source: Path = typer.Argument(help="A features folder of CLAM, TRIDENT, STAMP or torchmil."),
-    out: Path = typer.Option(..., help="The cohort folder to write."),
-    labels: Path | None = typer.Option(
-        None, help="The label table (CSV, TSV, XLSX), in any of the known dialects."
-    ),
+    out: Path | None = typer.Option(None, help="The cohort folder to write."),
+    labels: Path | None = LABELS,
     slide_table: Path | None = typer.Option(None, help="STAMP: the table that joins patients and files."),
     recipe: str | None = typer.Option(
         None, help="A dataset of the paper, such as bracs: its official table and classes."
     ),
-    task: Task | None = typer.Option(None, help="Where the table allows both."),
-    target: str | None = typer.Option(None, help="The label column, where there are several."),
+    task: Task | None = TASK,
+    target: str | None = TARGET,
     time: str | None = typer.Option(None, help="The time column, where there are several."),
     event: str | None = typer.Option(None, help="The event column, where there are several."),
     endpoint: str | None = typer.Option(None, help="The survival endpoint, such as os or dss."),
-    classes: str | None = typer.Option(None, help="Class names in order, separated by commas."),
+    classes: str | None = CLASSES,
     splits: Path | None = typer.Option(None, help="The tool's split files, to be taken over."),
     official_split: bool = typer.Option(
         False, "--official-split", help="Recipe with an official test set (camelyon16): take it as fold 0."
@@ -70,12 +69,23 @@ def import_(
         None, help="Which features, where a job has those of several encoders."
     ),
     coords_dir: Path | None = typer.Option(None, help="CLAM: the folder of coordinate files."),
-    as_json: bool = typer.Option(False, "--json", help="Print the report as JSON."),
+    repack: bool = typer.Option(
+        False,
+        "--repack",
+        help="Import nothing: rewrite the HDF5 files of SOURCE that are chunked row by row or compressed, which "
+        "read an order of magnitude slower, as contiguous ones.",
+    ),
+    as_json: bool = JSON,
 ) -> None:
     """Write a cohort from another tool's features and labels; every assumption is printed and recorded.
 
     Example: gcemil import trident_job --labels labels.csv --out cohorts/mine
     """
+    if repack:
+        _repack(source)
+        return
+    out = require(out, "--out", context)
+
     from gcemil.bags.foreign.cohort_import import import_cohort
     from gcemil.bags.foreign.datasets import import_dataset
     from gcemil.bags.foreign.dialects import Choice
@@ -129,7 +139,7 @@ def import_(
 
 def validate(
     cohort: Path = typer.Argument(help="A cohort folder."),
-    as_json: bool = typer.Option(False, "--json", help="Print the problems as JSON."),
+    as_json: bool = JSON,
 ) -> None:
     """Find everything that would spoil training: files, values, ids, labels, leakage, survival coding.
 
@@ -141,7 +151,7 @@ def validate(
     from gcemil.bags.cohort import read_card
 
     if not (cohort / "cohort.yaml").is_file():
-        # A table of problems is for cohorts; what is none is told in one sentence.
+        # A folder that is not a cohort gets one sentence instead of a table of problems.
         read_card(cohort)
     with progress("checking slides") as advance:
         problems = checks.validate(cohort, advance)
@@ -216,15 +226,8 @@ def split(
     say(f"next: gcemil train {shlex.quote(str(cohort))} --out runs/{loaded.folder.resolve().name}")
 
 
-def repack(
-    path: Path = typer.Argument(help="A feature file, or a folder of them (a cohort works too)."),
-) -> None:
-    """Rewrite HDF5 files that hold one row per chunk, or are compressed, as contiguous ones; values stay the same.
-
-    CLAM and TRIDENT write such files; they read an order of magnitude slower. A link is never rewritten.
-
-    Example: gcemil repack cohorts/bracs
-    """
+def _repack(path: Path) -> None:
+    """Rewrite a file, or the files of a folder, with the same values; links are left alone."""
     from gcemil.bags import store
 
     files = [path] if path.is_file() else sorted(path.rglob("*.h5"))
@@ -241,7 +244,7 @@ def repack(
     say(f"{path}: {done} of {len(files)} files rewritten, {len(links)} links left alone.")
     if links:
         sources = sorted({str(file.resolve().parent) for file in links})
-        typed = " ".join(f"'gcemil repack {shlex.quote(source)}'" for source in sources)
+        typed = " ".join(f"'gcemil import --repack {shlex.quote(source)}'" for source in sources)
         say(
             f"Links point to another tool's files: run {typed} if they may be changed, or import again with --copy."
         )

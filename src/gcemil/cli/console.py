@@ -127,7 +127,7 @@ def is_set(variable: str) -> bool:
 
 
 def shows_bars() -> bool:
-    """Whether progress is a bar that moves; on a pipe, or where lines were asked for, it is not."""
+    """Whether progress is a moving bar: on a terminal, without --verbose."""
     return sys.stderr.isatty() and not is_set(VERBOSE)
 
 

@@ -24,7 +24,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "stability": {"repeats": 2},
     "cost": {"repeats": 3, "timed_bags": 4},
 }
-"""What would take longest is asked in its shorter form: rivals at the cost of a pass, fewer repeats."""
+"""Cheaper forms of the slowest diagnostics: rivals that cost one pass, fewer repeats."""
 
 
 def demo(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from gcemil.cli.console import print_json, print_table, progress, say, warn_of_model
-from gcemil.cli.options import FOLDS, TRUST_HOST, jobs_option, parse_folds, seed_option
+from gcemil.cli.options import FOLDS, JSON, TRUST_HOST, jobs_option, parse_folds, seed_option
 from gcemil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 FEW_FIGURES = 5
-"""Figures of a row that are printed unasked; --all prints the others."""
+"""Figures of a row that are printed without --all."""
 
 
 def diagnose(
@@ -36,7 +36,7 @@ def diagnose(
     again: bool = typer.Option(False, "--again", help="Measure again what is already there."),
     seed: int = seed_option("random subsets and perturbations"),
     trust_host: list[str] = TRUST_HOST,
-    as_json: bool = typer.Option(False, "--json", help="Print the joined findings as JSON."),
+    as_json: bool = JSON,
 ) -> None:
     """Measure sufficiency, necessity, recoverability and more by intervention; oracle and random beside every rule.
 
@@ -146,7 +146,7 @@ def _print_rows(title: str, rows: Sequence[Row], most: int | None) -> None:
     from gcemil.tables import format_spread
 
     labels = list(dict.fromkeys(name for row in rows for name in row.labels))
-    # A label that all rows share is said once, above.
+    # A label that all rows share goes into the title.
     shared = [name for name in labels if len({row.labels.get(name) for row in rows}) == 1 and len(rows) > 1]
     title = ", ".join([title, *(rows[0].labels[name] for name in shared if name in rows[0].labels)])
     labels = [name for name in labels if name not in shared]
@@ -183,7 +183,7 @@ def review(
         None, help="Write the QuPath script that shows evidence and exports marks to this file, and leave."
     ),
     trust_host: list[str] = TRUST_HOST,
-    as_json: bool = typer.Option(False, "--json", help="Print the finding as JSON."),
+    as_json: bool = JSON,
 ) -> None:
     """Ask how far a reviewer agrees with the evidence, and with attention at the same number of patches.
 
@@ -245,7 +245,7 @@ def audit(
     cohort: Path = typer.Argument(help="A cohort folder; truth/ in it adds the oracle."),
     model: str = typer.Option(
         ...,
-        help="A run folder, of which the fold's network is audited; or pkg.module:callable, whose module is imported, "
+        help="A run folder, whose fold is audited; or pkg.module:callable, whose module is imported, "
         "which RUNS ITS CODE: name only code you trust.",
     ),
     scores: list[Path] = typer.Option(
@@ -265,7 +265,7 @@ def audit(
     ),
     out: Path = typer.Option(Path("audit.json"), help="Where the finding is written."),
     seed: int = seed_option("random subsets and perturbations"),
-    as_json: bool = typer.Option(False, "--json", help="Print the finding as JSON."),
+    as_json: bool = JSON,
 ) -> None:
     """Keep and remove the patches an explanation names, beside random patches and, where known, the true ones.
 

@@ -8,6 +8,7 @@ import platform
 import typer
 
 from gcemil.cli.console import print_json, print_table
+from gcemil.cli.options import JSON
 
 EXTRAS = {
     "wsi": ("openslide", "tifffile"),
@@ -24,7 +25,7 @@ EXTRAS = {
 }
 
 
-def doctor(as_json: bool = typer.Option(False, "--json", help="Print the findings as JSON.")) -> None:
+def doctor(as_json: bool = JSON) -> None:
     """Check this machine: versions, device, optional extras, write access.
 
     Example: gcemil doctor

@@ -9,7 +9,20 @@ from typing import TYPE_CHECKING
 import typer
 
 from gcemil.cli.console import print_json, print_table, progress, say
-from gcemil.cli.options import HEATMAP, TRUST_HOST, UNIT, HeatMapName, Unit
+from gcemil.cli.options import (
+    HEATMAP,
+    JSON,
+    NECESSITY,
+    RECOVERABILITY,
+    RUN,
+    SUFFICIENCY,
+    TRUST_HOST,
+    TRUST_REMOTE_CODE,
+    UNIT,
+    WEIGHTS,
+    HeatMapName,
+    Unit,
+)
 from gcemil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def explain(
-    run: Path = typer.Argument(help="A run folder."),
+    run: Path = RUN,
     file: Path | None = typer.Argument(
         None, help="A slide or feature file outside the cohort; leave it out with --slide or --slides."
     ),
@@ -44,7 +57,7 @@ def explain(
     ),
     thumbnail: Path | None = typer.Option(
         None,
-        help="A picture of the whole slide, to lie under the overlay; by default the one 'gcemil patch' made.",
+        help="A picture of the whole slide, to lie under the overlay; by default the one 'gcemil encode' made.",
     ),
     downsample: float | None = typer.Option(
         None,
@@ -53,18 +66,16 @@ def explain(
     budget: float | None = typer.Option(
         None, help="Share of patches, for a run without the wrapper (0.05 by default)."
     ),
-    sufficiency: float = typer.Option(0.05, min=0, help="Largest change that still counts as sufficient."),
-    necessity: float = typer.Option(0.05, min=0, help="Smallest change that counts as necessary."),
-    recoverability: float = typer.Option(0.01, min=0, help="Largest gap between gates and evidence."),
+    sufficiency: float = SUFFICIENCY,
+    necessity: float = NECESSITY,
+    recoverability: float = RECOVERABILITY,
     mpp: float | None = typer.Option(
         None, help="Micrometres per level-0 pixel, for a file that does not state it."
     ),
-    weights: Path | None = typer.Option(None, help="A local copy of the encoder's page, for a slide file."),
-    trust_remote_code: bool = typer.Option(
-        False, "--trust-remote-code", help="Run the Python code that comes with the encoder's page."
-    ),
+    weights: Path | None = WEIGHTS,
+    trust_remote_code: bool = TRUST_REMOTE_CODE,
     trust_host: list[str] = TRUST_HOST,
-    as_json: bool = typer.Option(False, "--json", help="Print the certificate and the files as JSON."),
+    as_json: bool = JSON,
 ) -> None:
     """Write one slide's evidence as HDF5, JSON, QuPath GeoJSON and overlay, with its keep/remove certificate.
 
@@ -232,7 +243,7 @@ def _show(output: float | None) -> str:
 
 
 def export(
-    run: Path = typer.Argument(help="A run folder."),
+    run: Path = RUN,
     pretrained: Path | None = typer.Option(
         None, help="Write config.json, model.safetensors and a model card into this new folder."
     ),
@@ -247,7 +258,7 @@ def export(
         "unknown", "--license", help="The licence of the model, as the card shall name it."
     ),
     trust_host: list[str] = TRUST_HOST,
-    as_json: bool = typer.Option(False, "--json", help="Print what was written as JSON."),
+    as_json: bool = JSON,
 ) -> None:
     """Give a model away without its run and cohort, or its evidence to tools that read SpatialData.
 

@@ -6,19 +6,14 @@ goes wrong is one sentence on standard error; `--debug` (or GCEMIL_DEBUG=1) show
 
 from __future__ import annotations
 
-import _thread
-import inspect
 import os
-import re
 import select
 import shlex
 import sys
-import threading
 import traceback
 from collections.abc import Callable
-from enum import StrEnum
 from pathlib import Path
-from typing import Any, TextIO, get_args, get_origin, get_type_hints
+from typing import Any, TextIO
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -45,13 +40,19 @@ DEBUG = "GCEMIL_DEBUG"
 """Set to 1 it shows tracebacks; worker processes inherit it."""
 STOPPED = 130
 """What a shell expects of a command that Ctrl-C ended."""
-INTERRUPT_AGAIN_S = 0.05
-RESUMING = frozenset({"adopt", "annotate", "benchmark", "compose", "demo", "diagnose", "encode", "import", "patch", "predict", "prefilter", "repack", "report", "simulate", "train"})  # fmt: skip
-"""Commands that, given again, go on where they stopped or do again what was not finished."""
+RESUMING = frozenset({"adopt", "annotate", "benchmark", "compose", "demo", "diagnose", "encode", "import", "predict", "prefilter", "report", "simulate", "train"})  # fmt: skip
+"""Commands that continue where they stopped when they are given again."""
+ALIASES = {
+    "config": ("train", "--print-config"),
+    "evaluate": ("train", "--again"),
+    "patch": ("encode", "--patches-only"),
+    "repack": ("import", "--repack"),
+}
+"""Old names of commands, and what they are now. They work until the next release."""
 
 
 class Command(TyperCommand):
-    """One command; its flags show as flags, without a value."""
+    """One command; its help shows flags without a value."""
 
     def get_params(self, ctx: Any) -> Any:
         """Options and arguments, with nothing after a flag."""
@@ -62,9 +63,6 @@ def _bare_flags(params: list[Any]) -> list[Any]:
     for param in params:
         if getattr(param, "is_flag", False):
             param.metavar = ""
-        elif param.param_type_name == "argument":
-            # Its name says what it is; beside it stood a type of Python.
-            param.display_type_rich = lambda ctx: None
     return params
 
 
@@ -75,14 +73,18 @@ class Commands(TyperGroup):
         """The options of the group itself, with nothing after a flag."""
         return _bare_flags(super().get_params(ctx))
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command of a name or of an old name."""
+        return super().resolve_command(ctx, [*ALIASES.get(args[0], args[:1]), *args[1:]])
+
     def invoke(self, ctx: Any) -> Any:
-        """Run a command, and end well when it is stopped or its output is no longer read."""
+        """Run a command; handle Ctrl-C and a closed output pipe."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
             again = "; run the same command again to go on" if ctx.invoked_subcommand in RESUMING else ""
             print(f"\ngcemil: stopped{again}.", file=sys.stderr)
-            # A caller that is no shell has no command to give again.
+            # A caller from Python has no command line to repeat.
             if again and Path(sys.argv[0]).name.startswith("gcemil"):
                 print(f"  gcemil {printable(shlex.join(sys.argv[1:]))}", file=sys.stderr)
             raise typer.Exit(STOPPED) from None
@@ -110,20 +112,17 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
         "demo": demo.demo,
         "doctor": doctor.doctor,
         "inspect": cohort.inspect,
-        "config": train.config,
     },
     "Make a cohort": {
         "import": cohort.import_,
         "encode": slides.encode,
-        "patch": slides.patch,
         "annotate": slides.annotate,
         "simulate": simulate.simulate,
         "compose": simulate.compose,
         "validate": cohort.validate,
         "split": cohort.split,
-        "repack": cohort.repack,
     },
-    "Train": {"train": train.train, "adopt": train.adopt, "evaluate": train.evaluate},
+    "Train": {"train": train.train, "adopt": train.adopt},
     "Look at evidence": {
         "explain": explain.explain,
         "predict": predict.predict,
@@ -143,37 +142,11 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
 """The commands as '--help' groups them."""
 
 
-def _show_kinds(function: Callable[..., None]) -> Callable[..., None]:
-    """The command with words for what each option takes: a flag takes nothing, and no type of Python is shown."""
-    kinds = get_type_hints(function)
-    for name, parameter in inspect.signature(function).parameters.items():
-        declared = parameter.default
-        if getattr(declared, "metavar", "given") is None:
-            is_argument = (
-                not getattr(declared, "param_decls", None) and type(declared).__name__ == "ArgumentInfo"
-            )
-            more = "..." if get_origin(kinds[name]) is list else ""
-            declared.metavar = f"{name.upper()}{more}" if is_argument else _name_kind(kinds[name])
-    return function
-
-
-def _name_kind(kind: Any) -> str:
-    parts = [part for part in get_args(kind) or (kind,) if part is not type(None)]
-    first = parts[0]
-    if first is bool:
-        return ""
-    if isinstance(first, type) and issubclass(first, StrEnum):
-        return "|".join(choice.value for choice in first)
-    return {Path: "PATH", int: "NUMBER", float: "NUMBER"}.get(first, "TEXT")
-
-
 for _group, _commands in GROUPS.items():
     for _name, _function in _commands.items():
-        app.command(_name, cls=Command, rich_help_panel=_group)(_show_kinds(_function))
+        app.command(_name, cls=Command, rich_help_panel=_group)(_function)
     if _group == "Make a cohort":
         for _info in anchors.app.registered_commands:
-            if _info.callback is not None:
-                _show_kinds(_info.callback)
             _info.cls = Command
         app.add_typer(anchors.app, name="anchors", rich_help_panel=_group)
 
@@ -201,9 +174,8 @@ ANYWHERE = {"--debug": DEBUG, "--quiet": QUIET, "--verbose": VERBOSE}
 
 
 def main() -> None:
-    """Run a command; an error is one sentence on standard error, with its traceback only where that was asked for."""
+    """Run a command; an error is one sentence on standard error, with its traceback under --debug."""
     arguments = sys.argv[1:]
-    sys.unraisablehook = repeat_lost_interrupt
     for flag, variable in ANYWHERE.items():
         if flag in arguments:
             os.environ[variable] = "1"
@@ -219,46 +191,20 @@ def main() -> None:
         flush_output()
 
 
-def repeat_lost_interrupt(lost: sys.UnraisableHookArgs) -> None:
-    """Give Ctrl-C once more where Python could not raise it: in a weak reference's clean-up it is printed and forgotten."""
-    if isinstance(lost.exc_value, KeyboardInterrupt):
-        # A moment later: an interrupt that is raised in here would be lost as well.
-        threading.Timer(INTERRUPT_AGAIN_S, _thread.interrupt_main).start()
-    else:
-        sys.__unraisablehook__(lost)
-
-
 def is_misuse(error: Exception) -> bool:
     """Whether the command line itself was not understood."""
     return hasattr(error, "format_message")
 
 
 def describe_misuse(error: Any) -> str:
-    """What was not understood of the command line, in one sentence, and where to read on."""
+    """What the parser did not understand, and the command that explains more."""
     said = " ".join(error.format_message().split())
-    for pattern, plain in MISUSE:
-        said = re.sub(pattern, plain, said)
     context = getattr(error, "ctx", None)
     command = "gcemil" if context is None else context.command_path
     end = "" if said.endswith("?") else "."
     return f"{said.rstrip('.')}{end} See '{command} --help'."
 
 
-MISUSE = (
-    (r"Value error, ", ""),
-    (r"Input should be greater than or equal to ", "it must be at least "),
-    (r"Input should be less than or equal to ", "it must be at most "),
-    (r"Input should be greater than ", "it must be more than "),
-    (r"Input should be less than ", "it must be less than "),
-    (r"Input should be a valid integer.*", "it must be a whole number"),
-    (r"Input should be a valid number.*", "it must be a number"),
-    (r"No such option: (\S+) \(Possible options: ([^)]*)\)", r"There is no option \1. Did you mean \2?"),
-    (r"No such option: (\S+?)\.?$", r"There is no option \1"),
-    (r"Got unexpected extra argument\S* \((.*)\)", r"There is one argument too many: \1"),
-    (r"No such command ", "There is no command "),
-    (r"Missing (option|argument|parameter) '(\S+)'", r"\2 is missing"),
-    (r"Option '(\S+)' requires an argument", r"\1 needs a value after it"),
-)
 """The parser's own words, and ours."""
 
 
@@ -277,21 +223,20 @@ def flush_output() -> bool:
     """Print what is left; True when the reader of our output, such as `head`, has gone and further output is dropped."""
     try:
         sys.stdout.flush()
-        left = _has_no_reader(sys.stdout)
+        is_gone = _has_no_reader(sys.stdout)
     except OSError:
-        # No reader, or no room where the output is kept.
-        left = True
-    if left:
-        # Python flushes once more at its end, and would complain there.
+        is_gone = True
+    if is_gone:
+        # Python flushes once more when it exits, and would print an error there.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return left
+    return is_gone
 
 
 def _has_no_reader(stream: TextIO) -> bool:
+    """Whether a pipe was closed; a failed write empties the buffer, so a second flush does not tell."""
     try:
-        asked = select.poll()
-        asked.register(stream.fileno(), select.POLLERR)
+        poll = select.poll()
+        poll.register(stream.fileno(), select.POLLERR)
     except (AttributeError, OSError, ValueError):
-        # No pipe, or a system that cannot be asked.
         return False
-    return any(events & select.POLLERR for _, events in asked.poll(0))
+    return any(events & select.POLLERR for _, events in poll.poll(0))

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -68,7 +68,7 @@ RECIPE: Any = typer.Option(
 )
 PRESET: Any = typer.Option(Preset.common, help="The common recipe, or how the authors of the host train it.")
 CONFIG: Any = typer.Option(
-    None, help="Settings from a YAML file (see 'gcemil config'), or those of a run: RUN or RUN/config.yaml."
+    None, help="Settings from a YAML file (see --print-config), or those of a run: RUN or RUN/config.yaml."
 )
 SETTING: Any = typer.Option(
     [], "--set", metavar="KEY=VALUE", help="One setting, such as evidence.budget=0.1; may be repeated."
@@ -82,6 +82,19 @@ DEVICE: Any = typer.Option(
     metavar="NAME",
     help="Where the network computes: auto, cpu, cuda, cuda:1 or mps; auto takes a GPU where there is one.",
 )
+
+RUN: Any = typer.Argument(help="A run folder.")
+JSON: Any = typer.Option(False, "--json", help="Print the result as JSON.")
+WEIGHTS: Any = typer.Option(None, help="A local copy of the encoder's page, in place of the hub.")
+TRUST_REMOTE_CODE: Any = typer.Option(
+    False, "--trust-remote-code", help="Run the Python code that comes with the encoder's page."
+)
+LABELS: Any = typer.Option(None, help="The label table (CSV, TSV, XLSX), in any of the known dialects.")
+TARGET: Any = typer.Option(None, help="The label column, where there are several.")
+CLASSES: Any = typer.Option(None, help="Class names in order, separated by commas.")
+SUFFICIENCY: Any = typer.Option(0.05, min=0, help="Largest change that still counts as sufficient.")
+NECESSITY: Any = typer.Option(0.05, min=0, help="Smallest change that counts as necessary.")
+RECOVERABILITY: Any = typer.Option(0.01, min=0, help="Largest gap between gates and evidence.")
 
 
 def seed_option(what: str, default: int | None = 0) -> Any:
@@ -101,7 +114,7 @@ def jobs_option(
 
 
 def refuse_beside_config(context: typer.Context, config: Path | None) -> None:
-    """What a settings file says already is not said again by an option, which would be passed over."""
+    """Refuse options that contradict a settings file."""
     settings = {"host": "host.name=NAME", "gce": "evidence=null", "recipe": "evidence.KEY=VALUE"}
     for name, instead in settings.items():
         if config is not None and str(context.get_parameter_source(name)).endswith("COMMANDLINE"):
@@ -117,6 +130,9 @@ class Task(StrEnum):
     survival = "survival"
 
 
+TASK: Any = typer.Option(None, help="Where the table allows both.")
+
+
 class Unit(StrEnum):
     """What is kept and removed (exports.explain.Unit)."""
 
@@ -125,7 +141,7 @@ class Unit(StrEnum):
 
 
 class HeatMapName(StrEnum):
-    """Measurements of which a heat map is drawn (exports.slide_export.HEATMAPS)."""
+    """Measurements that can be drawn as a heat map (exports.slide_export.HEATMAPS)."""
 
     evidence_score = "evidence_score"
     gate = "gate"
@@ -143,15 +159,23 @@ HEATMAP: Any = typer.Option(
 )
 
 
+def require(value: T | None, name: str, context: typer.Context) -> T:
+    """An argument or option that a command can do without in one of its modes only."""
+    if value is None:
+        raise UsageError(f"{name} is missing. See '{context.command_path} --help'.")
+    return value
+
+
 def resolve_settings(
-    config: Path | None,
-    host: str,
-    gce: bool,
-    recipe: str,
-    preset: Any,
-    epochs: int | None,
-    seed: int | None,
-    overrides: list[str],
+    *,
+    config: Path | None = None,
+    host: str = "abmil",
+    gce: bool = True,
+    recipe: str = "default",
+    preset: Any = "common",
+    epochs: int | None = None,
+    seed: int | None = None,
+    overrides: Sequence[str] = (),
     device: str | None = None,
 ) -> TrainSettings:
     """Settings from the file or the preset, then the options, then the assignments."""

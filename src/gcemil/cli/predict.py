@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING
 import typer
 
 from gcemil.cli.console import print_json, print_table, progress, say, warn_of_model
-from gcemil.cli.options import HEATMAP, TRUST_HOST, UNIT, HeatMapName, Unit, seed_option
+from gcemil.cli.options import (
+    HEATMAP,
+    JSON,
+    RUN,
+    TRUST_HOST,
+    TRUST_REMOTE_CODE,
+    UNIT,
+    WEIGHTS,
+    HeatMapName,
+    Unit,
+    seed_option,
+)
 from gcemil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,7 +40,7 @@ class Mode(StrEnum):
 
 
 def predict(
-    run: Path = typer.Argument(help="A run folder."),
+    run: Path = RUN,
     slides: list[Path] = typer.Argument(
         help="Slides (.svs, .tif ...), features (.h5 or .pt of gcemil, CLAM, TRIDENT or STAMP), folders of both, or patterns."
     ),
@@ -53,13 +64,11 @@ def predict(
     mpp: float | None = typer.Option(
         None, help="Micrometres per level-0 pixel, for slides and STAMP features that do not state it."
     ),
-    weights: Path | None = typer.Option(None, help="A local copy of the encoder's page, for slide files."),
-    trust_remote_code: bool = typer.Option(
-        False, "--trust-remote-code", help="Run the Python code that comes with the encoder's page."
-    ),
+    weights: Path | None = WEIGHTS,
+    trust_remote_code: bool = TRUST_REMOTE_CODE,
     again: bool = typer.Option(False, "--again", help="Do slides again that are done."),
     trust_host: list[str] = TRUST_HOST,
-    as_json: bool = typer.Option(False, "--json", help="Print the predictions as JSON."),
+    as_json: bool = JSON,
 ) -> None:
     """Predict slides that were not in the cohort, from their features or from the slides themselves.
 
@@ -152,7 +161,7 @@ def prefilter(
     ),
     seed: int = seed_option("the training of the student"),
     trust_host: list[str] = TRUST_HOST,
-    as_json: bool = typer.Option(False, "--json", help="Print every keep rate that was tried as JSON."),
+    as_json: bool = JSON,
 ) -> None:
     """Distil the selector of every fold into a student that sees slides at low magnification only.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from gcemil.cli.console import print_json, progress, say
-from gcemil.cli.options import TRUST_HOST, seed_option
+from gcemil.cli.options import JSON, NECESSITY, RECOVERABILITY, RUN, SUFFICIENCY, TRUST_HOST, seed_option
 from gcemil.errors import MissingExtraError
 
 
@@ -22,7 +22,7 @@ def report(
     ),
     seed: int = seed_option("the t-SNE"),
     trust_host: list[str] = TRUST_HOST,
-    as_json: bool = typer.Option(False, "--json", help="Print the path and its size as JSON."),
+    as_json: bool = JSON,
 ) -> None:
     """Write a report that opens from disk, asks nothing of the network, and says what is missing.
 
@@ -51,7 +51,7 @@ def report(
 
 
 def view(
-    run: Path = typer.Argument(help="A run folder."),
+    run: Path = RUN,
     fold: int | None = typer.Option(
         None, min=0, help="By default the first trained fold; its test slides are shown."
     ),
@@ -63,14 +63,14 @@ def view(
         True, "--browser/--no-browser", help="Open the page, or print its address only."
     ),
     trust_host: list[str] = TRUST_HOST,
-    sufficiency: float = typer.Option(0.05, min=0, help="Largest change that still counts as sufficient."),
-    necessity: float = typer.Option(0.05, min=0, help="Smallest change that counts as necessary."),
-    recoverability: float = typer.Option(0.01, min=0, help="Largest gap between gates and evidence."),
+    sufficiency: float = SUFFICIENCY,
+    necessity: float = NECESSITY,
+    recoverability: float = RECOVERABILITY,
 ) -> None:
     """Serve the run to your own browser: slides, layers, and a bench that keeps and removes patches.
 
-    Listens on this machine alone; the address is good once and for five minutes, and a new one is printed when it was
-    used or has expired. Ctrl-C ends it. Reviews are saved in RUN/fold_<k>/reviews, nothing else is written.
+    Listens on this machine alone; the address works once, and a new one is printed when a used one is opened again.
+    Ctrl-C ends it. Reviews are saved in RUN/fold_<k>/reviews, nothing else is written.
 
     Example: gcemil view runs/bracs_gce
     """
@@ -84,7 +84,7 @@ def view(
         raise MissingExtraError(error.name, "viewer") from error
     from gcemil.viewer.session import ViewerSession
 
-    # A port that cannot be had is said before the run is read.
+    # Refuse a port that is taken before reading the run.
     with listen(port) as listener:
         tolerances = Tolerances(sufficiency, necessity, recoverability)
         session = ViewerSession.open(run, fold, tolerances=tolerances, slides=slides)

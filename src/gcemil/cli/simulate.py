@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from gcemil.cli.console import print_json, progress, say
-from gcemil.cli.options import parse_pairs, parse_parts, seed_option
+from gcemil.cli.options import JSON, WEIGHTS, parse_pairs, parse_parts, seed_option
 from gcemil.errors import UsageError
 from gcemil.resources import shipped_names
 
@@ -83,7 +83,7 @@ def simulate(
         say(f"{out}: {len(cohort.slides)} slides, {len(cohort.bags)} bags, width {cohort.card.feature_dim}.")
         return
     say(f"{out}: {len(cohort.slides)} slides drawn, with masks and annotations.")
-    say(f"next: gcemil patch {out / 'slides'} --out {out}")
+    say(f"next: gcemil encode {out / 'slides'} --out {out}")
 
 
 def compose(
@@ -120,7 +120,7 @@ def compose(
         False, "--text-like", help="Also write a stand-in for a text bank with pairs, from held-out patches."
     ),
     encoder: str = typer.Option("efficientnet_lite0", help="Images only: an encoder of docs/features.md."),
-    weights: Path | None = typer.Option(None, help="Images only: a local copy of the encoder's page."),
+    weights: Path | None = WEIGHTS,
     patient_pattern: str | None = typer.Option(
         None, help="Images only: a regular expression whose group is the patient in the name of an image."
     ),
@@ -130,7 +130,7 @@ def compose(
     ),
     seed: int = seed_option("which patches make which slide"),
     force: bool = typer.Option(False, "--force", help="Write into a folder that holds something else."),
-    as_json: bool = typer.Option(False, "--json", help="Print what was made and assumed as JSON."),
+    as_json: bool = JSON,
 ) -> None:
     """Compose slides of labelled patches, so that evidence is known while features are real.
 
@@ -180,7 +180,7 @@ def _read_recipe(path: Path | None, options: dict[str, Any]) -> ComposeSettings:
 
     values = {} if path is None else read_yaml(path)
     if not isinstance(values, dict):
-        raise UsageError(f"{path} is no recipe: it holds {type(values).__name__}, not settings by name.")
+        raise UsageError(f"{path} is not a recipe: it holds {type(values).__name__}, not settings by name.")
     given = {name: value for name, value in options.items() if value not in (None, {}, [])}
     if "labels" in given or "hazards" in given:
         values = {name: value for name, value in values.items() if name not in ("labels", "hazards")}
@@ -199,7 +199,7 @@ def _load_pool(
     if not patches.is_dir():
         if patient_pattern is not None or save_patches is not None:
             raise UsageError(
-                f"{patches} is no folder of images: leave --patient-pattern and --save-patches out."
+                f"{patches} is not a folder of images: leave --patient-pattern and --save-patches out."
             )
         return read_pool(patches)
     from gcemil.features.encoders import load_encoder

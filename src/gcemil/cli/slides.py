@@ -1,4 +1,4 @@
-"""From slides to a cohort: gcemil encode, patch and annotate."""
+"""From slides to a cohort: gcemil encode and annotate."""
 
 from __future__ import annotations
 
@@ -10,12 +10,26 @@ from typing import TYPE_CHECKING
 import typer
 
 from gcemil.cli.console import print_json, print_table, progress, say
-from gcemil.cli.options import DEVICE, Task, jobs_option, parse_numbers, parse_pairs
+from gcemil.cli.options import (
+    CLASSES,
+    DEVICE,
+    JSON,
+    LABELS,
+    TARGET,
+    TASK,
+    TRUST_REMOTE_CODE,
+    WEIGHTS,
+    Task,
+    jobs_option,
+    parse_numbers,
+    parse_pairs,
+)
 from gcemil.errors import UsageError
 
 if TYPE_CHECKING:
     from gcemil.bags.annotations.shapes import Role
     from gcemil.features.encode_cohort import CohortTables
+    from gcemil.slides.grid import PatchSettings
 
 
 class Dtype(StrEnum):
@@ -35,34 +49,60 @@ def encode(
     jobs: int = jobs_option("threads that read patches ahead of the model", default=2, old="--workers"),
     dtype: Dtype = typer.Option(Dtype.float16, help="Type of the features on disk."),
     device: str | None = DEVICE,
-    weights: Path | None = typer.Option(None, help="A local copy of the model's page, in place of the hub."),
-    trust_remote_code: bool = typer.Option(
-        False, "--trust-remote-code", help="Run the Python code that comes with the model's page."
-    ),
+    weights: Path | None = WEIGHTS,
+    trust_remote_code: bool = TRUST_REMOTE_CODE,
     patch_size: int | None = typer.Option(
         None, min=8, help="Side of a patch in pixels: that of the patches in --out, else the encoder's own."
     ),
     target_mpp: float = typer.Option(0.5, help="Micrometres per pixel of a patch: 0.5 is 20x."),
-    mpp: float | None = typer.Option(
-        None, help="Micrometres per level-0 pixel for slides that do not state it."
+    mpp: str | None = typer.Option(
+        None,
+        help="Micrometres per level-0 pixel for slides that do not state it, or a table of slide_id, mpp that overrules them.",
     ),
-    labels: Path | None = typer.Option(
-        None, help="The label table (CSV, TSV, XLSX); makes the folder a cohort."
+    patches_only: bool = typer.Option(
+        False,
+        "--patches-only",
+        help="Encode nothing: find the tissue, write where the patches lie and draw contact sheets to check them.",
     ),
-    task: Task | None = typer.Option(None, help="Where the table allows both."),
-    target: str | None = typer.Option(None, help="The label column, where there are several."),
-    classes: str | None = typer.Option(None, help="Class names in order, separated by commas."),
+    overlap: int = typer.Option(
+        0, min=0, help="With --patches-only: pixels that neighbouring patches share."
+    ),
+    min_tissue: float = typer.Option(
+        0.25, help="With --patches-only: smallest share of tissue in a patch that is kept."
+    ),
+    masks: Path | None = typer.Option(
+        None,
+        help="With --patches-only: a folder of masks, <slide>.png or <slide>.geojson, in place of the tissue segmenter.",
+    ),
+    labels: Path | None = LABELS,
+    task: Task | None = TASK,
+    target: str | None = TARGET,
+    classes: str | None = CLASSES,
     force: bool = typer.Option(False, "--force", help="Do slides again that were done with other settings."),
-    as_json: bool = typer.Option(False, "--json", help="Print the outcome of every slide as JSON."),
+    as_json: bool = JSON,
 ) -> None:
     """Turn the patches of every slide into feature vectors; slides without patches are patched first.
 
-    A slide that fails is listed at the end and does not stop the others; the command then exits with 1. Run again, it
-    goes on where it stopped. One folder never mixes encoders.
+    Patches have a physical size, whatever the scanner. A slide that fails is listed at the end and does not stop the
+    others; the command then exits with 1. Run again, it continues where it stopped. One folder never mixes encoders.
 
     Example: gcemil encode slides/ --out cohorts/mine --labels labels.csv
     """
+    from gcemil.slides.grid import PatchSettings
+
+    if patches_only:
+        patches = PatchSettings(patch_size or 256, target_mpp, overlap, min_tissue)
+        _write_patches(slides, out, patches, masks, mpp, force, as_json)
+        return
+    if overlap or min_tissue != 0.25 or masks is not None:
+        raise UsageError(
+            "--overlap, --min-tissue and --masks decide where patches lie: write the patches with --patches-only "
+            "first, then encode them."
+        )
+
     from gcemil.bags.foreign.dialects import Choice
+    from gcemil.bags.foreign.stamp import parse_mpp
+    from gcemil.features.patching import PatchingRules, find_slides
     from gcemil.features.encode_cohort import LabelSource, choose_patches, encode_cohort
     from gcemil.features.encoders import find_encoder_spec, load_encoder
     from gcemil.features.extract import EncodeSettings
@@ -86,7 +126,7 @@ def encode(
             found,
             out,
             network,
-            PatchingRules(patches=patches, mpp=mpp),
+            PatchingRules(patches=patches, mpp=None if mpp is None else parse_mpp(mpp)),
             EncodeSettings(batch_size=batch_size, workers=jobs, dtype=dtype.value),
             labels=source,
             force=force,
@@ -119,44 +159,23 @@ def _describe_next_step(out: Path, slides: list[Path], tables: CohortTables | No
     return f"next: gcemil encode {given} --out {out} --labels labels.csv   (features are kept; this adds the labels)"
 
 
-def patch(
-    slides: list[Path] = typer.Argument(help="Slide files, or folders of them."),
-    out: Path = typer.Option(..., help="The folder to write: a cohort's, or any other."),
-    patch_size: int = typer.Option(256, min=8, help="Side of a patch in pixels of the encoder's image."),
-    target_mpp: float = typer.Option(0.5, help="Micrometres per pixel of a patch: 0.5 is 20x, 0.25 is 40x."),
-    overlap: int = typer.Option(0, min=0, help="Pixels that neighbouring patches share."),
-    min_tissue: float = typer.Option(0.25, help="Smallest share of tissue in a patch that is kept."),
-    mpp: str | None = typer.Option(
-        None,
-        help="Micrometres per level-0 pixel for slides that do not state it, or a table of slide_id, mpp that overrules them.",
-    ),
-    masks: Path | None = typer.Option(
-        None,
-        help="A folder of masks, <slide>.png or <slide>.geojson, used in place of the tissue segmenter.",
-    ),
-    force: bool = typer.Option(False, "--force", help="Do slides again that were done with other settings."),
-    as_json: bool = typer.Option(False, "--json", help="Print the outcome of every slide as JSON."),
+def _write_patches(
+    slides: list[Path],
+    out: Path,
+    patches: PatchSettings,
+    masks: Path | None,
+    mpp: str | None,
+    force: bool,
+    as_json: bool,
 ) -> None:
-    """Find the tissue of every slide and write where its patches lie, with pictures to check.
-
-    Patches have a physical size, whatever the scanner. Coordinates are written in TRIDENT's layout. A slide that
-    fails is listed at the end and does not stop the others; the command then exits with 1. Run again, it goes on
-    where it stopped.
-
-    Example: gcemil patch slides/ --out cohorts/mine
-    """
+    """Write coordinates in TRIDENT's layout and contact sheets; exit with 1 where a slide failed."""
     from gcemil.bags.foreign.stamp import parse_mpp
     from gcemil.features.patching import PatchingRules, patch_slides
     from gcemil.files import lock_folder
-    from gcemil.slides.grid import PatchSettings
 
     if masks is not None and not masks.is_dir():
-        raise UsageError(f"{masks} is no folder of masks. It should hold <slide>.png or <slide>.geojson.")
-    rules = PatchingRules(
-        patches=PatchSettings(patch_size, target_mpp, overlap, min_tissue),
-        masks=masks,
-        mpp=None if mpp is None else parse_mpp(mpp),
-    )
+        raise UsageError(f"{masks} is not a folder of masks. It should hold <slide>.png or <slide>.geojson.")
+    rules = PatchingRules(patches=patches, masks=masks, mpp=None if mpp is None else parse_mpp(mpp))
     with lock_folder(out), progress("patching slides") as advance:
         report = patch_slides(slides, out, rules, force=force, on_slide=advance)
     if as_json:
@@ -202,7 +221,7 @@ def annotate(
         help="Micrometres per level-0 pixel, or a table of slide_id, mpp; by default what the feature files say.",
     ),
     force: bool = typer.Option(False, "--force", help="Replace truth that exists already."),
-    as_json: bool = typer.Option(False, "--json", help="Print what was written as JSON."),
+    as_json: bool = JSON,
 ) -> None:
     """Write truth/<slide>.h5 from annotations, so that 'gcemil diagnose' can say whether evidence lies on the lesions.
 

@@ -1,4 +1,4 @@
-"""A run is made: gcemil train, its settings by gcemil config, weights you have by gcemil adopt, and gcemil evaluate."""
+"""Make a run: gcemil train trains a host, gcemil adopt takes weights that you have."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from gcemil.cli.options import (
     FOLDS,
     GCE,
     HOST,
+    JSON,
     PRESET,
     RECIPE,
     SETTING,
@@ -24,6 +25,7 @@ from gcemil.cli.options import (
     jobs_option,
     parse_folds,
     refuse_beside_config,
+    require,
     resolve_settings,
     seed_option,
 )
@@ -36,8 +38,10 @@ if TYPE_CHECKING:
 
 def train(
     context: typer.Context,
-    cohort: Path = typer.Argument(help="A cohort folder with folds (gcemil split)."),
-    out: Path = typer.Option(..., help="The run folder; an existing run goes on where it stopped."),
+    cohort: Path | None = typer.Argument(
+        None, help="A cohort folder with folds (gcemil split); with --again the run folder."
+    ),
+    out: Path | None = typer.Option(None, help="The run folder; an existing run continues where it stopped."),
     host: str = HOST,
     host_weights: Path | None = typer.Option(
         None, help="Start the host from these: a file as 'gcemil adopt' reads it, or a run, fold by fold."
@@ -60,8 +64,18 @@ def train(
         help="After every epoch store what the head sees of validation and test bags, for the report's t-SNE.",
     ),
     seed: int | None = seed_option("weights and the order of bags, in place of the settings' seed", None),
+    again: bool = typer.Option(
+        False,
+        "--again",
+        help="Train nothing: predict the validation and test bags of a run again, and rewrite its metrics and evidence.",
+    ),
+    print_config: bool = typer.Option(
+        False,
+        "--print-config",
+        help="Train nothing: print every setting with its meaning, as a file for --config.",
+    ),
     trust_host: list[str] = TRUST_HOST,
-    as_json: bool = typer.Option(False, "--json", help="Print the summary as JSON."),
+    as_json: bool = JSON,
 ) -> None:
     """Train, choose the epoch on validation, evaluate on test, write the evidence of the test slides.
 
@@ -69,19 +83,38 @@ def train(
 
     Example: gcemil train cohorts/bracs --host abmil --out runs/bracs_abmil
     """
+    if again:
+        _evaluate(require(cohort, "RUN", context), as_json)
+        return
+    refuse_beside_config(context, config)
+    if not print_config:
+        cohort, out = require(cohort, "COHORT", context), require(out, "--out", context)
+    chose_host = str(context.get_parameter_source("host")).endswith("COMMANDLINE") or config is not None
+    if host_weights is not None and host_weights.is_dir() and not chose_host:
+        host = _read_host_name(host_weights)
+    settings = resolve_settings(
+        config=config,
+        host=host,
+        gce=gce,
+        recipe=recipe.value,
+        preset=preset.value,
+        epochs=epochs,
+        seed=seed,
+        overrides=setting,
+        device=device,
+    )
+    if keep_epochs:
+        settings = settings.model_copy(update={"keep_epochs": True})
+    settings = _set_host_weights(settings, host_weights, frozen=freeze_host)
+    if cohort is None or out is None or print_config:
+        typer.echo(settings.to_commented_yaml(), nl=False)
+        return
+
     from gcemil.bags.cohort import Cohort
     from gcemil.bags.folds import fold_indices
     from gcemil.cli.training_progress import print_summary, show_training, suggest_next
     from gcemil.training.run import planned_epochs, train_run
 
-    refuse_beside_config(context, config)
-    chose_host = str(context.get_parameter_source("host")).endswith("COMMANDLINE") or config is not None
-    if host_weights is not None and host_weights.is_dir() and not chose_host:
-        host = _read_host_name(host_weights)
-    settings = resolve_settings(config, host, gce, recipe.value, preset.value, epochs, seed, setting, device)
-    if keep_epochs:
-        settings = settings.model_copy(update={"keep_epochs": True})
-    settings = _set_host_weights(settings, host_weights, frozen=freeze_host)
     chosen = parse_folds(folds) or fold_indices(cohort)
     n_epochs = planned_epochs(Cohort.load(cohort), settings, chosen)
     with show_training(chosen, n_epochs, out) as watch:
@@ -93,6 +126,19 @@ def train(
     else:
         print_summary(out, summary)
         suggest_next(out, is_wrapped=settings.evidence is not None)
+
+
+def _evaluate(run: Path, as_json: bool) -> None:
+    """Predict the bags of a trained run again."""
+    from gcemil.cli.training_progress import print_summary
+    from gcemil.training.run import evaluate_run
+
+    with progress("evaluating folds") as advance:
+        summary = evaluate_run(run, on_fold=advance)
+    if as_json:
+        print_json(summary)
+    else:
+        print_summary(run, summary)
 
 
 def _read_host_name(run: Path) -> str:
@@ -120,28 +166,6 @@ def _set_host_weights(settings: TrainSettings, source: Path | None, *, frozen: b
     return settings.model_copy(update={"host": settings.host.model_copy(update={"weights": weights})})
 
 
-def config(
-    context: typer.Context,
-    host: str = HOST,
-    gce: bool = GCE,
-    recipe: Recipe = RECIPE,
-    preset: Preset = PRESET,
-    config: Path | None = CONFIG,
-    setting: list[str] = SETTING,
-    epochs: int | None = EPOCHS,
-) -> None:
-    """Print the settings that 'gcemil train' would use, each with what it means and what it accepts.
-
-    Save them, change what you like, and give the file to 'gcemil train --config'. Whatever a file leaves out keeps its
-    default.
-
-    Example: gcemil config > settings.yaml
-    """
-    refuse_beside_config(context, config)
-    settings = resolve_settings(config, host, gce, recipe.value, preset.value, epochs, None, setting)
-    typer.echo(settings.to_commented_yaml(), nl=False)
-
-
 def adopt(
     weights: list[Path] = typer.Argument(help="A file of weights (torch or safetensors), or one per fold."),
     host: str = typer.Option(
@@ -155,7 +179,7 @@ def adopt(
     setting: list[str] = typer.Option(
         [], "--set", help="What weights do not tell, such as host.options.distillation=max."
     ),
-    as_json: bool = typer.Option(False, "--json", help="Print the summary as JSON."),
+    as_json: bool = JSON,
 ) -> None:
     """Read a trained model, in its authors' naming or in ours, and make it a run that every other command opens.
 
@@ -167,7 +191,7 @@ def adopt(
     from gcemil.cli.training_progress import print_summary
     from gcemil.training.adopt import adopt_run
 
-    settings = resolve_settings(None, host, False, "default", "common", None, None, setting)
+    settings = resolve_settings(host=host, gce=False, overrides=setting)
     with progress("adopting folds") as advance:
         adopted = adopt_run(weights, cohort, out, settings.host, folds=parse_folds(folds), on_fold=advance)
     if as_json:
@@ -186,23 +210,3 @@ def adopt(
             "note: One model is judged in every fold, on each slide once. If it was trained on one of these splits, say "
             "which with --folds, or the other folds judge it on its own training slides."
         )
-
-
-def evaluate(
-    run: Path = typer.Argument(help="A run folder."),
-    trust_host: list[str] = TRUST_HOST,
-    as_json: bool = typer.Option(False, "--json", help="Print the summary as JSON."),
-) -> None:
-    """Predict the validation and test bags of every trained fold again and rewrite its metrics and evidence.
-
-    Example: gcemil evaluate runs/bracs_abmil
-    """
-    from gcemil.cli.training_progress import print_summary
-    from gcemil.training.run import evaluate_run
-
-    with progress("evaluating folds") as advance:
-        summary = evaluate_run(run, on_fold=advance)
-    if as_json:
-        print_json(summary)
-    else:
-        print_summary(run, summary)

@@ -35,7 +35,7 @@ MODE_WORDS = {
 
 
 class TrainingWatch:
-    """Told of every epoch and every few bags: moves the bar or prints a line, and keeps the log of the run."""
+    """Moves the bar or prints a line after every epoch and every few bags, and keeps the log of the run."""
 
     def __init__(
         self, folds: Sequence[int], n_epochs: int, out: Path, bar: Progress, *, has_bar: bool
@@ -96,7 +96,7 @@ class TrainingWatch:
 
 @contextmanager
 def show_training(folds: Sequence[int], n_epochs: int, out: Path) -> Iterator[TrainingWatch]:
-    """What is to be told of every epoch and of bags in between; `n_epochs` are those of all folds together."""
+    """Show progress of a training; `n_epochs` counts the epochs of all folds."""
     has_bar = shows_bars()
     console = Console(stderr=True, highlight=False)
     is_hidden = is_set(QUIET) or not has_bar

@@ -14,7 +14,7 @@ One logit for two classes is read as the log-odds of class 1: (0, logit). The ba
 Evaluation is as deterministic as the model is.
 
 gcemil gives `in_dim`, `n_outputs` and `gate_mode` under these names, as far as the constructor takes them; everything else
-comes from the options. A class that is not ours is asked about one small bag before anything relies on it.
+comes from the options. A class that is not ours is tried on one small bag before anything relies on it.
 """
 
 from __future__ import annotations
@@ -209,9 +209,9 @@ PROBED_PATCHES = 16
 def create_own(
     name: str, host_class: Any, given: Mapping[str, Any], options: Mapping[str, object]
 ) -> MilHost[Any]:
-    """A host of a class that is not ours, asked about one small bag before anything relies on it."""
+    """A host of a class that is not ours, tried on one small bag before anything relies on it."""
     if not issubclass(host_class, nn.Module):
-        raise UsageError(f"'{name}' is no host but another class. A host is a class: a torch.nn.Module.")
+        raise UsageError(f"'{name}' is not a host: a host is a subclass of torch.nn.Module.")
     missing = [step for step in STEPS if not callable(getattr(host_class, step, None))]
     if missing and {"embed", "aggregate"} & set(STEPS).difference(missing):
         raise UsageError(
@@ -289,7 +289,7 @@ def adapt_module(
 
 
 def check_host(name: str, host: Any, given: Mapping[str, Any]) -> None:
-    """The sizes it was asked for, everything the protocol names, and an answer of the right form on a small bag."""
+    """Check its sizes, the attributes of the protocol, and the shape of its output on a small bag."""
     if missing := [attribute for attribute in ATTRIBUTES if not hasattr(host, attribute)]:
         raise UsageError(
             f"Host '{name}' has no '{missing[0]}', which the Host protocol names. Let it be a subclass of gcemil.MilHost, "
@@ -297,9 +297,7 @@ def check_host(name: str, host: Any, given: Mapping[str, Any]) -> None:
         )
     for size in ("in_dim", "n_outputs"):
         if getattr(host, size) != given[size]:
-            raise UsageError(
-                f"Host '{name}' was asked for {size} {given[size]} and has {getattr(host, size)}."
-            )
+            raise UsageError(f"Host '{name}' should have {size} {given[size]} and has {getattr(host, size)}.")
     if any(tensor.is_meta for tensor in host.state_dict().values()):
         return
     rows = torch.arange(PROBED_PATCHES)

@@ -59,7 +59,7 @@ def attention_weights(attention_logits: Scores, log_gates: LogGates | None) -> S
 
 @torch.no_grad()
 def patch_values(tokens: Float[Tensor, "n w"], head: nn.Linear) -> Float[Tensor, "n c"]:
-    """What the head says of each patch alone: read by explanations, never trained through."""
+    """The head applied to each patch alone; used by explanations, without gradients."""
     return F.linear(tokens, head.weight, head.bias)
 
 
@@ -126,7 +126,7 @@ class ClosedForm:
 
 
 def linear_closed_form(head: nn.Linear) -> ClosedForm:
-    """Softmax pooling and a linear head: what the head says of a row is one number instead of a vector."""
+    """Softmax pooling and a linear head: the head makes one number of a row."""
 
     def alone(embedded: Any, index: int) -> Scores:
         return patch_values(embedded.tokens, head)[:, index]
@@ -163,7 +163,7 @@ def softmax(attention_logits: Scores) -> Scores:
 def headed_means(
     attention_logits: Scores, rows: Float[Tensor, "n w"], weights_of: WeightsOf, head: Head
 ) -> Scores:
-    """The head asked for every mean."""
+    """The head applied to every mean."""
     return torch.cat([head(means) for means in means_without_each(attention_logits, rows, weights_of)])
 
 

@@ -1,7 +1,7 @@
 """The base of hosts that pool projected patches by one attention: abmil, clam_sb and ibmil.
 
-A subclass creates `project`, `attention` and `head`. One that uses linear_form and closed_form names both in its own body,
-because a shortcut counts only where the class itself offers it (host.py).
+A subclass creates `project`, `attention` and `head`, and names linear_form and closed_form in its own body if they hold
+for it (host.py, shortcuts).
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class Dsmil(MilHost[TwoStreamEmbedded]):
         return (weights * per_stream).sum(dim=1)
 
     def subset_form(self, embedded: TwoStreamEmbedded, coords: Coords | None) -> Callable[[Selected], Logits]:
-        """What the head says of each patch in each stream is one number, so the features are read once for all subsets."""
+        """The head makes one number of each patch in each stream, so the features are read once for all subsets."""
         queries = embedded.queries
         per_stream = self.head.weight.view(self.n_outputs, self.n_outputs, -1)
         # Output by stream: a column for each, so that the bag is read by one product.
@@ -139,7 +139,7 @@ class Dsmil(MilHost[TwoStreamEmbedded]):
         return self._stream_values(embedded, index).sum(dim=1) + self.head.bias[index]
 
     def _stream_values(self, embedded: TwoStreamEmbedded, index: int) -> Float[Tensor, "n c"]:
-        """What the head says of each patch in each stream, without its bias."""
+        """The head applied to each patch in each stream, without its bias."""
         return embedded.tokens @ self.head.weight[index].view(self.n_outputs, -1).T
 
 

@@ -191,7 +191,7 @@ class Dtfd(MilHost[PseudoBagEmbedded]):
         return ask
 
     def closed_form(self) -> ClosedForm | None:
-        """Patch i changes its own group's row; the second tier is asked for every changed row.
+        """Patch i changes its own group's row; the second tier is applied to every changed row.
 
         None for max and maxmin, whose choice of patches depends on all weights of the group.
         """
@@ -230,7 +230,7 @@ class Dtfd(MilHost[PseudoBagEmbedded]):
         return headed_means(embedded.attention_logits[rows], embedded.tokens[rows], softmax, head)
 
     def _second_tier(self, rows: Float[Tensor, "k w"], index: int) -> tuple[Tensor, Tensor]:
-        """Attention logit of each distilled row, and what the head says of it."""
+        """Attention logit of each distilled row, and the head applied to it."""
         return self.bag_attention(rows).squeeze(1), patch_values(rows, self.head)[:, index]
 
 
@@ -285,7 +285,7 @@ def class_evidence(activations: Float[Tensor, "n c"], class_index: int) -> Score
 
 
 def extreme_rows(evidence: Scores, membership: Bool[Tensor, "n g"], *, lowest_too: bool) -> Int[Tensor, "r"]:
-    """In each group the row of the largest evidence, and then of the smallest if asked for."""
+    """In each group the row of the largest evidence, and, with `lowest_too`, of the smallest."""
     column = evidence.unsqueeze(1)
     highest = column.masked_fill(~membership, -torch.inf).argmax(dim=0)
     if not lowest_too:

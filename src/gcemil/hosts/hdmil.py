@@ -146,7 +146,7 @@ class Hdmil(MilHost[BranchEmbedded]):
         return ask
 
     def closed_form(self) -> ClosedForm:
-        """The branch of an output alone decides its logit; its head is asked for every mean.
+        """The branch of an output alone decides its logit; its head is applied to every mean.
 
         A patch the branch dropped changes nothing; where the only kept one leaves, the branch keeps its best other patch.
         """

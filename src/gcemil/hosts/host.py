@@ -11,7 +11,7 @@ A target is a class index (0-d, integer) or, for a risk, (time, event). Hosts wi
 
 A class may offer shortcuts beyond the protocol, which make diagnostics fast or possible; none is needed:
   linear_form(embedded)   softmax pooling read as a few numbers per patch (attention.py)
-  subset_form(embedded, coords)   what any subset is told, from less than its embedding, where pooling is not linear
+  subset_form(embedded, coords)   logits of any subset without embedding it again, where pooling is not linear
   closed_form()           the predicted logit without, and with only, each patch; None where the options rule it out
   lrp_constants           names of the modules that make pooling weights, held constant by relevance propagation
 Only the class itself counts: a subclass may embed or pool in its own way, so it has to offer its own.
@@ -87,7 +87,7 @@ class Stage:
 
 @runtime_checkable
 class Host(Protocol):
-    """What the wrapper, the training loop and the diagnostics ask of a host."""
+    """What the wrapper, the training loop and the diagnostics need from a host."""
 
     in_dim: int
     n_outputs: int
@@ -170,7 +170,7 @@ class MilHost(nn.Module, Generic[E]):
         gates: Tensor | None = None,
         target: Tensor | None = None,
     ) -> HostOutput:
-        # The user's door: shapes are checked here with a message, not by annotation.
+        # Users call this: shapes are checked here with a message, not by annotation.
         check_bag(features, coords, in_dim=self.in_dim)
         if gates is None:
             output = self.aggregate(embedded_bag(self, features), coords, target=target)
@@ -273,7 +273,7 @@ def shortcut(host: object, name: str) -> Any:
 
 
 def ask_subsets(host: Host, embedded: Embedded, coords: Tensor | None) -> Callable[[Selected], Logits]:
-    """What the host says of any subset of an embedded bag; most hosts need a few numbers per patch for this."""
+    """A function from a subset of an embedded bag to its logits; most hosts need a few numbers per patch for it."""
     if not getattr(host, "training", False):
         if (linear_form := shortcut(host, "linear_form")) is not None:
             pooling = linear_form(embedded)
@@ -285,7 +285,7 @@ def ask_subsets(host: Host, embedded: Embedded, coords: Tensor | None) -> Callab
 
 
 def pool_rows(host: Host | MilHost[Any], embedded: Any, coords: Tensor | None, selected: Selected) -> Logits:
-    """What the host says of the bag that consists of these rows alone."""
+    """The logits of the bag that consists of these rows alone."""
     return host.aggregate(embedded.rows(selected), None if coords is None else coords[selected]).logits
 
 

@@ -106,7 +106,7 @@ class Ibmil(AttentionPoolHost):
         return LinearPooling(embedded.attention_logits, readings, read_out)
 
     def closed_form(self) -> ClosedForm:
-        """The head is not linear in M, which it reads the dictionary by: it is asked for the readings of every M_-i."""
+        """The logits are not linear in M, because M selects from the dictionary: the head is applied to every M_-i."""
 
         def without(embedded: AttentionEmbedded, coords: Coords | None, index: int) -> Scores:
             form = self.linear_form(embedded)

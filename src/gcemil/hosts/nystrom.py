@@ -76,37 +76,37 @@ class NystromAttention(nn.Module):
     ) -> Float[Tensor, "l w"]:
         """The same for tokens that went through `qkv` already, given as consecutive parts of the sequence."""
         n_tokens = sum(map(len, projected))
-        layout = Layout.of(n_tokens, self.landmarks)
+        plan = SequencePlan.of(n_tokens, self.landmarks)
         by_head = [
             rows.view(len(rows), 3, self.heads, self.head_width).permute(1, 2, 0, 3) for rows in projected
         ]
-        front = by_head[0].new_zeros(3, self.heads, layout.padding, self.head_width)
+        front = by_head[0].new_zeros(3, self.heads, plan.padding, self.head_width)
         query, key, value = torch.cat([front, *by_head], dim=2).unbind(0)
         query, key = self.attention_inputs(query), self.attention_inputs(key)
-        gates = layout.padded_gates(log_gates)
-        query_landmarks, key_landmarks = (layout.means(rows, gates) for rows in (query, key))
-        token_bias, landmark_bias = layout.biases(query, gates)
-        inverse = self._inverse(query_landmarks, key_landmarks, landmark_bias, layout)
+        gates = plan.padded_gates(log_gates)
+        query_landmarks, key_landmarks = (plan.means(rows, gates) for rows in (query, key))
+        token_bias, landmark_bias = plan.biases(query, gates)
+        inverse = self._inverse(query_landmarks, key_landmarks, landmark_bias, plan)
         summaries = inverse.times(attended(query_landmarks, key, value, token_bias))
-        values = attended(query[:, layout.padding :], key_landmarks, summaries, landmark_bias)
-        values = values + self._convolved(fading(value[:, layout.padding :], log_gates))
+        values = attended(query[:, plan.padding :], key_landmarks, summaries, landmark_bias)
+        values = values + self._convolved(fading(value[:, plan.padding :], log_gates))
         return self.project(values.transpose(0, 1).flatten(1))
 
     def first_row(
         self, tokens: Float[Tensor, "l w"], log_gates: Float[Tensor, "l"] | None = None
     ) -> tuple[Float[Tensor, "w"], Float[Tensor, "heads l"]]:
         """Only the first token attends: its output, and its row of A1 pinv(A2) A3, in O(L m)."""
-        layout = Layout.of(len(tokens), self.landmarks)
-        padded = F.pad(tokens, (0, 0, layout.padding, 0))
-        gates = layout.padded_gates(log_gates)
+        plan = SequencePlan.of(len(tokens), self.landmarks)
+        padded = F.pad(tokens, (0, 0, plan.padding, 0))
+        gates = plan.padded_gates(log_gates)
         query_weight, key_weight, value_weight = self.qkv.weight.chunk(3)
-        means = layout.means(padded.unsqueeze(0), gates).squeeze(0)
+        means = plan.means(padded.unsqueeze(0), gates).squeeze(0)
         query = self._by_head(torch.cat([tokens[:1], means]), query_weight)
         first_query, query_landmarks = self.attention_inputs(query).split([1, len(means)], dim=1)
         key_landmarks = self.attention_inputs(self._by_head(means, key_weight))
         key = self.attention_inputs(self._by_head(padded, key_weight))
-        token_bias, landmark_bias = layout.biases(key, gates)
-        inverse = self._inverse(query_landmarks, key_landmarks, landmark_bias, layout)
+        token_bias, landmark_bias = plan.biases(key, gates)
+        inverse = self._inverse(query_landmarks, key_landmarks, landmark_bias, plan)
         to_landmarks = self._weights(first_query, key_landmarks, landmark_bias)
         row = self._through_landmarks(inverse.under(to_landmarks), query_landmarks, key, token_bias)
         # The row of each head weighs the tokens, and the head's own map is applied to that sum.
@@ -116,7 +116,7 @@ class NystromAttention(nn.Module):
         near_values = self._by_head(near, value_weight)
         near_gates = None if log_gates is None else log_gates[: len(near)]
         values = values.mT + self._first_convolution(fading(near_values, near_gates))
-        return self.project(values.flatten()), row[:, 0, layout.padding :]
+        return self.project(values.flatten()), row[:, 0, plan.padding :]
 
     def _by_head(
         self, rows: Float[Tensor, "r w"], weight: Float[Tensor, "h w"]
@@ -136,10 +136,10 @@ class NystromAttention(nn.Module):
         query_landmarks: Float[Tensor, "heads m d"],
         key_landmarks: Float[Tensor, "heads m d"],
         landmark_bias: Float[Tensor, "m"] | None,
-        layout: Layout,
+        plan: SequencePlan,
     ) -> PseudoInverse:
         between = self._weights(query_landmarks, key_landmarks, landmark_bias)
-        return pseudo_inverse(between, iterations=self.iterations, copies=max(layout.copies, 1))
+        return pseudo_inverse(between, iterations=self.iterations, copies=max(plan.copies, 1))
 
     def _through_landmarks(
         self,
@@ -170,7 +170,7 @@ class NystromAttention(nn.Module):
 
 
 @dataclass(frozen=True)
-class Layout:
+class SequencePlan:
     """Where a sequence lies among its padding; `p` counts the padded tokens, `m` the landmarks that differ."""
 
     length: int
@@ -181,7 +181,7 @@ class Layout:
     """How often the first landmark counts, being padding alone; 0 where there is none of that kind."""
 
     @classmethod
-    def of(cls, n_tokens: int, landmarks: int) -> Layout:
+    def of(cls, n_tokens: int, landmarks: int) -> SequencePlan:
         """The published layout, without the repetitions of its first landmark."""
         length = -(-n_tokens // landmarks)
         copies, front = divmod(landmarks * length - n_tokens, length)

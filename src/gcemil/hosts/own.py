@@ -40,7 +40,7 @@ def is_import_path(name: str) -> bool:
 def split_path(name: str, what: str) -> tuple[str, str]:
     """Module and name within it."""
     if not IMPORT_PATH.fullmatch(name):
-        raise UsageError(f"{what} '{name}' is no import path. Write it as package.module:Name.")
+        raise UsageError(f"{what} '{name}' is not an import path. Write it as package.module:Name.")
     module, _, path = name.partition(":")
     return module, path
 
@@ -128,6 +128,6 @@ def import_class(name: str) -> Any:
     found = import_object(name, "Host")
     if not inspect.isclass(found):
         raise UsageError(
-            f"'{name}' is no host but a {type(found).__name__}. A host is a class: a torch.nn.Module."
+            f"'{name}' is not a host but a {type(found).__name__}: a host is a subclass of torch.nn.Module."
         )
     return found

@@ -25,8 +25,8 @@ Tensors = dict[str, Tensor]
 Sizes = dict[str, int]
 Fit = Callable[[Tensor], Tensor]
 
-SILENT = 2.0**-100
-"""Scales exactly: the negative class of DSMIL keeps the critical patch of the positive one and says 0."""
+SMALL = 2.0**-100
+"""Scales exactly: the negative class of DSMIL keeps the critical patch of the positive one and has a logit of 0."""
 OPEN = 30.0
 """sigmoid(30) is 1 in float32, so a gated attention with this bias and no weight is the plain one exactly."""
 N_NAMED = 6
@@ -44,7 +44,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Layout:
+class WeightLayout:
     """How one published network names its tensors."""
 
     rows: tuple[Row, ...]
@@ -142,8 +142,8 @@ def without_prefix(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     return tensors
 
 
-def renamed(name: str, layout: Layout, theirs: Tensors) -> tuple[Tensors, Sizes]:
-    """Our tensors, and the sizes read from theirs; everything that does not fit is told at once."""
+def renamed(name: str, layout: WeightLayout, theirs: Tensors) -> tuple[Tensors, Sizes]:
+    """Our tensors, and the sizes read from theirs; everything that does not fit is listed at once."""
     sizes: Sizes = {}
     missing: list[str] = []
     misshapen: list[str] = []
@@ -239,11 +239,11 @@ def prepend_zero_logit(tensor: Tensor) -> Tensor:
 
 def prepend_small_logit(tensor: Tensor) -> Tensor:
     """A first output that ranks as the second does and is 0 beside it."""
-    return torch.cat([SILENT * tensor, tensor])
+    return torch.cat([SMALL * tensor, tensor])
 
 
 def from_second_stream(weight: Tensor) -> Tensor:
-    """DSMIL's bag head over two streams, of which it reads the second."""
+    """DSMIL's bag head for two streams; it reads only the second."""
     return prepend_zero_logit(torch.cat([torch.zeros_like(weight), weight], dim=1))
 
 
@@ -285,7 +285,7 @@ WITHOUT_GATE: dict[str, Any] = {
     "absent": ("attention.gate.weight",),
     "buffers": {"attention.gate.bias": OPEN},
 }
-ABMIL = Layout(
+ABMIL = WeightLayout(
     rows=(
         *layer("feature_extractor_part2.0", "width in_dim", "project.0"),
         *layer("attention_V.0", "hidden width", "attention.content"),
@@ -311,7 +311,7 @@ CLAM_HEADS = (
     *layer("classifiers", "n_outputs width", "head"),
     *layer("instance_classifiers.{c}", "2 width", "instance_heads.{c}"),
 )
-CLAM_SB = Layout(
+CLAM_SB = WeightLayout(
     rows=(
         *GATED_ATTENTION,
         *layer("attention_net.3.attention_c", "1 hidden", "attention.score"),
@@ -330,7 +330,7 @@ CLAM_SB_PLAIN = replace(
     needs="attention_net.3.0.weight",
     **WITHOUT_GATE,
 )
-TRANSMIL = Layout(
+TRANSMIL = WeightLayout(
     rows=(
         Row("cls_token", "1 1 width", "class_token", lambda token: token.flatten(0, 1)),
         *layer("_fc1.0", "width in_dim", "project.0"),
@@ -360,7 +360,7 @@ DSMIL_STREAMS = (
     ),
     Row("b_classifier.fcc.bias", "n_outputs", "head.bias"),
 )
-DSMIL = Layout(
+DSMIL = WeightLayout(
     rows=DSMIL_STREAMS,
     options=chosen("hidden"),
     two_classes={
@@ -379,7 +379,7 @@ DSMIL_VALUES = replace(
     options=lambda sizes: {"hidden": sizes["hidden"], "value_layer": True},
     needs="b_classifier.v.1.weight",
 )
-DTFD = Layout(
+DTFD = WeightLayout(
     rows=(
         Row("dim_reduction/fc1.weight", "width in_dim", "project.0.weight"),
         *layer("attention/attention_V.0", "hidden width", "attention.content"),
@@ -401,7 +401,7 @@ IBMIL_ATTENTION = (
     *layer("attention.0", "hidden in_dim", "attention.0"),
     *layer("attention.2", "1 hidden", "attention.2"),
 )
-IBMIL = Layout(
+IBMIL = WeightLayout(
     rows=(
         *IBMIL_ATTENTION,
         *layer("W_q", "key_width in_dim", "query"),
@@ -413,7 +413,7 @@ IBMIL = Layout(
     options=lambda sizes: {"width": None, **chosen("hidden", "key_width", "n_confounders")(sizes)},
     needs="confounder_feat",
 )
-IBMIL_FIRST_STAGE = Layout(
+IBMIL_FIRST_STAGE = WeightLayout(
     rows=(
         *IBMIL_ATTENTION,
         Row("classifier.bias", "n_outputs", "head.bias"),
@@ -422,12 +422,12 @@ IBMIL_FIRST_STAGE = Layout(
     options=lambda sizes: {"width": None, **chosen("hidden")(sizes)},
     absent=("query.weight", "query.bias", "key.weight", "key.bias", "confounders"),
 )
-MHIM = Layout(
+MHIM = WeightLayout(
     rows=(*mhim_network("student"), *mhim_network("teacher")),
     options=chosen("width", "hidden"),
     buffers={"student_stage": 1},
 )
-CAMIL = Layout(
+CAMIL = WeightLayout(
     rows=(
         Row("encoder.custom_att.wq", "in_dim in_dim/2", "query.weight", transposed),
         Row("encoder.custom_att.wk", "in_dim in_dim/2", "key.weight", transposed),
@@ -443,7 +443,7 @@ CAMIL = Layout(
     options=lambda sizes: {"width": None, "hidden": sizes["hidden"], "convolution": "heads"},
     two_classes=ABMIL.two_classes,
 )
-HDMIL = Layout(
+HDMIL = WeightLayout(
     rows=(
         *GATED_ATTENTION,
         *layer("attention_net.3.attention_c", "n_outputs hidden", "attention.score"),
@@ -457,7 +457,7 @@ HDMIL = Layout(
     options=lambda sizes: {**chosen("width", "hidden")(sizes), "degree": sizes["terms"] - 1},
 )
 
-LAYOUTS: dict[str, tuple[Layout, ...]] = {
+LAYOUTS: dict[str, tuple[WeightLayout, ...]] = {
     "abmil": (ABMIL_PLAIN, ABMIL),
     "clam_sb": (CLAM_SB_PLAIN, CLAM_SB),
     "transmil": (TRANSMIL,),

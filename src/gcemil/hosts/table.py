@@ -39,11 +39,11 @@ class HostSpec:
     max_patches: int = 2048
     """Patches sampled from a training bag by default. Transformers take fewer, since a step of theirs costs twenty times as much."""
     temperature_end: float = 0.1
-    """How cold its gates end. A host that attends evenly hears whatever a soft gate leaves open."""
+    """Final temperature of its gates. A host that attends evenly is influenced by whatever a soft gate leaves open."""
     parameters: int | None = None
     """Trainable parameters at width 1024 and two outputs; None: never counted."""
     published: Changes | None = None
-    """What its authors train otherwise than the common recipe, as far as the loop can (docs/training.md)."""
+    """How its authors train it, where that differs from the common recipe (docs/training.md)."""
 
     @property
     def is_own(self) -> bool:
@@ -193,7 +193,7 @@ def create_host(
     host_class = spec.load()
     given = {"in_dim": in_dim, "n_outputs": n_outputs, "gate_mode": gate_mode or spec.default_gate_mode}
     if own.is_import_path(name):
-        # Whoever names a class in a call has let its code run: a run that names the same one adds nothing to that.
+        # Naming a class in a call is consent to run its code, also for runs that name the same class.
         own.trust_host(name)
     # Torch comes with it, which a list of names must not need.
     adapters = import_module("gcemil.hosts.adapters")

@@ -42,7 +42,7 @@ UtilityOf = Callable[[Certified], float]
 
 @dataclass(frozen=True, eq=False)
 class KeptAnswer:
-    """What the model says of the kept patches of a bag."""
+    """The prediction from the kept patches of a bag."""
 
     rows: Int[np.ndarray, "k"]
     """The kept patches, as rows of the whole bag."""
@@ -102,7 +102,7 @@ def is_changed(answer: Logits, full: Logits, *, deviation: float, tolerance: flo
 
 
 class CertificateSettings(Settings):
-    """What is asked of the prefilter on validation slides."""
+    """Requirements on the prefilter, checked on validation slides."""
 
     ladder: tuple[float, ...] = Field(
         (0.05, 0.075, 0.1, 0.125, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5), min_length=1, description="Keep rates that are tried."

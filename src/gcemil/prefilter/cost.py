@@ -157,7 +157,7 @@ def read_cost(folder: Path) -> PrefilterCost | None:
     path = folder / _COST_FILE
     if not is_file(path):
         return None
-    remedy = "It is no measurement of gcemil; make it again with 'gcemil prefilter --measure'."
+    remedy = "It is not a measurement of gcemil; make it again with 'gcemil prefilter --measure'."
     return read_record(path, PrefilterCost, error=RunError, remedy=remedy)
 
 

@@ -89,7 +89,7 @@ class TaughtFold:
 
 
 def _open_taught_fold(run: Path, fold: int, slides: Mapping[str, Path]) -> TaughtFold:
-    """The fold, its selector and its slide files; everything that is missing is told before anything is read."""
+    """The fold, its selector and its slide files; everything that is missing is refused before anything is read."""
     card, cohort = open_cohort(run)
     folder = RunFolder(run).fold(fold).path
     model = load_network(FoldFolder(folder).checkpoint)[0].model
@@ -194,7 +194,7 @@ def fit_prefilter(
 
 @torch.no_grad()
 def _draw_lessons(taught: TaughtFold, spec: BagSpec, settings: PrefilterSettings) -> list[Lesson]:
-    """What the selector says of each slide of a training bag, beside what the student sees of it."""
+    """For each slide of a training bag: the selector's scores, and the student's view."""
     bag = taught.cohort.read_bag(spec)
     features, coords = bag_tensors(bag)
     scores = taught.model(features, coords, step=bag.patch_size).scores

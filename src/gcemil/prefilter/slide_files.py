@@ -59,7 +59,7 @@ FileMode = Literal["full", "gce", "soft", "discrete", "prefilter"]
 
 @dataclass(eq=False)
 class PatchSource:
-    """The patches of an open slide; their features are made when they are first asked for."""
+    """The patches of an open slide, encoded on first use."""
 
     slide: SlideReader
     grid: PatchGrid
@@ -87,7 +87,7 @@ class PatchSource:
             self._known[missing] = True
 
     def bag(self, slide_id: str) -> Bag:
-        """All patches; those never encoded have features of 0 and must be left out by whoever uses it."""
+        """All patches; those not yet encoded have features of 0, and the caller must leave them out."""
         return slide_bag(
             slide_id, self._features, self.grid.coords, LevelZeroPx(int(self.grid.patch_size_level0))
         )
@@ -109,7 +109,7 @@ class Stopwatch:
 
 @dataclass(frozen=True, eq=False)
 class SlideFilePrediction(SlidePrediction):
-    """What a run says of a slide file, and what it took; the evidence is over the patches encoded for the first fold."""
+    """The prediction for a slide file, and its cost; the evidence is over the patches encoded for the first fold."""
 
     rows: Int[np.ndarray, "_"]
     """The patches of `evidence`, as rows of the slide's grid."""

@@ -8,8 +8,8 @@
   f_i       linear in h_i: the student's score
   loss      per slide, KL(q || softmax f) with q = softmax(t / T): what counts is who comes first, not by how much
 
-t are the teacher's standardised scores on the patches of a training slide; whoever trains the student hands them in. A slide is
-put into the student as a list, because patches are only ever compared with patches of the same slide.
+t are the teacher's standardised scores on the patches of a training slide. Patches are only compared with patches of the
+same slide.
 
 A fitted prefilter is one safetensors file: the student's weights, and as JSON in its header what predicting a new slide takes: how
 the student sees, which encoder and which patches, the keep rate and the limit of doubt, and the hash of the model it was distilled
@@ -301,5 +301,5 @@ def load_prefilter(path: Path) -> FittedPrefilter:
         student = Student(record.settings.width)
         student.load_state_dict(tensors)
     except MISREAD as error:
-        raise RunError(f"{path} is no prefilter of gcemil ({error}). {remedy}") from error
+        raise RunError(f"{path} is not a prefilter of gcemil ({error}). {remedy}") from error
     return FittedPrefilter(**vars(record), student=student.eval())

@@ -6,7 +6,7 @@ the patches themselves are real. Patches are dealt to the parts of the cohort be
 holds a patch (or, where they are known, a patient) of another: training, validation and test never meet.
 
 A slide takes each patch of its part once if there are enough, else as evenly often as possible. What that means for the bags at
-hand is said in the notes, with all other assumptions.
+hand is stated in the notes, with all other assumptions.
 
 Held-out patches enter no bag. They are written as examples.h5 and, on request, as a stand-in for a text bank:
   space    the leading principal axes of the held-out patches about their mean, turned by a random rotation
@@ -162,7 +162,7 @@ def compose(
     replace_files: bool = True,
     on_slide: Callable[[int, int], None] | None = None,
 ) -> Composition:
-    """Write a composed cohort with truth, folds and, where asked, examples and a stand-in for a text bank."""
+    """Write a composed cohort with truth, folds and, optionally, examples and a stand-in for a text bank."""
     known = pool.classes
     if unknown := [name for name in recipe.classes if name not in known]:
         raise UsageError(f"{pool.source} has no patches of class '{unknown[0]}'; it has: {', '.join(known)}.")
@@ -287,7 +287,7 @@ def _choose_patches(
 def _write_held_out(
     pool: PatchPool, recipe: ComposeSettings, held: tuple[Rows, Rows], out: Path, seed: int
 ) -> None:
-    """examples.h5 and, where asked, the stand-in for a text bank."""
+    """examples.h5 and, optionally, the stand-in for a text bank."""
     examples, more = held
     if not recipe.examples_per_class:
         return
@@ -361,7 +361,7 @@ def _list_assumptions(
     if recipe.text_like:
         notes.append(
             f"anchors.h5 stands in for a text bank: class means of held-out patches in a turned space of {recipe.anchor_dim} "
-            f"axes, moved by {recipe.prompt_noise:g} of their length; no text encoder was asked"
+            f"axes, moved by {recipe.prompt_noise:g} of their length; no text encoder was used"
         )
     return tuple(notes)
 

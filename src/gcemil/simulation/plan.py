@@ -1,7 +1,7 @@
 """A plan: what each slide will hold, in patches, before any tissue is laid out.
 
 The layout realises a plan to the patch, so labels and risks follow from plans alone and slides can be made one by one. Bystanders
-are regions that are no evidence yet attract a model: benign mimics, and distractors correlated with the target.
+are regions that attract a model but are not evidence: benign mimics, and distractors correlated with the target.
 
 What a slide shows and what follows from it: classes and their causes, or the hazard of a case.
 

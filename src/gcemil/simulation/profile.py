@@ -103,7 +103,7 @@ class Dials(BaseModel):
     site_confounding: float = Field(default=0.2, ge=0, le=1)
     """Share of cases that come from the site preferred by their class or risk instead of a random one."""
     slides_per_case: float = Field(default=1.0, ge=1, le=3)
-    """Mean number of slides per case, of which there are one to three."""
+    """Mean number of slides per case; a case has one to three."""
 
     anchor_noise: float = Field(default=0.5, ge=0, le=4)
     """Standard deviation per axis of the noise of an image in anchor space."""
@@ -177,7 +177,7 @@ class Distractor(_Closed):
 
 
 class Concept(_Closed):
-    """A kind of tissue that a patch can show; a mimic says whom it imitates."""
+    """A kind of tissue that a patch can show; a mimic names the concept it imitates."""
 
     name: str
     kind: Kind

@@ -82,7 +82,7 @@ def simulate(
     replace_files: bool = True,
     on_slide: Callable[[int, int], None] | None = None,
 ) -> Cohort:
-    """Write a simulated cohort and return it; `dials` overrides the profile's, `on_slide(done, total)` hears of each slide.
+    """Write a simulated cohort and return it; `dials` overrides the profile's, `on_slide(done, total)` is called after each slide.
 
     Without `replace_files` a folder is accepted that is empty, or that holds this very simulation, whole or in part.
     """

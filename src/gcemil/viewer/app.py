@@ -63,7 +63,7 @@ class _JsonAnswer(JSONResponse):
 
 
 class _ViewerApi:
-    """The answers. What asks the network waits in line for one thread, so that everything else is answered meanwhile."""
+    """The handlers. Those that use the network queue for one thread, so that all others are answered meanwhile."""
 
     def __init__(self, session: ViewerSession) -> None:
         self._session = session
@@ -101,8 +101,7 @@ class _ViewerApi:
         return Response(_read_static(name), media_type=STATIC[name])
 
     def icon(self, request: Request) -> Response:
-        """What a browser asks for unasked."""
-        # Asked for by browsers on the welcome page, which names no icon.
+        """The icon, which browsers request for the welcome page."""
         return Response(_read_static("icon.svg"), media_type=STATIC["icon.svg"])
 
     async def slides(self, request: Request) -> Response:
@@ -191,7 +190,7 @@ class _ViewerApi:
 
 
 def _describe_slide(slide: OpenedSlide) -> dict[str, Any]:
-    """What the page must know of a slide before it asks for arrays."""
+    """Everything about a slide except its arrays."""
     frame, rows = slide.tiles.frame, slide.rows
     return {
         "slide_id": slide.slide_id,
@@ -230,9 +229,9 @@ def _describe_anchors(slide: OpenedSlide) -> list[dict[str, Any]]:
 
 
 async def read_body(request: Request, media_type: str) -> bytes:
-    """The body, of the kind that our page sends; a form of another page cannot send it unasked."""
+    """The body, in the content type of our page; a form of another page cannot send it without permission."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != media_type:
-        raise HTTPException(415, f"This is asked with a body of {media_type}.")
+        raise HTTPException(415, f"This request needs a body of {media_type}.")
     return await request.body()
 
 
@@ -280,5 +279,5 @@ async def _answer_refusal(request: Request, error: HTTPException) -> Response:
 
 
 async def _answer_closed_page(request: Request, error: Exception) -> Response:
-    """A page that was closed while it asked; the answer is not read."""
+    """The page was closed during its request; nobody reads the answer."""
     return Response(status_code=400)

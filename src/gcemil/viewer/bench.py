@@ -1,8 +1,8 @@
-"""What the page asks of an opened slide: layers to lay over it, the set under test judged, and that set as files.
+"""What the page shows of an opened slide: layers, the verdict on the set under test, and that set as files.
 
   heat   attention, gate, evidence score, marginal gain, one layer per anchor      a colour scale from low to high
   set    evidence, truth                                                           1 = member
-  group  disjoint sufficient subsets, numbered from 1; computed when asked for, because a host that does not pool
+  group  disjoint sufficient subsets, numbered from 1; computed on request, because a host that does not pool
          linearly needs seconds for them
 
 Bytes of `patch_arrays`, little-endian: int32 corners x, y of every patch from the frame's corner, then float32 values layer
@@ -11,9 +11,9 @@ by layer.
   S  the set under test    X_S and X_notS of the whole bag, and with X and X_pi its three verdicts
   P  the patches present   what is left after any number of "keep only" and "remove"; the live prediction is of P
 
-The bag was embedded when it was opened; a question only pools again, and one asked before is remembered. S and P arrive as
-bits over the bag, least significant bit first. Files are written without asking the network, so a large one does not hold
-up other questions.
+The bag was embedded when it was opened, so judging a set only pools again; results are cached. S and P arrive as
+bits over the bag, least significant bit first. Files are written without the network, so a large one does not hold
+up other requests.
 """
 
 from __future__ import annotations

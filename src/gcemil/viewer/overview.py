@@ -1,4 +1,4 @@
-"""What the page says before a slide is looked at: what may be claimed of the run, and which slide to open first.
+"""The start of the page: what may be claimed about the run, and which slide to open first.
 
 The first slide should teach: its prediction is right, its evidence is sufficient and necessary, it lies in several
 regions, and there is tissue to see. Predictions and verdicts are read from the files of the fold; nothing is computed.
@@ -57,7 +57,7 @@ def _read_facts(
     try:
         evidence = data.evidence(slide_id)
     except GcemilError:
-        # A damaged evidence file is told when the slide is opened, not by a page that does not open.
+        # A damaged evidence file is reported when its slide is opened; the page itself must open.
         evidence = None
     target, predicted = outcome.get("target"), outcome.get("predicted")
     words = (

@@ -1,7 +1,7 @@
-"""What a person says of single patches, and how far that is what the evidence says.
+"""Marks of a reviewer on patches, and how far they agree with the evidence.
 
 RUN/fold_<k>/reviews/<slide>.json holds every mark beside whether the patch was evidence when it was marked. A file that
-is no review is named and left alone: the slide is shown without marks, and none are saved over it.
+is not a review is named and left alone: the slide is shown without marks, and none are saved over it.
 
 Agreement and kappa are counted by diagnostics/agreement.py, as in `gcemil review`.
 """
@@ -19,7 +19,6 @@ from gcemil.diagnostics.review import REMEDY, SavedReview, check_saved, judge_sl
 from gcemil.errors import GcemilError, InputError, RunError, UsageError
 from gcemil.files import read_record, write_json
 from gcemil.slides.geojson import parse_objects
-from gcemil.viewer.security import inside
 from gcemil.viewer.session import OpenedSlide, ViewerSession
 
 
@@ -71,7 +70,7 @@ def import_marks(session: ViewerSession, slide: OpenedSlide, given: Any) -> dict
 
 def _review_file(session: ViewerSession, slide_id: str) -> Path:
     """Where the marks of a slide are saved."""
-    return inside(inside(session.folder, "reviews"), f"{slide_id}.json")
+    return session.folder / "reviews" / f"{slide_id}.json"
 
 
 def read_marks(
@@ -79,7 +78,7 @@ def read_marks(
 ) -> list[dict[str, Any]]:
     """The marks of one slide, of as many patches as it has; none where it was not reviewed."""
     path = _review_file(session, slide_id)
-    if not _is_there(path):
+    if not path.exists():
         return []
     review = read_record(path, SavedReview, error=RunError, remedy=REMEDY)
     check_saved(review, n_patches, path)
@@ -123,14 +122,6 @@ def count_marks(marks: Sequence[dict[str, Any]]) -> Agreement:
         accepted_others=pairs.count((ACCEPT, False)),
         rejected_others=pairs.count((REJECT, False)),
     )
-
-
-def _is_there(path: Path) -> bool:
-    """Also a folder or a pipe, which is then said to be no review."""
-    try:
-        return path.exists()
-    except OSError:
-        return False  # A name too long to exist.
 
 
 def _read_patches(given: Any, name: str, n_patches: int) -> list[int]:

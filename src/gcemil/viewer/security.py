@@ -1,48 +1,32 @@
-"""What stands between the viewer and everything that is not its own page.
+"""Who may talk to the viewer: the browser that opened the printed address, and no other page or account.
 
-code     random, in the address that the terminal prints and the browser is started with; good once and for some minutes
-session  random, a cookie (HttpOnly, Strict) that the first visit gets for its code; never in an address or a command line
+code     random, in the printed address; works once, because other accounts can read the command line of a browser
+session  random, a cookie (HttpOnly, SameSite=Strict) that the first visit gets in exchange for its code
 Host     must name loopback and our port, so that a foreign name resolved to 127.0.0.1 is refused
-Origin   must be our own wherever it is sent, and must be sent with everything that changes something
-body     at most MAX_BODY bytes, counted while they arrive
-answer   a content security policy under which the page can load from here alone
+Origin   must be our own when it is sent, and must be sent with every request that changes something
+answer   carries a content security policy under which the page loads only from here
 """
 
 from __future__ import annotations
 
 import hmac
-import os
 import secrets
-import time
 from collections.abc import Callable
-from http.cookies import CookieError, SimpleCookie
-from pathlib import Path
-from urllib.parse import parse_qs
 
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.exceptions import HTTPException
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gcemil.errors import RunError
-
 LOOPBACK = "127.0.0.1"
-NAMES = (LOOPBACK, "localhost")
-MAX_BODY = 4_000_000
-"""Bytes: two bits per patch, or a mark on every one of half a million patches."""
-TOO_LARGE = f"A request holds at most {MAX_BODY} bytes."
-CODE_SECONDS = 300.0
-"""Between printing an address and opening it."""
-READING = ("GET", "HEAD")
-METHODS = (*READING, "POST", "PUT")
 EMPTY_STYLE = "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"
-"""Of nothing: the page carries an empty style element, at whose sight OpenSeadragon does not write one of its own."""
+"""Hash of the page's empty style element, which keeps OpenSeadragon from adding one of its own."""
 WELCOME = (
     '<!doctype html><html lang="en"><title>gcemil view</title>'
     '<meta http-equiv="refresh" content="0;url=/"><p><a href="/">Open the viewer</a></p></html>'
 )
-"""Takes the code out of the address bar. A redirect would not do: after a link on another page a browser keeps a strict
-cookie back until a page of ours asks."""
+"""Removes the code from the address bar. A redirect would not do: after a link on another page a browser withholds a
+strict cookie until a page of ours sends the request."""
 HEADERS = {
     "content-security-policy": (
         f"default-src 'none'; script-src 'self'; style-src 'self' {EMPTY_STYLE}; img-src 'self'; connect-src 'self'; "
@@ -59,31 +43,27 @@ HEADERS = {
 
 
 class Entry:
-    """One session, and the codes that let a browser into it: each once, and only for CODE_SECONDS."""
+    """One session, and the code that lets the next browser into it."""
 
-    def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self) -> None:
         self._session = secrets.token_urlsafe(32)
-        self._now = now
-        self._codes: dict[str, float] = {}
+        self._code: str | None = None
 
     def new_code(self) -> str:
-        """A fresh code for the address, good for CODE_SECONDS."""
-        code = secrets.token_urlsafe(16)
-        self._codes[code] = self._now() + CODE_SECONDS
-        return code
+        """A fresh code for the address; it replaces one that was not used."""
+        self._code = secrets.token_urlsafe(16)
+        return self._code
 
     def has_code(self) -> bool:
         """Whether a code waits to be used."""
-        return any(self._now() < end for end in self._codes.values())
+        return self._code is not None
 
     def exchange(self, given: str) -> str | None:
-        """The session for a code, which is used up; None for one that was used, has expired or never was."""
-        self._codes = {code: end for code, end in self._codes.items() if self._now() < end}
-        for code in self._codes:
-            if hmac.compare_digest(given.encode(), code.encode()):
-                del self._codes[code]
-                return self._session
-        return None
+        """The session for the current code, which is then used up; None for any other."""
+        if self._code is None or not hmac.compare_digest(given.encode(), self._code.encode()):
+            return None
+        self._code = None
+        return self._session
 
     def is_session(self, given: str) -> bool:
         """Whether a cookie is that of this session."""
@@ -91,7 +71,7 @@ class Entry:
 
 
 class Guard:
-    """Every request passes here first; what does not belong is answered without reaching the application."""
+    """The application, reached only by requests of its own page; `on_refused` is called when an address is refused."""
 
     def __init__(
         self, app: ASGIApp, *, entry: Entry, port: int, on_refused: Callable[[], None] = lambda: None
@@ -101,99 +81,41 @@ class Guard:
         self._on_refused = on_refused
         # Cookies do not know ports: two viewers of one person must not overwrite each other's.
         self._cookie = f"gcemil_{port}"
-        self._hosts = {f"{name}:{port}" for name in NAMES}
+        self._hosts = {f"{name}:{port}" for name in (LOOPBACK, "localhost")}
         self._origins = {f"http://{host}" for host in self._hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self.app(scope, receive, send)
-            return
         if scope["type"] != "http":
-            return  # No web sockets here.
-        guarded = _with_headers(send)
-        refusal = self._find_refusal(scope)
-        if refusal is not None:
-            await refusal(scope, receive, guarded)
-            return
-        await self.app(scope, _limit_body(receive), guarded)
+            return  # Neither web sockets nor start-up events.
 
-    def _find_refusal(self, scope: Scope) -> Response | None:
-        """The answer to a request that is not let through."""
-        headers, method = Headers(scope=scope), str(scope["method"])
-        if headers.getlist("host") != [host := headers.get("host", "")] or host not in self._hosts:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        answer = self._refuse(Request(scope)) or self.app
+        await answer(scope, receive, send_with_headers)
+
+    def _refuse(self, request: Request) -> Response | None:
+        """The answer to a request that does not reach the application; None for one that does."""
+        hosts, origins = request.headers.getlist("host"), request.headers.getlist("origin")
+        if len(hosts) != 1 or hosts[0] not in self._hosts:
             return _deny("The viewer answers only to the address it printed.")
-        if method not in METHODS:
-            return PlainTextResponse(f"The viewer knows no {method}.", 405)
-        origins = headers.getlist("origin")
-        if not self._origins.issuperset(origins) or (not origins and method not in READING):
+        if not self._origins.issuperset(origins) or (not origins and request.method not in ("GET", "HEAD")):
             return _deny("The request comes from another page.")
-        length = headers.get("content-length", "0")
-        # Python does not read numbers of thousands of digits.
-        if not length.isdecimal() or len(length) > 20 or int(length) > MAX_BODY:
-            return PlainTextResponse(TOO_LARGE, 413)
-        return self._unauthorised(scope, headers)
-
-    def _unauthorised(self, scope: Scope, headers: Headers) -> Response | None:
-        is_known = self._entry.is_session(_cookie(headers, self._cookie))
-        if scope["path"] != "/" or scope["method"] != "GET":
+        is_known = self._entry.is_session(request.cookies.get(self._cookie, ""))
+        if request.scope["path"] != "/" or request.method != "GET":
             return None if is_known else _deny("Open the address that 'gcemil view' printed.")
-        given = parse_qs(scope["query_string"].decode("latin-1")).get("code", [""])[0]
-        session = self._entry.exchange(given)
+        code = request.query_params.get("code", "")
+        session = self._entry.exchange(code)
         if session is not None:
             answer = HTMLResponse(WELCOME)
             answer.set_cookie(self._cookie, session, httponly=True, samesite="strict")
             return answer
         if is_known:
-            return HTMLResponse(WELCOME) if given else None
+            return HTMLResponse(WELCOME) if code else None
         self._on_refused()
-        return _deny(
-            "An address of 'gcemil view' is good once and for a few minutes. Its terminal shows a new one."
-        )
-
-
-def inside(folder: Path, name: str) -> Path:
-    """A file of this folder; neither its name nor a link may lead out of it."""
-    path = folder / name
-    if (
-        Path(name).name != name
-        or name in {"", ".", ".."}
-        # Unlike Path.resolve, this leaves a link to itself to whoever opens it.
-        or not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
-    ):
-        raise RunError(f"'{name}' does not lie in {folder}. The viewer touches the run's own files alone.")
-    return path
-
-
-def _cookie(headers: Headers, name: str) -> str:
-    try:
-        found = SimpleCookie(headers.get("cookie", "")).get(name)
-    except CookieError:
-        return ""
-    return "" if found is None else found.value
-
-
-def _limit_body(receive: Receive) -> Receive:
-    """The same body, ended with an error once it is too long; a stated length proves nothing."""
-    received = 0
-
-    async def receive_counted() -> Message:
-        nonlocal received
-        message = await receive()
-        received += len(message.get("body", b""))
-        if received > MAX_BODY:
-            raise HTTPException(413, TOO_LARGE)
-        return message
-
-    return receive_counted
-
-
-def _with_headers(send: Send) -> Send:
-    async def sending(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            MutableHeaders(scope=message).update(HEADERS)
-        await send(message)
-
-    return sending
+        return _deny("An address of 'gcemil view' works once. Its terminal shows a new one.")
 
 
 def _deny(why: str) -> Response:

@@ -15,7 +15,6 @@ from gcemil.viewer.session import ViewerSession
 
 CLOSING_SECONDS = 2
 """How long open requests may run after Ctrl-C."""
-CONNECTIONS = 512
 FIRST_PORT, LAST_PORT = 1024, 65535
 """Below lie the ports of system services, which need an administrator and which browsers treat apart."""
 
@@ -23,11 +22,11 @@ FIRST_PORT, LAST_PORT = 1024, 65535
 def serve(
     session: ViewerSession, listener: socket.socket, *, on_address: Callable[[str], None] = lambda _: None
 ) -> None:
-    """Answer until interrupted; `on_address` is told the address to open, and a new one when that was used in vain."""
+    """Answer until interrupted; `on_address` gets the address to open, and a new one when a used one is refused."""
     entry, port = Entry(), int(listener.getsockname()[1])
 
     def show_address() -> None:
-        # One that waits to be used was shown already, and no stranger can make us show more of them.
+        # A code that waits to be used was shown already.
         if not entry.has_code():
             on_address(f"http://{LOOPBACK}:{port}/?code={entry.new_code()}")
 
@@ -74,7 +73,6 @@ def create_server(
         proxy_headers=False,
         lifespan="off",
         ws="none",
-        limit_concurrency=CONNECTIONS,
         timeout_graceful_shutdown=CLOSING_SECONDS,
     )
     return uvicorn.Server(config)

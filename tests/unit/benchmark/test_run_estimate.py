@@ -2,11 +2,10 @@
 
 import pytest
 
-from builders import make_cohort
 from gcemil.benchmark import engines as local
 from gcemil.benchmark.engines import affordable_workers, visible_accelerators
-from gcemil.benchmark.grid import CohortKey, CohortSettings, DiagnosisKey, Resources, RunKey, plan_work
-from gcemil.benchmark.progress import UnitTimes, cohort_shape, duration, show_board, simulated_shape
+from gcemil.benchmark.grid import CohortKey, DiagnosisKey, Resources, RunKey, plan_work
+from gcemil.benchmark.progress import UnitTimes, duration, show_board
 from gcemil.benchmark.results import Results, append_log
 from gcemil.benchmark.runner import Ending, Outcome
 from grid_builders import small_grid
@@ -35,21 +34,6 @@ def test_a_unit_takes_as_long_as_the_nearest_finished_ones(tmp_path):
     times.add(CohortKey("lung"), 2.0)
     # A cohort, four folds of abmil, four of dsmil, four diagnoses.
     assert times.total(keys) == 2 + (3 + 3 + 5 + 5) + 4 * 4 + 4 * 1
-
-
-def test_the_size_of_a_simulated_cohort_is_known_before_it_is_made():
-    shape = simulated_shape(CohortSettings(profile="bracs", size="default"))
-    assert (shape.bags, shape.width) == (150, 128)
-    assert shape.patches == pytest.approx(2800 / 2.70805, rel=1e-4)
-    full = simulated_shape(CohortSettings(profile="bracs", size="full"))
-    assert full.gigabytes == pytest.approx(525 * 29500 / 4.0943446 * 1024 * 2 / 1e9)
-
-
-def test_the_size_of_a_folder_is_counted(tmp_path):
-    make_cohort(tmp_path / "c", task="survival", n_cases=6, slides_per_case=2, n_patches=12, dim=8)
-    grid = small_grid(cohorts={"real": {"folder": tmp_path / "c"}})
-    shape = cohort_shape(grid, Results(tmp_path / "results"), "real")
-    assert (shape.bags, shape.patches, shape.width) == (6, 24.0, 8)
 
 
 def test_without_a_terminal_every_ending_is_a_line(capsys, tmp_path):
@@ -102,7 +86,3 @@ def test_accelerators_are_dealt_in_order():
     ]
     assert visible_accelerators(1, Resources(gpus=2)) == {"CUDA_VISIBLE_DEVICES": "2,3"}
     assert visible_accelerators(1, Resources()) == {"CUDA_VISIBLE_DEVICES": ""}
-
-
-def test_memory_of_this_machine_is_found():
-    assert 2**26 < local.available_memory() < 2**50

@@ -22,7 +22,6 @@ from gcemil.files import atomic_write
 def ending(monkeypatch, capsys):
     """Exit code and standard error of a command that meets this exception."""
     monkeypatch.delenv(main.DEBUG, raising=False)
-    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
 
     def end(error, *arguments):
         def fail():
@@ -106,35 +105,6 @@ def test_stopping_a_command_says_whether_it_goes_on(ending, monkeypatch):
     monkeypatch.setattr(main, "RESUMING", {"doctor"})
     said = "\ngcemil: stopped; run the same command again to go on.\n  gcemil doctor\n"
     assert ending(KeyboardInterrupt()) == (130, said)
-
-
-LOST_INTERRUPT = """
-import signal, sys, time, weakref
-from gcemil.cli import doctor, main
-
-# A shell that starts the tests in the background has them ignore Ctrl-C, and their children with them.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-
-class Thing: pass
-
-def interrupt(reference):
-    raise KeyboardInterrupt
-
-def check():
-    thing = Thing()
-    reference = weakref.ref(thing, interrupt)
-    del thing
-    time.sleep(20)
-
-doctor._check_core = check
-sys.argv = ["gcemil", "doctor"]
-main.main()
-"""
-
-
-def test_an_interrupt_that_python_loses_in_a_clean_up_still_stops_the_command():
-    ended = subprocess.run([sys.executable, "-c", LOST_INTERRUPT], capture_output=True, text=True, timeout=60)
-    assert (ended.returncode, ended.stderr) == (130, "\ngcemil: stopped.\n")
 
 
 def test_a_command_that_resumes_exists():

@@ -4,12 +4,9 @@ import re
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
-from builders import make_cohort
 from gcemil.cli import console
 from gcemil.cli.diagnose import print_answer, print_finding
-from gcemil.cli.main import app
 from gcemil.findings import SAME_NETWORK, Finding, Row
 from gcemil.metrics import METRICS
 from report_builders import judged_slide, run_folder
@@ -97,12 +94,3 @@ def test_rows_of_one_network_are_printed_once_and_smoothed_rules_with_all(capsys
     assert ("plain" in short.partition("The plain host")[0], "attention_smoothed" in short) == (False, False)
     print_finding(finding, everything=True)
     assert capsys.readouterr().out.count("attention_smoothed") == 2
-
-
-@pytest.mark.parametrize("command", ["validate", "inspect", "split"])
-def test_commands_that_print_into_a_pipe_keep_to_a_hundred_columns(tmp_path, command):
-    # Few cases, so that there is something to warn of.
-    cohort = make_cohort(tmp_path / "c", n_cases=8 if command == "validate" else 15)
-    arguments = [command, str(cohort.folder), *(["--force"] if command == "split" else [])]
-    lines = table_lines(CliRunner().invoke(app, arguments).output)
-    assert max(map(len, lines)) <= 100

@@ -8,7 +8,9 @@ from gcemil.errors import UsageError
 
 
 def resolved(*, config=None, host="abmil", gce=True, preset="common", epochs=None, overrides=()):
-    return resolve_settings(config, host, gce, "default", preset, epochs, None, list(overrides))
+    return resolve_settings(
+        config=config, host=host, gce=gce, preset=preset, epochs=epochs, overrides=list(overrides)
+    )
 
 
 def test_without_options_the_common_recipe_is_trained():

@@ -132,9 +132,3 @@ def test_instance_loss_trains_tokens_and_the_label_head_but_not_the_choice():
     assert host.project[0].weight.grad.any()
     assert host.instance_heads[0].weight.grad is None
     assert host.attention.score.weight.grad is None
-
-
-def test_attention_dropout_has_its_own_rate_and_follows_any_dropout():
-    # Dropping both branches with 1/4 is dropping their product with 1 - (3/4)^2.
-    assert ClamSb(8, 2, dropout=0.1).attention.dropout.p == pytest.approx(1 - 0.75**2)
-    assert ClamSb(8, 2, dropout=0.0).attention.dropout.p == 0.0

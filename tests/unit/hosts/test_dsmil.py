@@ -90,15 +90,3 @@ def test_the_max_stream_trains_the_gate_only_under_the_hybrid():
         host = Dsmil(4, 2, mode)
         host(torch.randn(6, 4), gates=gates).auxiliary_logits["max"].sum().backward(retain_graph=True)
         assert (gates.grad is not None and bool(gates.grad.any())) == trains
-
-
-def test_weights_start_orthogonal_and_biases_at_zero():
-    host = Dsmil(32, 3)
-    for layer in (host.instance_head, host.query[0], host.query[2], host.head):
-        weight = layer.weight if layer.out_features <= layer.in_features else layer.weight.T
-        torch.testing.assert_close(weight @ weight.T, torch.eye(len(weight)), atol=1e-5, rtol=0)
-        assert not layer.bias.any()
-
-
-def test_both_streams_weigh_half():
-    assert Dsmil(4, 2).task_weights == {"bag": 0.5, "max": 0.5}

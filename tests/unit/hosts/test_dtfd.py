@@ -233,11 +233,6 @@ def test_a_factor_on_the_feature_is_a_factor_on_the_token():
     torch.testing.assert_close(host.embed(0.3 * features).tokens, 0.3 * host.embed(features).tokens)
 
 
-def test_every_pseudo_bag_weighs_a_quarter():
-    quarter = {f"tier1_{g}": 0.25 for g in range(4)}
-    assert Dtfd(8, 2).task_weights == {"bag": 1.0} | quarter
-
-
 @pytest.mark.parametrize(
     ("options", "match"), [({"distillation": "mean"}, "got 'mean'"), ({"n_groups": 0}, "got 'afs' and 0")]
 )

@@ -29,10 +29,6 @@ def unasked() -> torch.Tensor:
     raise RuntimeError("mhim needs no bag features")
 
 
-def test_two_stages_of_which_the_first_prepares() -> None:
-    assert small_host().stages() == (TEACHER, STUDENT)
-
-
 def test_only_the_student_is_trained_and_counted() -> None:
     host = Mhim(1024, 2)
     trainable = {name for name, p in host.named_parameters() if p.requires_grad}
@@ -64,12 +60,6 @@ def test_stage_survives_saving_and_loading() -> None:
     host, resumed = student_host(), small_host()
     resumed.load_state_dict(host.state_dict())
     assert "consistency" in resumed.train()(torch.randn(20, 10), target=LABEL).losses
-
-
-def test_teacher_stage_can_begin_again() -> None:
-    host = student_host()
-    host.begin_stage(TEACHER, unasked, 1)
-    assert host.train()(torch.randn(20, 10), target=LABEL).losses == {}
 
 
 def test_random_mask_takes_its_ratio_of_any_patch() -> None:
@@ -167,11 +157,6 @@ def test_consistency_of_flat_features_is_the_entropy_of_their_width() -> None:
     assert consistency(torch.zeros(8), torch.zeros(8)).item() == pytest.approx(math.log(8))
 
 
-def test_consistency_reads_the_teacher_at_a_tenth_of_the_temperature() -> None:
-    value = consistency(torch.tensor([0.1 * math.log(3), 0.0]), torch.tensor([math.log(4), 0.0]))
-    assert value.item() == pytest.approx(-0.75 * math.log(0.8) - 0.25 * math.log(0.2), rel=1e-6)
-
-
 def test_teacher_follows_the_student_once_per_step() -> None:
     host = student_host(momentum=0.75)
     assert host.momentum == 0.75
@@ -190,12 +175,6 @@ def test_a_stage_of_any_length_replaces_as_much_of_the_teacher_as_the_published_
     host.begin_stage(STUDENT, unasked, n_steps)
     assert 1 - host.momentum**n_steps == pytest.approx(1 - 0.9999**34_580, rel=1e-6)
     assert 1 - host.momentum**n_steps == pytest.approx(0.97, abs=0.005)
-
-
-def test_the_published_length_has_the_published_momentum() -> None:
-    host = small_host()
-    host.begin_stage(STUDENT, unasked, 266 * 130)
-    assert host.momentum == pytest.approx(0.9999, abs=1e-9)
 
 
 def test_a_teacher_of_ones_ends_at_three_percent_when_the_student_is_zero() -> None:

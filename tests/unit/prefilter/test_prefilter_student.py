@@ -147,5 +147,5 @@ def test_a_file_that_is_no_prefilter_is_named(tmp_path):
         load_prefilter(tmp_path / "run" / "fold_0" / "prefilter.safetensors")
     broken = tmp_path / "broken.safetensors"
     broken.write_bytes(b"rubbish")
-    with pytest.raises(RunError, match=r"broken.safetensors is no prefilter of gcemil"):
+    with pytest.raises(RunError, match=r"broken.safetensors is not a prefilter of gcemil"):
         load_prefilter(broken)

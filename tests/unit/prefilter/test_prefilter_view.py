@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from gcemil.errors import UsageError
 from gcemil.prefilter.student import LowView, cut_crops, densities, density_table, read_view
 from gcemil.slides.grid import PatchGrid, PatchSettings
 from gcemil.slides.reader import Bounds, open_slide
@@ -35,15 +34,6 @@ def test_what_lies_beyond_the_image_is_white():
     corner, last = cut_crops(numbered_view(), grid((0, 0), (80, 48)), 3)[..., 1]
     assert corner.tolist() == [[255, 255, 255], [255, 0, 1], [255, 6, 7]]
     assert last.tolist() == [[16, 17, 255], [22, 23, 255], [255, 255, 255]]
-
-
-def test_a_crop_of_one_pixel_and_no_patches_at_all():
-    assert cut_crops(numbered_view(), grid((48, 0)), 1)[0, 0, 0].tolist() == [3, 3, 3]
-    assert cut_crops(numbered_view(), PatchGrid(np.empty((0, 2), np.int64), SETTINGS, 0.5, np.empty(0)), 5).shape == (
-        0, 5, 5, 3,
-    )  # fmt: skip
-    with pytest.raises(UsageError, match="at least one pixel"):
-        cut_crops(numbered_view(), grid((0, 0)), 0)
 
 
 def test_the_view_begins_where_the_scan_begins():
@@ -87,8 +77,3 @@ def test_a_thinner_stain_of_the_same_tissue_looks_alike():
     )
     found = [densities(crops, density_table(crops)) for crops in (strong, thin)]
     assert (found[0] - found[1]).abs().max() < 0.1
-
-
-def test_a_blank_slide_stays_blank():
-    crops = np.full((3, 4, 4, 3), 243, np.uint8)
-    assert densities(crops, density_table(crops)).abs().max() < 1e-4

@@ -14,7 +14,7 @@ from gcemil.features.patching import PatchingRules, patch_slides, patches_path, 
 from gcemil.resources import shipped_names
 from gcemil.simulation.drawn_slide import build_asap_xml, mask_path, read_drawn_mask, slide_path
 from gcemil.simulation.layout import draw_layout
-from gcemil.simulation.painting import FINE, PATCH, SQUARE, STANDARD, choose_styles, draw_labels, vary_dyes
+from gcemil.simulation.painting import FINE, PATCH, SQUARE, choose_styles, draw_labels
 from gcemil.simulation.pixels import (
     PIXEL_DIALS,
     draw_pixels,
@@ -120,13 +120,6 @@ def test_truth_follows_a_patch_wherever_it_lies(cohort):
     assert away["overlap"].tolist() == pytest.approx([0.0])
 
 
-def test_a_slide_without_evidence_has_none(cohort):
-    normal = next(row for row in cohort.slides if row.label == "normal")
-    truth = read_pixel_truth(cohort.folder, normal.slide_id, np.array([[256, 256], [512, 256]]), 256.0)
-    assert truth["evidence"].tolist() == [0, 0]
-    assert truth["region"].tolist() == [0, 0]
-
-
 def test_asap_polygons_are_the_evidence_mask(cohort):
     for row in cohort.slides:
         root = ElementTree.parse(cohort.folder / "annotations" / f"{row.slide_id}.xml").getroot()
@@ -189,16 +182,6 @@ def test_equal_arguments_give_equal_bytes(cohort, tmp_path):
         assert (tmp_path / name).read_bytes() == (cohort.folder / name).read_bytes(), name
 
 
-def test_another_seed_draws_other_slides(cohort):
-    slides = plan_slides(world_of("camelyon16", seed=1), "camelyon16", 3, (20, 24))
-    first = draw_pixels(world_of("camelyon16", seed=1), slides[0])[2]
-    with open_slide(slide_path(cohort.folder, cohort.slides[0].slide_id)) as slide:
-        assert (
-            first.shape[:2] != slide.dimensions[::-1]
-            or (first[:64] != slide.region(0, 0, 0, first.shape[1], 64)).any()
-        )
-
-
 def test_tables_carry_the_recorded_and_the_true_target(cohort):
     assert [row["slide_id"] for row in read_table(cohort.folder / "slides.csv", ("label", "site"))] == [
         row.slide_id for row in cohort.slides
@@ -217,14 +200,6 @@ def test_the_card_of_the_encoded_cohort_is_a_cohort_card(cohort, tmp_path):
     assert loaded.card.feature_dim == 8
     with pytest.raises(CohortError, match=r"holds no drawn slides: it has no pixels.yaml"):
         read_encoded_card(tmp_path / "gone", feature_dim=8, encoder="test", patch_size_level0=256)
-
-
-def test_survival_slides_carry_time_and_event(tmp_path):
-    drawn = simulate_pixels("kirc", tmp_path, size="tiny", slides=2, patches=(20, 20))
-    rows = read_table(tmp_path / "slides.csv", ("time", "event"))
-    assert all(float(row["time"]) > 0 for row in rows)
-    assert {"slide_id", "log_risk"} == set(read_table(tmp_path / "targets.csv")[0])
-    assert drawn.card["task"] == "survival"
 
 
 def test_the_tissue_mask_is_a_mask_for_patching(cohort):
@@ -266,10 +241,3 @@ def test_every_concept_of_a_profile_has_a_style_of_its_own(name):
     own = dict(zip([concept.name for concept in profile.concepts], choose_styles(profile, 1.0), strict=True))
     for concept in profile.concepts:
         assert concept.imitates is None or own[concept.name] == own[concept.imitates]
-
-
-def test_sites_differ_in_stain_and_glass_stays_pale():
-    dyes = [vary_dyes(STANDARD, 0.2, np.random.default_rng(seed)) for seed in range(4)]
-    assert np.ptp([site.eosin for site in dyes], axis=0).max() > 0.1
-    assert min(site.white.min() for site in dyes) >= 225
-    np.testing.assert_array_equal(vary_dyes(STANDARD, 0.0, np.random.default_rng(0)).eosin, STANDARD.eosin)

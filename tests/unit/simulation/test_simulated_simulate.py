@@ -1,7 +1,6 @@
 """A simulated cohort on disk: complete, valid, reproducible, and silent about its truth."""
 
 import hashlib
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -12,12 +11,10 @@ from gcemil.bags.cohort import Cohort
 from gcemil.errors import UsageError
 from gcemil.families import load_family
 from gcemil.resources import shipped_names
-from gcemil.simulation.plan import class_counts, log_risk
+from gcemil.simulation.plan import log_risk
 from gcemil.simulation.profile import (
-    SIZES,
     Dials,
     load_profile,
-    patch_bounds,
     plain_words,
 )
 from gcemil.simulation.simulate import case_sites, simulate, site_preference
@@ -112,12 +109,6 @@ def test_card_says_how_to_make_the_cohort_again(tmp_path):
     assert (card.patch_size_level0, card.anchors, len(card.classes)) == (512, "anchors.h5", 6)
 
 
-def test_classes_stand_in_the_profile_s_balance(tmp_path):
-    cohort = simulate("bracs", tmp_path, size="tiny", dials={**FEW_PAIRS, "label_noise": 0.0})
-    counted = Counter(row.label for row in cohort.slides)
-    assert [counted[name] for name in cohort.card.classes] == class_counts(load_profile("bracs"), 24)
-
-
 def test_label_noise_is_in_the_table_and_not_in_the_truth(tmp_path):
     cohort = simulate(
         "nsclc", tmp_path, size="tiny", dials={**FEW_PAIRS, "label_noise": 0.25, "slides_per_case": 1.0}
@@ -168,19 +159,6 @@ def test_risk_prefers_sites_by_rank():
     assert preference.tolist() == pytest.approx([0.75, 0, 0.25, 0.5])
 
 
-def test_caller_hears_of_every_slide(tmp_path):
-    heard = []
-    simulate(
-        "kirp", tmp_path, size="tiny", slides=6, dials=FEW_PAIRS, on_slide=lambda *told: heard.append(told)
-    )
-    assert heard == [(done, 6) for done in range(1, 7)]
-
-
-def test_width_can_be_chosen(tmp_path):
-    cohort = simulate("kirp", tmp_path, size="tiny", slides=5, dim=20, dials=FEW_PAIRS)
-    assert cohort.read_bag(cohort.bags[0]).features.shape[1] == cohort.card.feature_dim == 20
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -195,18 +173,6 @@ def test_bad_arguments_are_refused_before_anything_is_written(arguments, message
     with pytest.raises(UsageError, match=message):
         simulate("bracs", tmp_path, **arguments)
     assert not any(tmp_path.iterdir())
-
-
-def test_sizes_are_those_of_the_ladder():
-    assert {name: (size.slides, size.feature_dim) for name, size in SIZES.items()} == {
-        "tiny": (24, 48),
-        "default": (150, 128),
-        "wide": (150, 1024),
-        "full": (None, 1024),
-    }
-    assert patch_bounds(load_profile("bracs"), "tiny") == (120, 300)
-    assert patch_bounds(load_profile("bracs"), "default") == (200, 3000)
-    assert patch_bounds(load_profile("bracs"), "full")[1] == 30_000
 
 
 def fitted_bridge(folder, width):

@@ -45,10 +45,6 @@ def test_latent_world_is_the_same_at_every_feature_width():
     np.testing.assert_allclose(narrow.covariance_root, wide.covariance_root)
 
 
-def test_each_seed_is_a_new_world():
-    assert not np.allclose(bracs_world(seed=0).directions, bracs_world(seed=1).directions)
-
-
 def test_lengths_follow_role():
     world = bracs_world(evidence_strength=5, distractor_salience=2, tissue_strength=3)
     lengths = {

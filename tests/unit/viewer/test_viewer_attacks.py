@@ -5,25 +5,17 @@ import shutil
 import pytest
 
 from gcemil.viewer.app import create_app
-from gcemil.viewer.security import MAX_BODY, Entry
-from viewer_builders import PORT, bits, opened, running, send_bits, send_review, stranger, visitor
+from gcemil.viewer.security import Entry
+from viewer_builders import PORT, bits, opened, running, send_bits, stranger, visitor
 
 BYTES = "application/octet-stream"
 TRAVERSALS = [
-    "..",
     "../../../../etc/passwd",
-    "%2e%2e%2fconfig.yaml",
     "..%2F..%2Fconfig.yaml",
     "%252e%252e%252fconfig.yaml",
-    "..%5c..%5cconfig.yaml",
     "..%00/config.yaml",
-    "/etc/passwd",
     "//etc/passwd",
-    "..%c0%af..%c0%afconfig.yaml",
     "%ff%fe",
-    "....//config.yaml",
-    "file:%2f%2f%2fetc%2fpasswd",
-    "config.yaml",
     "viewer.js/../../app.py",
 ]
 
@@ -128,14 +120,6 @@ def test_what_the_browser_is_started_with_does_not_open_the_session_again(sessio
         viewer_server.serve(session, listener, on_address=shown.append)
 
 
-def test_the_session_is_not_taken_from_the_address(session):
-    client = visitor(session)
-    cookie = client.cookies[f"gcemil_{PORT}"]
-    other = stranger(session)
-    for path in (f"/?code={cookie}", f"/?token={cookie}", f"/api/slides?gcemil_{PORT}={cookie}"):
-        assert other.get(path).status_code == 403
-
-
 @pytest.mark.parametrize(
     "path", ["/", "/?code=", "/?code=wrong", "/?code=%00", "/?code=%ff", "/?code", "/?" + "code=a&" * 500]
 )
@@ -171,36 +155,17 @@ def test_every_route_asks_for_the_session(server, session, name):
     "host",
     [
         None,
-        "",
-        "evil.example",
         "evil.example:{port}",
         "127.0.0.1",
-        "127.0.0.1:1",
         "127.0.0.1:{port}.evil.example",
-        "127.0.0.1.evil.example:{port}",
         "evil.example@127.0.0.1:{port}",
-        "[::1]:{port}",
         "0.0.0.0:{port}",
-        "127.1:{port}",
-        "2130706433:{port}",
     ],
 )
 def test_a_foreign_host_name_is_refused(server, host):
     """A name of the attacker that was bound anew to 127.0.0.1 carries the attacker's name in Host."""
     given = None if host is None else host.format(port=server.port)
     assert server.ask("GET", "/api/slides", host=given).status in (400, 403)
-
-
-def test_two_host_headers_are_refused(server):
-    head = server.head("GET", "/api/slides").replace(b"origin:", b"host: evil.example\r\norigin:")
-    with server.connect() as connection:
-        connection.sendall(head)
-        assert connection.recv(100).split()[1] in (b"400", b"403")
-
-
-def test_an_absolute_target_does_not_replace_the_host(server):
-    assert server.ask("GET", "http://evil.example/api/slides").status in (400, 404)
-    assert server.ask("GET", "/api/slides", host="evil.example", x_forwarded_host="127.0.0.1").status == 403
 
 
 @pytest.mark.parametrize(
@@ -210,12 +175,8 @@ def test_an_absolute_target_does_not_replace_the_host(server):
         "null",
         "",
         "https://127.0.0.1:{port}",
-        "http://127.0.0.1:1",
         "http://127.0.0.1",
         "http://127.0.0.1:{port}.evil.example",
-        "http://127.0.0.1:{port}/",
-        "file://",
-        "chrome-extension://abc",
     ],
 )
 def test_a_foreign_origin_is_refused_on_every_route(server, session, name, origin, nothing_written):
@@ -228,13 +189,6 @@ def test_what_changes_something_must_say_where_it_comes_from(server, session, na
     assert server.ask("GET", "/api/slides", origin=None).status == 200
     for method, path in routes(session, changing=True):
         assert server.ask(method, filled(path, name), b"{}", origin=None).status == 403, path
-
-
-def test_a_second_origin_does_not_hide_behind_ours(server):
-    head = server.head("GET", "/api/slides").replace(b"cookie:", b"origin: http://evil.example\r\ncookie:")
-    with server.connect() as connection:
-        connection.sendall(head)
-        assert connection.recv(100).split()[1] == b"403"
 
 
 @pytest.mark.parametrize(
@@ -254,14 +208,6 @@ def test_a_body_that_a_form_of_another_page_could_send_is_refused(
 )
 def test_other_methods_are_not_known(server, method, nothing_written):
     assert server.ask(method, "/api/slides").status in (400, 405)
-
-
-def test_a_route_is_not_reached_by_another_method(server, session, name, nothing_written):
-    for method, path in routes(session, changing=True):
-        for other in {"GET", "POST", "PUT"} - {method}:
-            assert server.ask(other, filled(path, name)).status in (404, 405), path
-    for _, path in routes(session, changing=False):
-        assert server.ask("POST", filled(path, name), b"x").status in (404, 405), path
 
 
 # --- paths ---------------------------------------------------------------------------------------------------------
@@ -301,25 +247,7 @@ def test_a_slide_that_is_not_there_is_said_without_repeating_its_name(
             assert "html" not in answer.headers["content-type"]
 
 
-@pytest.mark.parametrize(
-    "number",
-    [
-        "-1",
-        "1.5",
-        "1e3",
-        "+1",
-        "%201",
-        "0x1",
-        "NaN",
-        "",
-        "9" * 9,
-        "9" * 10,
-        "9" * 5000,
-        "%D9%A3",
-        "1%00",
-        "99999",
-    ],
-)
+@pytest.mark.parametrize("number", ["-1", "1.5", "+1", "NaN", "", "9" * 9, "9" * 5000, "%D9%A3", "99999"])
 def test_a_tile_of_no_sense_is_not_found(server, name, number):
     for level, column, row in ((number, 0, 0), (0, number, 0), (0, 0, number)):
         answer = server.ask("GET", f"/api/slides/{name}/tiles/{level}/{column}_{row}")
@@ -335,31 +263,17 @@ def test_a_tile_of_no_sense_is_not_found(server, name, number):
         b"",
         b"no json",
         b"[]",
-        b"null",
-        b"1",
-        b'"accepted"',
         b"[" * 100_000,
-        b'{"accepted":' * 50_000,
-        b'{"accepted": ' + b"[" * 50_000 + b"]" * 50_000 + b', "rejected": []}',
         b"\xff\xfe{\x00}\x00",
-        b'{"accepted": ["\xff"], "rejected": []}',
-        b'\xef\xbb\xbf{"accepted": [0], "rejected": []}',
         b'{"accepted": [0]}',
         b'{"accepted": [-1], "rejected": []}',
         b'{"accepted": [1.0], "rejected": []}',
-        b'{"accepted": [1e9], "rejected": []}',
-        b'{"accepted": [1e400], "rejected": []}',
         b'{"accepted": [NaN], "rejected": []}',
         b'{"accepted": [true], "rejected": []}',
         b'{"accepted": ["0"], "rejected": []}',
-        b'{"accepted": [null], "rejected": []}',
-        b'{"accepted": [[0]], "rejected": []}',
         b'{"accepted": {"0": 1}, "rejected": []}',
-        b'{"accepted": "0", "rejected": "1"}',
         b'{"accepted": [99999999999999999999999], "rejected": []}',
-        b'{"accepted": [' + b"9" * 5000 + b'], "rejected": []}',
         b'{"accepted": [1], "rejected": [1]}',
-        b'{"accepted": [0], "rejected": []} trailing',
     ],
 )
 def test_a_review_of_no_sense_is_refused_and_writes_nothing(server, name, given, nothing_written):
@@ -385,49 +299,6 @@ def test_bits_beyond_the_last_patch_mark_nothing(session, name):
     assert answer.json()["n_selected"] == len(slide.bench)
 
 
-def test_a_body_has_a_limit_whatever_its_length_claims(session, name, nothing_written):
-    client = visitor(session)
-    long = b"0" * (MAX_BODY + 1)
-
-    def chunks():
-        for _ in range(MAX_BODY // 100_000 + 2):
-            yield b"0" * 100_000
-
-    for body in (long, chunks()):
-        assert send_bits(client, f"/api/slides/{name}/judge", body).status_code == 413
-    assert send_review(client, name, long).status_code == 413
-
-
-@pytest.mark.parametrize("length", ["-1", "1e3", "abc", "+5", "5, 6", "9" * 30, "9" * 5000, "\xb2"])
-def test_a_length_of_no_sense_is_refused(server, name, length):
-    answer = server.ask("POST", f"/api/slides/{name}/judge", content_length=length, content_type=BYTES)
-    assert answer.status in (400, 413)
-
-
-@pytest.mark.parametrize(
-    "request_bytes",
-    [
-        b"\r\n\r\n",
-        b"GET\r\n\r\n",
-        b"GET / HTTP/9.9\r\nhost: x\r\n\r\n",
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-        b"GET / HTTP/1.1\r\nhost: a\r\n b\r\n\r\n",
-        b"GET /\x00 HTTP/1.1\r\nhost: x\r\n\r\n",
-        b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 20_000 + b"\r\n",
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-    ],
-)
-def test_what_is_no_request_is_answered_or_dropped_and_the_next_one_served(server, request_bytes):
-    with server.connect() as connection:
-        try:
-            connection.sendall(request_bytes)
-            said = connection.recv(1000)
-        except ConnectionError:
-            said = b""
-        assert not said or said.split()[1] in (b"400", b"403", b"431", b"505")
-    assert server.ask("GET", "/api/slides").status == 200
-
-
 # --- answers -----------------------------------------------------------------------------------------------------------
 
 
@@ -441,14 +312,13 @@ def test_every_answer_carries_the_policy(server, session, name):
         server.ask("DELETE", "/api/slides"),
         server.ask("PUT", review, b"x", content_type="text/plain"),
         server.ask("PUT", review, b"x", content_type="application/json"),
-        server.ask("PUT", review, content_length=str(MAX_BODY + 1)),
         server.ask("GET", f"/api/slides/{name}/patches"),
         server.ask("GET", f"/api/slides/{name}/tiles/0/0_0"),
         server.ask(
             "POST", f"/api/slides/{name}/evidence.geojson", bits(session.slide(name).chosen.numpy()), content_type=BYTES
         ),
     ]  # fmt: skip
-    assert [answer.status for answer in answers] == [200, 200, 403, 404, 405, 415, 400, 413, 200, 200, 200]
+    assert [answer.status for answer in answers] == [200, 200, 403, 404, 405, 415, 400, 200, 200, 200]
     for answer in answers:
         policy = answer.headers["content-security-policy"]
         assert "default-src 'none'" in policy

@@ -1,8 +1,8 @@
 import pytest
 
-from gcemil.errors import RunError, UsageError
+from gcemil.errors import UsageError
 from gcemil.viewer.app import STATIC
-from gcemil.viewer.security import CODE_SECONDS, Entry, inside
+from gcemil.viewer.security import Entry
 from gcemil.viewer.server import listen
 from viewer_builders import opened, visitor
 
@@ -19,19 +19,6 @@ def test_a_code_gives_the_session_once():
     assert not entry.is_session(code)
 
 
-def test_codes_are_apart_and_end_by_themselves():
-    time = [0.0]
-    entry = Entry(now=lambda: time[0])
-    first = entry.new_code()
-    time[0] = CODE_SECONDS / 2
-    second = entry.new_code()
-    time[0] = CODE_SECONDS
-    assert first != second
-    assert entry.exchange(first) is None
-    assert entry.has_code()
-    assert entry.exchange(second) is not None
-
-
 def test_the_page_names_no_other_machine(classification_runs):
     session = opened(classification_runs.gce)
     client = visitor(session)
@@ -41,19 +28,6 @@ def test_the_page_names_no_other_machine(classification_runs):
         assert "https:" not in text
         assert "//cdn" not in text
     session.close()
-
-
-@pytest.mark.parametrize("name", ["../x.json", "a/b.json", "", ".", ".."])
-def test_a_file_outside_its_folder_is_refused(tmp_path, name):
-    with pytest.raises(RunError, match="the run's own files alone"):
-        inside(tmp_path, name)
-
-
-def test_a_link_that_leads_out_is_refused(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "reviews").symlink_to(tmp_path)
-    with pytest.raises(RunError, match="the run's own files alone"):
-        inside(tmp_path / "run", "reviews")
 
 
 def test_the_socket_is_on_loopback_and_a_taken_port_is_said():

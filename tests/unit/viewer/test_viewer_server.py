@@ -1,8 +1,6 @@
-"""The real server under clients that leave, or come all at once."""
+"""The real server under clients that leave, and files that were damaged."""
 
-import asyncio
 import json
-import os
 import shutil
 import threading
 
@@ -80,46 +78,6 @@ def test_pictures_and_pages_are_served_while_the_network_thinks(session, name):
         assert not any(thread.is_alive() for thread in waiting)
 
 
-# --- all at once ------------------------------------------------------------------------------------------------------
-
-
-def test_two_hundred_requests_at_once_are_all_answered(session, name):
-    slide = session.slide(name)
-    mask = slide.chosen.numpy()
-    kinds = [
-        ("GET", "/", b""),
-        ("GET", "/static/openseadragon/openseadragon.min.js", b""),
-        ("GET", f"/api/slides/{name}", b""),
-        ("GET", f"/api/slides/{name}/patches", b""),
-        ("GET", f"/api/slides/{name}/tiles/0/0_0", b""),
-        ("POST", f"/api/slides/{name}/judge", bits(mask, ~mask)),
-        ("POST", f"/api/slides/{name}/evidence.geojson", bits(mask)),
-        ("POST", f"/api/slides/{name}/evidence.json", bits(mask)),
-        ("GET", f"/api/slides/{list(session.specs)[1]}/patches", b""),
-        ("GET", "/api/agreement", b""),
-    ]
-
-    async def ask(started, kind):
-        method, path, body = kind
-        reader, writer = await asyncio.open_connection("127.0.0.1", started.port)
-        writer.write(
-            started.head(method, path, content_type=BYTES, content_length=str(len(body)), connection="close")
-            + body
-        )
-        content = await reader.read(-1)
-        writer.close()
-        return int(content.split()[1]), len(content)
-
-    async def all_at_once(started):
-        return await asyncio.wait_for(asyncio.gather(*(ask(started, kinds[k % 10]) for k in range(200))), 120)
-
-    with running(session) as started:
-        answers = asyncio.run(all_at_once(started))
-    assert [status for status, _ in answers] == [200] * 200
-    # Equal requests have equal answers, whoever else sends one; those of judge hold the seconds they took.
-    assert all(answers[k][1] == answers[k % 10][1] for k in range(200) if k % 10 != 5)
-
-
 # --- clients that leave, and files that were spoilt --------------------------------------------------------------------
 
 
@@ -152,10 +110,7 @@ def spoiled_reviews(n_patches):
         "cut": b'{"marks": [',
         "no object": b"[]",
         "no marks": b"{}",
-        "deep": b"[" * 100_000,
         "other text": b"\xff\xfe\x00",
-        "binary": bytes(range(256)),
-        "a number": b"1" * 5000,
         "marks of another shape": json.dumps({"marks": {"0": mark}, "n_patches": n_patches}).encode(),
         "a mark that is no mark": json.dumps({"marks": [3], "n_patches": n_patches}).encode(),
         "an unknown mark": json.dumps({"marks": [{**mark, "mark": "<b>"}], "n_patches": n_patches}).encode(),
@@ -198,26 +153,4 @@ def test_a_review_that_was_damaged_is_one_sentence_and_the_viewer_goes_on(classi
         assert path.read_bytes() == content
     path.unlink()
     assert client.put(f"/api/slides/{first}/review", json=given).json()["n_marks"] == 1
-    session.close()
-
-
-def test_reviews_that_are_no_files_or_lie_elsewhere_are_said(classification_runs, tmp_path):
-    shutil.copytree(classification_runs.gce, tmp_path / "run")
-    session = opened(tmp_path / "run")
-    client, name = visitor(session), next(iter(session.specs))
-    path = session.folder / "reviews" / f"{name}.json"
-    path.parent.mkdir()
-    elsewhere = tmp_path / "elsewhere.json"
-    elsewhere.write_text("{}")
-    for make in (path.mkdir, lambda: os.mkfifo(path), lambda: path.symlink_to(elsewhere)):
-        make()
-        about = client.get(f"/api/slides/{name}")
-        assert about.status_code == 200
-        assert about.json()["marks_problem"]
-        assert (
-            client.put(f"/api/slides/{name}/review", json={"accepted": [0], "rejected": []}).status_code
-            == 500
-        )
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    assert elsewhere.read_text() == "{}"
     session.close()
