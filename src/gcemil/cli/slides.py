@@ -102,7 +102,6 @@ def encode(
 
     from gcemil.bags.foreign.dialects import Choice
     from gcemil.bags.foreign.stamp import parse_mpp
-    from gcemil.features.patching import PatchingRules, find_slides
     from gcemil.features.encode_cohort import LabelSource, choose_patches, encode_cohort
     from gcemil.features.encoders import find_encoder_spec, load_encoder
     from gcemil.features.extract import EncodeSettings
