@@ -50,7 +50,7 @@ from gcemil.runs.checkpoint import (
 from gcemil.runs.environment import one_thread, pick_device
 from gcemil.runs.folder import FoldFolder, FoldParts, RunFolder, fold_parts
 from gcemil.runs.pretrained import UNKNOWN_LICENSE, write_folder
-from gcemil.runs.weights import given_host_of_fold, with_given_host
+from gcemil.runs.weights import pretrained_host_of_fold, resolve_pretrained_host
 from gcemil.tasks.task import create_task, stacked_targets, training_task
 from gcemil.training.fold import PAIRS_FILE, create_network, reference_patches
 from gcemil.training.loop import OnEpoch, train
@@ -253,10 +253,10 @@ def fit(
         if pairs is not None:
             features, anchor_space = map(as_array, pairs)
             store.write(folder / PAIRS_FILE, {"features": features, "anchor_space": anchor_space})
-        values = with_given_host(values, cohort, [0])
+        values = resolve_pretrained_host(values, cohort, [0])
         parts = _split(cohort, values, validation)
         torch.manual_seed(stream_seed(values.seed, 0, 99))
-        given = given_host_of_fold(values, cohort, 0)
+        given = pretrained_host_of_fold(values, cohort, 0)
         weights = None if given is None else given.tensors
         bank = None
         if anchors is not None:

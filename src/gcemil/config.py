@@ -35,7 +35,7 @@ GateKind = Literal[
 ]
 GateModeName = Literal["paper", "deletion"]
 _DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,3})?")
-BridgeKind = Literal["auto", "free", "proximal", "frozen", "orthogonal", "identity", "centred"]
+BridgeKind = Literal["auto", "free", "proximal", "frozen", "identity", "centred"]
 
 
 S = TypeVar("S", bound="Settings")
@@ -122,7 +122,7 @@ class EvidenceSettings(Settings):
     """How the wrapper finds evidence. The defaults are the default recipe (docs/method.md)."""
 
     anchors: AnchorSource = "auto"
-    """auto: examples where cohort.yaml says so, else the cohort's bank when pairs fit its bridge or the bridge is free, else prototypes."""
+    """auto picks, in order: named examples, the cohort's text bank if it has pairs or the bridge is free, prototypes."""
     n_prototypes: int = Field(8, ge=2, le=LARGEST_SIZE)
     """Anchors of a prototype bank."""
     ground_prototypes: bool = False
@@ -167,7 +167,7 @@ class EvidenceSettings(Settings):
     """The selector reads how alike a patch is to those that decided the training slides of the likely classes."""
     smoothing: float = Field(0.5, ge=0, le=1)
     """Share of the score that is its 3x3 neighbourhood's mean."""
-    teaches_host: bool = False
+    train_host: bool = False
     """Let the evidence train the host too. Otherwise the host learns exactly as it would without a wrapper."""
     warmup: float = Field(0.4, ge=0, lt=1)
     """Share of the epochs in which the host trains plainly, unpulled by its evidence."""
@@ -196,6 +196,14 @@ class EvidenceSettings(Settings):
     recovery: RecoverySettings = RecoverySettings()
     """From gates to the set of patches that is the evidence."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _reads_old_names(cls, values: Any) -> Any:
+        # Runs of version 0.1 wrote teaches_host.
+        if isinstance(values, dict) and "teaches_host" in values:
+            return {("train_host" if name == "teaches_host" else name): one for name, one in values.items()}
+        return values
+
     @property
     def selection_threshold(self) -> float:
         """The gate above which a patch is selected before repair."""
@@ -223,7 +231,7 @@ PAPER = EvidenceSettings(
     grounding="literal",
     sufficiency_weight=0.0,
     necessity_weight=0.0,
-    teaches_host=True,
+    train_host=True,
     recovery=RecoverySettings(
         repair=True,
         drop_free_riders=False,
@@ -248,8 +256,8 @@ PAPER_BUDGET = PAPER.model_copy(
 )
 """All of the paper's parts (adapter, MLP, joint training, grounding by divergence) with a centre per slide and repair that is capped."""
 
-TAUGHT = EvidenceSettings(
-    teaches_host=True,
+JOINT = EvidenceSettings(
+    train_host=True,
     prompt_examples=0,
     head=False,
     recovery=RecoverySettings(repair=True, drop_free_riders=False),
@@ -281,7 +289,9 @@ class Recipe:
 
 RECIPES: dict[str, Recipe] = {
     "default": Recipe(EvidenceSettings()),
-    "taught": Recipe(TAUGHT),
+    "joint": Recipe(JOINT),
+    # The name of joint before version 0.2.
+    "taught": Recipe(JOINT),
     "paper": Recipe(PAPER, PAPER_TRAINING, "paper"),
     "paper_constrained": Recipe(PAPER_CONSTRAINED, PAPER_TRAINING, "paper"),
     "paper_budget": Recipe(PAPER_BUDGET, PAPER_TRAINING, "paper"),
@@ -317,8 +327,8 @@ class HostSettings(Settings):
         return self.weights is not None and self.weights.frozen
 
 
-GATES_HAVE_COOLED = 0.6
-"""Share of the schedule before which gates are still warm, so that no epoch of a wrapped host is chosen."""
+EARLIEST_SELECTABLE_EPOCH = 0.6
+"""Share of the schedule before which no epoch of a wrapped host is chosen, since its gates are still soft."""
 
 
 class TrainSettings(Settings):
@@ -364,7 +374,7 @@ class TrainSettings(Settings):
     """4x4 blocks of the grid, or single patches."""
     early_stopping: int | None = Field(None, ge=1)
     """Stop after so many epochs without a better validation."""
-    chosen_from: float = Field(GATES_HAVE_COOLED, ge=0, le=1)
+    chosen_from: float = Field(EARLIEST_SELECTABLE_EPOCH, ge=0, le=1)
     """No epoch before this share of the schedule is chosen; 1 takes the last."""
     chosen_by: Literal["metric", "loss"] = "metric"
     """What is better on validation: the task's metric, or the loss."""
@@ -383,9 +393,9 @@ class TrainSettings(Settings):
         return self.epochs or max(self.min_epochs, math.ceil(self.min_steps / max(1, n_steps)))
 
     @property
-    def leaves_host_alone(self) -> bool:
-        """Whether the host of a wrapped run is the plain one: it learned as if there were no wrapper."""
-        return self.evidence is not None and not self.evidence.teaches_host and not self.host.is_frozen
+    def host_is_unchanged(self) -> bool:
+        """True if the host of a wrapped run has the weights it would have without a wrapper."""
+        return self.evidence is not None and not self.evidence.train_host and not self.host.is_frozen
 
     @field_validator("max_patches", mode="before")
     @classmethod

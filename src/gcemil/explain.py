@@ -105,10 +105,10 @@ def lesion_strength(model: GceMil, output: EvidenceOutput, kept: HostOutput, che
 
 @torch.no_grad()
 def read_evidence_output(
-    model: GceMil, features: Tensor, coords: Tensor | None, step: int | None
+    model: GceMil, features: Tensor, coords: Tensor | None, patch_size: int | None
 ) -> EvidenceOutput:
     """The model's output on a bag; around a given host, with the gates of the set that the host itself rests on."""
-    output = model(features, coords, step=step)
+    output = model(features, coords, patch_size=patch_size)
     return find_what_the_host_rests_on(model, output, coords) if model.explains_host else output
 
 

@@ -26,7 +26,7 @@ from gcemil.evidence.checking import Tolerances
 from gcemil.evidence.coverage import ClassUtility, RiskPathways, anchor_coverage, patch_concept_presence
 from gcemil.evidence.gates import create_gate
 from gcemil.evidence.head import EvidenceHead
-from gcemil.evidence.selector import LIKENESS_ALONE, Selector, class_likeness
+from gcemil.evidence.selector import LIKENESS_WEIGHT_WITHOUT_ANCHORS, Selector, class_likeness
 from gcemil.evidence.spatial import Neighbourhood
 from gcemil.hosts.host import (
     Embedded,
@@ -39,7 +39,7 @@ from gcemil.hosts.host import (
     shortcut,
 )
 from gcemil.predictor import GcePredictor
-from gcemil.row_blocks import plain_fold, unfolded
+from gcemil.row_blocks import apply_reads, plain_read
 from gcemil.shapes import AnchorWeights, Coverage, Gates, LogGates, Logits, Responses, Scores, Selected
 
 
@@ -122,7 +122,7 @@ class GceMil(nn.Module):
         self.in_dim = in_dim
         self.n_outputs = host.n_outputs
         self.bank = anchors
-        self.is_grounded = settings.ground_prototypes or not anchors.is_prototypes
+        self.is_grounded = settings.ground_prototypes or anchors.kind != "prototypes"
         """Whether the anchors act on scores, gates and repair, or are shown only."""
         self.register_buffer("anchors", anchors.embeddings.clone())
         self.register_buffer("temperature", torch.tensor(settings.temperature_start))
@@ -160,10 +160,10 @@ class GceMil(nn.Module):
         features: Tensor,
         coords: Tensor | None = None,
         *,
-        step: int | None = None,
+        patch_size: int | None = None,
         target: Tensor | None = None,
     ) -> EvidenceOutput:
-        """One bag; `step` is the patch size in level-0 pixels, where it is known."""
+        """Predict one bag; `patch_size` is the side of a patch in level-0 pixels, where it is known."""
         # The user's door: shapes are checked here with a message, not by annotation.
         check_bag(features, coords, in_dim=self.in_dim)
         embedded: Embedded = embedded_bag(self.host, features)
@@ -178,7 +178,7 @@ class GceMil(nn.Module):
         else:
             of_gce = embedded
         answer, embedded = (full, embedded) if self.explains_host else (gce, of_gce)
-        evidence = self.evidence(features, coords, answer, step)
+        evidence = self.evidence(features, coords, answer, patch_size)
         soft = self.explained.gated(features, embedded, coords, evidence.log_gates, target=target)
         return EvidenceOutput(
             **vars(evidence),
@@ -201,13 +201,13 @@ class GceMil(nn.Module):
         return GcePredictor(self.host, self.head) if self.head.has_vote else self.host
 
     def gated(
-        self, features: Tensor, coords: Tensor | None = None, *, step: int | None = None
+        self, features: Tensor, coords: Tensor | None = None, *, patch_size: int | None = None
     ) -> GatedOutput:
         """X_pi alone; where the score does without the host, the host sees the bag once."""
         if self.reads_host:
-            return self(features, coords, step=step)
+            return self(features, coords, patch_size=patch_size)
         check_bag(features, coords, in_dim=self.in_dim)
-        evidence = self.evidence(features, coords, None, step)
+        evidence = self.evidence(features, coords, None, patch_size)
         # A NaN score would close its gate unseen, so it is named before the host is asked.
         if not bool(torch.isfinite(evidence.scores).all()):
             raise not_finite_error(
@@ -255,20 +255,20 @@ class GceMil(nn.Module):
         features: Tensor,
         coords: Tensor | None,
         full: HostOutput | None,
-        step: int | None,
+        patch_size: int | None,
     ) -> Evidence:
         """Gates, scores, responses and coverage; `full` is the ungated view of F, where the score reads it."""
         # One matrix product serves the selector and the bridge.
-        folds = [*self.selector.folds(), self.bridge.fold(self.anchors)]
-        n_hidden, likeness = len(folds) - 1, None
+        reads = [*self.selector.reads(), self.bridge.read(self.anchors)]
+        n_hidden, likeness = len(reads) - 1, None
         if full is not None and self.reads_likeness:
-            products = unfolded(features, [*folds, plain_fold(self.class_directions)])
+            products = apply_reads(features, [*reads, plain_read(self.class_directions)])
             likeness = class_likeness(products[-1], torch.softmax(full.logits.float(), dim=0))
-            likeness = likeness if self.reads_presence else LIKENESS_ALONE * likeness
+            likeness = likeness if self.reads_presence else LIKENESS_WEIGHT_WITHOUT_ANCHORS * likeness
         else:
-            products = unfolded(features, folds)
+            products = apply_reads(features, reads)
         hidden, responses = list(products[:n_hidden]), self.response(products[n_hidden])
-        scores = self.evidence_scores(hidden, responses, coords, full, step, likeness)
+        scores = self.evidence_scores(hidden, responses, coords, full, patch_size, likeness)
         return self.gate_scores(scores, responses)
 
     def gate_scores(self, scores: Scores, responses: Responses, count: int | None = None) -> Evidence:
@@ -318,7 +318,7 @@ class GceMil(nn.Module):
         responses: Responses,
         coords: Tensor | None,
         full: HostOutput | None,
-        step: int | None,
+        patch_size: int | None,
         likeness: Scores | None = None,
     ) -> Scores:
         """The selector's scores, from the patches' responses and from the host's ungated view of the patches."""
@@ -326,7 +326,7 @@ class GceMil(nn.Module):
         attention = full.scores if full is not None and settings.attention_term else None
         contributions = self._contributions(full) if full is not None and settings.contribution_term else None
         presence = self.presence(responses, full.logits) if full is not None and self.reads_presence else None
-        around = None if coords is None or settings.smoothing == 0 else Neighbourhood.of(coords, step)
+        around = None if coords is None or settings.smoothing == 0 else Neighbourhood.of(coords, patch_size)
         return self.selector.scores(
             hidden,
             coords,
@@ -389,6 +389,6 @@ def bridge_kind(settings: EvidenceSettings, anchors: AnchorBank, in_dim: int) ->
     """The bridge a bank needs: prototypes and patches live in feature space, a text bank is reached through pairs."""
     if settings.bridge != "auto":
         return settings.bridge
-    if anchors.is_examples or anchors.is_met:
+    if anchors.kind in ("examples", "prompt_patches"):
         return "centred"
-    return "identity" if anchors.is_prototypes and anchors.anchor_dim == in_dim else "proximal"
+    return "identity" if anchors.kind == "prototypes" and anchors.anchor_dim == in_dim else "proximal"

@@ -35,7 +35,7 @@ MISTAKES = [
     ("doctor --jsn", 2, f"There is no option --jsn. Did you mean --json? {HELP.format('doctor')}"),
     ("validate cohort again", 2, f"There is one argument too many: again. {HELP.format('validate')}"),
     ("train cohort --out new --epochs 0", 2, f"Invalid value for '--epochs': it must be at least 1. {HELP.format('train')}"),
-    ("train cohort --out new --recipe fancy", 2, f"Invalid value for '--recipe': 'fancy' is not one of 'default', 'taught', 'paper', 'paper_constrained', 'paper_budget'. {HELP.format('train')}"),
+    ("train cohort --out new --recipe fancy", 2, f"Invalid value for '--recipe': 'fancy' is not one of 'default', 'joint', 'taught', 'paper', 'paper_constrained', 'paper_budget'. {HELP.format('train')}"),
     ("split cohort --folds two", 2, f"Invalid value for '--folds': it must be a whole number. {HELP.format('split')}"),
     ("view gce --port 99999", 2, f"Invalid value for '--port': it must be at most 65535. {HELP.format('view')}"),
     # Settings

@@ -91,7 +91,7 @@ from gcemil.runs.folder import (
 )
 from gcemil.runs.predict import evaluate_bags, load_fold_models, predict_new_bag, read_new_slide
 from gcemil.runs.pretrained import from_pretrained
-from gcemil.runs.weights import read_given_host
+from gcemil.runs.weights import read_pretrained_host
 from gcemil.simulation.pixels import read_encoded_card
 from gcemil.slides.geojson import read_objects
 from gcemil.slides.grid import PatchSettings, patch_grid, probe_patches
@@ -886,7 +886,7 @@ def build_weights(folder: Path) -> None:
 
 def read_weights(folder: Path, damaged: Sequence[Path]) -> None:
     cohort = Cohort.load(folder / "cohort")
-    each(*(partial(read_given_host, path, HostSettings(name="abmil"), cohort) for path in damaged))
+    each(*(partial(read_pretrained_host, path, HostSettings(name="abmil"), cohort) for path in damaged))
 
 
 # Results of a grid

@@ -198,7 +198,7 @@ def _draw_lessons(taught: TaughtFold, spec: BagSpec, settings: PrefilterSettings
     """What the selector says of each slide of a training bag, beside what the student sees of it."""
     bag = taught.cohort.read_bag(spec)
     features, coords = bag_tensors(bag)
-    scores = taught.model(features, coords, step=bag.patch_size).scores
+    scores = taught.model(features, coords, patch_size=bag.patch_size).scores
     draws = np.random.default_rng([settings.seed, *spec.bag_id.encode()])
     return [
         draw_lesson(

@@ -23,7 +23,7 @@ from gcemil.bags.cohort import Cohort
 from gcemil.bags.cohort import Task as CohortTask
 from gcemil.config import LARGEST_SIZE, HostSettings, TrainSettings
 from gcemil.errors import GcemilError, InputError, RunError, StoreError, UsageError, error_text
-from gcemil.evidence.anchors import AnchorBank
+from gcemil.evidence.anchors import AnchorBank, BankKind
 from gcemil.files import atomic_write, is_file, parse_json, read_record, validate_as
 from gcemil.hosts.own import check_trust
 from gcemil.hosts.table import HOSTS, AnyHost, create_host, host_spec
@@ -50,6 +50,18 @@ class _BankRecord(BaseModel):
 
     prompts: list[str] = Field(min_length=1)
     provenance: str
+    kind: BankKind
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_a_kind(cls, values: Any) -> Any:
+        # Checkpoints of version 0.1 tell the kind only in the words of the provenance.
+        if isinstance(values, dict) and "kind" not in values:
+            words = str(values.get("provenance"))
+            first: dict[str, BankKind] = {"prototypes": "prototypes", "examples": "examples"}
+            kind = next((kind for word, kind in first.items() if words.startswith(word)), "text")
+            return {**values, "kind": "prompt_patches" if "met in training patches" in words else kind}
+        return values
 
 
 class NetworkRecord(BaseModel):
@@ -124,7 +136,12 @@ def describe_network(loaded: LoadedNetwork, cohort: Cohort, settings: TrainSetti
     }
     if loaded.model is not None:
         bank = loaded.model.bank
-        meta["bank"] = {"prompts": list(bank.prompts), "provenance": bank.provenance, "hash": bank.hash}
+        meta["bank"] = {
+            "prompts": list(bank.prompts),
+            "provenance": bank.provenance,
+            "kind": bank.kind,
+            "hash": bank.hash,
+        }
     return meta
 
 
@@ -191,7 +208,8 @@ def _build_network(record: NetworkRecord, tensors: Mapping[str, Tensor]) -> Load
     host = build_host(settings.host, in_dim=record.in_dim, n_outputs=record.n_outputs)
     if settings.evidence is None or record.bank is None:
         return LoadedNetwork(host, None, None)
-    bank = AnchorBank(tensors["anchors"], tuple(record.bank.prompts), record.bank.provenance)
+    known = record.bank
+    bank = AnchorBank(tensors["anchors"], tuple(known.prompts), known.provenance, known.kind)
     model = GceMil(
         host, bank, in_dim=record.in_dim, settings=settings.evidence, explains_host=settings.host.is_frozen
     )

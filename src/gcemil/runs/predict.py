@@ -198,7 +198,7 @@ def _predict_bag(
     if loaded.model is None:
         return {"full": loaded.host(*bag_tensors(bag, device))}, None
     if not recovers:
-        output = loaded.model(*bag_tensors(bag, device), step=bag.patch_size)
+        output = loaded.model(*bag_tensors(bag, device), patch_size=bag.patch_size)
         return _list_outputs(output), None
     found = explain_bag(loaded.model, bag)
     return {**_list_outputs(found.output), "discrete": found.discrete}, found

@@ -39,7 +39,7 @@ SAVE_AGAIN = "Where it was trained, save the tensors alone: torch.save(model.sta
 
 
 @dataclass(frozen=True)
-class GivenHost:
+class PretrainedHost:
     """A host as a file of weights describes it; it fits the cohort."""
 
     source: Path
@@ -59,7 +59,7 @@ class GivenHost:
 # Reading a file
 
 
-def read_given_host(path: Path, host: HostSettings, cohort: Cohort) -> GivenHost:
+def read_pretrained_host(path: Path, host: HostSettings, cohort: Cohort) -> PretrainedHost:
     """The host of `host.name` with the weights of a file; what does not fit is named, and nothing is guessed."""
     host_spec(host.name)
     content, header = _read_weights_file(path)
@@ -70,7 +70,7 @@ def read_given_host(path: Path, host: HostSettings, cohort: Cohort) -> GivenHost
         settings, tensors, notes = host, _rename_tensors(content, _expected_tensors(host, cohort)), ()
     else:
         settings, tensors, notes = _read_published_checkpoint(path, content, host, cohort)
-    return GivenHost(path, sha256, settings, _fit_tensors(path, tensors, settings, cohort), notes)
+    return PretrainedHost(path, sha256, settings, _fit_tensors(path, tensors, settings, cohort), notes)
 
 
 def _read_weights_file(path: Path) -> tuple[Any, dict[str, Any] | None]:
@@ -261,7 +261,7 @@ def _weights_of_folds(source: Path) -> dict[int, Path] | None:
     return {fold.number: fold.checkpoint for fold in RunFolder(source).trained_folds()}
 
 
-def given_host_of_fold(settings: TrainSettings, cohort: Cohort, fold: int) -> GivenHost | None:
+def pretrained_host_of_fold(settings: TrainSettings, cohort: Cohort, fold: int) -> PretrainedHost | None:
     """The weights that a fold starts from; None where it starts afresh."""
     if settings.host.weights is None:
         return None
@@ -271,10 +271,10 @@ def given_host_of_fold(settings: TrainSettings, cohort: Cohort, fold: int) -> Gi
         raise RunError(
             f"{source} has no trained fold {fold}, only {', '.join(map(str, per_fold))}. Give --folds, or train it there."
         )
-    return read_given_host(source if per_fold is None else per_fold[fold], settings.host, cohort)
+    return read_pretrained_host(source if per_fold is None else per_fold[fold], settings.host, cohort)
 
 
-def with_given_host(settings: TrainSettings, cohort: Cohort, folds: Sequence[int]) -> TrainSettings:
+def resolve_pretrained_host(settings: TrainSettings, cohort: Cohort, folds: Sequence[int]) -> TrainSettings:
     """The settings with the sizes and the hash of the weights that are to be used; all folds must agree in sizes."""
     weights = settings.host.weights
     if weights is None:
@@ -286,7 +286,7 @@ def with_given_host(settings: TrainSettings, cohort: Cohort, folds: Sequence[int
                 f"{source} is a run of host '{read_run(source).settings.host.name}', not of '{settings.host.name}'."
             )
         check_cohort(source, cohort)
-    found = [one for fold in folds if (one := given_host_of_fold(settings, cohort, fold)) is not None]
+    found = [one for fold in folds if (one := pretrained_host_of_fold(settings, cohort, fold)) is not None]
     check_same_sizes(found)
     sha256 = join_hashes([content_hash(path) for path in (per_fold or {0: source}).values()])
     if weights.sha256 not in (None, sha256):
@@ -298,7 +298,7 @@ def with_given_host(settings: TrainSettings, cohort: Cohort, folds: Sequence[int
     return settings.model_copy(update={"host": host})
 
 
-def check_same_sizes(given: Sequence[GivenHost]) -> None:
+def check_same_sizes(given: Sequence[PretrainedHost]) -> None:
     """Refuse weights of different sizes for one run."""
     first = given[0]
     if other := [one for one in given if one.settings.options != first.settings.options]:

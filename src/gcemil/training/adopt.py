@@ -24,7 +24,7 @@ from gcemil.runs.folder import (
     fold_parts,
     write_summary,
 )
-from gcemil.runs.weights import GivenHost, check_same_sizes, join_hashes, read_given_host
+from gcemil.runs.weights import PretrainedHost, check_same_sizes, join_hashes, read_pretrained_host
 from gcemil.tasks.task import create_task
 from gcemil.training.fold import evaluate_fold
 from gcemil.training.run import check_run, claim_run, refuse_faulty
@@ -67,7 +67,7 @@ def adopt_run(
     """A run of the given weights; everything is checked before the folder is begun."""
     cohort = Cohort.load(cohort_folder)
     paired = pair_folds(cohort, files, folds)
-    given = {path: read_given_host(path, host, cohort) for path in dict.fromkeys(paired.values())}
+    given = {path: read_pretrained_host(path, host, cohort) for path in dict.fromkeys(paired.values())}
     settings = _settings_of_weights(list(given.values()))
     with lock_folder(out):
         if RunFolder(out).is_begun:
@@ -101,7 +101,7 @@ def pair_folds(cohort: Cohort, files: Sequence[Path], folds: Sequence[int] | Non
     return dict(zip(chosen, files, strict=True))
 
 
-def _settings_of_weights(given: Sequence[GivenHost]) -> TrainSettings:
+def _settings_of_weights(given: Sequence[PretrainedHost]) -> TrainSettings:
     """A plain host of the sizes that all the weights have."""
     first = given[0]
     check_same_sizes(given)
@@ -114,7 +114,7 @@ def _settings_of_weights(given: Sequence[GivenHost]) -> TrainSettings:
 
 
 def _adopt_fold(
-    cohort: Cohort, fold: int, given: GivenHost, settings: TrainSettings, folder: FoldFolder
+    cohort: Cohort, fold: int, given: PretrainedHost, settings: TrainSettings, folder: FoldFolder
 ) -> AdoptedFold:
     """The checkpoint of a fold and what it predicts; a fold that is complete is left alone."""
     parts = fold_parts(cohort, read_fold(cohort, fold))

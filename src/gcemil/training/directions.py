@@ -30,14 +30,14 @@ from gcemil.bags.bag import Bag
 from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.bags.loader import SampleRule, load_bags
 from gcemil.evidence.alignment import directions_of_means
-from gcemil.evidence.anchors import MET, AnchorBank
+from gcemil.evidence.anchors import AnchorBank
 from gcemil.evidence.bridge import Bridge, CentredBridge
 from gcemil.evidence.head import ABSENT_QUANTILE, fit_class_head, fit_risk_head
 from gcemil.evidence.spatial import Neighbourhood, smoothed
 from gcemil.explain import bag_tensors, explain_bag, lesion_strength
 from gcemil.hosts.host import Embedded, Host, embedded_bag
 from gcemil.model import GceMil
-from gcemil.row_blocks import mapped_rows, widened
+from gcemil.row_blocks import mapped_rows, to_float32
 from gcemil.runs.folder import FoldParts
 from gcemil.shapes import Scores
 from gcemil.tasks.task import stacked_targets
@@ -58,7 +58,7 @@ Directions = Float[Tensor, "c d"]
 
 
 @torch.no_grad()
-def meet_prompts(
+def anchor_prompts_in_patches(
     bank: AnchorBank,
     bridge: Bridge,
     reference: Float[Tensor, "p d"],
@@ -78,10 +78,11 @@ def meet_prompts(
             found = torch.stack([smoothed(one, around) for one in found.unbind(dim=1)], dim=1)
         best = found.topk(min(PROMPT_PATCHES_PER_SLIDE, len(found)), dim=0)
         cosines, patches = _keep_first(
-            torch.cat([cosines, best.values]), torch.cat([patches, widened(features[best.indices])]), count
+            torch.cat([cosines, best.values]), torch.cat([patches, to_float32(features[best.indices])]), count
         )
-    provenance = f"{bank.provenance}, {MET}, {len(cosines)} per prompt"
-    return AnchorBank(directions_of_means(patches.mean(dim=0), reference), bank.prompts, provenance)
+    provenance = f"{bank.provenance}, met in training patches, {len(cosines)} per prompt"
+    directions = directions_of_means(patches.mean(dim=0), reference)
+    return AnchorBank(directions, bank.prompts, provenance, "prompt_patches")
 
 
 def _keep_first(
@@ -126,7 +127,7 @@ def _deciding_patches(model: GceMil, bag: Bag, target: int) -> Float[Tensor, "k 
     if coords is not None:
         shares = smoothed(shares, Neighbourhood.of(coords, bag.patch_size))
     count = min(len(shares), max(FEWEST_PATCHES, round(FIRST_SHARE * len(shares))))
-    return widened(features[shares.topk(count).indices])
+    return to_float32(features[shares.topk(count).indices])
 
 
 def gradient_times_token(host: Host, embedded: Embedded, coords: Tensor | None, index: int) -> Scores:

@@ -45,7 +45,7 @@ from gcemil.runs.folder import (
 )
 from gcemil.runs.learning import Learning, bootstrap_error
 from gcemil.runs.predict import Mode, available_modes, evaluate_bags
-from gcemil.runs.weights import given_host_of_fold
+from gcemil.runs.weights import pretrained_host_of_fold
 from gcemil.tasks.task import (
     ClassificationTask,
     SurvivalTask,
@@ -54,7 +54,7 @@ from gcemil.tasks.task import (
     stacked_targets,
     training_task,
 )
-from gcemil.training.directions import FALSE_EVIDENCE_RATE, meet_prompts
+from gcemil.training.directions import FALSE_EVIDENCE_RATE, anchor_prompts_in_patches
 from gcemil.training.epochs import Tracker, merge_warnings
 from gcemil.training.loop import EpochRecord, OnBag, OnEpoch, train
 from gcemil.training.optimizer import stream_seed
@@ -63,7 +63,7 @@ REFERENCE_PATCHES_PER_BAG = 20
 MOST_FITTED = 200
 """Training bags that are predicted to see how far the model fits them."""
 PAIRS_FILE = "anchor_pairs.h5"
-FITTED_BRIDGES = {"proximal", "frozen", "orthogonal"}
+FITTED_BRIDGES = {"proximal", "frozen"}
 
 
 def train_fold(
@@ -86,7 +86,7 @@ def train_fold(
         check_parts(parts, create_task(cohort, settings), index)
         task = training_task(cohort, settings, parts.train)
         torch.manual_seed(stream_seed(settings.seed, index, 99))
-        given = given_host_of_fold(settings, cohort, index)
+        given = pretrained_host_of_fold(settings, cohort, index)
         tensors = None if given is None else given.tensors
         loaded = create_network(cohort, parts.train, settings, pick_device(settings.device), tensors)
         with closing(Tracker(fold.tensorboard)) as tracker:
@@ -149,7 +149,7 @@ def create_network(
     )
     if isinstance(model.bridge, CentredBridge):
         model.bridge.set_centre(reference.mean(dim=0))
-    elif bank.is_examples:
+    elif bank.kind == "examples":
         raise ConfigError(
             f"evidence.bridge is '{settings.evidence.bridge}', but anchors from examples take auto or centred."
         )
@@ -177,7 +177,7 @@ def create_anchors(
         return bank
     bridge = create_bridge("frozen", cohort.card.feature_dim, bank.anchor_dim, rank=settings.bridge_rank)
     bridge.fit(*read_pairs(cohort))
-    return meet_prompts(
+    return anchor_prompts_in_patches(
         bank, bridge, reference, cohort, train_bags, count=settings.prompt_examples, seed=seed
     )
 

@@ -127,7 +127,7 @@ def train(
             is_last_stage = number == len(stages) - 1
             if is_last_stage or stage.keeps_best:
                 # The wrapper has no part in a preparing stage, nor in the choice of an epoch where it leaves the host alone.
-                is_taught = loaded.model is not None and loaded.model.settings.teaches_host
+                is_taught = loaded.model is not None and loaded.model.settings.train_host
                 judged = (
                     loaded if is_taught and not stage.prepares else LoadedNetwork(loaded.host, None, None)
                 )
@@ -210,7 +210,7 @@ def train_epoch(
     """Every training bag once, one optimiser step per window."""
     network = loaded.network
     # Around a host that is left alone nothing of the evidence is trained: it is fitted once the host is.
-    is_taught = loaded.model is not None and loaded.model.settings.teaches_host
+    is_taught = loaded.model is not None and loaded.model.settings.train_host
     model = loaded.model if is_taught and not stage.prepares else None
     device = next(network.parameters()).device
     windows = epoch_windows(cohort, parts, task, settings, stage_number, epoch)
@@ -267,7 +267,7 @@ def train_epoch(
     record["warnings"] = find_failures(
         {k: v for k, v in record.items() if isinstance(v, int | float)},
         record["terms"],
-        competes=model is not None and model.settings.teaches_host,
+        competes=model is not None and model.settings.train_host,
     )
     return record
 

@@ -44,7 +44,7 @@ class TrainingBag:
 
     features: Tensor
     coords: Tensor | None
-    step: int | None
+    patch_size: int | None
     target: Tensor
 
 
@@ -67,7 +67,7 @@ def evidence_terms(
     `weight` in [0, 1] is how much the evidence acts on a host that it teaches.
     """
     settings = model.settings
-    outputs = [model(bag.features, bag.coords, step=bag.step, target=bag.target) for bag in bags]
+    outputs = [model(bag.features, bag.coords, patch_size=bag.patch_size, target=bag.target) for bag in bags]
     soft, full = [output.soft for output in outputs], [output.full for output in outputs]
     gated_share = weight * (1 - settings.ungated_share)
     terms: Terms = {}

@@ -66,7 +66,7 @@ READ_TEMPERATURE = 1e-6
 def reading_temperature(settings: TrainSettings) -> float:
     """At which gates are read once training is over. A host that was taught by gates is read under the last of them."""
     evidence = settings.evidence
-    if evidence is None or evidence.teaches_host or evidence.temperature_end is not None:
+    if evidence is None or evidence.train_host or evidence.temperature_end is not None:
         return final_temperature(settings)
     return min(READ_TEMPERATURE, final_temperature(settings))
 

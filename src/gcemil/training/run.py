@@ -37,7 +37,7 @@ from gcemil.runs.folder import (
     write_summary,
     write_training_cohort,
 )
-from gcemil.runs.weights import with_given_host
+from gcemil.runs.weights import resolve_pretrained_host
 from gcemil.tasks.task import create_task
 from gcemil.training.fold import check_parts, evaluate_fold, train_fold
 
@@ -67,7 +67,7 @@ def train_run(
         raise UsageError(
             "A frozen host without evidence has nothing to learn. Leave --no-gce out, or use 'gcemil adopt'."
         )
-    settings = with_given_host(settings, cohort, chosen)
+    settings = resolve_pretrained_host(settings, cohort, chosen)
     run = RunFolder(out)
     # Before the lock, which makes the folder: what is refused leaves nothing behind.
     if run.is_begun:

@@ -7,7 +7,7 @@ from torch import Tensor
 from gcemil.errors import UsageError
 from gcemil.evidence.selector import Selector, log_odds, normal_rank, standardised_attention
 from gcemil.evidence.spatial import Neighbourhood
-from gcemil.row_blocks import unfolded
+from gcemil.row_blocks import apply_reads
 
 
 def make_selector(**options: float) -> Selector:
@@ -23,7 +23,7 @@ def make_slide() -> tuple[Tensor, Tensor]:
 
 def scored(selector: Selector, features: Tensor, coords: Tensor | None, **terms: Tensor) -> Tensor:
     around = None if coords is None else Neighbourhood.of(coords, 256)
-    hidden = unfolded(features, selector.folds()) if selector.folds() else []
+    hidden = apply_reads(features, selector.reads()) if selector.reads() else []
     return selector.scores(list(hidden), coords, n_patches=len(features), neighbourhood=around, **terms)
 
 

@@ -32,7 +32,7 @@ def reading_model(*, swapped: bool = False) -> GceMil:
     """A host that pools evenly and reads class c off axis c, or off the other axis."""
     torch.manual_seed(0)
     host = create_host("abmil", in_dim=DIM, n_outputs=2, options={"width": DIM})
-    bank = AnchorBank(torch.randn(3, DIM), ("a", "b", "c"), "prototypes of a test")
+    bank = AnchorBank(torch.randn(3, DIM), ("a", "b", "c"), "of a test", "prototypes")
     axes = torch.eye(DIM)[:2].flip(0) if swapped else torch.eye(DIM)[:2]
     with torch.no_grad():
         host.project[0].weight.copy_(torch.eye(DIM))

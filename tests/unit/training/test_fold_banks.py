@@ -14,5 +14,5 @@ def test_a_text_bank_without_pairs_is_kept_under_a_free_bridge(tmp_path):
     write_anchors(tmp_path / "anchors.h5", np.eye(3, 6, dtype=np.float32), ["a", "b", "c"])
     patches = torch.randn(30, 8)
     kept = create_bank(cohort, PAPER, patches, seed=0)
-    assert (kept.is_prototypes, kept.n_anchors, kept.prompts) == (False, 3, ("a", "b", "c"))
-    assert create_bank(cohort, EvidenceSettings(), patches, seed=0).is_prototypes
+    assert (kept.kind, kept.n_anchors, kept.prompts) == ("text", 3, ("a", "b", "c"))
+    assert create_bank(cohort, EvidenceSettings(), patches, seed=0).kind == "prototypes"

@@ -34,11 +34,11 @@ TWO = ClassificationTask(("a", "b"))
 
 def make_model(name="abmil", *, mode="deletion", n_outputs=3, **settings):
     """A host that is taught, so that it has every term."""
-    return wrapped(prepared_host(name, mode=mode, n_outputs=n_outputs), **{"teaches_host": True, **settings})
+    return wrapped(prepared_host(name, mode=mode, n_outputs=n_outputs), **{"train_host": True, **settings})
 
 
 def seen(model, bags):
-    return [model(bag.features, bag.coords, step=bag.step, target=bag.target) for bag in bags]
+    return [model(bag.features, bag.coords, patch_size=bag.patch_size, target=bag.target) for bag in bags]
 
 
 def answer(logits, **more):

@@ -7,7 +7,7 @@ import torch
 from builders import PATCH, make_cohort, write_slide
 from gcemil.bags import store
 from gcemil.bags.arrays import write_anchors
-from gcemil.config import TAUGHT, EvidenceSettings, HostSettings, TrainSettings
+from gcemil.config import JOINT, EvidenceSettings, HostSettings, TrainSettings
 from gcemil.evidence.bridge import CentredBridge, ProximalBridge
 from gcemil.training.directions import PROMPT_PATCHES_PER_SLIDE
 from gcemil.training.fold import PAIRS_FILE, create_network
@@ -75,6 +75,6 @@ def test_only_the_slides_of_training_are_read(cohort):
 
 
 def test_a_named_bridge_and_the_taught_recipe_read_the_prompts_themselves(cohort):
-    for settings in ({"bridge": "proximal"}, {"bridge": "frozen"}, TAUGHT.model_dump()):
-        assert not model_of(cohort, cohort.bags, **settings).bank.is_met
-    assert model_of(cohort, cohort.bags, anchors="prototypes").bank.is_prototypes
+    for settings in ({"bridge": "proximal"}, {"bridge": "frozen"}, JOINT.model_dump()):
+        assert model_of(cohort, cohort.bags, **settings).bank.kind == "text"
+    assert model_of(cohort, cohort.bags, anchors="prototypes").bank.kind == "prototypes"
