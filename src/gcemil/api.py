@@ -35,11 +35,12 @@ from gcemil.diagnostics.snr import Answers, BagOutcome
 from gcemil.errors import UsageError
 from gcemil.evidence.anchors import AnchorBank
 from gcemil.evidence.bridge import CentredBridge
-from gcemil.explain import Interventions, bag_tensors, explain_bag, slide_evidence
+from gcemil.explain import bag_tensors, explain_bag, slide_evidence
 from gcemil.exports.evidence import Evidence
 from gcemil.hosts.adapters import adapt_model, find_device
 from gcemil.hosts.host import Host
 from gcemil.model import GceMil
+from gcemil.outputs import create_output
 from gcemil.runs.checkpoint import (
     PRETRAINED_FORMAT,
     LoadedNetwork,
@@ -173,7 +174,7 @@ class FittedModel:
         with torch.no_grad():
             output = self.network(*bag_tensors(given, device))
         logits = output.answer.logits if isinstance(self.network, GceMil) else output.logits
-        return _name_outputs(logits, self.classes)
+        return dict(zip(self.classes, create_output(len(logits)).values(logits), strict=True))
 
     def explain(self, bag: Any) -> Evidence:
         """Find the evidence of one bag; see `gcemil.explain`."""
@@ -182,12 +183,6 @@ class FittedModel:
     def save(self, path: Path | str) -> Path:
         """Write the model into a new folder; see `gcemil.save`."""
         return save(self, path)
-
-
-def _name_outputs(logits: Tensor, classes: Sequence[str]) -> dict[str, float]:
-    """Probabilities by class, or the log-risk."""
-    values = torch.softmax(logits.double(), dim=0) if len(logits) > 1 else logits.double()
-    return dict(zip(classes, values.tolist(), strict=True))
 
 
 def fit(
@@ -328,20 +323,19 @@ def explain(model: FittedModel | GceMil, bag: Any) -> Evidence:
     network = model.network if isinstance(model, FittedModel) else model
     if not isinstance(network, GceMil):
         raise UsageError(f"A {type(network).__name__} has no evidence. Put it into gcemil.wrap first.")
-    names = [str(number) for number in range(network.n_outputs)] if network.n_outputs > 1 else ["risk"]
-    classes = model.classes if isinstance(model, FittedModel) else names
-    given = read_bag_item(bag, "bag")
+    kind, given = network.output_kind, read_bag_item(bag, "bag")
+    names = kind.names(model.classes if isinstance(model, FittedModel) else ())
     found = explain_bag(network, given)
-    bench = Interventions(
-        network.explained, *bag_tensors(given, network.anchors.device), embedded=found.output.embedded
+    prediction, kept, removed = (
+        None if one is None else dict(zip(names, kind.values(one.logits), strict=True))
+        for one in (found.output.answer, found.kept, found.removed)
     )
-    removed = bench.removed(found.recovery.selected)
     return Evidence(
         bag=given,
         slides=tuple(slide_evidence(network, given, found)),
-        prediction=_name_outputs(found.output.answer.logits, classes),
-        kept=_name_outputs(found.discrete.logits, classes),
-        removed=None if removed is None else _name_outputs(removed.logits, classes),
+        prediction=prediction or {},
+        kept=kept or {},
+        removed=removed,
     )
 
 

@@ -22,7 +22,6 @@ from gcemil.config import EvidenceSettings
 from gcemil.errors import UsageError
 from gcemil.evidence.anchors import AnchorBank, create_response
 from gcemil.evidence.bridge import create_bridge
-from gcemil.evidence.checking import Tolerances
 from gcemil.evidence.coverage import ClassUtility, RiskPathways, anchor_coverage, patch_concept_presence
 from gcemil.evidence.gates import create_gate
 from gcemil.evidence.head import EvidenceHead
@@ -38,9 +37,20 @@ from gcemil.hosts.host import (
     not_finite_error,
     shortcut,
 )
+from gcemil.outputs import Output, Tolerances, create_output
 from gcemil.predictor import GcePredictor
 from gcemil.row_blocks import apply_reads, plain_read
-from gcemil.shapes import AnchorWeights, Coverage, Gates, LogGates, Logits, Responses, Scores, Selected
+from gcemil.shapes import (
+    AnchorWeights,
+    ClassAnchorWeights,
+    Coverage,
+    Gates,
+    LogGates,
+    Logits,
+    Responses,
+    Scores,
+    Selected,
+)
 
 
 @dataclass(frozen=True)
@@ -151,7 +161,7 @@ class GceMil(nn.Module):
         self.head = EvidenceHead(in_dim, n_read, host.n_outputs)
         self.utility: ClassUtility | RiskPathways = (
             RiskPathways(anchors.n_anchors)
-            if host.n_outputs == 1
+            if self.output_kind.is_risk
             else ClassUtility(host.n_outputs, anchors.n_anchors)
         )
 
@@ -240,7 +250,7 @@ class GceMil(nn.Module):
         """Whether the score depends on what decided the training slides: once that is known, and for classes only."""
         return (
             self.settings.likeness_term
-            and self.n_outputs > 1
+            and not self.output_kind.is_risk
             and not self.training
             and bool(self.class_directions.any())
         )
@@ -286,31 +296,33 @@ class GceMil(nn.Module):
         )
 
     @property
+    def output_kind(self) -> Output:
+        """What the outputs mean: classes, or a risk in units of the training risks."""
+        return create_output(self.n_outputs, self.risk_spread)
+
+    @property
     def tolerances(self) -> Tolerances:
-        """What counts as sufficient and necessary, in units of the output."""
+        """What counts as sufficient, necessary and recoverable."""
         recovery = self.settings.recovery
-        unit = float(self.risk_spread) if self.n_outputs == 1 else 1.0
-        return Tolerances(recovery.sufficiency_tolerance, recovery.necessity_tolerance, unit)
+        return Tolerances(
+            recovery.sufficiency_tolerance, recovery.necessity_tolerance, recovery.recoverability_tolerance
+        )
 
     def patch_shares(self, full: HostOutput, embedded: Embedded, coords: Tensor | None) -> Scores | None:
-        """How much each patch speaks for the prediction: its contribution, or what the prediction loses without it."""
-        contributions = self._contributions(full)
-        return self._losses_without(full, embedded, coords) if contributions is None else contributions
-
-    def _losses_without(self, full: HostOutput, embedded: Embedded, coords: Tensor | None) -> Scores | None:
-        """How much the predicted logit falls without each patch, where the host has this in closed form."""
+        """How much each patch supports the prediction: its contribution, or the fall of the predicted logit without it."""
+        if full.contributions is not None:
+            return self.output_kind.shares(full.contributions)
         closed_form = shortcut(self.host, "closed_form")
         # A bag of one patch has nothing left without it.
-        is_possible = closed_form is not None and self.n_outputs > 1 and len(full.scores) > 1
-        found = closed_form() if is_possible else None
-        return None if found is None else -found.without(embedded, coords, int(full.logits.argmax()))
-
-    def _contributions(self, full: HostOutput) -> Scores | None:
-        contributions = full.contributions
-        if contributions is None or self.n_outputs > 1:
-            return contributions
-        # A patch that lowers the risk is evidence as much as one that raises it.
-        return (contributions - contributions.mean()).abs()
+        if (
+            closed_form is None
+            or self.output_kind.is_risk
+            or len(full.scores) < 2
+            or (form := closed_form()) is None
+        ):
+            return None
+        losses: Scores = -form.without(embedded, coords, int(full.logits.argmax()))
+        return losses
 
     def evidence_scores(
         self,
@@ -324,7 +336,9 @@ class GceMil(nn.Module):
         """The selector's scores, from the patches' responses and from the host's ungated view of the patches."""
         settings = self.settings
         attention = full.scores if full is not None and settings.attention_term else None
-        contributions = self._contributions(full) if full is not None and settings.contribution_term else None
+        contributions = None
+        if full is not None and settings.contribution_term and full.contributions is not None:
+            contributions = self.output_kind.shares(full.contributions)
         presence = self.presence(responses, full.logits) if full is not None and self.reads_presence else None
         around = None if coords is None or settings.smoothing == 0 else Neighbourhood.of(coords, patch_size)
         return self.selector.scores(
@@ -346,11 +360,11 @@ class GceMil(nn.Module):
         evidence at the wrong concepts altogether.
         """
         weights = self._class_weights
-        if weights.ndim == 2:
-            relative = weights / weights.amax(dim=1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
-            weights = torch.softmax(logits.float(), dim=0) @ relative
-        largest = weights.max().clamp_min(torch.finfo(weights.dtype).tiny)
-        return patch_concept_presence(responses, weights / largest)
+        tiny = torch.finfo(weights.dtype).tiny
+        relative = weights / weights.amax(dim=1, keepdim=True).clamp_min(tiny)
+        # A single output has probability 1, so a risk needs no case of its own.
+        mean = torch.softmax(logits.float(), dim=0) @ relative
+        return patch_concept_presence(responses, mean / mean.max().clamp_min(tiny))
 
     def responses(self, features: Tensor) -> Responses:
         """r_im of every patch."""
@@ -358,15 +372,14 @@ class GceMil(nn.Module):
 
     def anchor_weights(self, logits: Logits) -> AnchorWeights:
         """How much each anchor matters to the predicted class, or to the risk."""
-        weights = self._class_weights
-        return weights if weights.ndim == 1 else weights[logits.argmax()]
+        return self._class_weights[logits.argmax()]
 
     @property
-    def _class_weights(self) -> Tensor:
-        """alpha_cm, or |beta_m|: those of the head where it votes on these anchors, else what training taught the utility."""
-        if not (self.head.has_vote and self.is_grounded):
-            return self.utility.anchor_weights
-        return self.head.weights[0].abs() if self.n_outputs == 1 else self.head.weights
+    def _class_weights(self) -> ClassAnchorWeights:
+        """alpha_cm, or |beta_m| in one row: those of the head if it votes on these anchors, else of the trained utility."""
+        if self.head.has_vote and self.is_grounded:
+            return self.head.weights.abs()
+        return self.utility.anchor_weights
 
     def fit_bridge(self, features: Tensor, anchor_space: Tensor) -> None:
         """Fit the bridge on pairs: the same patches in feature space and in anchor space."""

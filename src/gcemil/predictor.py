@@ -168,14 +168,10 @@ class GcePredictor:
         if output.contributions is None:
             return None
         head, weight = self.head, self.head.weight
-        if self.n_outputs == 1:
-            rows = head.weights[0]
-            shares = output.contributions * head.host_scale[1]
-        else:
-            index = logits.argmax()
-            rows = head.weights.index_select(0, index.unsqueeze(0))[0] - head.weights.mean(dim=0)
-            agrees = (output.logits.argmax() == index).to(output.contributions.dtype)
-            shares = agrees * output.contributions * head.host_scale[1]
+        rows = head.output_kind.contrast(head.weights, logits)
+        # What the host says of another class than the predicted one is not a share of this one.
+        agrees = (output.logits.argmax() == logits.argmax()).to(output.contributions.dtype)
+        shares = agrees * output.contributions * head.host_scale[1]
         marginals = head.marginals(embedded.responses, embedded.n_patches, rows)
         return (1 - weight) * shares + weight * head.head_scale[1] * marginals
 

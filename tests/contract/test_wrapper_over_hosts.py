@@ -239,4 +239,4 @@ def test_a_model_brought_along_is_wrapped_like_any_host(mode, n_outputs):
     assert model.selector.presence_weight.grad.any()
     explanation = explain_bag(model.eval(), slide_bag("s", features.numpy(), coords.numpy(), PATCH))
     alone = host(features[explanation.recovery.selected]).logits
-    torch.testing.assert_close(explanation.discrete.logits, alone.detach())
+    torch.testing.assert_close(explanation.kept.logits, alone.detach())

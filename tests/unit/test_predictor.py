@@ -134,5 +134,5 @@ def test_the_evidence_of_a_host_that_reads_ink_is_the_ink():
     chosen = set(found.recovery.selected.nonzero().flatten().tolist())
     assert chosen
     assert chosen <= set(range(10)), "a lesion patch that the model ignores is no evidence of it"
-    assert found.check.is_faithful
+    assert found.verdict.is_faithful
     assert int(found.output.answer.logits.argmax()) == int(found.output.full.logits.argmax()) == 1

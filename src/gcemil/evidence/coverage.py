@@ -176,6 +176,6 @@ class RiskPathways(nn.Module):
         return self.effects * coverage
 
     @property
-    def anchor_weights(self) -> AnchorWeights:
-        """|beta_m|: repair covers the pathways that move the risk, in either direction."""
-        return self.effects.abs()
+    def anchor_weights(self) -> ClassAnchorWeights:
+        """|beta_m| in one row: repair covers the pathways that move the risk, in either direction."""
+        return self.effects.abs().unsqueeze(0)

@@ -201,7 +201,7 @@ def _predict_bag(
         output = loaded.model(*bag_tensors(bag, device), patch_size=bag.patch_size)
         return _list_outputs(output), None
     found = explain_bag(loaded.model, bag)
-    return {**_list_outputs(found.output), "discrete": found.discrete}, found
+    return {**_list_outputs(found.output), "discrete": found.kept}, found
 
 
 def _list_outputs(output: EvidenceOutput) -> dict[Mode, HostOutput]:

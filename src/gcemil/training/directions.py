@@ -169,7 +169,7 @@ def fit_head(model: GceMil, cohort: Cohort, parts: FoldParts, reference: Float[T
     else:
         fit = fit_class_head(seen["train"], train, seen["val"], val, logits["val"])
     model.head.set_fit(fit)
-    if model.head.has_vote and model.n_outputs == 1 and not model.explains_host:
+    if model.head.has_vote and model.output_kind.is_risk and not model.explains_host:
         # Risks are compared in units of what F says of the training slides.
         host, head = (
             (values - scale[0]) * scale[1]
@@ -193,14 +193,14 @@ def calibrate_confirmation(model: GceMil, cohort: Cohort, bags: Sequence[BagSpec
         The number of validation slides without a lesion; 0 if the cohort has no such class.
     """
     negative = cohort.card.negative_index
-    if negative is None or model.n_outputs == 1:
+    if negative is None or model.output_kind.is_risk:
         return 0
     model.eval()
     model.negative_class.fill_(negative)
     strengths = []
     for _, bag in load_bags(cohort, [spec for spec in bags if spec.target == negative], rule=SampleRule()):
         found = explain_bag(model, bag)
-        strengths.append(lesion_strength(model, found.output, found.discrete, found.check))
+        strengths.append(lesion_strength(model, found.output, found.kept, found.verdict))
     model.confirmation_threshold.fill_(conformal_quantile(strengths, FALSE_EVIDENCE_RATE))
     return len(strengths)
 

@@ -158,7 +158,7 @@ def train(
     if loaded.model is not None:
         # Training needs warm gates, reading them does not: every chosen epoch is read at one temperature.
         loaded.model.set_temperature(reading_temperature(settings))
-        if cohort.n_outputs == 1:
+        if loaded.model.output_kind.is_risk:
             risks = evaluate_bags(
                 LoadedNetwork(loaded.host, None, None), cohort, parts.train, modes=("full",)
             )

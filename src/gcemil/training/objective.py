@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from gcemil.config import EvidenceSettings
-from gcemil.evidence.coverage import RiskPathways, coverage_rate
+from gcemil.evidence.coverage import coverage_rate
 from gcemil.evidence.gates import straight_through
 from gcemil.evidence.losses import (
     NullRisk,
@@ -28,11 +28,10 @@ from gcemil.evidence.losses import (
     budget_excess_squared,
     grounding_divergence,
     grounding_squared_error,
-    necessity_cross_entropy,
-    necessity_risk_error,
 )
 from gcemil.hosts.host import Host, HostOutput
 from gcemil.model import Evidence, EvidenceOutput, GceMil
+from gcemil.outputs import create_output
 from gcemil.tasks.task import Task
 
 Terms = dict[str, Tensor]
@@ -142,9 +141,12 @@ def grounding_terms(
         logits = [model.utility(output.coverage) for output in outputs]
         return terms | utility_term(model, task, logits, bags)
     if model.is_grounded and settings.divergence_weight > 0:
+        weights = model.utility.anchor_weights.detach()
         divergence = [
             grounding_divergence(
-                output.log_gates, output.responses, label_weights(model, bag.target).detach()
+                output.log_gates,
+                output.responses,
+                model.output_kind.target_row(weights, bag.target),
             )
             for output, bag in zip(outputs, bags, strict=True)
         ]
@@ -158,13 +160,6 @@ def utility_term(model: GceMil, task: Task, logits: Sequence[Tensor], bags: Sequ
     """The task read off the coverage alone, which teaches the weights of the anchors; a window without events has none."""
     loss = task.loss(torch.stack(list(logits)), torch.stack([bag.target for bag in bags]))
     return {} if loss is None else {"utility": model.settings.grounding_weight * loss}
-
-
-def label_weights(model: GceMil, target: Tensor) -> Tensor:
-    """Anchor weights of the true class, or of the risk."""
-    if isinstance(model.utility, RiskPathways):
-        return model.utility.anchor_weights
-    return model.utility.anchor_weights.index_select(0, target.reshape(1)).squeeze(0)
 
 
 def subset_terms(
@@ -182,10 +177,10 @@ def subset_terms(
         loss = task.loss(torch.stack(kept), torch.stack([bag.target for bag in bags]))
         if loss is not None:
             terms["sufficiency"] = settings.sufficiency_weight * loss
-    weight = settings.risk_necessity_weight if isinstance(null, NullRisk) else settings.necessity_weight
+    weight = settings.risk_necessity_weight if model.output_kind.is_risk else settings.necessity_weight
     if weight > 0:
         distances = [
-            necessity_term(null, output, removed)
+            null.distance(output.full_logits, removed)
             for output, bag in zip(outputs, bags, strict=True)
             if (removed := removed_logits(model, output, bag)) is not None
         ]
@@ -224,17 +219,6 @@ def _hard(model: GceMil, output: EvidenceOutput, bag: TrainingBag, gates: Tensor
     return model.host.gated(bag.features, output.embedded, bag.coords, log_gates).logits
 
 
-def necessity_term(null: NullTarget | NullRisk, output: EvidenceOutput, removed: Tensor) -> Tensor:
-    """Distance of the complement's prediction from the null, which learns what the complement says."""
-    if isinstance(null, NullRisk):
-        # First the update: the null is the mean risk seen so far, and before the first bag there is none.
-        null.update(output.full_logits.detach().squeeze(0))
-        return necessity_risk_error(removed.squeeze(0), null(), null.spread)
-    distance = necessity_cross_entropy(removed, null())
-    null.update(removed.detach())
-    return distance
-
-
 def create_null(settings: EvidenceSettings, n_outputs: int) -> NullTarget | NullRisk:
     """What no evidence says: a distribution over the classes, or the mean risk."""
-    return NullRisk() if n_outputs == 1 else NullTarget(n_outputs, peak=settings.null_peak)
+    return NullRisk() if create_output(n_outputs).is_risk else NullTarget(n_outputs, peak=settings.null_peak)

@@ -25,7 +25,7 @@ def test_log_risk_adds_harmful_and_subtracts_protective_pathways():
 
 
 def test_repair_weights_forget_the_sign():
-    assert pathways(2.0, -3.0).anchor_weights.tolist() == pytest.approx([2.0, 3.0])
+    assert pathways(2.0, -3.0).anchor_weights.tolist() == [pytest.approx([2.0, 3.0])]
 
 
 def test_a_second_patch_of_a_covered_pathway_adds_less_risk_than_a_new_pathway():

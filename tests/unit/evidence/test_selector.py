@@ -114,3 +114,11 @@ def test_one_patch_has_finite_terms() -> None:
 def test_a_share_of_smoothing_beyond_one_is_refused() -> None:
     with pytest.raises(UsageError, match=r"between 0 and 1, got 1\.5"):
         Selector(4, smoothing=1.5)
+
+
+def test_likeness_is_what_the_likely_class_lies_along():
+    products = torch.tensor([[1.0, 5.0], [3.0, 5.0], [2.0, 5.0]])
+    # The second direction tells no patch from another, so it says nothing.
+    found = class_likeness(products, torch.tensor([0.5, 0.5]))
+    unit = math.sqrt(2 / 3)
+    assert found.tolist() == pytest.approx([-0.5 / unit, 0.5 / unit, 0.0])
