@@ -258,7 +258,7 @@ def fit(
             bank = _make_bank(anchors, reference_patches(cohort, parts.train, seed=values.seed))
         loaded = create_network(cohort, parts.train, values, pick_device(values.device), weights, bank)
         objective = training_task(cohort, values, parts.train)
-        progress = train(loaded, cohort, parts, objective, values, folder, on_epoch=on_epoch)
+        progress = train(loaded, cohort, parts, objective, values, FoldFolder(folder), on_epoch=on_epoch)
         if out is not None:
             save_network(FoldFolder(folder).checkpoint, loaded, cohort, values)
     loaded.network.eval()

@@ -390,10 +390,6 @@ class GceMil(nn.Module):
         """Take the responses' offsets and scales from reference patches."""
         self.response.calibrate(self.bridge.cosines(reference, self.anchors))
 
-    def set_class_directions(self, directions: Tensor) -> None:
-        """Take the directions in which patches that decide a class lie."""
-        self.class_directions.copy_(directions)
-
     def set_temperature(self, temperature: float) -> None:
         self.temperature.fill_(temperature)
 

@@ -30,7 +30,7 @@ CLOSED_GATE = 1e-6
 
 
 SHUT = 1e-3
-"""Outside training a gate below this is 0, and its row is gone: hosts with tokens would hear a thousand whispers."""
+"""Gates below this are set to 0 at inference; thousands of tiny gates would still influence transformer hosts."""
 
 
 @dataclass(frozen=True)

@@ -109,8 +109,9 @@ class LoadedNetwork:
     """A network, trained or about to be: `model` is None for the plain host."""
 
     host: AnyHost
-    model: GceMil | None
-    reference: Tensor | None
+    model: GceMil | None = None
+    reference: Tensor | None = None
+    """Patches of training slides by which the responses are calibrated; None once training is over."""
 
     @property
     def network(self) -> nn.Module:
@@ -207,13 +208,13 @@ def _build_network(record: NetworkRecord, tensors: Mapping[str, Tensor]) -> Load
     settings = record.settings
     host = build_host(settings.host, in_dim=record.in_dim, n_outputs=record.n_outputs)
     if settings.evidence is None or record.bank is None:
-        return LoadedNetwork(host, None, None)
+        return LoadedNetwork(host)
     known = record.bank
     bank = AnchorBank(tensors["anchors"], tuple(known.prompts), known.provenance, known.kind)
     model = GceMil(
         host, bank, in_dim=record.in_dim, settings=settings.evidence, explains_host=settings.host.is_frozen
     )
-    return LoadedNetwork(host, model, None)
+    return LoadedNetwork(host, model)
 
 
 def _load_tensors(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:

@@ -175,7 +175,7 @@ def _read_own_checkpoint(
 
 
 def _has_our_names(content: Any, host: HostSettings, cohort: Cohort) -> bool:
-    """Whether the tensors are called as those of our class, most of them at least; hosts without a table have no other."""
+    """True if most tensor names match our own state dict (always true for hosts without a published layout)."""
     if host.name not in LAYOUTS:
         return True
     found = set(named_tensors(content))

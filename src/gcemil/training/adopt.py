@@ -123,7 +123,7 @@ def _adopt_fold(
         return adopted
     network = build_host(settings.host, in_dim=cohort.card.feature_dim, n_outputs=cohort.n_outputs)
     network.load_state_dict(given.tensors)
-    loaded = LoadedNetwork(network.to(pick_device(settings.device)).eval(), None, None)
+    loaded = LoadedNetwork(network.to(pick_device(settings.device)).eval())
     with lock_folder(folder.path):
         save_network(folder.checkpoint, loaded, cohort, settings)
         details = {

@@ -35,7 +35,6 @@ from gcemil.runs.folder import (
     read_metrics,
     read_run,
     write_summary,
-    write_training_cohort,
 )
 from gcemil.runs.weights import resolve_pretrained_host
 from gcemil.tasks.task import create_task
@@ -45,7 +44,7 @@ OnFoldEpoch = Callable[[int, dict[str, Any]], None]
 OnFoldBag = Callable[[int, int, int], None]
 """Fold, bags of the epoch that are done, bags of an epoch."""
 BETWEEN_TICKS_S = 2.0
-"""Seconds after which a worker says again how far it is."""
+"""Seconds between two reports of a worker."""
 
 
 def train_run(
@@ -77,7 +76,7 @@ def train_run(
         claim_run(out, cohort, settings)
         write_json(run.warnings, warnings)
         for index in chosen:
-            # A worker that ended before it could take its word back has left one.
+            # A worker that was killed leaves its progress behind.
             run.fold(index).progress.unlink(missing_ok=True)
         unfinished = [index for index in chosen if not run.fold(index).is_finished]
         workers = min(jobs or _default_jobs(settings), len(unfinished))
@@ -133,7 +132,7 @@ def claim_run(out: Path, cohort: Cohort, settings: TrainSettings) -> None:
         seed=settings.seed, device=device, inputs={"cohort": record.fingerprint}
     )
     write_json(run.environment, environment)
-    write_training_cohort(out, record)
+    write_json(run.cohort_record, record.to_json())
     config = {
         "cohort": os.fspath(cohort.folder.resolve()),
         "cohort_fingerprint": record.fingerprint,
@@ -186,7 +185,7 @@ def planned_epochs(cohort: Cohort, settings: TrainSettings, folds: Sequence[int]
 
 
 def _default_jobs(settings: TrainSettings) -> int:
-    """A fold per core; one at a time where folds would share an accelerator."""
+    """One fold per core; one at a time if folds would share an accelerator."""
     return (os.cpu_count() or 1) if pick_device(settings.device).type == "cpu" else 1
 
 
@@ -199,7 +198,7 @@ def _train_in_processes(
     on_epoch: OnFoldEpoch | None,
     on_bag: OnFoldBag | None,
 ) -> None:
-    """Folds side by side; their epochs are read from the histories they write, their bags from what they say between."""
+    """Train folds in parallel processes and report progress from their history and progress files."""
     run = RunFolder(out)
     counted = {index: len(read_history(run.fold(index).path)) for index in folds}
 

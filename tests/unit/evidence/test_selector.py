@@ -1,11 +1,13 @@
 """The selector score and its terms."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
 
 from gcemil.errors import UsageError
-from gcemil.evidence.selector import Selector, log_odds, normal_rank, standardised_attention
+from gcemil.evidence.selector import Selector, class_likeness, log_odds, normal_rank, standardised_attention
 from gcemil.evidence.spatial import Neighbourhood
 from gcemil.row_blocks import apply_reads
 

@@ -64,7 +64,7 @@ def test_slides_that_are_called_another_class_teach_nothing(cohort):
 def test_likeness_ranks_the_deciding_patches_first_once_it_is_known(cohort):
     model = reading_model()
     assert not model.reads_likeness
-    model.set_class_directions(find_class_directions(model, cohort, cohort.bags, reference(), seed=0))
+    model.class_directions.copy_(find_class_directions(model, cohort, cohort.bags, reference(), seed=0))
     assert model.reads_likeness
     bag = cohort.read_bag(cohort.bags[0])
     # Without coordinates nothing is smoothed; the other terms are those of an even host and of no anchors.
@@ -78,14 +78,14 @@ def test_likeness_counts_three_times_where_no_anchors_act(anchors_act, weight):
     model.is_grounded = anchors_act
     features = torch.randn(30, DIM)
     without = model(features)
-    model.set_class_directions(torch.eye(2, DIM))
+    model.class_directions.copy_(torch.eye(2, DIM))
     likeness = class_likeness(features[:, :2], torch.softmax(without.full_logits, dim=0))
     assert torch.allclose(model(features).scores - without.scores, weight * likeness, atol=1e-4)
 
 
 def test_training_never_reads_likeness():
     model = reading_model()
-    model.set_class_directions(torch.ones(2, DIM))
+    model.class_directions.copy_(torch.ones(2, DIM))
     model.train()
     assert not model.reads_likeness
 
