@@ -23,7 +23,7 @@ from gcemil.errors import UsageError
 from gcemil.evidence.anchors import AnchorBank, create_response
 from gcemil.evidence.bridge import create_bridge
 from gcemil.evidence.coverage import ClassUtility, RiskPathways, anchor_coverage, patch_concept_presence
-from gcemil.evidence.gates import create_gate
+from gcemil.evidence.gates import Gate
 from gcemil.evidence.head import EvidenceHead
 from gcemil.evidence.selector import LIKENESS_WEIGHT_WITHOUT_ANCHORS, Selector, class_likeness
 from gcemil.evidence.spatial import Neighbourhood
@@ -154,7 +154,7 @@ class GceMil(nn.Module):
             morphology=settings.morphology_term,
             smoothing=settings.smoothing,
         )
-        self.gate = create_gate(
+        self.gate = Gate(
             settings.gate, budget=settings.budget, centre=settings.centre, floor=settings.min_patches
         )
         n_read = anchors.n_anchors if self.is_grounded else max(1, host.n_outputs)

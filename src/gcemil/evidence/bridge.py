@@ -7,7 +7,7 @@
   centred     B(h) = h - mu, for anchors made of patches: examples, and prompts read through patches (alignment.py)
 
 No bridge forms B(h) for a cosine. The M inner products need M vectors in feature space. The norm needs |h| (identity,
-centred), or R h and the q x q Gram matrix of L (affine kinds; outside training its triangular root is multiplied into R).
+centred), or R h and the q x q Gram matrix of L (affine kinds).
 """
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from gcemil.errors import InputError, UsageError
 from gcemil.evidence.alignment import FactoredFit, reduced_rank_fit
-from gcemil.row_blocks import LinearRead, SquaredNorms, apply_reads, squared_norm
+from gcemil.row_blocks import LinearRead, SquaredNorms, apply_reads
 from gcemil.shapes import AnchorEmbeddings, Features, Responses, Scores
 
 DEFAULT_BRIDGE_RANK = 128
@@ -143,7 +143,6 @@ class FreeBridge(Bridge):
         self._own("left", nn.init.orthogonal_(torch.empty(anchor_dim, self.rank)))
         self._own("right", torch.randn(self.rank, in_dim) * in_dim**-0.5)
         self._own("bias", torch.zeros(anchor_dim))
-        self._settled: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None = None
 
     def _own(self, name: str, value: Tensor) -> None:
         if self.learned:
@@ -155,10 +154,6 @@ class FreeBridge(Bridge):
         return (features @ self.right.T) @ self.left.T + self.bias
 
     def folded_cosines(self, directions: AnchorEmbeddings) -> LinearRead:
-        if not torch.is_grad_enabled():
-            return self._settled_cosines(directions)
-        if self.anchor_dim <= self.rank:
-            return self._short_cosines(directions)
         onto_anchors = self.left.T @ directions.T
         on_bias = directions @ self.bias
         gram, cross, constant = self.left.T @ self.left, self.left.T @ self.bias, self.bias @ self.bias
@@ -168,39 +163,6 @@ class FreeBridge(Bridge):
             return _quotient(reduced @ onto_anchors + on_bias, squared)
 
         return LinearRead(self.right, self.right.new_zeros(len(self.right)), finish)
-
-    def _short_cosines(self, directions: AnchorEmbeddings) -> LinearRead:
-        """The same in an anchor space no wider than the rank: B(h) is then no longer than R h, so it is formed."""
-
-        def finish(reduced: Float[Tensor, "n q"], _: SquaredNorms) -> Responses:
-            mapped = torch.addmm(self.bias, reduced, self.left.T)
-            return _quotient(mapped @ directions.T, mapped.square().sum(dim=1))
-
-        return LinearRead(self.right, self.right.new_zeros(len(self.right)), finish)
-
-    def _settled_cosines(self, directions: AnchorEmbeddings) -> LinearRead:
-        """The same while nothing is learned: L = Q T, so |L x + b|^2 = |T x + Q^T b|^2 + |b - Q Q^T b|^2, a plain norm."""
-        rows, offsets, beyond = self._settled_rows(directions)
-        n_frame = len(rows) - len(directions)
-
-        def finish(products: Float[Tensor, "n r"], _: SquaredNorms) -> Responses:
-            return _quotient(products[:, n_frame:], squared_norm(products[:, :n_frame]) + beyond)
-
-        return LinearRead(rows, offsets, finish)
-
-    def _settled_rows(self, directions: AnchorEmbeddings) -> tuple[Tensor, ...]:
-        """Rows and offsets of T x + Q^T b and of the anchors, and |b - Q Q^T b|^2; kept until a weight or an anchor moves."""
-        given = (self.left, self.right, self.bias, directions)
-        # Values are compared, not versions: a fused optimiser step does not raise the version of a weight.
-        if self._settled is not None and all(map(_are_equal, self._settled[0], given)):
-            return self._settled[1]
-        frame, triangle = torch.linalg.qr(self.left)
-        on_frame = frame.T @ self.bias
-        rows = torch.cat([triangle, directions @ self.left]) @ self.right
-        offsets = torch.cat([on_frame, directions @ self.bias])
-        found = rows, offsets, (self.bias - frame @ on_frame).square().sum()
-        self._settled = tuple(one.detach().clone() for one in given), found
-        return found
 
     @torch.no_grad()
     def fit(
@@ -263,11 +225,6 @@ class ProximalBridge(FreeBridge):
             moved = (self.left @ self.right - self.first_weight).square().sum()
         moved = moved + (self.bias - self.first_bias).square().sum()
         return moved / self.first_weight.square().sum()
-
-
-def _are_equal(one: Tensor, other: Tensor) -> bool:
-    is_alike = one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
-    return is_alike and torch.equal(one, other)
 
 
 def _quotient(inner: Responses, squared_norms: Scores) -> Responses:
