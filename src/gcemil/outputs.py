@@ -1,6 +1,6 @@
 """What the outputs of a network mean: logits of classes, or one log-risk. Whatever depends on which of the two stands here.
 
-Phi(X')      classes: softmax(logits of X')_c, c the class predicted on X;  risk: logit of X' in units of the training risks
+Phi(X')      classes: softmax(logits of X')_c, c the class predicted on X;  risk: (logit of X' - mean) / unit of the training risks
 gap          |Phi(X') - Phi(X)|
 sufficient   gap of the kept patches <= delta_s;   necessary   gap without them >= delta_n
 """
@@ -75,14 +75,15 @@ class ClassOutput:
 
 @dataclass(frozen=True)
 class RiskOutput:
-    """One log-risk; `unit` is the spread of the training risks."""
+    """One log-risk, in units of the training risks: their spread, counted from their mean."""
 
     unit: float | Tensor = 1.0
+    mean: float = 0.0
     n_outputs = 1
     is_risk = True
 
     def phi(self, full: Logits, logits: Float[Tensor, "k 1"]) -> Float[Tensor, "k"]:
-        return logits[:, 0].double() / float(self.unit)
+        return (logits[:, 0].double() - self.mean) / float(self.unit)
 
     def gap(self, full: Logits, other: Logits) -> float:
         return _gap(self.phi(full, torch.stack([full, other])))
@@ -123,9 +124,9 @@ class RiskOutput:
 Output = ClassOutput | RiskOutput
 
 
-def create_output(n_outputs: int, unit: float | Tensor = 1.0) -> Output:
+def create_output(n_outputs: int, unit: float | Tensor = 1.0, mean: float = 0.0) -> Output:
     """The meaning of so many outputs: one is a risk, more are classes."""
-    return RiskOutput(unit) if n_outputs == 1 else ClassOutput(n_outputs)
+    return RiskOutput(unit, mean) if n_outputs == 1 else ClassOutput(n_outputs)
 
 
 def _gap(pair: Float[Tensor, "2"]) -> float:
