@@ -34,10 +34,6 @@ Meta = dict[str, Any]
 PRETRAINED_FORMAT = "gcemil-pretrained-1"
 EXPORT_AGAIN = "Export it again with 'gcemil export RUN --pretrained FOLDER'."
 TRAIN_AGAIN = "Remove it to train the fold again."
-SUSPICIOUS_LAYER = 2**25
-"""Weights; no layer of the hosts comes near."""
-
-
 MISREAD = (SafetensorError, KeyError, TypeError, ValueError, OSError, RuntimeError, MemoryError, InputError)
 """What a file that is no file of ours raises; one that claims more than the memory can map is none either."""
 
@@ -75,18 +71,6 @@ class NetworkRecord(BaseModel):
     patch_size_level0: int | None = Field(ge=1)
     encoder: str
     bank: _BankRecord | None = None
-
-    @property
-    def largest_layer(self) -> int:
-        """More weights than the largest layer of such a network can have."""
-        evidence = self.settings.evidence
-        sizes = [
-            self.n_outputs,
-            *(size for size in self.settings.host.options.values() if isinstance(size, int)),
-        ]
-        if evidence is not None:
-            sizes += [evidence.hidden, evidence.adapter_rank, evidence.bridge_rank]
-        return max(self.in_dim, *sizes) * max(sizes)
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> NetworkRecord:
@@ -160,12 +144,9 @@ def load_network(path: Path, device: torch.device | str = "cpu") -> tuple[Loaded
     record = validate_as(meta, NetworkRecord, described, error=RunError, remedy=remedy)
     _import_own_host(record.settings.host.name, path)
     try:
-        if record.largest_layer > SUSPICIOUS_LAYER:
-            # A few bytes can ask for a network of any size: its shapes are compared before memory is taken for them.
-            with torch.device("meta"):
-                _refuse_other_shapes(_build_network(record, tensors).network, tensors)
         loaded = _build_network(record, tensors)
-        _load_tensors(loaded.network, tensors)
+        _refuse_other_shapes(loaded.network, tensors)
+        loaded.network.load_state_dict(tensors)
     except (GcemilError, RuntimeError, KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise RunError(
             f"{path} does not hold the network its header describes ({error}). {remedy}"
@@ -217,16 +198,8 @@ def _build_network(record: NetworkRecord, tensors: Mapping[str, Tensor]) -> Load
     return LoadedNetwork(host, model)
 
 
-def _load_tensors(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Put the tensors into the network; where they are not its own, the first that differs is named."""
-    try:
-        network.load_state_dict(tensors)
-    except RuntimeError:
-        _refuse_other_shapes(network, tensors)
-        raise
-
-
 def _refuse_other_shapes(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """ValueError that names the first tensor in which network and file differ."""
     wanted = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
     for name in sorted({*wanted, *tensors}):
         found = tuple(tensors[name].shape) if name in tensors else None

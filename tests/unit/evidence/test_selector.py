@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from gcemil.errors import UsageError
 from gcemil.evidence.selector import Selector, class_likeness, log_odds, normal_rank, standardised_attention
 from gcemil.evidence.spatial import Neighbourhood
 from gcemil.row_blocks import apply_reads
@@ -111,11 +110,6 @@ def test_ranks_become_normal_quantiles_and_ties_share_theirs() -> None:
 def test_one_patch_has_finite_terms() -> None:
     assert standardised_attention(torch.tensor([3.0])).tolist() == pytest.approx([0.0])
     assert normal_rank(torch.tensor([3.0])).tolist() == pytest.approx([0.0], abs=1e-6)
-
-
-def test_a_share_of_smoothing_beyond_one_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"between 0 and 1, got 1\.5"):
-        Selector(4, smoothing=1.5)
 
 
 def test_likeness_is_what_the_likely_class_lies_along():
