@@ -107,7 +107,7 @@ class RecoverySettings(Settings):
     necessity_tolerance: float = Field(0.05, ge=0)
     """Removed, necessary evidence moves the output by no less than this."""
     until_sufficient: bool = False
-    """After repair, add patches by score until the set says what the gates say (the paper's Mechanism 6)."""
+    """After repair, add patches by score until the set predicts what the gates predict (the paper's Mechanism 6)."""
     recoverability_tolerance: float = Field(0.01, ge=0)
     """until_sufficient adds patches until gates and set differ by no more than this."""
 
@@ -170,9 +170,9 @@ class EvidenceSettings(Settings):
     train_host: bool = False
     """Let the evidence train the host too. Otherwise the host learns exactly as it would without a wrapper."""
     warmup: float = Field(0.4, ge=0, lt=1)
-    """Share of the epochs in which the host trains plainly, unpulled by its evidence."""
+    """Share of the epochs in which the host trains without its evidence."""
     ramp: float = Field(0.2, ge=0, le=1)
-    """Share of the epochs over which the evidence then gains its full say."""
+    """Share of the epochs over which the weight of the evidence then grows from 0 to 1."""
     ungated_share: float = Field(0.8, ge=0, lt=1)
     """Share of the task loss on the bag without gates."""
     budget_weight: float = Field(0.1, ge=0)
@@ -190,9 +190,9 @@ class EvidenceSettings(Settings):
     risk_necessity_weight: float = Field(0.0, ge=0)
     """The same for survival. A mean risk is a prediction and not silence, so it is off."""
     necessity_margin: float = Field(3.0, ge=1)
-    """Training removes this many times the budget before the complement must say nothing."""
+    """Training removes this many times the budget before the complement must predict nothing."""
     null_peak: float = Field(2.0, ge=0)
-    """How far the answer without evidence may lean to what it says on average; 0 asks for a uniform one."""
+    """How far the prediction without evidence may lean to its own average; 0 asks for a uniform one."""
     recovery: RecoverySettings = RecoverySettings()
     """From gates to the set of patches that is the evidence."""
 
@@ -345,7 +345,7 @@ class TrainSettings(Settings):
     min_epochs: int = Field(15, ge=1, le=1_000_000)
     """Fewest passes over the training bags."""
     learning_rate: float | None = Field(None, gt=0)
-    """null: what the host table says, 5e-4 for most."""
+    """null: the rate of the host table, 5e-4 for most."""
     weight_decay: float = Field(1e-5, ge=0)
     """Pull of all weights towards 0."""
     optimizer: Literal["adamw", "adam", "lookahead_radam"] = "adamw"
@@ -369,7 +369,7 @@ class TrainSettings(Settings):
     class_weights: tuple[float, ...] | None = None
     """Weight of each class in the loss, in the order of cohort.yaml; null weighs all alike."""
     max_patches: Annotated[int, Field(ge=1)] | Literal["host", "all"] = "host"
-    """Patches sampled from a training bag; host takes what the host table says, 2048 for most, 512 for transformers."""
+    """Patches sampled from a training bag; host takes the number of the host table, 2048 for most, 512 for transformers."""
     sampling: Literal["blocks", "patches"] = "blocks"
     """4x4 blocks of the grid, or single patches."""
     early_stopping: int | None = Field(None, ge=1)
@@ -379,11 +379,11 @@ class TrainSettings(Settings):
     chosen_by: Literal["metric", "loss"] = "metric"
     """What is better on validation: the task's metric, or the loss."""
     keep_epochs: bool = False
-    """After every epoch store what the head sees of validation and test bags, for the report's t-SNE."""
+    """After every epoch store the representations of validation and test bags, for the report's t-SNE."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Numbers in which the network computes."""
     device: str = "auto"
-    """auto, cpu, cuda, cuda:1 or mps; auto takes a GPU where there is one."""
+    """auto, cpu, cuda, cuda:1 or mps; auto takes a GPU if there is one."""
     seed: int = Field(0, ge=0)
     """Where random numbers start."""
 
@@ -416,13 +416,13 @@ Preset = Literal["common", "published"]
 
 
 def read_train_settings(path: Path) -> tuple[TrainSettings, bool]:
-    """The settings of a YAML file, of the config.yaml of a run, or of a run folder; and whether a run says them."""
+    """The settings of a YAML file, of the config.yaml of a run, or of a run folder; and True if it belongs to a run."""
     file = path / "config.yaml" if path.is_dir() else path
     try:
         values = read_yaml(file)
     except InputError as error:
         raise ConfigError(f"{error} 'gcemil config' prints a file to start from.") from error
-    # A run says beside its settings what it was trained on.
+    # The file of a run holds its cohort beside its settings.
     is_run = isinstance(values, dict) and "settings" in values
     return TrainSettings.from_values(values["settings"] if is_run else values, file), is_run
 
@@ -454,7 +454,7 @@ def with_overrides(settings: TrainSettings, overrides: list[str]) -> TrainSettin
 
 
 def _refuse_unknown(path: str) -> None:
-    """A key that does not exist is told with the one that was meant and those that stand in its place."""
+    """Raise ConfigError for a key that does not exist, with the closest one and those of the same stage."""
     known = list(dotted_names(TrainSettings))
     if path in known or path.startswith("host.options."):
         return

@@ -380,7 +380,7 @@ def slide_evidence(
 
 
 class Interventions:
-    """One bag, embedded once, asked many questions; no gradient."""
+    """Predictions of one bag with patches kept, removed or gated; it is embedded once, without gradient."""
 
     def __init__(
         self, host: Host, features: Tensor, coords: Tensor | None = None, *, embedded: Embedded | None = None
@@ -422,7 +422,7 @@ class Interventions:
 
 
 def check_selected(selected: Tensor, *, n_patches: int) -> None:
-    """BagError for what is no bool mask over the patches of the bag."""
+    """Raise BagError unless `selected` is a bool mask over the patches of the bag."""
     # Users call this with tensors of their own: a message says more than a failed annotation.
     if selected.dtype != torch.bool or selected.shape != (n_patches,):
         raise BagError(

@@ -55,7 +55,7 @@ from gcemil.shapes import (
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the wrapper itself says of a bag, before the host is asked about X_pi."""
+    """Gates, scores, responses and coverage of one bag."""
 
     gates: Gates
     log_gates: LogGates
@@ -82,14 +82,14 @@ class GatedOutput(Evidence):
 
 @dataclass(frozen=True)
 class EvidenceOutput(GatedOutput):
-    """One bag seen through the wrapper, beside what the host says without it."""
+    """One bag through the wrapper, beside the prediction of the host without it."""
 
     full: HostOutput
     """The host on the ungated bag X."""
     gce: HostOutput
     """F on the ungated bag: host and evidence head together, or the host alone where the head has no vote."""
     head_logits: Logits | None
-    """What the evidence head says alone; None before it is fitted."""
+    """Logits of the evidence head alone; None before it is fitted."""
     answer: HostOutput
     """The ungated prediction that the evidence explains: F's, or that of a given host."""
     embedded: Embedded

@@ -1,4 +1,4 @@
-"""F behind the contract of a host: host and evidence head together, asked and explained like any host (evidence/head.py has the equations)."""
+"""F, host and evidence head together, behind the contract of a host (evidence/head.py has the equations)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class GceEmbedded(Embedded):
 
 
 class GcePredictor:
-    """F behind the contract of a host: whatever can be asked of a host can be asked of host and evidence head together."""
+    """Host and evidence head together; it can stand wherever a host can."""
 
     task_weights: Mapping[str, float] = {"bag": 1.0}
 
@@ -116,7 +116,7 @@ class GcePredictor:
         return self._mix(self.host.gated(features, found.host, coords, log_gates), found, log_gates)
 
     def subset_form(self, embedded: Embedded, coords: Tensor | None) -> Callable[[Selected], Logits]:
-        """What F says of any subset, at the cost of what the host needs for it."""
+        """A function that predicts any subset of the bag, at the cost of the host's own."""
         found = _as_gce(embedded)
         ask = ask_subsets(self.host, found.host, coords)
 

@@ -35,7 +35,7 @@ PRETRAINED_FORMAT = "gcemil-pretrained-1"
 EXPORT_AGAIN = "Export it again with 'gcemil export RUN --pretrained FOLDER'."
 TRAIN_AGAIN = "Remove it to train the fold again."
 MISREAD = (SafetensorError, KeyError, TypeError, ValueError, OSError, RuntimeError, MemoryError, InputError)
-"""What a file that is no file of ours raises; one that claims more than the memory can map is none either."""
+"""What reading a damaged or foreign file raises."""
 
 
 # The network of a fold
@@ -82,7 +82,7 @@ class NetworkRecord(BaseModel):
 
 
 class PretrainedConfig(BaseModel):
-    """What config.json of an exported fold must say; the rest is for readers."""
+    """The part of config.json of an exported fold that is read; the rest is for people."""
 
     format: Literal["gcemil-pretrained-1"]
     network: dict[str, Any]
@@ -156,7 +156,7 @@ def load_network(path: Path, device: torch.device | str = "cpu") -> tuple[Loaded
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    """What config.json of an exported fold says of its network."""
+    """Read the network record from config.json of an exported fold."""
     if not is_file(path):
         raise RunError(f"{path.parent} is no exported fold: it has no {path.name}. {EXPORT_AGAIN}")
     found = read_record(path, PretrainedConfig, error=RunError, remedy=EXPORT_AGAIN)

@@ -2,10 +2,10 @@
 
 Everything that reads a run reads its files here, so that a damaged one is one sentence wherever it is met.
 
-  config.yaml         what was asked for; it makes the folder a run
+  config.yaml         settings and cohort; it makes the folder a run
   cohort.json         what the cohort held when the run was begun
-  environment.json    versions, machine, commit, seed;  warnings.json    what validation of the cohort said
-  train.log           what training said
+  environment.json    versions, machine, commit, seed;  warnings.json    warnings about the cohort
+  train.log           messages of training
   summary.json        mean and spread over the finished folds;  diagnostics/    findings joined over the folds
   fold_<k>/           checkpoint.safetensors, history.jsonl, predictions.csv, evidence/, diagnostics/, metrics.json
 
@@ -89,7 +89,7 @@ class FoldFolder(_Folder):
     metrics = _File("metrics.json")
     """Figures of the test bags; written last."""
     representations = _File("representations.h5")
-    """What the head sees of every bag."""
+    """The representation of every bag."""
     adapter = _File("adapter.h5")
     """How far the feature adapter moves patches, where the selector has one."""
 
@@ -148,15 +148,15 @@ class RunFolder(_Folder):
     """The files of a run, whether they are there or not; its findings are over all folds."""
 
     config = _File("config.yaml")
-    """What was asked for."""
+    """Settings and cohort."""
     cohort_record = _File("cohort.json")
     """What the cohort held when the run was begun."""
     environment = _File("environment.json")
     """Versions, machine, commit, seed."""
     log = _File("train.log")
-    """What training said, epoch by epoch."""
+    """The messages of training, epoch by epoch."""
     warnings = _File("warnings.json")
-    """What validation of the cohort said."""
+    """Warnings of the validation of the cohort."""
     summary = _File("summary.json")
     """Mean and spread over the finished folds."""
     new_slides = _File("predictions")
@@ -202,7 +202,7 @@ def _fold_number(folder: Path) -> int | None:
 
 
 class RunCard(BaseModel):
-    """What config.yaml of a run says."""
+    """config.yaml of a run."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -221,7 +221,7 @@ class RunCard(BaseModel):
 
 
 class FoldDetails(BaseModel):
-    """What training says of a fold besides its figures."""
+    """Facts about the training of a fold."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 

@@ -42,7 +42,7 @@ OnBag = Callable[[int, int], None]
 
 @dataclass(frozen=True, eq=False)
 class FoldAnswer:
-    """What one fold says of a bag."""
+    """The prediction of one fold for a bag."""
 
     logits: Logits
     host: Logits
@@ -74,7 +74,7 @@ class FoldModel:
         return self.task.prediction(logits).double().reshape(-1).tolist()
 
     def answer(self, bag: Bag, mode: Mode) -> FoldAnswer:
-        """What the fold says of a bag of one slide, and on what evidence."""
+        """Predict a bag of one slide, with its evidence."""
         outputs, explanation = _predict_bag(self.loaded.network, bag)
         evidence = None
         if explanation is not None and self.loaded.model is not None:
@@ -111,7 +111,7 @@ def value_names(models: Sequence[FoldModel], mode: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, eq=False)
 class SlidePrediction:
-    """Mean over the folds of a run for one slide, and the evidence of the fold asked for."""
+    """Mean over the folds of a run for one slide, and the evidence of the first fold."""
 
     slide_id: str
     values: dict[str, float]
@@ -150,7 +150,7 @@ def read_new_slide(path: Path, meta: dict[str, Any], *, mpp: float | None = None
 
 
 def _compare_encoders(stated: str, trained: str) -> str:
-    """Tools name one encoder differently, so that another name is told and not refused."""
+    """A warning if the encoders differ by name; tools name one encoder differently, so it is not an error."""
     if UNKNOWN_ENCODER in (stated, trained) or stated.lower() == trained.lower():
         return ""
     return f"its features are of encoder '{stated}' by its own account, the run was trained on '{trained}'"
@@ -237,7 +237,7 @@ def represent_bags(
     recovers: bool = True,
     on_bag: Callable[[int], None] | None = None,
 ) -> Representations:
-    """What the head sees of the validation and test bags, all patches of each; `recovers` adds the evidence alone."""
+    """Representations of the validation and test bags; `recovers` adds those of the evidence alone."""
     specs = [*parts.val, *parts.test]
     network.eval()
     rows: dict[str, list[np.ndarray]] = {}

@@ -186,7 +186,7 @@ def _rename_tensors(content: Any, expected: Mapping[str, Tensor]) -> Tensors:
 def _read_published_checkpoint(
     path: Path, content: Any, host: HostSettings, cohort: Cohort
 ) -> tuple[HostSettings, Tensors, tuple[str, ...]]:
-    """A checkpoint in the authors' naming; its shapes say the sizes."""
+    """A checkpoint in the authors' naming; sizes are read from its shapes."""
     try:
         found = read_published(host.name, content, risk=cohort.card.task == "survival")
     except WeightsError as error:

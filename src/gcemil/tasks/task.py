@@ -1,4 +1,4 @@
-"""What the one training loop asks of a task, and the tasks: classes, Cox risks, and the discrete-time analysis beside Cox.
+"""The tasks behind one interface for the training loop: classes, Cox risks, and the discrete-time analysis beside Cox.
 
 A window of k bags gives logits (k, c). Targets are class indices (k,), or (k, 2) with time and event (1 = happened).
 A host with auxiliary logits has its loss called once per key, with the targets of the bags that carry the key.
@@ -194,7 +194,7 @@ def create_task(cohort: Cohort, settings: TrainSettings) -> Task:
 
 
 def training_task(cohort: Cohort, settings: TrainSettings, train_bags: Sequence[BagSpec]) -> Task:
-    """The task with the loss the settings ask for; what it takes from data comes from the training bags."""
+    """The task with the loss the settings ask for; intervals and baseline come from the training bags."""
     if cohort.card.task == "survival" and settings.survival_loss == "discrete_time":
         return DiscreteTimeTask.of_training(stacked_targets(train_bags))
     return create_task(cohort, settings)

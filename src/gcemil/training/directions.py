@@ -68,7 +68,7 @@ def anchor_prompts_in_patches(
     count: int,
     seed: int,
 ) -> AnchorBank:
-    """The same prompts, each as the mean of the `count` training patches that answer to it most, in the space of the fit."""
+    """Represent each prompt by the mean of the `count` training patches closest to it."""
     cosines, patches = torch.empty(0, bank.n_anchors), torch.empty(0, bank.n_anchors, bridge.in_dim)
     for _, bag in load_bags(cohort, bags, rule=SampleRule(MOST_PATCHES, seed=seed)):
         features, coords = bag_tensors(bag)
@@ -96,7 +96,7 @@ def _keep_first(
 def find_class_directions(
     model: GceMil, cohort: Cohort, bags: Sequence[BagSpec], reference: Float[Tensor, "p d"], *, seed: int
 ) -> Directions:
-    """One direction per class from the training bags; zero for a class that no training slide is rightly called."""
+    """One direction per class from the training bags; zero for a class that is never predicted correctly."""
     model.eval()
     sums, counts = torch.zeros_like(model.class_directions), [0] * model.n_outputs
     centre = reference.mean(dim=0)
@@ -114,7 +114,7 @@ def find_class_directions(
 
 
 def _deciding_patches(model: GceMil, bag: Bag, target: int) -> Float[Tensor, "k d"] | None:
-    """The first patches of a bag by how much they speak for its class; None where the host calls it another."""
+    """The patches of a bag that support its class most; None if the host predicts another class."""
     features, coords = bag_tensors(bag, model.anchors.device)
     with torch.no_grad():
         embedded = embedded_bag(model.host, features)
@@ -131,7 +131,7 @@ def _deciding_patches(model: GceMil, bag: Bag, target: int) -> Float[Tensor, "k 
 
 
 def gradient_times_token(host: Host, embedded: Embedded, coords: Tensor | None, index: int) -> Scores:
-    """How much each token speaks for an output to first order, for hosts whose patches see each other."""
+    """How much each token supports an output to first order, for hosts in which patches interact."""
     with torch.enable_grad():
         tokens = embedded.tokens.detach().requires_grad_()
         logit = host.aggregate(replace(embedded, tokens=tokens), coords).logits[index]
@@ -144,7 +144,7 @@ def gradient_times_token(host: Host, embedded: Embedded, coords: Tensor | None, 
 
 @torch.no_grad()
 def fit_head(model: GceMil, cohort: Cohort, parts: FoldParts, reference: Float[Tensor, "p d"]) -> None:
-    """Fit the evidence head on training slides and its vote on validation slides, where there is something to read.
+    """Fit the evidence head on training slides and its vote on validation slides, if it has anchors to read.
 
     It reads the anchors where they were made of patches, and without named concepts the directions of the classes.
     """
@@ -206,7 +206,7 @@ def calibrate_confirmation(model: GceMil, cohort: Cohort, bags: Sequence[BagSpec
 
 
 def conformal_quantile(values: Sequence[float], rate: float) -> float:
-    """What a new value exceeds with a probability of at most `rate`; the largest value where there are too few, 0 for none."""
+    """The value that a new one exceeds with probability at most `rate`; the largest if there are too few, 0 if there is none."""
     if not values:
         return 0.0
     rank = math.ceil((len(values) + 1) * (1 - rate))

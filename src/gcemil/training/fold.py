@@ -167,7 +167,7 @@ def create_anchors(
     seed: int,
     bank: AnchorBank | None = None,
 ) -> AnchorBank:
-    """The given bank or the one of the settings; prompts are read through training patches unless the settings say otherwise."""
+    """The given bank or the one of the settings; prompts are represented by training patches unless the settings name a bridge."""
     if bank is None and _takes_examples(cohort, settings):
         return create_example_bank(cohort, train_bags, reference)
     bank = bank or create_bank(cohort, settings, reference, seed=seed)

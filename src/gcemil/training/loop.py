@@ -93,7 +93,7 @@ def train(
     on_epoch: OnEpoch | None = None,
     on_bag: OnBag | None = None,
 ) -> Progress:
-    """Train to the end, from the last saved epoch where there is one; the chosen weights are in the network after."""
+    """Train to the end, from the last saved epoch if there is one; the network then has the weights of the chosen epoch."""
     device = next(loaded.network.parameters()).device
     null = create_null(settings.evidence, cohort.n_outputs).to(device) if settings.evidence else nn.Identity()
     modules = {"network": loaded.network, "null": null}

@@ -6,8 +6,8 @@
   sufficiency L(f(X_S)),  S hard, gradient straight through to the gates
   necessity   distance of f(X_notS) from what no evidence says
   bridge      what holds the bridge near its fit
-The plain host has the first line alone, on X, and so has a host that the wrapper leaves alone: its evidence is fitted after it was trained.
-A taught host begins as the plain one does; then the weight of the evidence (everything that depends on gates and acts on
+The plain host has the first line alone, on X, and so has a host whose evidence is fitted afterwards.
+A host that is trained jointly begins as the plain one does; then the weight of the evidence (everything that depends on gates and acts on
 the host) grows from 0 to 1.
 """
 
@@ -220,5 +220,5 @@ def _hard(model: GceMil, output: EvidenceOutput, bag: TrainingBag, gates: Tensor
 
 
 def create_null(settings: EvidenceSettings, n_outputs: int) -> NullTarget | NullRisk:
-    """What no evidence says: a distribution over the classes, or the mean risk."""
+    """The prediction without evidence: a distribution over the classes, or the mean risk."""
     return NullRisk() if create_output(n_outputs).is_risk else NullTarget(n_outputs, peak=settings.null_peak)

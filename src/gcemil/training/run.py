@@ -57,7 +57,7 @@ def train_run(
     on_epoch: OnFoldEpoch | None = None,
     on_bag: OnFoldBag | None = None,
 ) -> dict[str, Any]:
-    """Train the folds asked for (all that exist by default), as many side by side as there are cores."""
+    """Train the given folds (by default all), as many in parallel as there are cores."""
     cohort = Cohort.load(cohort_folder)
     chosen = list(folds) if folds is not None else fold_indices(cohort_folder)
     if not chosen:
