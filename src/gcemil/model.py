@@ -179,14 +179,13 @@ class GceMil(nn.Module):
         embedded: Embedded = embedded_bag(self.host, features)
         full = self.host.aggregate(embedded, coords, target=target)
         check_finite(full, features)
-        predictor, gce, of_gce, head_logits = self.predictor, full, embedded, None
+        predictor = GcePredictor(self.host, self.head)
+        gce, of_gce, head_logits = full, embedded, None
         if self.head.is_fitted:
-            of_gce = GcePredictor(self.host, self.head).join(embedded, features)
-            head_logits = self.head.utility(self.head.coverage(of_gce.responses, of_gce.n_patches))
-        if isinstance(predictor, GcePredictor):
-            gce = predictor.aggregate(of_gce, coords)
-        else:
-            of_gce = embedded
+            joined = predictor.join(embedded, features)
+            head_logits = self.head.utility(self.head.coverage(joined.responses, joined.n_patches))
+            if self.head.has_vote:
+                gce, of_gce = predictor.aggregate(joined, coords), joined
         answer, embedded = (full, embedded) if self.explains_host else (gce, of_gce)
         evidence = self.evidence(features, coords, answer, patch_size)
         soft = self.explained.gated(features, embedded, coords, evidence.log_gates, target=target)
@@ -261,24 +260,39 @@ class GceMil(nn.Module):
         return self.settings.presence_term and self.is_grounded
 
     def evidence(
-        self,
-        features: Tensor,
-        coords: Tensor | None,
-        full: HostOutput | None,
-        patch_size: int | None,
+        self, features: Tensor, coords: Tensor | None, full: HostOutput | None, patch_size: int | None
     ) -> Evidence:
-        """Gates, scores, responses and coverage; `full` is the ungated view of F, where the score reads it."""
-        # One matrix product serves the selector and the bridge.
+        """Scores, gates, responses and coverage; `full` is the ungated view of the patches, if the score reads it."""
+        settings, reads_likeness = self.settings, full is not None and self.reads_likeness
+        # One matrix product serves the selector, the bridge and the class directions.
         reads = [*self.selector.reads(), self.bridge.read(self.anchors)]
-        n_hidden, likeness = len(reads) - 1, None
-        if full is not None and self.reads_likeness:
-            products = apply_reads(features, [*reads, plain_read(self.class_directions)])
+        n_hidden = len(reads) - 1
+        if reads_likeness:
+            reads.append(plain_read(self.class_directions))
+        products = apply_reads(features, reads)
+        responses = self.response(products[n_hidden])
+        attention = contributions = presence = likeness = around = None
+        if full is not None and settings.attention_term:
+            attention = full.scores
+        if full is not None and settings.contribution_term and full.contributions is not None:
+            contributions = self.output_kind.shares(full.contributions)
+        if full is not None and self.reads_presence:
+            presence = self.presence(responses, full.logits)
+        if full is not None and reads_likeness:
             likeness = class_likeness(products[-1], torch.softmax(full.logits.float(), dim=0))
             likeness = likeness if self.reads_presence else LIKENESS_WEIGHT_WITHOUT_ANCHORS * likeness
-        else:
-            products = apply_reads(features, reads)
-        hidden, responses = list(products[:n_hidden]), self.response(products[n_hidden])
-        scores = self.evidence_scores(hidden, responses, coords, full, patch_size, likeness)
+        if coords is not None and settings.smoothing > 0:
+            around = Neighbourhood.of(coords, patch_size)
+        scores = self.selector.scores(
+            list(products[:n_hidden]),
+            coords,
+            n_patches=len(responses),
+            attention_logits=attention,
+            contributions=contributions,
+            presence=presence,
+            likeness=likeness,
+            neighbourhood=around,
+        )
         return self.gate_scores(scores, responses)
 
     def gate_scores(self, scores: Scores, responses: Responses, count: int | None = None) -> Evidence:
@@ -323,34 +337,6 @@ class GceMil(nn.Module):
             return None
         losses: Scores = -form.without(embedded, coords, int(full.logits.argmax()))
         return losses
-
-    def evidence_scores(
-        self,
-        hidden: list[Tensor],
-        responses: Responses,
-        coords: Tensor | None,
-        full: HostOutput | None,
-        patch_size: int | None,
-        likeness: Scores | None = None,
-    ) -> Scores:
-        """The selector's scores, from the patches' responses and from the host's ungated view of the patches."""
-        settings = self.settings
-        attention = full.scores if full is not None and settings.attention_term else None
-        contributions = None
-        if full is not None and settings.contribution_term and full.contributions is not None:
-            contributions = self.output_kind.shares(full.contributions)
-        presence = self.presence(responses, full.logits) if full is not None and self.reads_presence else None
-        around = None if coords is None or settings.smoothing == 0 else Neighbourhood.of(coords, patch_size)
-        return self.selector.scores(
-            hidden,
-            coords,
-            n_patches=len(responses),
-            attention_logits=attention,
-            contributions=contributions,
-            presence=presence,
-            likeness=likeness,
-            neighbourhood=around,
-        )
 
     @torch.no_grad()
     def presence(self, responses: Responses, logits: Logits) -> Gates:
