@@ -302,3 +302,17 @@ def test_tensors_without_names_are_named_by_what_stands_there(tmp_path):
         read_pretrained_host(saved(tmp_path, {0: torch.zeros(2)}), HostSettings(), cohort)
     with pytest.raises(WeightsError, match=r"missing: .*left over: 0, 1"):
         read_pretrained_host(saved(tmp_path, [torch.zeros(2), torch.zeros(2)]), HostSettings(), cohort)
+
+
+@pytest.mark.parametrize(
+    ("provenance", "kind"),
+    [
+        ("prototypes of 40 patches, seed 0", "prototypes"),
+        ("examples: 3 patches per concept, by hand", "examples"),
+        ("file anchors.h5, met in training patches, 30 per prompt", "prompt_patches"),
+        ("file anchors.h5", "text"),
+    ],
+)
+def test_the_kind_of_a_bank_is_read_from_earlier_checkpoints_too(provenance, kind):
+    header = {"prompts": ["a"], "provenance": provenance, "hash": "0"}
+    assert checkpoint._BankRecord.model_validate(header).kind == kind

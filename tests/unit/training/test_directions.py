@@ -10,7 +10,7 @@ from gcemil.bags.cohort import Cohort
 from gcemil.evidence.selector import class_likeness
 from gcemil.hosts.host import embedded_bag
 from gcemil.runs.checkpoint import load_network
-from gcemil.training.directions import find_class_directions, gradient_times_token
+from gcemil.training.directions import conformal_quantile, find_class_directions, gradient_times_token
 
 DIM = 6
 DECIDING = (3, 11)
@@ -102,3 +102,29 @@ def test_a_trained_run_has_its_directions_and_a_risk_has_none(classification_run
     for runs, has_directions in ((classification_runs, True), (survival_runs, False)):
         model = load_network(runs.gce / "fold_0" / "checkpoint.safetensors")[0].model
         assert bool(model.class_directions.any()) is has_directions
+
+
+# Confirmation
+
+
+@pytest.mark.parametrize(
+    ("values", "rate", "expected"),
+    [
+        ([], 0.1, 0.0),
+        ([0.3], 0.1, 0.3),
+        ([0.1, 0.5, 0.2], 0.1, 0.5),
+        ([round(0.1 * k, 1) for k in range(9)], 0.1, 0.8),
+        ([round(0.1 * k, 1) for k in range(9)], 0.5, 0.4),
+    ],
+)
+def test_quantile_of_a_few_values(values: list[float], rate: float, expected: float) -> None:
+    assert conformal_quantile(values, rate) == expected
+
+
+def test_a_new_value_exceeds_the_quantile_no_more_often_than_promised() -> None:
+    generator = np.random.default_rng(0)
+    exceeded = [
+        draws[-1] > conformal_quantile(list(draws[:-1]), 0.1) for draws in generator.random((4000, 31))
+    ]
+    # Exactly 3/31 are expected: the rank of the quantile among 30 values is 28.
+    assert np.mean(exceeded) == pytest.approx(3 / 31, abs=0.015)
