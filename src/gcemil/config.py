@@ -199,7 +199,7 @@ class EvidenceSettings(Settings):
     @model_validator(mode="before")
     @classmethod
     def _reads_old_names(cls, values: Any) -> Any:
-        # Runs of version 0.1 wrote teaches_host.
+        # Runs before version 0.3 wrote teaches_host.
         if isinstance(values, dict) and "teaches_host" in values:
             return {("train_host" if name == "teaches_host" else name): one for name, one in values.items()}
         return values
@@ -290,7 +290,7 @@ class Recipe:
 RECIPES: dict[str, Recipe] = {
     "default": Recipe(EvidenceSettings()),
     "joint": Recipe(JOINT),
-    # The name of joint before version 0.2.
+    # The name of joint before version 0.3.
     "taught": Recipe(JOINT),
     "paper": Recipe(PAPER, PAPER_TRAINING, "paper"),
     "paper_constrained": Recipe(PAPER_CONSTRAINED, PAPER_TRAINING, "paper"),

@@ -51,7 +51,7 @@ class _BankRecord(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _has_a_kind(cls, values: Any) -> Any:
-        # Checkpoints of version 0.1 tell the kind only in the words of the provenance.
+        # Checkpoints written before the field existed tell the kind only in the words of the provenance.
         if isinstance(values, dict) and "kind" not in values:
             words = str(values.get("provenance"))
             first: dict[str, BankKind] = {"prototypes": "prototypes", "examples": "examples"}
