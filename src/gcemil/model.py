@@ -1,9 +1,9 @@
 """GCE-MIL: a host and the evidence wrapper around it. The only place where the two meet.
 
-  r = response(cos(B(h), a))                    how each patch answers to each anchor              (Eq. 2)
+  r = response(cos(B(h), a))                    response of each patch to each anchor              (Eq. 2)
   s = selector(F's ungated view, r, coords)     one score per patch
   pi = gate((s - nu_x) / T)                     continuous evidence                                (Eq. 3)
-  v = noisy-OR(pi, r)                           how surely the evidence shows each anchor           (Eq. 4)
+  v = noisy-OR(pi, r)                           probability that the evidence shows each anchor           (Eq. 4)
   F(X), F(X_pi)                                 host and evidence head together (evidence/head.py), ungated and gated
   f(X)                                          the host's own prediction
 

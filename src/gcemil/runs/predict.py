@@ -1,4 +1,4 @@
-"""Trained networks that predict whole bags, of the cohort or new ones: full, soft, and from the discrete evidence alone."""
+"""Predict whole bags with trained networks, of the cohort or new ones: full, soft, and from the discrete evidence alone."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Weights trained elsewhere become a run: a plain host, judged on the validation and test slides of the folds it is given.
+"""Make a run of weights that were trained elsewhere: a plain host, judged on the validation and test slides of given folds.
 
-gcemil cannot know which slides a model was trained on. So a file is given to the folds its user names; one file without a
-fold is judged in every fold, on each slide once, which is right for a model that saw none of them. Every fold records this.
+gcemil cannot know which slides a model was trained on. So each file is used for the folds its user names; a single file
+without a fold is judged in every fold, which is right for a model that saw none of the slides. Every fold records this.
 """
 
 from __future__ import annotations

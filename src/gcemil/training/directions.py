@@ -1,18 +1,18 @@
-"""Where in feature space prompts and classes lie, found in the patches of the training slides. No test slide is read.
+"""Directions of prompts and classes in feature space, found in patches of the training slides. No test slide is read.
 
-Before training, the patches that answer most to each prompt, which then stand for it:
-  1. the bridge is fitted on pairs                       where a prompt lies, as well as pairs can say
-  2. of every training slide, the first patches by smoothed cosine; of these, the first over all slides
-  3. the direction of their mean                         the anchor, as if somebody had named these patches (alignment.py)
-A prompt and a patch meet through a text encoder and a map from one encoder to another, and both blur; the patches found are
-tissue of the cohort's own encoder. A few of a slide and no more, so that no slide speaks alone. No label is read.
+Before training, each prompt is represented by the training patches closest to it:
+  1. fit the bridge on pairs
+  2. take the first patches of every training slide by smoothed cosine, and of these the first over all slides
+  3. the anchor is the direction of their mean, as if somebody had named these patches (alignment.py)
+Text encoder and bridge both blur; the patches are tissue of the cohort's own encoder. Few patches are taken from one slide,
+so that no slide dominates. No label is read.
 
-After training, where the patches lie that decide each class:
-  m_c  the mean over the training slides that are rightly called c of their first patches, ranked by how much they speak
-       for c, half smoothed on the grid; the mean of the reference patches is taken off
+After training, the direction of the patches that decide each class:
+  m_c  mean, over the training slides correctly predicted as c, of the patches that support c most (half smoothed on the
+       grid), minus the mean of the reference patches
   d_c  = Sigma^-1 m_c, Sigma the ridged covariance of the reference patches (evidence/alignment.py)
-A host judges every patch of a new slide on that slide alone. The training slides together say more steadily what its
-classes rest on, without a prompt or a named example. No label is read beyond those of training.
+A host judges the patches of a new slide on that slide alone; all training slides together are a steadier guide to what its
+classes rest on. Only training labels are read.
 """
 
 from __future__ import annotations

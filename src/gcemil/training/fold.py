@@ -1,8 +1,8 @@
-"""One fold, from its slides on disk to its results on disk: its network, its training, what it predicts, the evidence of its test slides.
+"""One fold, from its slides on disk to its results on disk: network, training, predictions, evidence of the test slides.
 
-A text bank needs pairs to be reached, unless its bridge is free; its prompts are then read through training patches, unless the
-settings say otherwise. Examples need only that some lie on slides the fold may see. Without either the anchors are prototypes of
-the fold's own training patches. Every record says which.
+A text bank needs pairs, unless its bridge is free; its prompts are then represented by training patches, unless the settings
+name a bridge. Examples must lie on training slides or outside the cohort. Without either, anchors are prototypes of the
+fold's training patches. Every record says which.
 """
 
 from __future__ import annotations

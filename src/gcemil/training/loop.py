@@ -1,11 +1,11 @@
-"""The training loop: stages, epochs, windows. Visible from top to bottom, resumable at every epoch.
+"""The training loop: stages, epochs, windows. It can be resumed at every epoch.
 
-The common recipe: AdamW, cosine rate, clipped gradients; at most 512 sampled patches per training bag, all patches at
-validation. The epoch is chosen on validation among the last 40 %, when the gates have cooled; both arms choose alike. A
-preparing stage that keeps its best epoch chooses it by the same rule, on the plain host.
+The common recipe: AdamW, cosine rate, clipped gradients; sampled patches of a training bag, all patches at validation. The
+epoch is chosen on validation among the last 40 %, for wrapped and plain hosts alike. A preparing stage that keeps its best
+epoch chooses it by the same rule, on the plain host.
 
-A host that comes with weights has its preparing stages behind it, and a frozen one is not trained at all. Around a host that the wrapper leaves alone, which is
-the default, nothing of the evidence is trained either: it is fitted once the host is (training/directions.py).
+A host with given weights skips its preparing stages, and a frozen one is not trained at all. By default nothing of the
+evidence is trained with the host: it is fitted afterwards (training/directions.py).
 """
 
 from __future__ import annotations

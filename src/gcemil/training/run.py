@@ -1,7 +1,6 @@
 """A run folder: settings and inputs fixed at the start, one folder per fold, a summary at the end.
 
-Training into an existing run goes on where it stopped. Other settings or another cohort are refused, with the
-difference shown, because a run that mixes them would be no result.
+Training into an existing run continues it. Other settings or another cohort are refused, with the difference shown.
 """
 
 from __future__ import annotations
