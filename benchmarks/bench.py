@@ -169,7 +169,7 @@ def inference_arms(
 
     @torch.no_grad()
     def wrapped() -> object:
-        return model.gated(features, coords, step=wrapper.STEP)
+        return model.gated(features, coords, patch_size=wrapper.STEP)
 
     return without_gradient(model.host, features, coords), wrapped
 

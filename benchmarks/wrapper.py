@@ -1,6 +1,6 @@
 """What the wrapper costs at inference over the same host alone: time and peak memory, for hosts and bridges.
 
-    python benchmarks/wrapper.py [--hosts abmil transmil --bridges orthogonal --runs 15 --threads 1 --json FILE]
+    python benchmarks/wrapper.py [--hosts abmil transmil --bridges frozen --runs 15 --threads 1 --json FILE]
 
 Each row is f(X_pi) of one bag by `model.gated`, in evaluation mode and without gradients. "host" says whether the score
 reads the host's ungated view (attention and contributions) or does without; only then is the bag pooled twice.
@@ -34,7 +34,7 @@ from gcemil.evidence.anchors import AnchorBank
 from gcemil.hosts.table import HOSTS, create_host
 from gcemil.model import GceMil
 
-BRIDGES = ["identity", "orthogonal", "frozen", "proximal", "free"]
+BRIDGES = ["identity", "frozen", "proximal", "free"]
 STEP = 256
 PROMPT_FREEING = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 Run = Callable[[], object]
@@ -131,7 +131,7 @@ def arms(
 
     @torch.no_grad()
     def wrapper() -> object:
-        return model.gated(features, coords, step=STEP)
+        return model.gated(features, coords, patch_size=STEP)
 
     return alone, wrapper
 

@@ -201,7 +201,7 @@ def collect(folder: Path) -> Measured:
 def list_host_holders(runs: Sequence[MeasuredRun]) -> list[MeasuredRun]:
     """The wrapped runs that hold the plain host bit for bit, where the grid trained no plain host."""
     trained = {(run.cohort, run.host, run.seed) for run in runs if run.label == "host"}
-    return [run for run in runs if run.leaves_host_alone and (run.cohort, run.host, run.seed) not in trained]
+    return [run for run in runs if run.host_is_unchanged and (run.cohort, run.host, run.seed) not in trained]
 
 
 def add_plain_hosts(rows: pd.DataFrame, holders: Sequence[MeasuredRun]) -> pd.DataFrame:

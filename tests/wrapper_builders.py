@@ -73,6 +73,6 @@ def training_bags(n_outputs: int, *, count: int = 4, n: int = 40) -> list[Traini
         for i in range(count)
     ]
     return [
-        TrainingBag(*tensor_bag(n, seed=20 + i), step=PATCH, target=target)
+        TrainingBag(*tensor_bag(n, seed=20 + i), patch_size=PATCH, target=target)
         for i, target in enumerate(targets)
     ]

@@ -35,11 +35,12 @@ from gcemil.diagnostics.snr import Answers, BagOutcome
 from gcemil.errors import UsageError
 from gcemil.evidence.anchors import AnchorBank
 from gcemil.evidence.bridge import CentredBridge
-from gcemil.explain import Interventions, bag_tensors, explain_bag, slide_evidence
+from gcemil.explain import bag_tensors, explain_bag, slide_evidence
 from gcemil.exports.evidence import Evidence
 from gcemil.hosts.adapters import adapt_model, find_device
 from gcemil.hosts.host import Host
 from gcemil.model import GceMil
+from gcemil.outputs import create_output
 from gcemil.runs.checkpoint import (
     PRETRAINED_FORMAT,
     LoadedNetwork,
@@ -50,7 +51,7 @@ from gcemil.runs.checkpoint import (
 from gcemil.runs.environment import one_thread, pick_device
 from gcemil.runs.folder import FoldFolder, FoldParts, RunFolder, fold_parts
 from gcemil.runs.pretrained import UNKNOWN_LICENSE, write_folder
-from gcemil.runs.weights import given_host_of_fold, with_given_host
+from gcemil.runs.weights import pretrained_host_of_fold, resolve_pretrained_host
 from gcemil.tasks.task import create_task, stacked_targets, training_task
 from gcemil.training.fold import PAIRS_FILE, create_network, reference_patches
 from gcemil.training.loop import OnEpoch, train
@@ -173,7 +174,7 @@ class FittedModel:
         with torch.no_grad():
             output = self.network(*bag_tensors(given, device))
         logits = output.answer.logits if isinstance(self.network, GceMil) else output.logits
-        return _name_outputs(logits, self.classes)
+        return dict(zip(self.classes, create_output(len(logits)).values(logits), strict=True))
 
     def explain(self, bag: Any) -> Evidence:
         """Find the evidence of one bag; see `gcemil.explain`."""
@@ -182,12 +183,6 @@ class FittedModel:
     def save(self, path: Path | str) -> Path:
         """Write the model into a new folder; see `gcemil.save`."""
         return save(self, path)
-
-
-def _name_outputs(logits: Tensor, classes: Sequence[str]) -> dict[str, float]:
-    """Probabilities by class, or the log-risk."""
-    values = torch.softmax(logits.double(), dim=0) if len(logits) > 1 else logits.double()
-    return dict(zip(classes, values.tolist(), strict=True))
 
 
 def fit(
@@ -253,17 +248,17 @@ def fit(
         if pairs is not None:
             features, anchor_space = map(as_array, pairs)
             store.write(folder / PAIRS_FILE, {"features": features, "anchor_space": anchor_space})
-        values = with_given_host(values, cohort, [0])
+        values = resolve_pretrained_host(values, cohort, [0])
         parts = _split(cohort, values, validation)
         torch.manual_seed(stream_seed(values.seed, 0, 99))
-        given = given_host_of_fold(values, cohort, 0)
+        given = pretrained_host_of_fold(values, cohort, 0)
         weights = None if given is None else given.tensors
         bank = None
         if anchors is not None:
             bank = _make_bank(anchors, reference_patches(cohort, parts.train, seed=values.seed))
         loaded = create_network(cohort, parts.train, values, pick_device(values.device), weights, bank)
         objective = training_task(cohort, values, parts.train)
-        progress = train(loaded, cohort, parts, objective, values, folder, on_epoch=on_epoch)
+        progress = train(loaded, cohort, parts, objective, values, FoldFolder(folder), on_epoch=on_epoch)
         if out is not None:
             save_network(FoldFolder(folder).checkpoint, loaded, cohort, values)
     loaded.network.eval()
@@ -328,20 +323,19 @@ def explain(model: FittedModel | GceMil, bag: Any) -> Evidence:
     network = model.network if isinstance(model, FittedModel) else model
     if not isinstance(network, GceMil):
         raise UsageError(f"A {type(network).__name__} has no evidence. Put it into gcemil.wrap first.")
-    names = [str(number) for number in range(network.n_outputs)] if network.n_outputs > 1 else ["risk"]
-    classes = model.classes if isinstance(model, FittedModel) else names
-    given = read_bag_item(bag, "bag")
+    kind, given = network.output_kind, read_bag_item(bag, "bag")
+    names = kind.names(model.classes if isinstance(model, FittedModel) else ())
     found = explain_bag(network, given)
-    bench = Interventions(
-        network.explained, *bag_tensors(given, network.anchors.device), embedded=found.output.embedded
+    prediction, kept, removed = (
+        None if one is None else dict(zip(names, kind.values(one.logits), strict=True))
+        for one in (found.output.answer, found.kept, found.removed)
     )
-    removed = bench.removed(found.recovery.selected)
     return Evidence(
         bag=given,
         slides=tuple(slide_evidence(network, given, found)),
-        prediction=_name_outputs(found.output.answer.logits, classes),
-        kept=_name_outputs(found.discrete.logits, classes),
-        removed=None if removed is None else _name_outputs(removed.logits, classes),
+        prediction=prediction or {},
+        kept=kept or {},
+        removed=removed,
     )
 
 

@@ -35,7 +35,7 @@ GateKind = Literal[
 ]
 GateModeName = Literal["paper", "deletion"]
 _DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,3})?")
-BridgeKind = Literal["auto", "free", "proximal", "frozen", "orthogonal", "identity", "centred"]
+BridgeKind = Literal["auto", "free", "proximal", "frozen", "identity", "centred"]
 
 
 S = TypeVar("S", bound="Settings")
@@ -107,7 +107,7 @@ class RecoverySettings(Settings):
     necessity_tolerance: float = Field(0.05, ge=0)
     """Removed, necessary evidence moves the output by no less than this."""
     until_sufficient: bool = False
-    """After repair, add patches by score until the set says what the gates say (the paper's Mechanism 6)."""
+    """After repair, add patches by score until the set predicts what the gates predict (the paper's Mechanism 6)."""
     recoverability_tolerance: float = Field(0.01, ge=0)
     """until_sufficient adds patches until gates and set differ by no more than this."""
 
@@ -122,7 +122,7 @@ class EvidenceSettings(Settings):
     """How the wrapper finds evidence. The defaults are the default recipe (docs/method.md)."""
 
     anchors: AnchorSource = "auto"
-    """auto: examples where cohort.yaml says so, else the cohort's bank when pairs fit its bridge or the bridge is free, else prototypes."""
+    """auto picks, in order: named examples, the cohort's text bank if it has pairs or the bridge is free, prototypes."""
     n_prototypes: int = Field(8, ge=2, le=LARGEST_SIZE)
     """Anchors of a prototype bank."""
     ground_prototypes: bool = False
@@ -167,12 +167,12 @@ class EvidenceSettings(Settings):
     """The selector reads how alike a patch is to those that decided the training slides of the likely classes."""
     smoothing: float = Field(0.5, ge=0, le=1)
     """Share of the score that is its 3x3 neighbourhood's mean."""
-    teaches_host: bool = False
+    train_host: bool = False
     """Let the evidence train the host too. Otherwise the host learns exactly as it would without a wrapper."""
     warmup: float = Field(0.4, ge=0, lt=1)
-    """Share of the epochs in which the host trains plainly, unpulled by its evidence."""
+    """Share of the epochs in which the host trains without its evidence."""
     ramp: float = Field(0.2, ge=0, le=1)
-    """Share of the epochs over which the evidence then gains its full say."""
+    """Share of the epochs over which the weight of the evidence then grows from 0 to 1."""
     ungated_share: float = Field(0.8, ge=0, lt=1)
     """Share of the task loss on the bag without gates."""
     budget_weight: float = Field(0.1, ge=0)
@@ -190,11 +190,19 @@ class EvidenceSettings(Settings):
     risk_necessity_weight: float = Field(0.0, ge=0)
     """The same for survival. A mean risk is a prediction and not silence, so it is off."""
     necessity_margin: float = Field(3.0, ge=1)
-    """Training removes this many times the budget before the complement must say nothing."""
+    """Training removes this many times the budget before the complement must predict nothing."""
     null_peak: float = Field(2.0, ge=0)
-    """How far the answer without evidence may lean to what it says on average; 0 asks for a uniform one."""
+    """How far the prediction without evidence may lean to its own average; 0 asks for a uniform one."""
     recovery: RecoverySettings = RecoverySettings()
     """From gates to the set of patches that is the evidence."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _reads_old_names(cls, values: Any) -> Any:
+        # Runs before version 0.3 wrote teaches_host.
+        if isinstance(values, dict) and "teaches_host" in values:
+            return {("train_host" if name == "teaches_host" else name): one for name, one in values.items()}
+        return values
 
     @property
     def selection_threshold(self) -> float:
@@ -223,7 +231,7 @@ PAPER = EvidenceSettings(
     grounding="literal",
     sufficiency_weight=0.0,
     necessity_weight=0.0,
-    teaches_host=True,
+    train_host=True,
     recovery=RecoverySettings(
         repair=True,
         drop_free_riders=False,
@@ -248,8 +256,8 @@ PAPER_BUDGET = PAPER.model_copy(
 )
 """All of the paper's parts (adapter, MLP, joint training, grounding by divergence) with a centre per slide and repair that is capped."""
 
-TAUGHT = EvidenceSettings(
-    teaches_host=True,
+JOINT = EvidenceSettings(
+    train_host=True,
     prompt_examples=0,
     head=False,
     recovery=RecoverySettings(repair=True, drop_free_riders=False),
@@ -281,7 +289,9 @@ class Recipe:
 
 RECIPES: dict[str, Recipe] = {
     "default": Recipe(EvidenceSettings()),
-    "taught": Recipe(TAUGHT),
+    "joint": Recipe(JOINT),
+    # The name of joint before version 0.3.
+    "taught": Recipe(JOINT),
     "paper": Recipe(PAPER, PAPER_TRAINING, "paper"),
     "paper_constrained": Recipe(PAPER_CONSTRAINED, PAPER_TRAINING, "paper"),
     "paper_budget": Recipe(PAPER_BUDGET, PAPER_TRAINING, "paper"),
@@ -317,8 +327,8 @@ class HostSettings(Settings):
         return self.weights is not None and self.weights.frozen
 
 
-GATES_HAVE_COOLED = 0.6
-"""Share of the schedule before which gates are still warm, so that no epoch of a wrapped host is chosen."""
+EARLIEST_SELECTABLE_EPOCH = 0.6
+"""Share of the schedule before which no epoch of a wrapped host is chosen, since its gates are still soft."""
 
 
 class TrainSettings(Settings):
@@ -335,7 +345,7 @@ class TrainSettings(Settings):
     min_epochs: int = Field(15, ge=1, le=1_000_000)
     """Fewest passes over the training bags."""
     learning_rate: float | None = Field(None, gt=0)
-    """null: what the host table says, 5e-4 for most."""
+    """null: the rate of the host table, 5e-4 for most."""
     weight_decay: float = Field(1e-5, ge=0)
     """Pull of all weights towards 0."""
     optimizer: Literal["adamw", "adam", "lookahead_radam"] = "adamw"
@@ -359,21 +369,21 @@ class TrainSettings(Settings):
     class_weights: tuple[float, ...] | None = None
     """Weight of each class in the loss, in the order of cohort.yaml; null weighs all alike."""
     max_patches: Annotated[int, Field(ge=1)] | Literal["host", "all"] = "host"
-    """Patches sampled from a training bag; host takes what the host table says, 2048 for most, 512 for transformers."""
+    """Patches sampled from a training bag; host takes the number of the host table, 2048 for most, 512 for transformers."""
     sampling: Literal["blocks", "patches"] = "blocks"
     """4x4 blocks of the grid, or single patches."""
     early_stopping: int | None = Field(None, ge=1)
     """Stop after so many epochs without a better validation."""
-    chosen_from: float = Field(GATES_HAVE_COOLED, ge=0, le=1)
+    chosen_from: float = Field(EARLIEST_SELECTABLE_EPOCH, ge=0, le=1)
     """No epoch before this share of the schedule is chosen; 1 takes the last."""
     chosen_by: Literal["metric", "loss"] = "metric"
     """What is better on validation: the task's metric, or the loss."""
     keep_epochs: bool = False
-    """After every epoch store what the head sees of validation and test bags, for the report's t-SNE."""
+    """After every epoch store the representations of validation and test bags, for the report's t-SNE."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Numbers in which the network computes."""
     device: str = "auto"
-    """auto, cpu, cuda, cuda:1 or mps; auto takes a GPU where there is one."""
+    """auto, cpu, cuda, cuda:1 or mps; auto takes a GPU if there is one."""
     seed: int = Field(0, ge=0)
     """Where random numbers start."""
 
@@ -383,9 +393,9 @@ class TrainSettings(Settings):
         return self.epochs or max(self.min_epochs, math.ceil(self.min_steps / max(1, n_steps)))
 
     @property
-    def leaves_host_alone(self) -> bool:
-        """Whether the host of a wrapped run is the plain one: it learned as if there were no wrapper."""
-        return self.evidence is not None and not self.evidence.teaches_host and not self.host.is_frozen
+    def host_is_unchanged(self) -> bool:
+        """True if the host of a wrapped run has the weights it would have without a wrapper."""
+        return self.evidence is not None and not self.evidence.train_host and not self.host.is_frozen
 
     @field_validator("max_patches", mode="before")
     @classmethod
@@ -406,13 +416,13 @@ Preset = Literal["common", "published"]
 
 
 def read_train_settings(path: Path) -> tuple[TrainSettings, bool]:
-    """The settings of a YAML file, of the config.yaml of a run, or of a run folder; and whether a run says them."""
+    """The settings of a YAML file, of the config.yaml of a run, or of a run folder; and True if it belongs to a run."""
     file = path / "config.yaml" if path.is_dir() else path
     try:
         values = read_yaml(file)
     except InputError as error:
         raise ConfigError(f"{error} 'gcemil config' prints a file to start from.") from error
-    # A run says beside its settings what it was trained on.
+    # The file of a run holds its cohort beside its settings.
     is_run = isinstance(values, dict) and "settings" in values
     return TrainSettings.from_values(values["settings"] if is_run else values, file), is_run
 
@@ -444,7 +454,7 @@ def with_overrides(settings: TrainSettings, overrides: list[str]) -> TrainSettin
 
 
 def _refuse_unknown(path: str) -> None:
-    """A key that does not exist is told with the one that was meant and those that stand in its place."""
+    """Raise ConfigError for a key that does not exist, with the closest one and those of the same stage."""
     known = list(dotted_names(TrainSettings))
     if path in known or path.startswith("host.options."):
         return

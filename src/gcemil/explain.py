@@ -1,19 +1,18 @@
-"""One bag asked: its evidence, slide by slide, and what a network says of it when patches are kept or removed.
+"""What a prediction rests on: keep patches, remove them, search for the evidence, and judge it.
 
-The interventions, as diagnostics ask for them (the check and repair ask `ask_subsets` of hosts/host.py for the same):
+  X       the network on all patches
+  X_pi    the same under the gates
+  X_S     on the selected patches alone; the others are really gone, gates are never recomputed
+  X_notS  without the selected patches
 
-  X       the host, ungated, all rows
-  X_pi    the same host under the gates
-  X_S     the same host on the kept rows alone; the others are really gone, gates are never recomputed
-  X_notS  the same host without the selected rows, which are really gone
-
-Every subset rule, ours or a rival's, is judged by these. The bag is embedded once; a subset only pools again.
+Every set of patches, ours or a rival's, is judged by these. The bag is embedded once; a subset is only pooled again.
+outputs.py has Phi, the tolerances and the verdict.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from importlib import import_module
 from types import ModuleType
@@ -25,45 +24,43 @@ from torch import Tensor
 
 from gcemil.bags.bag import Bag
 from gcemil.errors import BagError, UsageError
-from gcemil.evidence.checking import (
-    Ask,
-    Candidate,
-    Check,
-    Tolerances,
-    check_subset,
-    choose_evidence,
-    compare_answers,
-)
 from gcemil.evidence.coverage import anchor_coverage, marginal_gains, utility
 from gcemil.hosts.host import Embedded, Host, HostOutput, ask_subsets, check_bag, embedded_bag, shortcut
 from gcemil.model import EvidenceOutput, GceMil
+from gcemil.outputs import Output, Tolerances, Verdict, judge
 from gcemil.predictor import GceEmbedded
 from gcemil.records import SlideEvidence
-from gcemil.recovery.recover import Recovery, StopReason, ranking, recover, subset_size, top_k
+from gcemil.recovery.recover import Recovery, StopReason, drop_free_riders, ranking, recover, subset_size
 from gcemil.row_blocks import is_large
 from gcemil.shapes import LogGates, Logits, Scores, Selected
 
 UNREPAIRED_GATES = {"sigmoid_threshold", "top_k"}
 """Rows of the paper's selector table that are a threshold, or a number of patches, and nothing else."""
+SEARCHED_SHARES = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2)
+"""Shares of a bag that the search for the evidence of a given host tries."""
+STRICTER = 0.4
+"""The search keeps the output within this share of the tolerance that is reported, and removal moves it by as much more."""
 
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """A bag's outputs, its recovered evidence, and the prediction from the evidence alone."""
+    """The evidence of a bag, and the predictions from it alone and without it."""
 
     output: EvidenceOutput
     recovery: Recovery
-    discrete: HostOutput
-    check: Check
-    """What keeping and removing the recovered evidence does to the prediction."""
+    kept: HostOutput
+    """X_S."""
+    removed: HostOutput | None
+    """X_notS; None if the evidence is the whole bag."""
+    verdict: Verdict
     is_confirmed: bool | None = None
     """Whether the evidence of a lesion exceeds what slides without one show; None where the cohort has no such class."""
 
 
 def bag_tensors(bag: Bag, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor | None]:
-    """Features and coordinates, where the model is.
+    """Features and coordinates on the device.
 
-    Features are float32; those of a large bag stay in half precision where they are stored so, and share its memory.
+    Features are float32; those of a large bag stay in half precision if they are stored so, and share its memory.
     """
     features = torch.from_numpy(np.ascontiguousarray(bag.features)).to(device)
     if features.dtype != torch.float16 or not is_large(len(features)):
@@ -74,63 +71,67 @@ def bag_tensors(bag: Bag, device: torch.device | str = "cpu") -> tuple[Tensor, T
 
 @torch.no_grad()
 def explain_bag(model: GceMil, bag: Bag) -> Explanation:
-    """The evidence of a bag, and what keeping and removing it does to the prediction that it explains."""
+    """Find the evidence of a bag, and judge it by keeping and removing it."""
     if model.training:
         raise UsageError("Evidence is read from a model in evaluation mode. Call model.eval() first.")
     features, coords = bag_tensors(bag, model.anchors.device)
     output = read_evidence_output(model, features, coords, bag.patch_size)
     recovery = recover_evidence(model, output, coords)
-    asked = Interventions(model.explained, features, coords, embedded=output.embedded)
-    kept, removed = asked.kept(recovery.selected), asked.removed(recovery.selected)
-    check = compare_answers(
-        output.answer.logits, kept.logits, None if removed is None else removed.logits, model.tolerances
-    )
+    bench = Interventions(model.explained, features, coords, embedded=output.embedded)
+    kept, removed = bench.kept(recovery.selected), bench.removed(recovery.selected)
+    without = None if removed is None else removed.logits
+    verdict = judge(model.output_kind, output.answer.logits, kept.logits, without, model.tolerances)
     is_confirmed = None
     if int(model.negative_class) >= 0:
-        strength = lesion_strength(model, output, kept, check)
+        strength = lesion_strength(model, output, kept, verdict)
         is_confirmed = strength > float(model.confirmation_threshold)
-    return Explanation(output, recovery, kept, check, is_confirmed)
+    return Explanation(output, recovery, kept, removed, verdict, is_confirmed)
 
 
-def lesion_strength(model: GceMil, output: EvidenceOutput, kept: HostOutput, check: Check) -> float:
+def lesion_strength(model: GceMil, output: EvidenceOutput, kept: HostOutput, verdict: Verdict) -> float:
     """How surely the evidence alone shows a lesion: 1 - p(no lesion | X_S).
 
     It is 0 for a slide that is predicted to have no lesion, and for evidence that is not sufficient and necessary.
     """
     negative = int(model.negative_class)
-    if not check.is_faithful or int(output.answer.logits.argmax()) == negative:
+    if not verdict.is_faithful or int(output.answer.logits.argmax()) == negative:
         return 0.0
-    return 1 - class_probability(kept.logits, negative)
+    return 1 - model.output_kind.values(kept.logits)[negative]
 
 
 @torch.no_grad()
 def read_evidence_output(
-    model: GceMil, features: Tensor, coords: Tensor | None, step: int | None
+    model: GceMil, features: Tensor, coords: Tensor | None, patch_size: int | None
 ) -> EvidenceOutput:
     """The model's output on a bag; around a given host, with the gates of the set that the host itself rests on."""
-    output = model(features, coords, step=step)
-    return find_what_the_host_rests_on(model, output, coords) if model.explains_host else output
+    output = model(features, coords, patch_size=patch_size)
+    return find_evidence_of_host(model, output, coords) if model.explains_host else output
 
 
-def find_what_the_host_rests_on(
-    model: GceMil, output: EvidenceOutput, coords: Tensor | None
-) -> EvidenceOutput:
+# The search for what a given host rests on
+
+
+def find_evidence_of_host(model: GceMil, output: EvidenceOutput, coords: Tensor | None) -> EvidenceOutput:
     """The smallest set along the host's own rankings that is sufficient and necessary, without patches that do not count.
 
-    Rankings: attention, signed contribution, loss of the prediction without each patch, prediction from each patch alone. Anchors have no part
-    in this; they only name what the patches show. The search is stricter than the verdict that is reported.
+    Rankings: attention, signed contribution, loss of the prediction without each patch, prediction from each patch alone.
+    Anchors have no part in this; they only name what the patches show. The search is stricter than the reported verdict.
     """
-    ask = ask_subsets(model.host, output.embedded, coords)
-    rankings = _own_rankings(model, output, coords)
+    reported = model.tolerances
+    search = Search(
+        ask_subsets(model.host, output.embedded, coords),
+        output.full_logits,
+        model.output_kind,
+        replace(
+            reported,
+            sufficiency=STRICTER * reported.sufficiency,
+            necessity=reported.necessity / STRICTER,
+        ),
+    )
     n_patches = len(output.scores)
     sizes = sorted({subset_size(n_patches, share) for share in SEARCHED_SHARES})
-    tolerances = replace(
-        model.tolerances,
-        sufficiency=STRICTER * model.tolerances.sufficiency,
-        necessity=model.tolerances.necessity / STRICTER,
-    )
-    found = choose_evidence(rankings, sizes, ask, output.full_logits, tolerances)
-    selected = _drop_patches_that_do_not_count(found, ask, output.full_logits, tolerances)
+    found = search.choose(list(_host_rankings(model, output, coords).values()), sizes)
+    selected = search.shrink(found)
     # Scores under which exactly these patches open, in the order of their ranking.
     spread = (found.scores.max() - found.scores.min()).clamp_min(torch.finfo(found.scores.dtype).tiny)
     scores = torch.where(selected, found.scores + 2 * spread, found.scores)
@@ -139,46 +140,116 @@ def find_what_the_host_rests_on(
     return replace(output, **vars(evidence), soft=soft)
 
 
-SEARCHED_SHARES = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2)
-STRICTER = 0.4
-"""The search keeps the output within this share of the tolerance that is reported, and removal moves it by as much more."""
-
-
-def _own_rankings(model: GceMil, output: EvidenceOutput, coords: Tensor | None) -> dict[str, Tensor]:
-    """How the host itself ranks the patches of a bag, where it can."""
+def _host_rankings(model: GceMil, output: EvidenceOutput, coords: Tensor | None) -> dict[str, Scores]:
+    """How the host itself ranks the patches of a bag, as far as it can."""
     full, index = output.full, int(output.full_logits.argmax())
-    found = {"attention": full.scores}
+    rankings = {"attention": full.scores}
     if (shares := model.patch_shares(full, output.embedded, coords)) is not None:
-        found["contribution"] = shares
+        rankings["contribution"] = shares
     closed_form = shortcut(model.host, "closed_form")
     form = None if closed_form is None or len(full.scores) < 2 else closed_form()
     if form is not None:
-        found["occlusion"] = -form.without(output.embedded, coords, index)
-        found["alone"] = form.alone(output.embedded, index)
-    return found
+        rankings["occlusion"] = -form.without(output.embedded, coords, index)
+        rankings["alone"] = form.alone(output.embedded, index)
+    return rankings
 
 
-def _drop_patches_that_do_not_count(
-    found: Candidate, ask: Ask, full: Logits, tolerances: Tolerances
-) -> Selected:
-    """Drop the last patches of the ranking, many at first, as long as the set stays as good."""
-    selected, chunk = found.selected, int(found.selected.sum()) // 2
-    if not found.check.is_faithful:
-        return selected
-    while chunk:
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """The first patches of one ranking, and what keeping and removing them shows."""
+
+    scores: Scores
+    selected: Selected
+    kept: Logits
+    verdict: Verdict
+    """The best that removal can still show, until the patches were removed."""
+    was_removed: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Search:
+    """A sufficient and necessary set along given rankings. It needs no label."""
+
+    predict: Callable[[Selected], Logits]
+    """The prediction from these patches alone."""
+    full: Logits
+    output: Output
+    tolerances: Tolerances
+
+    @torch.no_grad()
+    def choose(self, rankings: Iterable[Scores], sizes: Iterable[int]) -> Candidate:
+        """The best ranking at the first size that has a faithful one, from the smallest; else the best of all sizes.
+
+        Of equals the smaller one, so a set grows only if that makes it more faithful.
+        """
+        best: Candidate | None = None
+        for size in sizes:
+            found = self.choose_ranking(rankings, size)
+            if best is None or found.verdict.merit > best.verdict.merit:
+                best = found
+            if best.verdict.is_faithful:
+                break
+        if best is None:
+            raise ValueError("There is no size to choose from.")
+        return best
+
+    def choose_ranking(self, rankings: Iterable[Scores], size: int) -> Candidate:
+        """The best ranking by its first `size` patches; of equals the earlier one.
+
+        Removing a few patches leaves nearly the whole bag to be pooled, so it is done only where it can decide.
+        """
+        candidates: dict[bytes, Candidate] = {}
+        for scores in rankings:
+            selected = torch.zeros_like(scores, dtype=torch.bool)
+            selected[scores.topk(size).indices] = True
+            # Two rankings often begin with the same patches.
+            if (key := selected.cpu().numpy().tobytes()) in candidates:
+                continue
+            kept = self.predict(selected)
+            hoped = judge(self.output, self.full, kept, None, self.tolerances)
+            hoped = replace(hoped, is_necessary=True, changes_class=not self.output.is_risk)
+            candidates[key] = Candidate(scores, selected, kept, hoped)
+            if hoped.is_faithful:
+                candidates[key] = self._remove(candidates[key])
+                if candidates[key].verdict.is_faithful:
+                    return candidates[key]
+        while True:
+            key = max(candidates, key=lambda one: candidates[one].verdict.merit)
+            if candidates[key].was_removed:
+                return candidates[key]
+            candidates[key] = self._remove(candidates[key])
+
+    def shrink(self, found: Candidate) -> Selected:
+        """Drop the last patches of the ranking, many at first, as long as the set stays faithful."""
+        selected, chunk = found.selected, int(found.selected.sum()) // 2
+        if not found.verdict.is_faithful:
+            return selected
         order = ranking(found.scores)
-        last = order[selected[order]][-chunk:]
-        smaller = selected.index_fill(0, last, False)
-        if bool(smaller.any()) and check_subset(ask, full, smaller, tolerances).is_faithful:
-            selected = smaller
-            chunk = min(chunk, int(selected.sum()) // 2)
-        else:
-            chunk //= 2
-    return selected
+        while chunk:
+            last = order[selected[order]][-chunk:]
+            smaller = selected.index_fill(0, last, False)
+            if bool(smaller.any()) and self.judge_set(smaller).is_faithful:
+                selected = smaller
+                chunk = min(chunk, int(selected.sum()) // 2)
+            else:
+                chunk //= 2
+        return selected
+
+    def judge_set(self, selected: Selected, kept: Logits | None = None) -> Verdict:
+        """Keep the patches, unless that was done, and remove them."""
+        kept = self.predict(selected) if kept is None else kept
+        removed = None if bool(selected.all()) else self.predict(~selected)
+        return judge(self.output, self.full, kept, removed, self.tolerances)
+
+    def _remove(self, one: Candidate) -> Candidate:
+        return replace(one, verdict=self.judge_set(one.selected, one.kept), was_removed=True)
+
+
+# From gates to the discrete evidence
 
 
 def recover_evidence(model: GceMil, output: EvidenceOutput, coords: Tensor | None) -> Recovery:
-    """The discrete evidence: the patches that the gates open, repaired where the settings ask for it, without free riders."""
+    """The discrete evidence: the patches that the gates open, repaired if the settings say so, without free riders."""
     found = _recover(model, output)
     if model.settings.recovery.until_sufficient:
         return _grow(model, output, coords, found)
@@ -192,61 +263,38 @@ def recover_evidence(model: GceMil, output: EvidenceOutput, coords: Tensor | Non
     )
 
 
-def drop_free_riders(selected: Selected, importances: Sequence[Scores]) -> Selected:
-    """Drop patches until each one left is among the first |S| of the slide by one of the importances.
-
-    The last patches stay, whatever they mean: evidence is never empty.
-    """
-    while True:
-        size = int(selected.sum())
-        kept = selected & torch.stack([_first(one, size) for one in importances]).any(dim=0)
-        if int(kept.sum()) in (0, size):
-            return selected
-        selected = kept
-
-
 def _importance(model: GceMil, output: EvidenceOutput) -> tuple[Scores, Scores]:
-    """How much each patch speaks for the prediction: to the host, and to the head; 0 for one that does not.
+    """How much each patch supports the prediction: to the host, and to the head; 0 for one that does not.
 
-    To the host, its contribution above the mean, or its attention where the host has no contributions. To the head, its largest response to an
-    anchor of the predicted class, where it is beyond what slides of other classes show.
+    To the host, its contribution above the mean, or its attention if the host has no contributions. To the head, its
+    largest response to an anchor that supports the prediction, if it is beyond what slides of other classes show.
     """
-    full, head = output.full, model.head
-    shares = full.scores if full.contributions is None else full.contributions
-    if model.n_outputs == 1 and full.contributions is not None:
-        shares = (full.contributions - full.contributions.mean()).abs()
+    full, head, kind = output.full, model.head, model.output_kind
+    shares = full.scores if full.contributions is None else kind.shares(full.contributions)
     to_host = (shares - shares.mean()).clamp_min(0)
     if not isinstance(output.embedded, GceEmbedded):
         return to_host, torch.zeros_like(to_host)
-    if model.n_outputs > 1:
-        index = int(output.answer.logits.argmax())
-        # What the host says of another class than the predicted one is no evidence for this one.
-        to_host = to_host if int(full.logits.argmax()) == index else torch.zeros_like(to_host)
-        speaks = head.weights[index] > head.weights.mean(dim=0)
-    else:
-        speaks = head.weights[0] != 0
+    # What the host says of another class than the predicted one is no evidence for this one.
+    if not kind.same_class(output.answer.logits, full.logits):
+        to_host = torch.zeros_like(to_host)
+    supports = kind.supports(kind.contrast(head.weights, output.answer.logits))
     responses = output.embedded.responses
     is_shown = responses > head.absent.clamp_min(torch.finfo(head.absent.dtype).tiny)
-    return to_host, torch.where(is_shown & speaks, responses, 0).amax(dim=1)
-
-
-def _first(importance: Scores, size: int) -> Selected:
-    """The first so many patches, of those that count at all."""
-    return top_k(importance, size) & (importance > 0)
+    return to_host, torch.where(is_shown & supports, responses, 0).amax(dim=1)
 
 
 def _grow(model: GceMil, output: EvidenceOutput, coords: Tensor | None, found: Recovery) -> Recovery:
-    """The recovered set with patches added by score until |Phi(X_pi) - Phi(X_S)| is within the tolerance, or the cap is met."""
-    ask = ask_subsets(model.explained, output.embedded, coords)
-    tolerance = model.settings.recovery.recoverability_tolerance
+    """Add patches by score until |Phi(X_pi) - Phi(X_S)| is within the tolerance, or the cap is reached."""
+    predict, kind = ask_subsets(model.explained, output.embedded, coords), model.output_kind
     order, n_patches = ranking(output.scores), len(output.scores)
     waiting = order[~found.selected[order]]
     # A set that starts beyond the cap is judged as it is: growing never drops a patch.
     room = max(0, subset_size(n_patches, _largest_fraction(model, output)) - int(found.selected.sum()))
-    # A hundred questions at most, however large the slide.
+    # At most a hundred predictions, however large the slide.
     for count in [*range(0, room + 1, max(1, n_patches // 100)), room]:
         grown = found.selected.index_fill(0, waiting[:count], True)
-        if _gap_to_gated(output, ask(grown), model.tolerances.unit) <= tolerance:
+        gated, kept = kind.phi(output.answer.logits, torch.stack([output.logits, predict(grown)])).tolist()
+        if abs(gated - kept) <= model.tolerances.recoverability:
             break
     weights, gains, selected = model.anchor_weights(output.answer.logits), [], found.selected.clone()
     for patch in waiting[:count].tolist():
@@ -286,14 +334,6 @@ def _largest_fraction(model: GceMil, output: EvidenceOutput) -> float:
     return min(1.0, max(settings.recovery.max_fraction, settings.min_patches / n_patches))
 
 
-def _gap_to_gated(output: EvidenceOutput, kept: Logits, unit: float) -> float:
-    """|Phi(X_pi) - Phi(X_S)| for the class predicted on X, or the risk."""
-    if len(kept) == 1:
-        return abs(float(output.logits[0]) - float(kept[0])) / unit
-    predicted = int(output.answer.logits.argmax())
-    return abs(class_probability(output.logits, predicted) - class_probability(kept, predicted))
-
-
 def explain_slide(model: GceMil, bag: Bag) -> SlideEvidence:
     """The evidence of a bag of one slide."""
     if len(bag.spans) != 1:
@@ -327,8 +367,8 @@ def slide_evidence(
             coverage=recovery.coverage.cpu().numpy(),
             stop_reason=StopReason(recovery.stop_reason).value,
             ranking="host" if model.explains_host else "gce",
-            is_sufficient=explanation.check.is_sufficient,
-            is_necessary=explanation.check.is_necessary,
+            is_sufficient=explanation.verdict.is_sufficient,
+            is_necessary=explanation.verdict.is_necessary,
             is_confirmed=explanation.is_confirmed,
             prompts=model.bank.prompts,
             anchor_weights=weights.cpu().numpy(),
@@ -340,7 +380,7 @@ def slide_evidence(
 
 
 class Interventions:
-    """One bag, embedded once, asked many questions; no gradient."""
+    """Predictions of one bag with patches kept, removed or gated; it is embedded once, without gradient."""
 
     def __init__(
         self, host: Host, features: Tensor, coords: Tensor | None = None, *, embedded: Embedded | None = None
@@ -381,13 +421,8 @@ class Interventions:
         return None if bool(selected.all()) else self.kept(~selected)
 
 
-def class_probability(logits: Logits, class_index: int) -> float:
-    """Phi of classification: the probability of the class predicted on X."""
-    return float(torch.softmax(logits.double(), dim=0)[class_index])
-
-
 def check_selected(selected: Tensor, *, n_patches: int) -> None:
-    """BagError for what is no bool mask over the patches of the bag."""
+    """Raise BagError unless `selected` is a bool mask over the patches of the bag."""
     # Users call this with tensors of their own: a message says more than a failed annotation.
     if selected.dtype != torch.bool or selected.shape != (n_patches,):
         raise BagError(

@@ -1,9 +1,9 @@
 """GCE-MIL: a host and the evidence wrapper around it. The only place where the two meet.
 
-  r = response(cos(B(h), a))                    how each patch answers to each anchor              (Eq. 2)
+  r = response(cos(B(h), a))                    response of each patch to each anchor              (Eq. 2)
   s = selector(F's ungated view, r, coords)     one score per patch
   pi = gate((s - nu_x) / T)                     continuous evidence                                (Eq. 3)
-  v = noisy-OR(pi, r)                           how surely the evidence shows each anchor           (Eq. 4)
+  v = noisy-OR(pi, r)                           probability that the evidence shows each anchor           (Eq. 4)
   F(X), F(X_pi)                                 host and evidence head together (evidence/head.py), ungated and gated
   f(X)                                          the host's own prediction
 
@@ -22,11 +22,10 @@ from gcemil.config import EvidenceSettings
 from gcemil.errors import UsageError
 from gcemil.evidence.anchors import AnchorBank, create_response
 from gcemil.evidence.bridge import create_bridge
-from gcemil.evidence.checking import Tolerances
 from gcemil.evidence.coverage import ClassUtility, RiskPathways, anchor_coverage, patch_concept_presence
-from gcemil.evidence.gates import create_gate
+from gcemil.evidence.gates import Gate
 from gcemil.evidence.head import EvidenceHead
-from gcemil.evidence.selector import LIKENESS_ALONE, Selector, class_likeness
+from gcemil.evidence.selector import LIKENESS_WEIGHT_WITHOUT_ANCHORS, Selector, class_likeness
 from gcemil.evidence.spatial import Neighbourhood
 from gcemil.hosts.host import (
     Embedded,
@@ -38,14 +37,25 @@ from gcemil.hosts.host import (
     not_finite_error,
     shortcut,
 )
+from gcemil.outputs import Output, Tolerances, create_output
 from gcemil.predictor import GcePredictor
-from gcemil.row_blocks import plain_fold, unfolded
-from gcemil.shapes import AnchorWeights, Coverage, Gates, LogGates, Logits, Responses, Scores, Selected
+from gcemil.row_blocks import apply_reads, plain_read
+from gcemil.shapes import (
+    AnchorWeights,
+    ClassAnchorWeights,
+    Coverage,
+    Gates,
+    LogGates,
+    Logits,
+    Responses,
+    Scores,
+    Selected,
+)
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the wrapper itself says of a bag, before the host is asked about X_pi."""
+    """Gates, scores, responses and coverage of one bag."""
 
     gates: Gates
     log_gates: LogGates
@@ -72,14 +82,14 @@ class GatedOutput(Evidence):
 
 @dataclass(frozen=True)
 class EvidenceOutput(GatedOutput):
-    """One bag seen through the wrapper, beside what the host says without it."""
+    """One bag through the wrapper, beside the prediction of the host without it."""
 
     full: HostOutput
     """The host on the ungated bag X."""
     gce: HostOutput
     """F on the ungated bag: host and evidence head together, or the host alone where the head has no vote."""
     head_logits: Logits | None
-    """What the evidence head says alone; None before it is fitted."""
+    """Logits of the evidence head alone; None before it is fitted."""
     answer: HostOutput
     """The ungated prediction that the evidence explains: F's, or that of a given host."""
     embedded: Embedded
@@ -122,7 +132,7 @@ class GceMil(nn.Module):
         self.in_dim = in_dim
         self.n_outputs = host.n_outputs
         self.bank = anchors
-        self.is_grounded = settings.ground_prototypes or not anchors.is_prototypes
+        self.is_grounded = settings.ground_prototypes or anchors.kind != "prototypes"
         """Whether the anchors act on scores, gates and repair, or are shown only."""
         self.register_buffer("anchors", anchors.embeddings.clone())
         self.register_buffer("temperature", torch.tensor(settings.temperature_start))
@@ -144,14 +154,14 @@ class GceMil(nn.Module):
             morphology=settings.morphology_term,
             smoothing=settings.smoothing,
         )
-        self.gate = create_gate(
+        self.gate = Gate(
             settings.gate, budget=settings.budget, centre=settings.centre, floor=settings.min_patches
         )
         n_read = anchors.n_anchors if self.is_grounded else max(1, host.n_outputs)
         self.head = EvidenceHead(in_dim, n_read, host.n_outputs)
         self.utility: ClassUtility | RiskPathways = (
             RiskPathways(anchors.n_anchors)
-            if host.n_outputs == 1
+            if self.output_kind.is_risk
             else ClassUtility(host.n_outputs, anchors.n_anchors)
         )
 
@@ -160,25 +170,24 @@ class GceMil(nn.Module):
         features: Tensor,
         coords: Tensor | None = None,
         *,
-        step: int | None = None,
+        patch_size: int | None = None,
         target: Tensor | None = None,
     ) -> EvidenceOutput:
-        """One bag; `step` is the patch size in level-0 pixels, where it is known."""
+        """Predict one bag; `patch_size` is the side of a patch in level-0 pixels, where it is known."""
         # The user's door: shapes are checked here with a message, not by annotation.
         check_bag(features, coords, in_dim=self.in_dim)
         embedded: Embedded = embedded_bag(self.host, features)
         full = self.host.aggregate(embedded, coords, target=target)
         check_finite(full, features)
-        predictor, gce, of_gce, head_logits = self.predictor, full, embedded, None
+        predictor = GcePredictor(self.host, self.head)
+        gce, of_gce, head_logits = full, embedded, None
         if self.head.is_fitted:
-            of_gce = GcePredictor(self.host, self.head).join(embedded, features)
-            head_logits = self.head.utility(self.head.coverage(of_gce.responses, of_gce.n_patches))
-        if isinstance(predictor, GcePredictor):
-            gce = predictor.aggregate(of_gce, coords)
-        else:
-            of_gce = embedded
+            joined = predictor.join(embedded, features)
+            head_logits = self.head.utility(self.head.coverage(joined.responses, joined.n_patches))
+            if self.head.has_vote:
+                gce, of_gce = predictor.aggregate(joined, coords), joined
         answer, embedded = (full, embedded) if self.explains_host else (gce, of_gce)
-        evidence = self.evidence(features, coords, answer, step)
+        evidence = self.evidence(features, coords, answer, patch_size)
         soft = self.explained.gated(features, embedded, coords, evidence.log_gates, target=target)
         return EvidenceOutput(
             **vars(evidence),
@@ -201,13 +210,13 @@ class GceMil(nn.Module):
         return GcePredictor(self.host, self.head) if self.head.has_vote else self.host
 
     def gated(
-        self, features: Tensor, coords: Tensor | None = None, *, step: int | None = None
+        self, features: Tensor, coords: Tensor | None = None, *, patch_size: int | None = None
     ) -> GatedOutput:
         """X_pi alone; where the score does without the host, the host sees the bag once."""
         if self.reads_host:
-            return self(features, coords, step=step)
+            return self(features, coords, patch_size=patch_size)
         check_bag(features, coords, in_dim=self.in_dim)
-        evidence = self.evidence(features, coords, None, step)
+        evidence = self.evidence(features, coords, None, patch_size)
         # A NaN score would close its gate unseen, so it is named before the host is asked.
         if not bool(torch.isfinite(evidence.scores).all()):
             raise not_finite_error(
@@ -240,7 +249,7 @@ class GceMil(nn.Module):
         """Whether the score depends on what decided the training slides: once that is known, and for classes only."""
         return (
             self.settings.likeness_term
-            and self.n_outputs > 1
+            and not self.output_kind.is_risk
             and not self.training
             and bool(self.class_directions.any())
         )
@@ -251,24 +260,39 @@ class GceMil(nn.Module):
         return self.settings.presence_term and self.is_grounded
 
     def evidence(
-        self,
-        features: Tensor,
-        coords: Tensor | None,
-        full: HostOutput | None,
-        step: int | None,
+        self, features: Tensor, coords: Tensor | None, full: HostOutput | None, patch_size: int | None
     ) -> Evidence:
-        """Gates, scores, responses and coverage; `full` is the ungated view of F, where the score reads it."""
-        # One matrix product serves the selector and the bridge.
-        folds = [*self.selector.folds(), self.bridge.fold(self.anchors)]
-        n_hidden, likeness = len(folds) - 1, None
-        if full is not None and self.reads_likeness:
-            products = unfolded(features, [*folds, plain_fold(self.class_directions)])
+        """Scores, gates, responses and coverage; `full` is the ungated view of the patches, if the score reads it."""
+        settings, reads_likeness = self.settings, full is not None and self.reads_likeness
+        # One matrix product serves the selector, the bridge and the class directions.
+        reads = [*self.selector.reads(), self.bridge.read(self.anchors)]
+        n_hidden = len(reads) - 1
+        if reads_likeness:
+            reads.append(plain_read(self.class_directions))
+        products = apply_reads(features, reads)
+        responses = self.response(products[n_hidden])
+        attention = contributions = presence = likeness = around = None
+        if full is not None and settings.attention_term:
+            attention = full.scores
+        if full is not None and settings.contribution_term and full.contributions is not None:
+            contributions = self.output_kind.shares(full.contributions)
+        if full is not None and self.reads_presence:
+            presence = self.presence(responses, full.logits)
+        if full is not None and reads_likeness:
             likeness = class_likeness(products[-1], torch.softmax(full.logits.float(), dim=0))
-            likeness = likeness if self.reads_presence else LIKENESS_ALONE * likeness
-        else:
-            products = unfolded(features, folds)
-        hidden, responses = list(products[:n_hidden]), self.response(products[n_hidden])
-        scores = self.evidence_scores(hidden, responses, coords, full, step, likeness)
+            likeness = likeness if self.reads_presence else LIKENESS_WEIGHT_WITHOUT_ANCHORS * likeness
+        if coords is not None and settings.smoothing > 0:
+            around = Neighbourhood.of(coords, patch_size)
+        scores = self.selector.scores(
+            list(products[:n_hidden]),
+            coords,
+            n_patches=len(responses),
+            attention_logits=attention,
+            contributions=contributions,
+            presence=presence,
+            likeness=likeness,
+            neighbourhood=around,
+        )
         return self.gate_scores(scores, responses)
 
     def gate_scores(self, scores: Scores, responses: Responses, count: int | None = None) -> Evidence:
@@ -286,57 +310,33 @@ class GceMil(nn.Module):
         )
 
     @property
+    def output_kind(self) -> Output:
+        """What the outputs mean: classes, or a risk in units of the training risks."""
+        return create_output(self.n_outputs, self.risk_spread)
+
+    @property
     def tolerances(self) -> Tolerances:
-        """What counts as sufficient and necessary, in units of the output."""
+        """What counts as sufficient, necessary and recoverable."""
         recovery = self.settings.recovery
-        unit = float(self.risk_spread) if self.n_outputs == 1 else 1.0
-        return Tolerances(recovery.sufficiency_tolerance, recovery.necessity_tolerance, unit)
+        return Tolerances(
+            recovery.sufficiency_tolerance, recovery.necessity_tolerance, recovery.recoverability_tolerance
+        )
 
     def patch_shares(self, full: HostOutput, embedded: Embedded, coords: Tensor | None) -> Scores | None:
-        """How much each patch speaks for the prediction: its contribution, or what the prediction loses without it."""
-        contributions = self._contributions(full)
-        return self._losses_without(full, embedded, coords) if contributions is None else contributions
-
-    def _losses_without(self, full: HostOutput, embedded: Embedded, coords: Tensor | None) -> Scores | None:
-        """How much the predicted logit falls without each patch, where the host has this in closed form."""
+        """How much each patch supports the prediction: its contribution, or the fall of the predicted logit without it."""
+        if full.contributions is not None:
+            return self.output_kind.shares(full.contributions)
         closed_form = shortcut(self.host, "closed_form")
         # A bag of one patch has nothing left without it.
-        is_possible = closed_form is not None and self.n_outputs > 1 and len(full.scores) > 1
-        found = closed_form() if is_possible else None
-        return None if found is None else -found.without(embedded, coords, int(full.logits.argmax()))
-
-    def _contributions(self, full: HostOutput) -> Scores | None:
-        contributions = full.contributions
-        if contributions is None or self.n_outputs > 1:
-            return contributions
-        # A patch that lowers the risk is evidence as much as one that raises it.
-        return (contributions - contributions.mean()).abs()
-
-    def evidence_scores(
-        self,
-        hidden: list[Tensor],
-        responses: Responses,
-        coords: Tensor | None,
-        full: HostOutput | None,
-        step: int | None,
-        likeness: Scores | None = None,
-    ) -> Scores:
-        """The selector's scores, from the patches' responses and from the host's ungated view of the patches."""
-        settings = self.settings
-        attention = full.scores if full is not None and settings.attention_term else None
-        contributions = self._contributions(full) if full is not None and settings.contribution_term else None
-        presence = self.presence(responses, full.logits) if full is not None and self.reads_presence else None
-        around = None if coords is None or settings.smoothing == 0 else Neighbourhood.of(coords, step)
-        return self.selector.scores(
-            hidden,
-            coords,
-            n_patches=len(responses),
-            attention_logits=attention,
-            contributions=contributions,
-            presence=presence,
-            likeness=likeness,
-            neighbourhood=around,
-        )
+        if (
+            closed_form is None
+            or self.output_kind.is_risk
+            or len(full.scores) < 2
+            or (form := closed_form()) is None
+        ):
+            return None
+        losses: Scores = -form.without(embedded, coords, int(full.logits.argmax()))
+        return losses
 
     @torch.no_grad()
     def presence(self, responses: Responses, logits: Logits) -> Gates:
@@ -346,11 +346,11 @@ class GceMil(nn.Module):
         evidence at the wrong concepts altogether.
         """
         weights = self._class_weights
-        if weights.ndim == 2:
-            relative = weights / weights.amax(dim=1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
-            weights = torch.softmax(logits.float(), dim=0) @ relative
-        largest = weights.max().clamp_min(torch.finfo(weights.dtype).tiny)
-        return patch_concept_presence(responses, weights / largest)
+        tiny = torch.finfo(weights.dtype).tiny
+        relative = weights / weights.amax(dim=1, keepdim=True).clamp_min(tiny)
+        # A single output has probability 1, so a risk needs no case of its own.
+        mean = torch.softmax(logits.float(), dim=0) @ relative
+        return patch_concept_presence(responses, mean / mean.max().clamp_min(tiny))
 
     def responses(self, features: Tensor) -> Responses:
         """r_im of every patch."""
@@ -358,15 +358,14 @@ class GceMil(nn.Module):
 
     def anchor_weights(self, logits: Logits) -> AnchorWeights:
         """How much each anchor matters to the predicted class, or to the risk."""
-        weights = self._class_weights
-        return weights if weights.ndim == 1 else weights[logits.argmax()]
+        return self._class_weights[logits.argmax()]
 
     @property
-    def _class_weights(self) -> Tensor:
-        """alpha_cm, or |beta_m|: those of the head where it votes on these anchors, else what training taught the utility."""
-        if not (self.head.has_vote and self.is_grounded):
-            return self.utility.anchor_weights
-        return self.head.weights[0].abs() if self.n_outputs == 1 else self.head.weights
+    def _class_weights(self) -> ClassAnchorWeights:
+        """alpha_cm, or |beta_m| in one row: those of the head if it votes on these anchors, else of the trained utility."""
+        if self.head.has_vote and self.is_grounded:
+            return self.head.weights.abs()
+        return self.utility.anchor_weights
 
     def fit_bridge(self, features: Tensor, anchor_space: Tensor) -> None:
         """Fit the bridge on pairs: the same patches in feature space and in anchor space."""
@@ -377,10 +376,6 @@ class GceMil(nn.Module):
         """Take the responses' offsets and scales from reference patches."""
         self.response.calibrate(self.bridge.cosines(reference, self.anchors))
 
-    def set_class_directions(self, directions: Tensor) -> None:
-        """Take the directions in which patches that decide a class lie."""
-        self.class_directions.copy_(directions)
-
     def set_temperature(self, temperature: float) -> None:
         self.temperature.fill_(temperature)
 
@@ -389,6 +384,6 @@ def bridge_kind(settings: EvidenceSettings, anchors: AnchorBank, in_dim: int) ->
     """The bridge a bank needs: prototypes and patches live in feature space, a text bank is reached through pairs."""
     if settings.bridge != "auto":
         return settings.bridge
-    if anchors.is_examples or anchors.is_met:
+    if anchors.kind in ("examples", "prompt_patches"):
         return "centred"
-    return "identity" if anchors.is_prototypes and anchors.anchor_dim == in_dim else "proximal"
+    return "identity" if anchors.kind == "prototypes" and anchors.anchor_dim == in_dim else "proximal"

@@ -1,4 +1,4 @@
-"""F behind the contract of a host: host and evidence head together, asked and explained like any host (evidence/head.py has the equations)."""
+"""F, host and evidence head together, behind the contract of a host (evidence/head.py has the equations)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class GceEmbedded(Embedded):
 
 
 class GcePredictor:
-    """F behind the contract of a host: whatever can be asked of a host can be asked of host and evidence head together."""
+    """Host and evidence head together; it can stand wherever a host can."""
 
     task_weights: Mapping[str, float] = {"bag": 1.0}
 
@@ -116,7 +116,7 @@ class GcePredictor:
         return self._mix(self.host.gated(features, found.host, coords, log_gates), found, log_gates)
 
     def subset_form(self, embedded: Embedded, coords: Tensor | None) -> Callable[[Selected], Logits]:
-        """What F says of any subset, at the cost of what the host needs for it."""
+        """A function that predicts any subset of the bag, at the cost of the host's own."""
         found = _as_gce(embedded)
         ask = ask_subsets(self.host, found.host, coords)
 
@@ -168,14 +168,10 @@ class GcePredictor:
         if output.contributions is None:
             return None
         head, weight = self.head, self.head.weight
-        if self.n_outputs == 1:
-            rows = head.weights[0]
-            shares = output.contributions * head.host_scale[1]
-        else:
-            index = logits.argmax()
-            rows = head.weights.index_select(0, index.unsqueeze(0))[0] - head.weights.mean(dim=0)
-            agrees = (output.logits.argmax() == index).to(output.contributions.dtype)
-            shares = agrees * output.contributions * head.host_scale[1]
+        rows = head.output_kind.contrast(head.weights, logits)
+        # What the host says of another class than the predicted one is not a share of this one.
+        agrees = (output.logits.argmax() == logits.argmax()).to(output.contributions.dtype)
+        shares = agrees * output.contributions * head.host_scale[1]
         marginals = head.marginals(embedded.responses, embedded.n_patches, rows)
         return (1 - weight) * shares + weight * head.head_scale[1] * marginals
 

@@ -1,10 +1,10 @@
 """A bag in blocks of rows: what treats every patch on its own never needs the whole bag at once.
 
 A slide of 200,000 patches of width 1024 takes 0.4 GB as stored in half precision, 0.8 GB in single, and as much again for
-each temporary of a layer. So a large bag stays as it is stored. Outside training its rows are widened and mapped block
+each temporary of a layer. So a large bag stays as it is stored. Outside training its rows are converted to float32 and mapped block
 after block, each result being written straight to its place.
 
-Several maps of one bag are folded into one matrix product and one pass for the norms. The adapter with the first layer of the selector, and the bridge with the anchors, each need some inner products of h_i
+Several linear maps of one bag are computed in one matrix product and one pass for the norms. The adapter with the first layer of the selector, and the bridge with the anchors, each need some inner products of h_i
 with a few rows and perhaps |h_i|^2. Stacking the rows reads the bag once and holds nothing of its width.
 """
 
@@ -24,7 +24,7 @@ BLOCK_ROWS = 16_384
 """Rows mapped at once. A bag of no more is treated as a whole."""
 
 
-def widened(rows: Tensor) -> Tensor:
+def to_float32(rows: Tensor) -> Tensor:
     """Half precision as single, in which everything is computed; any other as it is."""
     return rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
 
@@ -40,16 +40,16 @@ def row_blocks(n_rows: int, size: int) -> Iterator[slice]:
 
 
 def mapped_rows(function: Callable[..., Sequence[Tensor]], *inputs: Tensor) -> list[Tensor]:
-    """The function of the rows, widened; in blocks where no gradient is wanted.
+    """Apply the function to the rows in float32; in blocks where no gradient is wanted.
 
     The function treats every row on its own, and gives tensors whose first axis is that of the rows.
     """
     n_rows = len(inputs[0])
     if torch.is_grad_enabled() or not is_large(n_rows):
-        return list(function(*map(widened, inputs)))
+        return list(function(*map(to_float32, inputs)))
     whole: list[Tensor] = []
     for part in row_blocks(n_rows, BLOCK_ROWS):
-        given = [widened(one[part]) for one in inputs]
+        given = [to_float32(one[part]) for one in inputs]
         results = function(*given)
         if not whole:
             whole = [
@@ -69,11 +69,11 @@ def is_same(one: Tensor, other: Tensor) -> bool:
 
 
 SquaredNorms = Callable[[], Tensor]
-"""|h_i|^2, computed when a fold asks for it: a pass over the bag that some do without."""
+"""|h_i|^2, computed when a read asks for it: a pass over the bag that some do without."""
 
 
 @dataclass(frozen=True)
-class Fold:
+class LinearRead:
     """rows @ h + offsets for every patch, and how (products, squared norms) become the result."""
 
     rows: Float[Tensor, "r d"]
@@ -81,22 +81,22 @@ class Fold:
     finish: Callable[[Tensor, SquaredNorms], Tensor]
 
 
-def plain_fold(rows: Float[Tensor, "r d"]) -> Fold:
+def plain_read(rows: Float[Tensor, "r d"]) -> LinearRead:
     """The products themselves."""
-    return Fold(rows, rows.new_zeros(len(rows)), lambda products, _: products)
+    return LinearRead(rows, rows.new_zeros(len(rows)), lambda products, _: products)
 
 
-def unfolded(features: Features, folds: Sequence[Fold]) -> tuple[Tensor, ...]:
-    """The result of every fold, in their order."""
+def apply_reads(features: Features, reads: Sequence[LinearRead]) -> tuple[Tensor, ...]:
+    """The result of every read, in their order."""
     # A few rows copied into the product's own order are read faster than a transposed view, by a tenth of the product.
-    columns = torch.cat([fold.rows for fold in folds]).T.contiguous()
-    offsets = torch.cat([fold.offsets for fold in folds])
-    widths = [len(fold.rows) for fold in folds]
+    columns = torch.cat([read.rows for read in reads]).T.contiguous()
+    offsets = torch.cat([read.offsets for read in reads])
+    widths = [len(read.rows) for read in reads]
 
     def finished(patches: Features) -> list[Tensor]:
         products = torch.split(torch.addmm(offsets, patches, columns), widths, dim=1)
         squared_norms = cache(lambda: squared_norm(patches))
-        return [fold.finish(part, squared_norms) for fold, part in zip(folds, products, strict=True)]
+        return [read.finish(part, squared_norms) for read, part in zip(reads, products, strict=True)]
 
     return tuple(mapped_rows(finished, features))
 

@@ -12,13 +12,16 @@ import pytest
 import torch
 
 from browser_builders import NEEDS_CHROMIUM, PATIENCE_MS, launched
-from gcemil.explain import class_probability
 from gcemil.viewer.bench import region_numbers
 from gcemil.viewer.session import ViewerSession
 from geojson_rules import violations
 from viewer_builders import running
 
 pytestmark = NEEDS_CHROMIUM
+
+
+def class_probability(logits, index):
+    return float(torch.softmax(logits.double(), dim=0)[index])
 
 
 @dataclass

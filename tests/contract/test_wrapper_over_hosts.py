@@ -41,7 +41,7 @@ def assert_close(name, one, other):
 def test_full_is_the_host_itself_and_soft_is_the_host_under_the_gates(name, mode, n_outputs):
     model, (features, coords) = make_model(name, mode=mode, n_outputs=n_outputs), tensor_bag(40)
     with torch.no_grad():
-        output = model(features, coords, step=PATCH)
+        output = model(features, coords, patch_size=PATCH)
         assert_close(name, output.full_logits, model.host(features, coords).logits)
         assert_close(name, output.logits, model.host(features, coords, gates=output.gates).logits)
     budget, cap = budget_count(40, budget=0.05), budget_count(40, budget=0.10)
@@ -67,7 +67,7 @@ def test_every_wrapper_parameter_gets_a_finite_gradient(name, mode, n_outputs):
 @every_host
 @every_task
 def test_evidence_never_drowns_what_the_task_teaches_the_host(name, n_outputs):
-    model = make_model(name, mode="deletion", n_outputs=n_outputs, teaches_host=True).train()
+    model = make_model(name, mode="deletion", n_outputs=n_outputs, train_host=True).train()
     null = create_null(model.settings, n_outputs)
     terms, _ = evidence_terms(model, null, task_of(n_outputs), training_bags(n_outputs))
     weights = [weight for weight in model.host.parameters() if weight.requires_grad]
@@ -152,7 +152,10 @@ def test_the_gated_door_agrees_with_forward_with_and_without_the_hosts_view(name
         terms = {"attention_term": reads_host, "contribution_term": reads_host}
         model = make_model(name, mode=mode, n_outputs=n_outputs, **terms)
         with torch.no_grad():
-            whole, alone = model(features, coords, step=PATCH), model.gated(features, coords, step=PATCH)
+            whole, alone = (
+                model(features, coords, patch_size=PATCH),
+                model.gated(features, coords, patch_size=PATCH),
+            )
         assert_close(name, whole.gates, alone.gates)
         assert_close(name, alone.logits, whole.logits)
 
@@ -236,4 +239,4 @@ def test_a_model_brought_along_is_wrapped_like_any_host(mode, n_outputs):
     assert model.selector.presence_weight.grad.any()
     explanation = explain_bag(model.eval(), slide_bag("s", features.numpy(), coords.numpy(), PATCH))
     alone = host(features[explanation.recovery.selected]).logits
-    torch.testing.assert_close(explanation.discrete.logits, alone.detach())
+    torch.testing.assert_close(explanation.kept.logits, alone.detach())

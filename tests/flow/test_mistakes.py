@@ -35,7 +35,7 @@ MISTAKES = [
     ("doctor --jsn", 2, f"No such option: --jsn (Possible options: --json). {HELP.format('doctor')}"),
     ("validate cohort again", 2, f"Got unexpected extra argument(s) (again). {HELP.format('validate')}"),
     ("train cohort --out new --epochs 0", 2, f"Invalid value for '--epochs': Input should be greater than or equal to 1. {HELP.format('train')}"),
-    ("train cohort --out new --recipe fancy", 2, f"Invalid value for '--recipe': 'fancy' is not one of 'default', 'taught', 'paper', 'paper_constrained', 'paper_budget'. {HELP.format('train')}"),
+    ("train cohort --out new --recipe fancy", 2, f"Invalid value for '--recipe': 'fancy' is not one of 'default', 'joint', 'taught', 'paper', 'paper_constrained', 'paper_budget'. {HELP.format('train')}"),
     ("split cohort --folds two", 2, f"Invalid value for '--folds': Input should be a valid integer, unable to parse string as an integer. {HELP.format('split')}"),
     ("view gce --port 99999", 2, f"Invalid value for '--port': Input should be less than or equal to 65535. {HELP.format('view')}"),
     # Settings

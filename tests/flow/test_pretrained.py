@@ -29,7 +29,7 @@ model = gcemil.from_pretrained(sys.argv[1])
 with h5py.File(sys.argv[2]) as file:
     bag = gcemil.slide_bag("s", file["features"][:], file["coords"][:], int(sys.argv[3]))
 found = gcemil.explain_slide(model, bag)
-output = model(torch.from_numpy(bag.features).float(), torch.from_numpy(bag.coords), step=bag.patch_size)
+output = model(torch.from_numpy(bag.features).float(), torch.from_numpy(bag.coords), patch_size=bag.patch_size)
 torch.save({"selected": torch.from_numpy(found.selected), "gates": torch.from_numpy(found.gates), "logits": output.full_logits.detach()}, sys.argv[4])
 """
 

@@ -86,12 +86,11 @@ from gcemil.runs.folder import (
     open_cohort,
     read_history,
     read_run,
-    summarise,
-    write_training_cohort,
+    write_summary,
 )
 from gcemil.runs.predict import evaluate_bags, load_fold_models, predict_new_bag, read_new_slide
 from gcemil.runs.pretrained import from_pretrained
-from gcemil.runs.weights import read_given_host
+from gcemil.runs.weights import read_pretrained_host
 from gcemil.simulation.pixels import read_encoded_card
 from gcemil.slides.geojson import read_objects
 from gcemil.slides.grid import PatchSettings, patch_grid, probe_patches
@@ -692,8 +691,8 @@ def build_run(folder: Path) -> None:
         path = folder / name / "config.yaml"
         config = yaml.safe_load(path.read_text())
         path.write_text(yaml.safe_dump({**config, "cohort": str(cohort.folder)}))
-        write_training_cohort(folder / name, record_cohort(cohort))
-    write_json(folder / "run" / "summary.json", summarise(folder / "run"))
+        write_json(folder / name / "cohort.json", record_cohort(cohort).to_json())
+    write_summary(folder / "run")
     values = {"prob_a": 0.9, "prob_b": 0.1}
     prediction = {"values": values, "output": 0.9}
     subject = {
@@ -853,7 +852,7 @@ def read_networks(folder: Path, damaged: Sequence[Path]) -> None:
     def evaluated(fold: Path) -> None:
         loaded, _ = load_network(fold / "checkpoint.safetensors")
         cohort = Cohort.load(folder / "cohort")
-        evaluate_bags(loaded, cohort, cohort.bags[:1], modes=("full",))
+        evaluate_bags(loaded.network, cohort, cohort.bags[:1], modes=("full",))
 
     def predicted(run: Path) -> None:
         models = load_fold_models(run, fold=None, needs_evidence=False)
@@ -886,7 +885,7 @@ def build_weights(folder: Path) -> None:
 
 def read_weights(folder: Path, damaged: Sequence[Path]) -> None:
     cohort = Cohort.load(folder / "cohort")
-    each(*(partial(read_given_host, path, HostSettings(name="abmil"), cohort) for path in damaged))
+    each(*(partial(read_pretrained_host, path, HostSettings(name="abmil"), cohort) for path in damaged))
 
 
 # Results of a grid

@@ -5,7 +5,7 @@ import torch
 from entmax import entmax15, entmax_bisect, sparsemax, sparsemax_bisect
 from torch import Tensor
 
-from gcemil.evidence.gates import create_gate
+from gcemil.evidence.gates import Gate
 
 CASES = {
     "sparsemax": (sparsemax, lambda x: sparsemax_bisect(x, dim=0, n_iter=100)),
@@ -24,7 +24,7 @@ def test_simplex_gates_are_the_package_probabilities_over_their_maximum(
     kind: str, n: int, spread: float, temperature: float
 ) -> None:
     scores = bag_scores(n, spread)
-    output = create_gate(kind)(scores, temperature=temperature)
+    output = Gate(kind)(scores, temperature=temperature)
     exact, bisected = CASES[kind]
     for probabilities in (exact(scores / temperature, dim=0), bisected(scores / temperature)):
         torch.testing.assert_close(output.gates, probabilities / probabilities.max(), rtol=1e-6, atol=1e-8)
@@ -35,7 +35,7 @@ def test_simplex_gates_are_the_package_probabilities_over_their_maximum(
 def test_simplex_gates_have_the_gradient_of_the_package(kind: str) -> None:
     scores = bag_scores(50, 1.0).requires_grad_()
     pull = torch.linspace(-1, 1, 50, dtype=torch.float64)
-    gates = create_gate(kind)(scores, temperature=1.0).gates
+    gates = Gate(kind)(scores, temperature=1.0).gates
     (gradient,) = torch.autograd.grad(gates @ pull, scores)
     bisected = CASES[kind][1](scores)
     (expected,) = torch.autograd.grad((bisected / bisected.max()) @ pull, scores)

@@ -215,3 +215,8 @@ def test_a_gate_that_does_not_exist_is_refused_before_anything_runs():
     with pytest.raises(ConfigError, match="evidence.gate.*'top_k'.*'consecutive'"):
         with_overrides(TrainSettings(), ["evidence.gate=topk"])
     assert with_overrides(TrainSettings(), ["evidence.gate=top_k"]).evidence.gate == "top_k"
+
+
+def test_settings_of_earlier_runs_are_read_by_their_old_name():
+    assert EvidenceSettings.model_validate({"teaches_host": True}).train_host
+    assert RECIPES["taught"] == RECIPES["joint"]

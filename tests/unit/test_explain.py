@@ -12,8 +12,6 @@ from gcemil.evidence.anchors import AnchorBank
 from gcemil.evidence.coverage import anchor_coverage, utility
 from gcemil.explain import (
     Interventions,
-    class_probability,
-    drop_free_riders,
     explain_bag,
     explain_slide,
     lesion_strength,
@@ -21,8 +19,12 @@ from gcemil.explain import (
     slide_evidence,
 )
 from gcemil.records import describe_verdict
-from gcemil.recovery.recover import StopReason, recover
+from gcemil.recovery.recover import StopReason, drop_free_riders, recover
 from wrapper_builders import PATCH, prepared_host, tensor_bag, wrapped
+
+
+def class_probability(logits, index):
+    return float(torch.softmax(logits.double(), dim=0)[index])
 
 
 def make_slide(n=60, slide_id="slide", seed=0, coords=True):
@@ -42,7 +44,7 @@ def test_the_discrete_prediction_is_the_host_on_the_selected_rows_alone():
     rows = explanation.recovery.selected
     with torch.no_grad():
         alone = model.host(torch.from_numpy(bag.features)[rows], torch.from_numpy(bag.coords)[rows])
-    torch.testing.assert_close(explanation.discrete.logits, alone.logits)
+    torch.testing.assert_close(explanation.kept.logits, alone.logits)
     assert 0 < int(rows.sum()) < len(bag)
 
 
@@ -163,7 +165,7 @@ def test_evidence_grows_by_score_until_it_says_what_the_gates_say():
     predicted = int(found.output.full_logits.argmax())
 
     def gap(explanation):
-        soft, kept = explanation.output.logits, explanation.discrete.logits
+        soft, kept = explanation.output.logits, explanation.kept.logits
         return abs(class_probability(soft, predicted) - class_probability(kept, predicted))
 
     assert gap(before) > 0.002 >= gap(found)
@@ -289,9 +291,9 @@ def test_evidence_on_slides_without_a_lesion_is_confirmed_only_above_the_thresho
     model.negative_class.fill_(predicted)
     assert explain_bag(model, bag).is_confirmed is False
     model.negative_class.fill_((predicted + 1) % 3)
-    holding = replace(explanation.check, is_sufficient=True, is_necessary=True, keeps_class=True)
-    strength = lesion_strength(model, explanation.output, explanation.discrete, holding)
-    negative = torch.softmax(explanation.discrete.logits.double(), dim=0)[(predicted + 1) % 3]
+    holding = replace(explanation.verdict, is_sufficient=True, is_necessary=True, keeps_class=True)
+    strength = lesion_strength(model, explanation.output, explanation.kept, holding)
+    negative = torch.softmax(explanation.kept.logits.double(), dim=0)[(predicted + 1) % 3]
     assert strength == pytest.approx(1 - float(negative), abs=1e-6)
     model.confirmation_threshold.fill_(1.0)
     assert explain_bag(model, bag).is_confirmed is False

@@ -1,12 +1,10 @@
 """X, X_pi, X_S and X_notS on a toy host whose answers are known by hand, and what may not be asked."""
 
-import math
-
 import pytest
 import torch
 
 from gcemil.errors import BagError
-from gcemil.explain import Interventions, class_probability
+from gcemil.explain import Interventions
 from gcemil.hosts.host import Embedded, HostOutput, MilHost
 from wrapper_builders import prepared_host, tensor_bag
 
@@ -90,7 +88,3 @@ def test_a_selection_that_is_no_mask_over_the_bag_is_refused(ask, selected):
 def test_a_bag_of_another_width_is_refused():
     with pytest.raises(BagError, match="features of width 2, got 3"):
         Interventions(MeanHost(), torch.zeros(4, 3))
-
-
-def test_class_probability_is_the_softmax_of_one_class():
-    assert class_probability(torch.tensor([0.0, math.log(3.0)]), 1) == pytest.approx(0.75)

@@ -50,7 +50,7 @@ def bag():
 def test_scores_are_the_selector_on_attention_contributions_and_presence(bag):
     features, coords = bag
     model = wrapped(prepared_host("abmil"))
-    output, full = model(features, coords, step=PATCH), model.host(features, coords)
+    output, full = model(features, coords, patch_size=PATCH), model.host(features, coords)
     expected = model.selector.scores(
         [],
         coords,
@@ -118,7 +118,7 @@ def test_a_patch_that_lowers_the_risk_counts_as_much_as_one_that_raises_it(bag):
 def test_smoothing_is_a_share_of_the_neighbourhood_mean(bag):
     features, coords = bag
     rough = wrapped(prepared_host("abmil"), smoothing=0.0)(features, coords).scores
-    soft = wrapped(prepared_host("abmil"), smoothing=0.25)(features, coords, step=PATCH).scores
+    soft = wrapped(prepared_host("abmil"), smoothing=0.25)(features, coords, patch_size=PATCH).scores
     torch.testing.assert_close(soft, smoothed(rough, Neighbourhood.of(coords, PATCH), share=0.25))
 
 
@@ -126,8 +126,10 @@ def test_smoothing_is_a_share_of_the_neighbourhood_mean(bag):
 def test_the_step_decides_who_is_a_neighbour(bag):
     features, coords = bag
     model = wrapped(prepared_host("abmil"))
-    torch.testing.assert_close(model(features, coords).scores, model(features, coords, step=PATCH).scores)
-    apart = model(features, coords, step=PATCH // 4).scores
+    torch.testing.assert_close(
+        model(features, coords).scores, model(features, coords, patch_size=PATCH).scores
+    )
+    apart = model(features, coords, patch_size=PATCH // 4).scores
     alone = wrapped(prepared_host("abmil"), smoothing=0.0)(features, coords).scores
     torch.testing.assert_close(apart, alone)
 
@@ -212,7 +214,7 @@ def test_anchor_weights_of_a_risk_are_the_sizes_of_the_effects():
 
 
 def test_an_automatic_bridge_is_the_identity_for_prototypes_and_proximal_for_text():
-    prototypes = AnchorBank(torch.randn(3, 16), ("a", "b", "c"), "prototypes of 50 patches, seed 0")
+    prototypes = AnchorBank(torch.randn(3, 16), ("a", "b", "c"), "50 patches, seed 0", "prototypes")
     settings = EvidenceSettings()
     assert bridge_kind(settings, prototypes, 16) == "identity"
     assert bridge_kind(settings, make_bank(), 16) == "proximal"
@@ -276,4 +278,4 @@ def test_the_evidence_of_a_risk_keeps_its_budget():
     model = wrapped(prepared_host("abmil", n_outputs=1))
     for seed in range(6):
         features, coords = tensor_bag(80, seed=seed)
-        assert int(model(features, coords, step=PATCH).opened.sum()) == 4
+        assert int(model(features, coords, patch_size=PATCH).opened.sum()) == 4

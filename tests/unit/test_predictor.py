@@ -66,12 +66,12 @@ def test_the_closed_form_of_f_is_what_f_says_without_and_with_only_each_patch(n_
 @torch.no_grad()
 def test_the_host_keeps_its_own_prediction_beside_f():
     model, (features, coords) = voting_model(), tensor_bag(60)
-    output = model(features, coords, step=PATCH)
+    output = model(features, coords, patch_size=PATCH)
     assert torch.equal(output.full.logits, model.host(features, coords).logits)
     assert not torch.allclose(output.gce.logits.softmax(0), output.full.logits.softmax(0))
     model.head.weight.zero_()
     model.head._known = None
-    silent = model(features, coords, step=PATCH)
+    silent = model(features, coords, patch_size=PATCH)
     assert torch.equal(silent.gce.logits, output.full.logits)
     assert model.predictor is model.host
 
@@ -82,7 +82,7 @@ def test_forward_asks_the_host_a_fixed_number_of_times(monkeypatch):
     calls = []
     pool = type(model.host).pool
     monkeypatch.setattr(type(model.host), "pool", lambda *args: calls.append(1) or pool(*args))
-    model(features, coords, step=PATCH)
+    model(features, coords, patch_size=PATCH)
     # X and F(X), and F under the gates: nothing is searched.
     assert len(calls) == 3
 
@@ -116,7 +116,9 @@ def pen_mark_world(dim=16, n=300):
         host.head.bias[0] = 3.0
     anchor = torch.zeros(1, dim)
     anchor[0, 1] = 1.0
-    model = GceMil(host, AnchorBank(anchor, ("lesion",), "examples: by hand"), in_dim=dim, explains_host=True)
+    model = GceMil(
+        host, AnchorBank(anchor, ("lesion",), "by hand", "examples"), in_dim=dim, explains_host=True
+    )
     reference = torch.randn(500, dim)
     model.bridge.set_centre(reference.mean(dim=0))
     model.calibrate(reference)
@@ -132,5 +134,5 @@ def test_the_evidence_of_a_host_that_reads_ink_is_the_ink():
     chosen = set(found.recovery.selected.nonzero().flatten().tolist())
     assert chosen
     assert chosen <= set(range(10)), "a lesion patch that the model ignores is no evidence of it"
-    assert found.check.is_faithful
+    assert found.verdict.is_faithful
     assert int(found.output.answer.logits.argmax()) == int(found.output.full.logits.argmax()) == 1

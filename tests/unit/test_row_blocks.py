@@ -15,7 +15,7 @@ from gcemil.explain import bag_tensors, explain_slide
 from gcemil.hosts.adapters import CallableHost
 from gcemil.hosts.host import embedded_bag, logarithm
 from gcemil.hosts.table import HOSTS
-from gcemil.row_blocks import mapped_rows, widened
+from gcemil.row_blocks import mapped_rows, to_float32
 from wrapper_builders import PATCH, prepared_host, tensor_bag, wrapped
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
@@ -112,7 +112,7 @@ def test_a_stored_bag_in_blocks_is_predicted_as_the_wide_one_at_once(name, mode,
     coords = coords if places else None
     gates = torch.rand(N, generator=torch.Generator().manual_seed(1))
     gates[::5] = 0
-    wide = widened(features)
+    wide = to_float32(features)
     whole = [host(wide, coords), host(wide, coords, gates=gates)]
     monkeypatch.setattr(row_blocks, "BLOCK_ROWS", 7)
     embedded = embedded_bag(host, features)
@@ -124,12 +124,12 @@ def test_a_stored_bag_in_blocks_is_predicted_as_the_wide_one_at_once(name, mode,
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("bridge", ["free", "proximal", "frozen", "orthogonal"])
+@pytest.mark.parametrize("bridge", ["free", "proximal", "frozen"])
 def test_a_stored_bag_in_blocks_has_the_evidence_of_the_wide_one(bridge, monkeypatch):
     model, (features, coords) = wrapped(prepared_host("abmil"), bridge=bridge), half_bag()
-    whole = model(widened(features), coords, step=PATCH)
+    whole = model(to_float32(features), coords, patch_size=PATCH)
     monkeypatch.setattr(row_blocks, "BLOCK_ROWS", 7)
-    parts = model(features, coords, step=PATCH)
+    parts = model(features, coords, patch_size=PATCH)
     for name in ("gates", "scores", "responses", "coverage", "logits", "full_logits"):
         torch.testing.assert_close(getattr(parts, name), getattr(whole, name), **CLOSE)
 
@@ -156,7 +156,7 @@ def test_slopes_are_those_of_captum(name, monkeypatch):
 def test_every_attribution_in_blocks_is_that_of_the_bag_at_once(name, monkeypatch):
     monkeypatch.setattr(gradient, "N_STEPS", 3)
     host, (features, coords) = prepared_host(name), half_bag()
-    bag = predict_bag(host, widened(features), coords)
+    bag = predict_bag(host, to_float32(features), coords)
     expected = {name: one.scores(bag) for name, one in supported_attributions(host).items()}
     monkeypatch.setattr(row_blocks, "BLOCK_ROWS", 7)
     monkeypatch.setattr(gradient, "BLOCK_ROWS", 5)
@@ -171,7 +171,7 @@ def test_a_black_box_is_explained_in_blocks(small_blocks):
     host = CallableHost(lambda features: features.square().mean(dim=0), in_dim=2, n_outputs=2).eval()
     features = torch.randn(N, 2).half()
     bag = predict_bag(host, features, None)
-    expected = 2 * widened(features)[:, bag.index].square() / N
+    expected = 2 * to_float32(features)[:, bag.index].square() / N
     torch.testing.assert_close(ATTRIBUTIONS["gradient_x_input"].scores(bag), expected, **CLOSE)
 
 

@@ -39,7 +39,7 @@ class MeasuredRun:
     """The arm, or the name of the variant."""
     seed: int
     folder: Path
-    leaves_host_alone: bool
+    host_is_unchanged: bool
     """Whether its host is trained as if there were no wrapper."""
 
 
@@ -56,7 +56,7 @@ def list_runs(folder: Path) -> list[MeasuredRun]:
         settings = read_run(path.parent).settings
         seed = _parse_seed(path.parent)
         runs.append(
-            MeasuredRun(cohort, settings.host.name, label, seed, path.parent, settings.leaves_host_alone)
+            MeasuredRun(cohort, settings.host.name, label, seed, path.parent, settings.host_is_unchanged)
         )
     return runs
 

@@ -27,6 +27,7 @@ class Recipe(StrEnum):
     """Names of config.RECIPES."""
 
     default = "default"
+    joint = "joint"
     taught = "taught"
     paper = "paper"
     paper_constrained = "paper_constrained"
@@ -64,7 +65,7 @@ HOST: Any = typer.Option(
 GCE: Any = typer.Option(True, "--gce/--no-gce", help="Wrap the host with evidence, or train it plain.")
 RECIPE: Any = typer.Option(
     Recipe.default,
-    help="Ours; ours with the host taught by its evidence; or the paper read literally, with a free or a constrained bridge.",
+    help="Ours; ours with the host trained by its evidence too (joint, formerly taught); or the paper read literally, with a free or a constrained bridge.",
 )
 PRESET: Any = typer.Option(Preset.common, help="The common recipe, or how the authors of the host train it.")
 CONFIG: Any = typer.Option(

@@ -70,7 +70,7 @@ from gcemil.hosts.attention import ClosedForm, LinearPooling
 from gcemil.hosts.clam_sb import ClamSb
 from gcemil.hosts.host import Host, shortcut
 from gcemil.hosts.nystrom import NystromAttention
-from gcemil.row_blocks import is_large, mapped_rows, row_blocks, widened
+from gcemil.row_blocks import is_large, mapped_rows, row_blocks, to_float32
 from gcemil.shapes import Coords, Logits, Scores, Selected
 
 
@@ -206,14 +206,14 @@ def _slope_scores(
     parts = list(row_blocks(len(bag), BLOCK_ROWS if is_large(len(bag)) else len(bag)))
     with torch.inference_mode(False), torch.enable_grad():
         if len(parts) == 1:
-            place, values, mapped = _map_patches(seam, widened(features), scale, at_tokens)
+            place, values, mapped = _map_patches(seam, to_float32(features), scale, at_tokens)
             (slopes,) = torch.autograd.grad(seam.logits(mapped)[bag.index], place)
             return of_rows(values, slopes)
         pooled_slopes = _slope_of_pooled(bag, seam, scale)
         # Made before the blocks: a small tensor left behind by each would keep the heap from closing its gaps.
         scores = bag.logit.new_empty(len(bag))
         for where in parts:
-            place, values, mapped = _map_patches(seam, widened(features[where]), scale, at_tokens)
+            place, values, mapped = _map_patches(seam, to_float32(features[where]), scale, at_tokens)
             passed = [(u, s[where]) for u, s in zip(mapped, pooled_slopes, strict=True) if s is not None]
             (slopes,) = torch.autograd.grad([u for u, _ in passed], place, [s for _, s in passed])
             scores[where] = of_rows(values, slopes)
@@ -224,7 +224,7 @@ def _slope_of_pooled(bag: PredictedBag, seam: _Seam, scale: float) -> list[Tenso
     """df / du of the whole bag; None for a tensor that f does not depend on, or not smoothly."""
     with torch.no_grad():
         mapped = mapped_rows(lambda rows: seam.mapped(scale * rows)[1], bag.features)
-    _, _, probe = _map_patches(seam, widened(bag.features[:1]), scale)
+    _, _, probe = _map_patches(seam, to_float32(bag.features[:1]), scale)
     leaves = [u.requires_grad_(one.requires_grad) for u, one in zip(mapped, probe, strict=True)]
     asked = [leaf for leaf in leaves if leaf.requires_grad]
     found = iter(torch.autograd.grad(seam.logits(leaves)[bag.index], asked, allow_unused=True))

@@ -30,7 +30,7 @@ from gcemil.bags.foreign.torchmil import read_array
 from gcemil.bags.tables import read_table
 from gcemil.errors import InputError, StoreError, UsageError
 from gcemil.hosts.adapters import CallableHost, read_logits, slope
-from gcemil.row_blocks import widened
+from gcemil.row_blocks import to_float32
 
 NAMES = ("scores", "score", "attention_scores", "attention_score", "attention", "gates", "gate")
 SUFFIXES = (".h5", ".csv", ".npy")
@@ -62,7 +62,7 @@ class BlackBox:
 
     def slopes(self, features: Tensor, coords: Tensor | None) -> Tensor:
         """How the predicted output answers to each patch's gate, for a model that gives no scores."""
-        features = widened(features)
+        features = to_float32(features)
         with torch.enable_grad():
             gates = torch.ones_like(features[:, :1]).requires_grad_()
             logits = read_logits(self.answer(features * gates, coords)[0], features, self.n_outputs)
@@ -75,7 +75,7 @@ class BlackBox:
 
     def answer(self, features: Tensor, coords: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Logits and, where the model gives them, patch scores; both finite and of the right length."""
-        features = widened(features)
+        features = to_float32(features)
         given: list[Any] = [features, coords] if self._takes_coords else [features]
         if self.arrays == "numpy":
             given = [None if one is None else one.detach().cpu().numpy() for one in given]

@@ -179,18 +179,18 @@ def list_ways(bench: FoldBag, fold: TrainedFold, budget: float) -> Iterator[Way]
     size = subset_size(len(bench), budget)
     model, explanation = fold.model, bench.explanation
     if model is not None and explanation is not None:
-        step, evidence = bench.bag.patch_size, explanation.recovery.selected
+        patch_size, evidence = bench.bag.patch_size, explanation.recovery.selected
         size = int(evidence.sum())
         yield Way(
             "soft",
             "wrapped",
             everyone,
-            lambda: model.gated(features, coords, step=step).logits,
+            lambda: model.gated(features, coords, patch_size=patch_size).logits,
             handed=handed,
         )
 
         def evidence_found() -> Logits:
-            output = read_evidence_output(model, features, coords, step)
+            output = read_evidence_output(model, features, coords, patch_size)
             asked = Interventions(fold.explained, features, coords, embedded=output.embedded)
             return asked.kept(recover_evidence(model, output, coords).selected).logits
 

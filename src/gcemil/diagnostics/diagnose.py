@@ -83,7 +83,7 @@ def list_options(name: str) -> list[str]:
 def _open_other_seed(run: Path, fold: int, first: TrainedFold, *, seed: int) -> TrainedFold:
     """The same fold of another seed; its plain host beside it where the first has one and the wrapper left it alone."""
     opened = TrainedFold.open(run, fold, seed=seed)
-    if first.plain is None or not opened.settings.leaves_host_alone:
+    if first.plain is None or not opened.settings.host_is_unchanged:
         return opened
     return replace(opened, plain=opened.host, plain_scale=read_risk_scale(run, fold, of_host=True))
 

@@ -258,5 +258,5 @@ def _failure_notes(fold: TrainedFold, records: Sequence[Record], by_pixels: int)
         unknown = {record["bag_id"] for record in records if record[kind] is None}
         if unknown:
             yield f"{kind.replace('_', ' ').capitalize()} is unknown for {len(unknown)} of {n_bags} bags: {remedy}."
-    if fold.model is not None and fold.model.bank.provenance.startswith("prototypes"):
+    if fold.model is not None and fold.model.bank.kind == "prototypes":
         yield "The anchors are prototypes: a semantic mismatch speaks of clusters of patches, not of concepts."

@@ -152,7 +152,7 @@ def _bag_maps(fold: TrainedFold, bench: FoldBag) -> dict[MapKey, PatchScores]:
         maps["gates", "wrapped"] = bench.explanation.output.gates
         selected = bench.explanation.recovery.selected
         maps[RECOVERED_MAP] = selected
-        maps[CONFIRMED_MAP] = selected & bench.explanation.check.is_necessary
+        maps[CONFIRMED_MAP] = selected & bench.explanation.verdict.is_necessary
     return {rule: scores.detach().double().numpy() for rule, scores in maps.items()}
 
 

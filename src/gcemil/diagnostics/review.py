@@ -123,7 +123,7 @@ def review_run(
                 reviews += _review_slide(fold, slide_id, marks[slide_id], notes)
     rows, slides = review_rows(reviews, seed=seed, resamples=resamples)
     evidence = card.settings.evidence
-    is_plain = evidence is not None and not evidence.teaches_host
+    is_plain = evidence is not None and not evidence.train_host
     finding = Finding(
         name=REVIEW,
         rows=rows,

@@ -36,6 +36,8 @@ from gcemil.bags.bag import Bag
 from gcemil.errors import InputError, UsageError
 from gcemil.explain import Interventions, bag_tensors, read_evidence_output, recover_evidence
 from gcemil.model import GceMil
+from gcemil.outputs import Tolerances as Tolerances
+from gcemil.outputs import create_output
 from gcemil.shapes import LogGates, Logits, Selected
 from gcemil.tasks.task import ClassificationTask, SurvivalTask, Task, measure_task_metric
 
@@ -257,9 +259,8 @@ class Answers:
 
     def outputs(self, full: Logits, logits: Float[Tensor, "k c"]) -> Float[Tensor, "k"]:
         """Phi of several predictions for the bag on which the host says `full`."""
-        if self.is_risk:
-            return (logits[:, 0].double() - self.scale.mean) / self.scale.deviation
-        return torch.softmax(logits.double(), dim=1)[:, full.argmax()]
+        kind = create_output(self.n_outputs, self.scale.deviation, self.scale.mean)
+        return kind.phi(full, logits)
 
     def output(self, full: Logits, logits: Logits) -> float:
         """Phi of one prediction; the class is the one predicted on X."""
@@ -292,23 +293,6 @@ class Answers:
     def differ(self, one: Logits, other: Logits, gap: float) -> bool:
         """Whether two predictions, their outputs so far apart, are different answers."""
         return gap > self.risk_tolerance if self.is_risk else int(one.argmax()) != int(other.argmax())
-
-
-@dataclass(frozen=True)
-class Tolerances:
-    """delta_s, delta_n and delta_r. The paper states none; these are ours, and every finding names them."""
-
-    sufficiency: float = 0.05
-    necessity: float = 0.05
-    recoverability: float = 0.01
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            # Written so that NaN fails too.
-            if not value >= 0:
-                raise UsageError(
-                    f"The tolerance of {name} is a difference of outputs, 0 or more, got {value}."
-                )
 
 
 @dataclass(frozen=True)

@@ -160,7 +160,7 @@ def _snr_record(
         return record
     return {
         **record,
-        "no_evidence": not explanation.check.is_necessary,
+        "no_evidence": not explanation.verdict.is_necessary,
         **_size_facts(fold.model, explanation, budget),
         **recoverability_figures(fold.model, bench, fold, explanation, judged.outputs, points=slope_points),
         **coverage_figures(fold.model, explanation, judged.outputs, complete),

@@ -4,7 +4,6 @@ Pairs are the same patches seen by the patch encoder and by the text-aligned one
 
 ridge         min |Y - X W^T - b|^2 + lambda P s |W|^2, s the mean variance of a feature: lambda has no unit
 reduced rank  W_q = P P^T W, P the q leading principal directions of the fitted values
-Procrustes    min |Y_c - scale X_c Q^T|^2 with orthonormal Q: SVD of Y_c^T X_c
 
 An anchor made of patches, whether somebody named them or a prompt found them, is the direction that sets their mean apart:
 
@@ -39,17 +38,6 @@ class FactoredFit:
     bias: Float[Tensor, "a"]
 
 
-@dataclass(frozen=True)
-class ProcrustesFit:
-    """B(h) = scale frame (h - feature_mean) + anchor_mean; `complement` spans what the frame cannot see."""
-
-    frame: Float[Tensor, "a d"]
-    complement: Float[Tensor, "k d"]
-    scale: Float[Tensor, ""]
-    feature_mean: Float[Tensor, "d"]
-    anchor_mean: Float[Tensor, "a"]
-
-
 def ridge_fit(
     features: PairedFeatures, anchor_space: PairedAnchorSpace, ridge: float
 ) -> tuple[Float[Tensor, "a d"], Float[Tensor, "a"]]:
@@ -77,18 +65,6 @@ def reduced_rank_fit(
     return FactoredFit(left.to(features.dtype), right.to(features.dtype), bias.to(features.dtype))
 
 
-def procrustes_fit(features: PairedFeatures, anchor_space: PairedAnchorSpace) -> ProcrustesFit:
-    """The orthonormal frame, scale and means that carry the features nearest to the anchor space."""
-    centred, anchor_centred = _centred_pairs(features, anchor_space)
-    left, singular, right = torch.linalg.svd(anchor_centred.T @ centred, full_matrices=True)
-    k = len(singular)
-    frame = left[:, :k] @ right[:k]
-    scale = singular.sum() / (centred @ frame.T).square().sum()
-    means = features.double().mean(dim=0), anchor_space.double().mean(dim=0)
-    parts = (frame, right[k:], scale, *means)
-    return ProcrustesFit(*(part.to(features.dtype) for part in parts))
-
-
 def _centred_pairs(
     features: PairedFeatures, anchor_space: PairedAnchorSpace
 ) -> tuple[PairedFeatures, PairedAnchorSpace]:
@@ -107,8 +83,6 @@ def _centred_pairs(
 
 RIDGE = 3.0
 """Of the mean variance; with less of it one example per concept is mostly its own noise."""
-PROVENANCE = "examples"
-"""How the provenance of a bank of examples begins."""
 
 
 def directions_of_means(
@@ -135,5 +109,5 @@ def bank_from_examples(
     means = torch.stack([rows.float().mean(dim=0) for rows in examples.values()])
     counts = sorted({len(rows) for rows in examples.values()})
     per_concept = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    provenance = f"{PROVENANCE}: {per_concept} patches per concept, {source}{note}"
-    return AnchorBank(directions_of_means(means, reference), tuple(examples), provenance)
+    provenance = f"examples: {per_concept} patches per concept, {source}{note}"
+    return AnchorBank(directions_of_means(means, reference), tuple(examples), provenance, "examples")

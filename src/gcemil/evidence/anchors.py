@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 
 PAPER_SHARPNESS, PAPER_OFFSET = 8.0, 0.15
 SHARPNESS, REFERENCE_QUANTILE = 4.0, 0.95
-MET = "met in training patches"
-"""In the provenance of prompts that are read through patches (training/directions.py)."""
+BankKind = Literal["text", "prototypes", "examples", "prompt_patches"]
+"""text: embedded prompts; prototypes: centres of tissue without a meaning; examples: means of patches that somebody named;
+prompt_patches: prompts represented by the training patches closest to them. All but text live in feature space."""
 TextEncoder = Callable[[Sequence[str]], npt.NDArray[np.floating[Any]]]
 
 
@@ -47,6 +48,8 @@ class AnchorBank:
     embeddings: AnchorEmbeddings
     prompts: tuple[str, ...]
     provenance: str
+    """Where the anchors come from, for readers; nothing depends on its wording."""
+    kind: BankKind = "text"
 
     def __post_init__(self) -> None:
         # A private float32 copy, so that nobody who shares the tensor can move the anchors.
@@ -71,21 +74,6 @@ class AnchorBank:
     @property
     def anchor_dim(self) -> int:
         return int(self.embeddings.shape[1])
-
-    @property
-    def is_prototypes(self) -> bool:
-        """Centres of tissue, without the meaning that a prompt has."""
-        return self.provenance.startswith("prototypes")
-
-    @property
-    def is_examples(self) -> bool:
-        """Means of patches that somebody has named."""
-        return self.provenance.startswith("examples")
-
-    @property
-    def is_met(self) -> bool:
-        """Prompts read through the training patches that answer to them most."""
-        return MET in self.provenance
 
     @property
     def hash(self) -> str:
@@ -145,7 +133,8 @@ class AnchorBank:
         """
         centres = _cluster_centres(features.detach().cpu().numpy(), n_anchors, seed)
         names = tuple(f"prototype {number}" for number in range(1, n_anchors + 1))
-        return cls(torch.from_numpy(centres), names, f"prototypes of {len(features)} patches, seed {seed}")
+        provenance = f"prototypes of {len(features)} patches, seed {seed}"
+        return cls(torch.from_numpy(centres), names, provenance, "prototypes")
 
     @classmethod
     def from_examples(

@@ -3,13 +3,11 @@
   free        B(h) = L R h + b, unconstrained; a random start unless it is fitted
   proximal    the same map, fitted on pairs and held near the fit by |B - B0|^2 / |W0|^2      "constrained"
   frozen      the fit itself                                                                 "constrained"
-  orthogonal  B(h) = scale Q (h - mean) + mean', Q orthonormal, turned by a Cayley rotation   "constrained"
   identity    B(h) = h, for anchors that live in feature space (prototypes)
   centred     B(h) = h - mu, for anchors made of patches: examples, and prompts read through patches (alignment.py)
 
-Folded: no bridge ever forms B(h) for a cosine. The M inner products need M folded vectors. The norm needs R h and the
-q x q Gram matrix of L (affine kinds; outside training its triangular root is folded into R); |h| alone (isometry:
-identity, and orthogonal where a >= d); or |h| and the d - a directions that Q does not see (orthogonal where a < d).
+No bridge forms B(h) for a cosine. The M inner products need M vectors in feature space. The norm needs |h| (identity,
+centred), or R h and the q x q Gram matrix of L (affine kinds).
 """
 
 import torch
@@ -17,8 +15,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gcemil.errors import InputError, UsageError
-from gcemil.evidence.alignment import FactoredFit, procrustes_fit, reduced_rank_fit
-from gcemil.row_blocks import Fold, SquaredNorms, squared_norm, unfolded
+from gcemil.evidence.alignment import FactoredFit, reduced_rank_fit
+from gcemil.row_blocks import LinearRead, SquaredNorms, apply_reads
 from gcemil.shapes import AnchorEmbeddings, Features, Responses, Scores
 
 DEFAULT_BRIDGE_RANK = 128
@@ -45,7 +43,7 @@ class Bridge(nn.Module):
         """B(h) itself; the cosines do not need it."""
         raise NotImplementedError
 
-    def folded_cosines(self, directions: AnchorEmbeddings) -> Fold:
+    def folded_cosines(self, directions: AnchorEmbeddings) -> LinearRead:
         """cos(B(h_i), u_m) for unit vectors u_m, without forming B(h_i)."""
         raise NotImplementedError
 
@@ -53,7 +51,7 @@ class Bridge(nn.Module):
         self, features: Float[Tensor, "p d"], anchor_space: Float[Tensor, "p a"], *, ridge: float = 0.01
     ) -> None:
         """Set the bridge to its closed-form fit on pairs."""
-        raise UsageError(f"A {type(self).__name__} cannot be fitted. Use proximal, frozen or orthogonal.")
+        raise UsageError(f"A {type(self).__name__} cannot be fitted. Use proximal or frozen.")
 
     def penalty(self) -> Float[Tensor, ""]:
         """What holds the bridge near its fit; zero where nothing does."""
@@ -61,10 +59,10 @@ class Bridge(nn.Module):
 
     def cosines(self, features: Features, anchors: AnchorEmbeddings) -> Responses:
         """cos(B(h_i), a_m); 0 for a patch that B maps to the origin."""
-        return unfolded(features, [self.fold(anchors)])[0]
+        return apply_reads(features, [self.read(anchors)])[0]
 
-    def fold(self, anchors: AnchorEmbeddings) -> Fold:
-        """The cosines as a fold, to be computed together with others of the same bag."""
+    def read(self, anchors: AnchorEmbeddings) -> LinearRead:
+        """The cosines as a read, to be computed together with others of the same bag."""
         # Asked once: reading a number at every bag would stop the device.
         self._has_fit = self._has_fit or bool(self.fitted)
         if not self._has_fit:
@@ -94,11 +92,11 @@ class IdentityBridge(Bridge):
     def forward(self, features: Features) -> Float[Tensor, "n a"]:
         return features
 
-    def folded_cosines(self, directions: AnchorEmbeddings) -> Fold:
+    def folded_cosines(self, directions: AnchorEmbeddings) -> LinearRead:
         def finish(inner: Responses, squared_norms: SquaredNorms) -> Responses:
             return _quotient(inner, squared_norms())
 
-        return Fold(directions, directions.new_zeros(len(directions)), finish)
+        return LinearRead(directions, directions.new_zeros(len(directions)), finish)
 
 
 class CentredBridge(IdentityBridge):
@@ -119,7 +117,7 @@ class CentredBridge(IdentityBridge):
     def forward(self, features: Features) -> Float[Tensor, "n a"]:
         return features - self.centre
 
-    def folded_cosines(self, directions: AnchorEmbeddings) -> Fold:
+    def folded_cosines(self, directions: AnchorEmbeddings) -> LinearRead:
         rows = torch.cat([directions, self.centre.unsqueeze(0)])
         m, squared_centre = len(directions), self.centre @ self.centre
 
@@ -128,7 +126,7 @@ class CentredBridge(IdentityBridge):
             squared = squared_norms() - 2 * products[:, m] - squared_centre
             return _quotient(products[:, :m], squared)
 
-        return Fold(rows, -(rows @ self.centre), finish)
+        return LinearRead(rows, -(rows @ self.centre), finish)
 
 
 class FreeBridge(Bridge):
@@ -145,7 +143,6 @@ class FreeBridge(Bridge):
         self._own("left", nn.init.orthogonal_(torch.empty(anchor_dim, self.rank)))
         self._own("right", torch.randn(self.rank, in_dim) * in_dim**-0.5)
         self._own("bias", torch.zeros(anchor_dim))
-        self._settled: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None = None
 
     def _own(self, name: str, value: Tensor) -> None:
         if self.learned:
@@ -156,11 +153,7 @@ class FreeBridge(Bridge):
     def forward(self, features: Features) -> Float[Tensor, "n a"]:
         return (features @ self.right.T) @ self.left.T + self.bias
 
-    def folded_cosines(self, directions: AnchorEmbeddings) -> Fold:
-        if not torch.is_grad_enabled():
-            return self._settled_cosines(directions)
-        if self.anchor_dim <= self.rank:
-            return self._short_cosines(directions)
+    def folded_cosines(self, directions: AnchorEmbeddings) -> LinearRead:
         onto_anchors = self.left.T @ directions.T
         on_bias = directions @ self.bias
         gram, cross, constant = self.left.T @ self.left, self.left.T @ self.bias, self.bias @ self.bias
@@ -169,40 +162,7 @@ class FreeBridge(Bridge):
             squared = ((reduced @ gram + 2 * cross) * reduced).sum(dim=1) + constant
             return _quotient(reduced @ onto_anchors + on_bias, squared)
 
-        return Fold(self.right, self.right.new_zeros(len(self.right)), finish)
-
-    def _short_cosines(self, directions: AnchorEmbeddings) -> Fold:
-        """The same in an anchor space no wider than the rank: B(h) is then no longer than R h, so it is formed."""
-
-        def finish(reduced: Float[Tensor, "n q"], _: SquaredNorms) -> Responses:
-            mapped = torch.addmm(self.bias, reduced, self.left.T)
-            return _quotient(mapped @ directions.T, mapped.square().sum(dim=1))
-
-        return Fold(self.right, self.right.new_zeros(len(self.right)), finish)
-
-    def _settled_cosines(self, directions: AnchorEmbeddings) -> Fold:
-        """The same while nothing is learned: L = Q T, so |L x + b|^2 = |T x + Q^T b|^2 + |b - Q Q^T b|^2, a plain norm."""
-        rows, offsets, beyond = self._settled_rows(directions)
-        n_frame = len(rows) - len(directions)
-
-        def finish(products: Float[Tensor, "n r"], _: SquaredNorms) -> Responses:
-            return _quotient(products[:, n_frame:], squared_norm(products[:, :n_frame]) + beyond)
-
-        return Fold(rows, offsets, finish)
-
-    def _settled_rows(self, directions: AnchorEmbeddings) -> tuple[Tensor, ...]:
-        """Rows and offsets of T x + Q^T b and of the anchors, and |b - Q Q^T b|^2; kept until a weight or an anchor moves."""
-        given = (self.left, self.right, self.bias, directions)
-        # Values are compared, not versions: a fused optimiser step does not raise the version of a weight.
-        if self._settled is not None and all(map(_are_equal, self._settled[0], given)):
-            return self._settled[1]
-        frame, triangle = torch.linalg.qr(self.left)
-        on_frame = frame.T @ self.bias
-        rows = torch.cat([triangle, directions @ self.left]) @ self.right
-        offsets = torch.cat([on_frame, directions @ self.bias])
-        found = rows, offsets, (self.bias - frame @ on_frame).square().sum()
-        self._settled = tuple(one.detach().clone() for one in given), found
-        return found
+        return LinearRead(self.right, self.right.new_zeros(len(self.right)), finish)
 
     @torch.no_grad()
     def fit(
@@ -267,105 +227,6 @@ class ProximalBridge(FreeBridge):
         return moved / self.first_weight.square().sum()
 
 
-class OrthogonalBridge(Bridge):
-    """A Procrustes frame turned inside the smaller of the two spaces by R = (I + A)^-1 (I - A), A skew.
-
-    A = X Y^T - Y X^T has the given rank q, so the inverse is that of a q x q matrix (Woodbury), and R stays a
-    rotation whatever the optimiser does to X and Y.
-    """
-
-    needs_fit = True
-    frame: Tensor
-    complement: Tensor
-    scale: Tensor
-    feature_mean: Tensor
-    anchor_mean: Tensor
-
-    def __init__(self, in_dim: int, anchor_dim: int, *, rank: int = DEFAULT_BRIDGE_RANK) -> None:
-        super().__init__(in_dim, anchor_dim, rank=rank)
-        k = min(in_dim, anchor_dim)
-        half = min((rank + 1) // 2, k)
-        self.register_buffer("frame", torch.eye(anchor_dim, in_dim))
-        self.register_buffer("complement", torch.eye(in_dim)[k:])
-        self.register_buffer("scale", torch.ones(()))
-        self.register_buffer("feature_mean", torch.zeros(in_dim))
-        self.register_buffer("anchor_mean", torch.zeros(anchor_dim))
-        # X = 0 starts at the fit; Y must not be 0 too or neither would receive a gradient.
-        self.turn_to = nn.Parameter(torch.zeros(k, half))
-        self.turn_from = nn.Parameter(torch.randn(k, half) * k**-0.5)
-
-    @torch.no_grad()
-    def fit(
-        self, features: Float[Tensor, "p d"], anchor_space: Float[Tensor, "p a"], *, ridge: float = 0.01
-    ) -> None:
-        """Procrustes on the pairs; the ridge has no part in it."""
-        self._check_pairs(features, anchor_space)
-        fit = procrustes_fit(features, anchor_space)
-        for name in ("frame", "complement", "scale", "feature_mean", "anchor_mean"):
-            getattr(self, name).copy_(getattr(fit, name))
-        self.turn_to.zero_()
-        self.fitted.fill_(True)
-
-    def weight(self) -> Float[Tensor, "a d"]:
-        """Q: orthonormal columns where a >= d, orthonormal rows otherwise."""
-        identity = torch.eye(len(self.turn_to), device=self.frame.device, dtype=self.frame.dtype)
-        rotation = self._turned_back(identity).T
-        return self.frame @ rotation if self.anchor_dim >= self.in_dim else rotation @ self.frame
-
-    def forward(self, features: Features) -> Float[Tensor, "n a"]:
-        return self.scale * (features - self.feature_mean) @ self.weight().T + self.anchor_mean
-
-    def folded_cosines(self, directions: AnchorEmbeddings) -> Fold:
-        """Everything is about x = h - mean; the mean is taken off the products, never off the bag."""
-        pulled = self.scale * self._pulled_back(torch.cat([directions, self.anchor_mean.unsqueeze(0)]))
-        rows = torch.cat([pulled, self.feature_mean.unsqueeze(0), self._norm_rows()])
-        on_mean = directions @ self.anchor_mean
-        m = len(directions)
-
-        def finish(products: Float[Tensor, "n r"], squared_norms: SquaredNorms) -> Responses:
-            inner, along_mean = products[:, :m] + on_mean, products[:, m]
-            seen = self._seen(squared_norms, products[:, m + 1], products[:, m + 2 :])
-            squared = self.scale**2 * seen + 2 * along_mean + self.anchor_mean @ self.anchor_mean
-            return _quotient(inner, squared)
-
-        return Fold(rows, -(rows @ self.feature_mean), finish)
-
-    def _norm_rows(self) -> Float[Tensor, "r d"]:
-        """Rows that |Q x|^2 needs beside |x|^2: none for an isometry, else what Q misses or what it sees, if fewer."""
-        return self.frame if self._sees_less else self.complement
-
-    @property
-    def _sees_less(self) -> bool:
-        return self.anchor_dim <= len(self.complement)
-
-    def _seen(self, squared_norms: SquaredNorms, onto_mean: Scores, products: Float[Tensor, "n r"]) -> Scores:
-        """|Q x|^2; a rotation inside the smaller space does not change it, so the fitted frame serves."""
-        if self._sees_less:
-            return squared_norm(products)
-        # |h|^2 = |x|^2 + 2 x . mean + |mean|^2
-        whole = squared_norms() - 2 * onto_mean - self.feature_mean @ self.feature_mean
-        return whole if self.anchor_dim >= self.in_dim else whole - squared_norm(products)
-
-    def _pulled_back(self, vectors: Float[Tensor, "v a"]) -> Float[Tensor, "v d"]:
-        """Q^T v for a few vectors, by the low-rank solve instead of the full rotation."""
-        if self.anchor_dim >= self.in_dim:
-            return self._turned_back((vectors @ self.frame).T).T
-        return self._turned_back(vectors.T).T @ self.frame
-
-    def _turned_back(self, columns: Float[Tensor, "k v"]) -> Float[Tensor, "k v"]:
-        """R^T v = (I + A)(I - A)^-1 v with A = F G^T."""
-        f = torch.cat([self.turn_to, -self.turn_from], dim=1)
-        g = torch.cat([self.turn_from, self.turn_to], dim=1)
-        core = torch.eye(f.shape[1], device=f.device, dtype=f.dtype) - g.T @ f
-        solved = columns + f @ torch.linalg.solve(core, g.T @ columns)
-        return solved + f @ (g.T @ solved)
-
-
-def _are_equal(one: Tensor, other: Tensor) -> bool:
-    is_alike = one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
-    return is_alike and torch.equal(one, other)
-
-
 def _quotient(inner: Responses, squared_norms: Scores) -> Responses:
     return inner * squared_norms.clamp_min(1e-12).rsqrt().unsqueeze(1)
 
@@ -374,7 +235,6 @@ BRIDGES: dict[str, type[Bridge]] = {
     "free": FreeBridge,
     "proximal": ProximalBridge,
     "frozen": FrozenBridge,
-    "orthogonal": OrthogonalBridge,
     "identity": IdentityBridge,
     "centred": CentredBridge,
 }

@@ -57,7 +57,7 @@ def utility(gates: Gates, responses: Responses, anchor_weights: AnchorWeights) -
 
 
 def marginal_gains(gates: Gates, responses: Responses, anchor_weights: AnchorWeights) -> Gates:
-    """U(gate i at 1) - U(gate i at 0) for every patch i; its own gate has no say in it."""
+    """U(gate i at 1) - U(gate i at 0) for every patch i; its own gate does not matter."""
     return (responses * missed_by_the_others(gates, responses)) @ anchor_weights
 
 
@@ -118,7 +118,7 @@ class ClassUtility(nn.Module):
         return self.anchor_weights @ coverage
 
     def logits(self, rate: Coverage) -> Logits:
-        """The class read off the coverage rate alone: what teaches the weights which anchors speak for which class."""
+        """Class logits from the coverage rate alone, by which the weights learn which anchors support which class."""
         return self.anchor_weights @ self.rate_scale(rate) + self.bias
 
 
@@ -164,7 +164,7 @@ class RiskPathways(nn.Module):
         return WEIGHT_GAIN * self.raw_effects
 
     def logits(self, rate: Coverage) -> Logits:
-        """The risk read off the coverage rate alone: what teaches the effects, as for classes."""
+        """The risk from the coverage rate alone, by which the effects are learned."""
         return (self.effects @ self.rate_scale(rate)).reshape(1)
 
     def forward(self, coverage: Coverage) -> Logits:
@@ -176,6 +176,6 @@ class RiskPathways(nn.Module):
         return self.effects * coverage
 
     @property
-    def anchor_weights(self) -> AnchorWeights:
-        """|beta_m|: repair covers the pathways that move the risk, in either direction."""
-        return self.effects.abs()
+    def anchor_weights(self) -> ClassAnchorWeights:
+        """|beta_m| in one row: repair covers the pathways that move the risk, in either direction."""
+        return self.effects.abs().unsqueeze(0)

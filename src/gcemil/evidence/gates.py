@@ -1,4 +1,4 @@
-"""Gates pi from scores s: the rows of the paper's selector table behind one base.
+"""Gates pi from scores s: the rows of the paper's selector table.
 
   sigmoid_threshold  sigma(s - nu), temperature 1, never annealed
   top_k              the k largest scores open, the rest closed; straight-through gradient of sigma((s - nu) / T)
@@ -12,8 +12,9 @@ nu_x is 0 (the paper) or per slide: midway between the k-th and (k+1)-th largest
 all open when N <= k. Log-gates come from logsigmoid: where a gate underflows to 0, its logarithm is still right.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from entmax import entmax15, sparsemax
@@ -30,7 +31,7 @@ CLOSED_GATE = 1e-6
 
 
 SHUT = 1e-3
-"""Outside training a gate below this is 0, and its row is gone: hosts with tokens would hear a thousand whispers."""
+"""Gates below this are set to 0 at inference; thousands of tiny gates would still influence transformer hosts."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,25 @@ class GateOutput:
         )
 
 
-class Gate(nn.Module):
-    """Base: `budget` is the share of patches meant to open, and no fewer than `floor`; `centre` says what nu_x is."""
+Opener = Callable[["Gate", Scores, int, float, torch.Generator | None], GateOutput]
+"""From scores, the number of patches meant to open, temperature and generator to gates."""
 
-    def __init__(self, *, budget: float = 0.05, centre: Centre = "slide", floor: int = 1) -> None:
+
+class Gate(nn.Module):
+    """Gates by one of the rules above.
+
+    Args:
+        kind: A key of GATES.
+        budget: Share of the patches meant to open.
+        centre: What nu_x is: 0, or per slide.
+        floor: Fewest patches meant to open.
+    """
+
+    def __init__(self, kind: str, *, budget: float = 0.05, centre: Centre = "slide", floor: int = 1) -> None:
         super().__init__()
-        self.budget, self.floor = budget, floor
+        if kind not in GATES:
+            raise UsageError(f"There is no gate '{kind}'. Choose one of {', '.join(GATES)}.")
+        self.kind, self.budget, self.floor = kind, budget, floor
         self.centre: Centre = centre
 
     def forward(
@@ -74,111 +88,48 @@ class Gate(nn.Module):
         if not temperature > 0:
             raise UsageError(f"The temperature of a gate is positive, got {temperature}.")
         if count is None:
-            count = self.count_open(len(scores))
-        return self.opened(scores, count, temperature, generator)
-
-    def opened(
-        self, scores: Scores, count: int, temperature: float, generator: torch.Generator | None
-    ) -> GateOutput:
-        raise NotImplementedError
-
-    def count_open(self, n_patches: int) -> int:
-        """How many patches the budget opens."""
-        return budget_count(n_patches, budget=self.budget, floor=self.floor)
+            count = budget_count(len(scores), budget=self.budget, floor=self.floor)
+        return GATES[self.kind](self, scores, count, temperature, generator)
 
     def centred(self, scores: Scores, count: int) -> Scores:
         """s - nu_x."""
         return scores if self.centre == "zero" else scores - slide_centre(scores, count)
 
 
-class ConsecutiveGate(Gate):
-    """The annealed sigmoid."""
-
-    def opened(
-        self, scores: Scores, count: int, temperature: float, generator: torch.Generator | None
-    ) -> GateOutput:
-        return sigmoid_gates(self.centred(scores, count) / temperature)
+def _open_consecutive(gate: Gate, scores: Scores, count: int, temperature: float, _: Any) -> GateOutput:
+    return sigmoid_gates(gate.centred(scores, count) / temperature)
 
 
-class SigmoidThresholdGate(Gate):
-    """The sigmoid at temperature 1, whatever the schedule says."""
-
-    def opened(
-        self, scores: Scores, count: int, temperature: float, generator: torch.Generator | None
-    ) -> GateOutput:
-        return sigmoid_gates(self.centred(scores, count))
-
-
-class TopKGate(Gate):
-    """Exactly k patches open, ties to the lower index; its centre is per slide by construction."""
-
-    def opened(
-        self, scores: Scores, count: int, temperature: float, generator: torch.Generator | None
-    ) -> GateOutput:
-        order = torch.argsort(scores.detach(), descending=True, stable=True)
-        selected = torch.zeros_like(scores, dtype=torch.bool)
-        selected[order[:count]] = True
-        if not self.training:
-            return hard_gates(selected, dtype=scores.dtype)
-        soft = torch.sigmoid((scores - slide_centre(scores, count)) / temperature)
-        return straight_through(soft, selected)
+def _open_top_k(gate: Gate, scores: Scores, count: int, temperature: float, _: Any) -> GateOutput:
+    """Exactly k patches, ties to the lower index; the centre is per slide by construction."""
+    order = torch.argsort(scores.detach(), descending=True, stable=True)
+    selected = torch.zeros_like(scores, dtype=torch.bool)
+    selected[order[:count]] = True
+    if not gate.training:
+        return hard_gates(selected, dtype=scores.dtype)
+    soft = torch.sigmoid((scores - slide_centre(scores, count)) / temperature)
+    return straight_through(soft, selected)
 
 
-class ConcreteGate(Gate):
-    """The binary Concrete relaxation: a sigmoid of a noisy score, annealed."""
-
-    def opened(
-        self, scores: Scores, count: int, temperature: float, generator: torch.Generator | None
-    ) -> GateOutput:
-        centred = self.centred(scores, count)
-        if self.training:
-            centred = centred + logistic_noise(centred, generator)
-        return sigmoid_gates(centred / temperature)
+def _open_concrete(
+    gate: Gate, scores: Scores, count: int, temperature: float, generator: torch.Generator | None
+) -> GateOutput:
+    centred = gate.centred(scores, count)
+    if gate.training:
+        centred = centred + logistic_noise(centred, generator)
+    return sigmoid_gates(centred / temperature)
 
 
-class GumbelSigmoidGate(ConcreteGate):
-    """The same noise at temperature 1, whatever the schedule says."""
-
-    def opened(
-        self, scores: Scores, count: int, temperature: float, generator: torch.Generator | None
-    ) -> GateOutput:
-        return super().opened(scores, count, 1.0, generator)
-
-
-class SparsemaxGate(Gate):
-    """p / max p with p = sparsemax(s / T); a shift of the scores cancels, so there is no centre."""
-
-    def opened(
-        self, scores: Scores, count: int, temperature: float, generator: torch.Generator | None
-    ) -> GateOutput:
-        return simplex_gates(sparsemax(scores / temperature, dim=0))
-
-
-class Entmax15Gate(Gate):
-    """p / max p with p = entmax-1.5(s / T)."""
-
-    def opened(
-        self, scores: Scores, count: int, temperature: float, generator: torch.Generator | None
-    ) -> GateOutput:
-        return simplex_gates(entmax15(scores / temperature, dim=0))
-
-
-GATES: dict[str, type[Gate]] = {
-    "sigmoid_threshold": SigmoidThresholdGate,
-    "top_k": TopKGate,
-    "gumbel_sigmoid": GumbelSigmoidGate,
-    "concrete": ConcreteGate,
-    "sparsemax": SparsemaxGate,
-    "entmax15": Entmax15Gate,
-    "consecutive": ConsecutiveGate,
+# A shift of the scores cancels in sparsemax and entmax, so they have no centre.
+GATES: dict[str, Opener] = {
+    "sigmoid_threshold": lambda gate, scores, count, _, __: _open_consecutive(gate, scores, count, 1.0, None),
+    "top_k": _open_top_k,
+    "gumbel_sigmoid": lambda gate, scores, count, _, draw: _open_concrete(gate, scores, count, 1.0, draw),
+    "concrete": _open_concrete,
+    "sparsemax": lambda _, scores, __, heat, ___: simplex_gates(sparsemax(scores / heat, dim=0)),
+    "entmax15": lambda _, scores, __, heat, ___: simplex_gates(entmax15(scores / heat, dim=0)),
+    "consecutive": _open_consecutive,
 }
-
-
-def create_gate(kind: str, *, budget: float = 0.05, centre: Centre = "slide", floor: int = 1) -> Gate:
-    """A gate by its name: a row of the paper's selector table."""
-    if kind not in GATES:
-        raise UsageError(f"There is no gate '{kind}'. Choose one of {', '.join(GATES)}.")
-    return GATES[kind](budget=budget, centre=centre, floor=floor)
 
 
 def budget_count(n_patches: int, *, budget: float, floor: int = 1) -> int:

@@ -28,6 +28,7 @@ from scipy.optimize import minimize
 from scipy.special import log_softmax
 from torch import Tensor, nn
 
+from gcemil.outputs import create_output
 from gcemil.shapes import Features, Gates
 
 QUANTILE = 0.95
@@ -64,7 +65,7 @@ class EvidenceHead(nn.Module):
 
     def __init__(self, in_dim: int, n_anchors: int, n_outputs: int) -> None:
         super().__init__()
-        self.n_outputs = n_outputs
+        self.output_kind = create_output(n_outputs)
         self.register_buffer("centre", torch.zeros(in_dim))
         self.register_buffer("directions", torch.zeros(n_anchors, in_dim))
         self.register_buffer("offset", torch.zeros(n_anchors))
@@ -139,16 +140,10 @@ class EvidenceHead(nn.Module):
         """F from the logits, or the risks, of host and head; the host's own where the head has no vote."""
         if not self.has_vote:
             return host
-        if self.n_outputs == 1:
-            parts = [
-                (value - scale[0]) * scale[1]
-                for value, scale in ((host, self.host_scale), (utility, self.head_scale))
-            ]
-        else:
-            parts = [
-                torch.log_softmax(value * scale[1], dim=-1)
-                for value, scale in ((host, self.host_scale), (utility, self.head_scale))
-            ]
+        parts = (
+            self.output_kind.calibrate(host, self.host_scale),
+            self.output_kind.calibrate(utility, self.head_scale),
+        )
         return (1 - self.weight) * parts[0] + self.weight * parts[1]
 
     def marginals(

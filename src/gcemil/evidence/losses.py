@@ -53,19 +53,6 @@ def grounding_squared_error(gates: Gates, responses: Responses) -> Loss:
     return (gates - presence).square().mean()
 
 
-def necessity_cross_entropy(removed_logits: Logits, null_target: Logits) -> Loss:
-    """-sum_c t_c log f_c(X_notS): the complement should say what no evidence says."""
-    return -(null_target.detach() * F.log_softmax(removed_logits, dim=0)).sum()
-
-
-def necessity_risk_error(removed_risk: Loss, null_risk: Loss, spread: Loss) -> Loss:
-    """Survival: squared distance of the complement's risk from the null, in units of the spread of the risks.
-
-    Cox leaves the scale of a risk open. Without a unit the term would grow with it until it outweighs the task.
-    """
-    return ((removed_risk - null_risk.detach()) / spread.detach()).square()
-
-
 class NullTarget(nn.Module):
     """t ~ nu^2 with nu a running mean of the complement's predictions, from uniform.
 
@@ -89,9 +76,15 @@ class NullTarget(nn.Module):
         peaked = self.running_mean**self.peak
         return peaked / peaked.sum()
 
+    def distance(self, full: Logits, removed: Logits) -> Loss:
+        """-sum_c t_c log f_c(X_notS): the complement should predict what no evidence predicts. Then it enters the mean."""
+        distance = -(self().detach() * F.log_softmax(removed, dim=0)).sum()
+        self.update(removed.detach())
+        return distance
+
     @torch.no_grad()
     def update(self, removed_logits: Logits) -> None:
-        """Fold in what the host says of one more complement."""
+        """Add the prediction of one more complement to the running mean."""
         self.running_mean.lerp_(torch.softmax(removed_logits, dim=0), 1 - self.momentum)
 
 
@@ -117,9 +110,18 @@ class NullRisk(nn.Module):
         """Standard deviation of the risks seen, at least 1: risks that barely differ yet are no unit."""
         return (self.running_square - self.running_mean.square()).clamp_min(1.0).sqrt()
 
+    def distance(self, full: Logits, removed: Logits) -> Loss:
+        """Squared distance of the complement's risk from the mean risk, in units of the spread of the risks.
+
+        Cox leaves the scale of a risk open. Without a unit the term would grow with it until it outweighs the task.
+        """
+        # First the update: before the first bag there is no mean.
+        self.update(full.detach().squeeze(0))
+        return ((removed.squeeze(0) - self().detach()) / self.spread.detach()).square()
+
     @torch.no_grad()
     def update(self, risk: Loss) -> None:
-        """Fold in the full-bag risk of one more slide."""
+        """Add the full-bag risk of one more slide to mean and spread."""
         self.seen.add_(1)
         share = torch.maximum(1 / self.seen, torch.full_like(self.seen, 1 - self.momentum))
         self.running_mean.add_(share * (risk - self.running_mean))

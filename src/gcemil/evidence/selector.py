@@ -14,7 +14,7 @@ e comes from the low-rank residual adapter of the paper's section on anchor grou
 
   e = LayerNorm((I + U V^T) h),   U, V of shape (d, r), r = 32, near zero at the start
 
-`linear` folds L(e) for a linear map L, so that e is never held. With C the centring matrix, z = V^T h and y = C h + C U z,
+`linear` reads L(e) for a linear map L, so that e is never held. With C the centring matrix, z = V^T h and y = C h + C U z,
   e = g * y / sqrt(|y|^2 / d + eps) + beta
   |y|^2 = |C h|^2 + 2 (U^T C h) . z + z^T (U^T C U) z
 so L(e) is one narrow matrix product and a scale per patch.
@@ -28,10 +28,10 @@ from torch import Tensor, nn
 
 from gcemil.errors import UsageError
 from gcemil.evidence.spatial import Neighbourhood, normalised_coords, smoothed
-from gcemil.row_blocks import Fold, SquaredNorms
+from gcemil.row_blocks import LinearRead, SquaredNorms
 from gcemil.shapes import Coords, Features, Logits, Scores
 
-LIKENESS_ALONE = 3.0
+LIKENESS_WEIGHT_WITHOUT_ANCHORS = 3.0
 """How much likeness counts where no anchors act on the score; beside them it counts once. Chosen by what two trainings agree on."""
 
 
@@ -56,9 +56,9 @@ class Selector(nn.Module):
         self.contribution_weight = nn.Parameter(torch.tensor(0.5))
         self.presence_weight = nn.Parameter(torch.tensor(1.0))
 
-    def folds(self) -> list[Fold]:
-        """What the selector wants computed of the features, together with other folds of the same bag."""
-        return [] if self.morphology is None else [self.morphology.fold()]
+    def reads(self) -> list[LinearRead]:
+        """What the selector wants computed of the features, together with other reads of the same bag."""
+        return [] if self.morphology is None else [self.morphology.read()]
 
     def scores(
         self,
@@ -72,7 +72,7 @@ class Selector(nn.Module):
         likeness: Scores | None = None,
         neighbourhood: Neighbourhood | None = None,
     ) -> Scores:
-        """Scores from the results of `folds`; without a neighbourhood nothing is smoothed."""
+        """Scores from the results of `reads`; without a neighbourhood nothing is smoothed."""
         scores = self.attention_weight.new_zeros(n_patches)
         if self.morphology is not None:
             scores = scores + self.morphology.scores(hidden[0], coords)
@@ -110,7 +110,7 @@ class Morphology(nn.Module):
         self.coords_layer = nn.Linear(2, hidden, bias=False)
         self.score_layer = nn.Linear(hidden, 1)
 
-    def fold(self) -> Fold:
+    def read(self) -> LinearRead:
         """Adapter and first layer in one linear map of the features."""
         return self.adapter.linear(self.feature_layer.weight, self.feature_layer.bias)
 
@@ -166,7 +166,7 @@ class LowRankAdapter(nn.Module):
     def forward(self, features: Features) -> Features:
         return self.norm(features + (features @ self.down) @ self.up.T)
 
-    def linear(self, weight: Float[Tensor, "h d"], bias: Float[Tensor, "h"]) -> Fold:
+    def linear(self, weight: Float[Tensor, "h d"], bias: Float[Tensor, "h"]) -> LinearRead:
         """weight @ e + bias for every patch, at the cost of h + 2 r + 1 rows."""
         up = self.up - self.up.mean(dim=0)
         scaled = weight * self.norm.weight
@@ -176,7 +176,7 @@ class LowRankAdapter(nn.Module):
         rows = torch.cat([outputs, self.down.T, up.T, mean])
         constant = weight @ self.norm.bias + bias
         finish = partial(self._normalised, overlap_gram=up.T @ up, constant=constant)
-        return Fold(rows, rows.new_zeros(len(rows)), finish)
+        return LinearRead(rows, rows.new_zeros(len(rows)), finish)
 
     def _normalised(
         self,

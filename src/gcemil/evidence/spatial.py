@@ -13,9 +13,6 @@ from torch import Tensor
 from gcemil.errors import UsageError
 from gcemil.shapes import Coords, Scores
 
-LARGEST_TABLE = 2_000_000
-"""Grid cells up to which neighbours are looked up in a table (16 MB) instead of searched."""
-
 
 @dataclass(frozen=True)
 class Neighbourhood:
@@ -94,10 +91,5 @@ def _cells_around(cells: Int[Tensor, "cells"], width: int) -> Int[Tensor, "cells
     """Position in the sorted `cells` of each of the nine keys around every cell."""
     shifts = torch.tensor([row * width + column for row in (-1, 0, 1) for column in (-1, 0, 1)]).to(cells)
     wanted = cells.unsqueeze(1) + shifts
-    n_keys = int(cells[-1]) + width + 2
-    if n_keys <= LARGEST_TABLE:
-        position = cells.new_full((n_keys,), len(cells))
-        position[cells] = torch.arange(len(cells), device=cells.device)
-        return position[wanted]
     found = torch.searchsorted(cells, wanted).clamp_max(len(cells) - 1)
     return torch.where(cells[found] == wanted, found, len(cells))

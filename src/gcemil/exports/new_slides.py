@@ -211,7 +211,7 @@ class NewSlides:
         """The folds are loaded now, the encoder when the first slide file is met."""
         models = load_fold_models(run, fold=options.fold, needs_evidence=options.mode not in (None, "full"))
         if options.mode is None:
-            main = main_mode(available_modes(models[0].loaded))
+            main = main_mode(available_modes(models[0].loaded.network))
             options = replace(options, mode="gce" if main == "gce" else "full")
         return cls(run, models, options, source, read_model_warning(run))
 

@@ -37,7 +37,7 @@ from gcemil.errors import UsageError
 from gcemil.hosts.attention import attention_weights, linear_contributions
 from gcemil.hosts.host import Embedded, GateMode, HostOutput, MilHost, embedded_bag
 from gcemil.hosts.nystrom import Convolution, NystromAttention
-from gcemil.row_blocks import widened
+from gcemil.row_blocks import to_float32
 from gcemil.shapes import Coords, Features, LogGates, Scores
 
 N_NEAREST = 15
@@ -120,7 +120,7 @@ class Camil(MilHost[ContextEmbedded]):
     ) -> HostOutput:
         # The cosine of a row scaled by 0 is undefined, so the graph never sees the factor.
         gated = embedded_bag(self, features, log_gates.exp())
-        return self.aggregate(replace(gated, raw=widened(features).detach()), coords, target=target)
+        return self.aggregate(replace(gated, raw=to_float32(features).detach()), coords, target=target)
 
     def neighbour_logits(
         self, glob: Float[Tensor, "n w"], graph: Graph, log_gates: LogGates | None

@@ -227,7 +227,7 @@ def with_preset(settings: TrainSettings, preset: Preset) -> TrainSettings:
 
     A wrapped host is never chosen before its gates have cooled, however early its authors would stop.
     """
-    from gcemil.config import GATES_HAVE_COOLED
+    from gcemil.config import EARLIEST_SELECTABLE_EPOCH
 
     if preset == "common":
         return settings
@@ -240,6 +240,6 @@ def with_preset(settings: TrainSettings, preset: Preset) -> TrainSettings:
     changes = {**ONE_BAG_A_STEP, **published}
     options = {**changes.pop("host.options", {}), **settings.host.options}
     if settings.evidence is not None:
-        changes["chosen_from"] = max(changes["chosen_from"], GATES_HAVE_COOLED)
+        changes["chosen_from"] = max(changes["chosen_from"], EARLIEST_SELECTABLE_EPOCH)
     host = settings.host.model_copy(update={"options": options})
     return settings.model_copy(update={**changes, "host": host})

@@ -52,7 +52,7 @@ class KeptAnswer:
     @property
     def logits(self) -> Logits:
         """The prediction: the host on the evidence found among the kept patches."""
-        return self.explanation.discrete.logits
+        return self.explanation.kept.logits
 
     @property
     def evidence_rows(self) -> Int[np.ndarray, "e"]:
@@ -63,7 +63,7 @@ class KeptAnswer:
 def answer_from_kept(model: GceMil, bag: Bag, rows: Int[np.ndarray, "k"], *, deviation: float) -> KeptAnswer:
     """Evidence and prediction from these sorted rows of a bag; `deviation` is that of the training risks."""
     explanation = explain_bag(scale_budget(model, share=len(rows) / len(bag)), bag.take_rows(rows))
-    doubt = measure_doubt(explanation.discrete.logits, explanation.output.answer.logits, deviation=deviation)
+    doubt = measure_doubt(explanation.kept.logits, explanation.output.answer.logits, deviation=deviation)
     return KeptAnswer(rows, explanation, doubt)
 
 

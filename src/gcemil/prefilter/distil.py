@@ -197,7 +197,7 @@ def _draw_lessons(taught: TaughtFold, spec: BagSpec, settings: PrefilterSettings
     """For each slide of a training bag: the selector's scores, and the student's view."""
     bag = taught.cohort.read_bag(spec)
     features, coords = bag_tensors(bag)
-    scores = taught.model(features, coords, step=bag.patch_size).scores
+    scores = taught.model(features, coords, patch_size=bag.patch_size).scores
     draws = np.random.default_rng([settings.seed, *spec.bag_id.encode()])
     return [
         draw_lesson(

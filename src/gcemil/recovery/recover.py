@@ -27,6 +27,7 @@ of the pool beats that, it is the best of the bag; otherwise the pool is filled 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -293,6 +294,20 @@ def top_k(scores: Scores, k: int) -> Selected:
     """The k patches of highest score."""
     _check_size(k, n_patches=len(scores))
     return members(ranking(scores)[:k], n_patches=len(scores))
+
+
+def drop_free_riders(selected: Selected, importances: Sequence[Scores]) -> Selected:
+    """Drop patches until each one left is among the first |S| of the slide by one of the importances.
+
+    A patch of importance 0 does not count. The last patches stay, whatever they mean: evidence is never empty.
+    """
+    while True:
+        size = int(selected.sum())
+        first = [top_k(one, size) & (one > 0) for one in importances]
+        kept = selected & torch.stack(first).any(dim=0)
+        if int(kept.sum()) in (0, size):
+            return selected
+        selected = kept
 
 
 def above_threshold(scores: Scores, threshold: float) -> Selected:

@@ -23,7 +23,7 @@ from gcemil.bags.cohort import Cohort
 from gcemil.bags.cohort import Task as CohortTask
 from gcemil.config import LARGEST_SIZE, HostSettings, TrainSettings
 from gcemil.errors import GcemilError, InputError, RunError, StoreError, UsageError, error_text
-from gcemil.evidence.anchors import AnchorBank
+from gcemil.evidence.anchors import AnchorBank, BankKind
 from gcemil.files import atomic_write, is_file, parse_json, read_record, validate_as
 from gcemil.hosts.own import check_trust
 from gcemil.hosts.table import HOSTS, AnyHost, create_host, host_spec
@@ -34,12 +34,8 @@ Meta = dict[str, Any]
 PRETRAINED_FORMAT = "gcemil-pretrained-1"
 EXPORT_AGAIN = "Export it again with 'gcemil export RUN --pretrained FOLDER'."
 TRAIN_AGAIN = "Remove it to train the fold again."
-SUSPICIOUS_LAYER = 2**25
-"""Weights; no layer of the hosts comes near."""
-
-
 MISREAD = (SafetensorError, KeyError, TypeError, ValueError, OSError, RuntimeError, MemoryError, InputError)
-"""What a file that is no file of ours raises; one that claims more than the memory can map is none either."""
+"""What reading a damaged or foreign file raises."""
 
 
 # The network of a fold
@@ -50,6 +46,18 @@ class _BankRecord(BaseModel):
 
     prompts: list[str] = Field(min_length=1)
     provenance: str
+    kind: BankKind
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_a_kind(cls, values: Any) -> Any:
+        # Checkpoints written before the field existed tell the kind only in the words of the provenance.
+        if isinstance(values, dict) and "kind" not in values:
+            words = str(values.get("provenance"))
+            first: dict[str, BankKind] = {"prototypes": "prototypes", "examples": "examples"}
+            kind = next((kind for word, kind in first.items() if words.startswith(word)), "text")
+            return {**values, "kind": "prompt_patches" if "met in training patches" in words else kind}
+        return values
 
 
 class NetworkRecord(BaseModel):
@@ -64,18 +72,6 @@ class NetworkRecord(BaseModel):
     encoder: str
     bank: _BankRecord | None = None
 
-    @property
-    def largest_layer(self) -> int:
-        """More weights than the largest layer of such a network can have."""
-        evidence = self.settings.evidence
-        sizes = [
-            self.n_outputs,
-            *(size for size in self.settings.host.options.values() if isinstance(size, int)),
-        ]
-        if evidence is not None:
-            sizes += [evidence.hidden, evidence.adapter_rank, evidence.bridge_rank]
-        return max(self.in_dim, *sizes) * max(sizes)
-
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> NetworkRecord:
         if (self.settings.evidence is None) != (self.bank is None):
@@ -86,7 +82,7 @@ class NetworkRecord(BaseModel):
 
 
 class PretrainedConfig(BaseModel):
-    """What config.json of an exported fold must say; the rest is for readers."""
+    """The part of config.json of an exported fold that is read; the rest is for people."""
 
     format: Literal["gcemil-pretrained-1"]
     network: dict[str, Any]
@@ -97,8 +93,9 @@ class LoadedNetwork:
     """A network, trained or about to be: `model` is None for the plain host."""
 
     host: AnyHost
-    model: GceMil | None
-    reference: Tensor | None
+    model: GceMil | None = None
+    reference: Tensor | None = None
+    """Patches of training slides by which the responses are calibrated; None once training is over."""
 
     @property
     def network(self) -> nn.Module:
@@ -124,7 +121,12 @@ def describe_network(loaded: LoadedNetwork, cohort: Cohort, settings: TrainSetti
     }
     if loaded.model is not None:
         bank = loaded.model.bank
-        meta["bank"] = {"prompts": list(bank.prompts), "provenance": bank.provenance, "hash": bank.hash}
+        meta["bank"] = {
+            "prompts": list(bank.prompts),
+            "provenance": bank.provenance,
+            "kind": bank.kind,
+            "hash": bank.hash,
+        }
     return meta
 
 
@@ -142,12 +144,9 @@ def load_network(path: Path, device: torch.device | str = "cpu") -> tuple[Loaded
     record = validate_as(meta, NetworkRecord, described, error=RunError, remedy=remedy)
     _import_own_host(record.settings.host.name, path)
     try:
-        if record.largest_layer > SUSPICIOUS_LAYER:
-            # A few bytes can ask for a network of any size: its shapes are compared before memory is taken for them.
-            with torch.device("meta"):
-                _refuse_other_shapes(_build_network(record, tensors).network, tensors)
         loaded = _build_network(record, tensors)
-        _load_tensors(loaded.network, tensors)
+        _refuse_other_shapes(loaded.network, tensors)
+        loaded.network.load_state_dict(tensors)
     except (GcemilError, RuntimeError, KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise RunError(
             f"{path} does not hold the network its header describes ({error}). {remedy}"
@@ -157,7 +156,7 @@ def load_network(path: Path, device: torch.device | str = "cpu") -> tuple[Loaded
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    """What config.json of an exported fold says of its network."""
+    """Read the network record from config.json of an exported fold."""
     if not is_file(path):
         raise RunError(f"{path.parent} is no exported fold: it has no {path.name}. {EXPORT_AGAIN}")
     found = read_record(path, PretrainedConfig, error=RunError, remedy=EXPORT_AGAIN)
@@ -190,24 +189,17 @@ def _build_network(record: NetworkRecord, tensors: Mapping[str, Tensor]) -> Load
     settings = record.settings
     host = build_host(settings.host, in_dim=record.in_dim, n_outputs=record.n_outputs)
     if settings.evidence is None or record.bank is None:
-        return LoadedNetwork(host, None, None)
-    bank = AnchorBank(tensors["anchors"], tuple(record.bank.prompts), record.bank.provenance)
+        return LoadedNetwork(host)
+    known = record.bank
+    bank = AnchorBank(tensors["anchors"], tuple(known.prompts), known.provenance, known.kind)
     model = GceMil(
         host, bank, in_dim=record.in_dim, settings=settings.evidence, explains_host=settings.host.is_frozen
     )
-    return LoadedNetwork(host, model, None)
-
-
-def _load_tensors(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Put the tensors into the network; where they are not its own, the first that differs is named."""
-    try:
-        network.load_state_dict(tensors)
-    except RuntimeError:
-        _refuse_other_shapes(network, tensors)
-        raise
+    return LoadedNetwork(host, model)
 
 
 def _refuse_other_shapes(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """ValueError that names the first tensor in which network and file differ."""
     wanted = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
     for name in sorted({*wanted, *tensors}):
         found = tuple(tensors[name].shape) if name in tensors else None

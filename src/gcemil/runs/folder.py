@@ -2,10 +2,10 @@
 
 Everything that reads a run reads its files here, so that a damaged one is one sentence wherever it is met.
 
-  config.yaml         what was asked for; it makes the folder a run
+  config.yaml         settings and cohort; it makes the folder a run
   cohort.json         what the cohort held when the run was begun
-  environment.json    versions, machine, commit, seed;  warnings.json    what validation of the cohort said
-  train.log           what training said
+  environment.json    versions, machine, commit, seed;  warnings.json    warnings about the cohort
+  train.log           messages of training
   summary.json        mean and spread over the finished folds;  diagnostics/    findings joined over the folds
   fold_<k>/           checkpoint.safetensors, history.jsonl, predictions.csv, evidence/, diagnostics/, metrics.json
 
@@ -51,14 +51,22 @@ PRETRAINED_CONFIG, PRETRAINED_WEIGHTS = "config.json", "model.safetensors"
 # Where files stand
 
 
+class _File:
+    """A file or folder of fixed name inside a folder, whether it is there or not."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, folder: _Folder, owner: type) -> Path:
+        return folder.path / self.name
+
+
 @dataclass(frozen=True)
 class _Folder:
     path: Path
 
-    @property
-    def diagnostics(self) -> Path:
-        """The folder of findings."""
-        return self.path / "diagnostics"
+    diagnostics = _File("diagnostics")
+    """The folder of findings."""
 
     def finding(self, name: str) -> Path:
         """What a diagnostic found."""
@@ -67,6 +75,23 @@ class _Folder:
 
 class FoldFolder(_Folder):
     """The files of one fold, whether they are there or not."""
+
+    resume = _File("resume.safetensors")
+    """The state of training after its last epoch."""
+    history = _File("history.jsonl")
+    """A line per epoch."""
+    tensorboard = _File("tensorboard")
+    """The folder of curves, where they are drawn."""
+    progress = _File("progress.json")
+    """How much of the epoch under way is done, while the fold is trained."""
+    timing = _File("timing.json")
+    """How long the fold took."""
+    metrics = _File("metrics.json")
+    """Figures of the test bags; written last."""
+    representations = _File("representations.h5")
+    """The representation of every bag."""
+    adapter = _File("adapter.h5")
+    """How far the feature adapter moves patches, where the selector has one."""
 
     @property
     def number(self) -> int:
@@ -88,36 +113,6 @@ class FoldFolder(_Folder):
         return exported if is_file(exported) else self.path / "checkpoint.safetensors"
 
     @property
-    def resume(self) -> Path:
-        """The state of training after its last epoch."""
-        return self.path / "resume.safetensors"
-
-    @property
-    def history(self) -> Path:
-        """A line per epoch."""
-        return self.path / "history.jsonl"
-
-    @property
-    def tensorboard(self) -> Path:
-        """The folder of curves, where they are drawn."""
-        return self.path / "tensorboard"
-
-    @property
-    def progress(self) -> Path:
-        """How much of the epoch under way is done, while the fold is trained."""
-        return self.path / "progress.json"
-
-    @property
-    def timing(self) -> Path:
-        """How long the fold took."""
-        return self.path / "timing.json"
-
-    @property
-    def metrics(self) -> Path:
-        """Figures of the test bags; written last."""
-        return self.path / "metrics.json"
-
-    @property
     def is_finished(self) -> bool:
         """Whether everything of the fold was written."""
         return self.metrics.is_file()
@@ -134,11 +129,6 @@ class FoldFolder(_Folder):
         """The folder of a slide that was explained."""
         return self.path / "explain" / slide_id
 
-    @property
-    def representations(self) -> Path:
-        """What the head sees of every bag."""
-        return self.path / "representations.h5"
-
     def epoch_representations(self, epoch: int) -> Path:
         """The same after one epoch of training, where the run keeps them."""
         return self.path / "epochs" / f"epoch_{epoch:04d}.h5"
@@ -147,11 +137,6 @@ class FoldFolder(_Folder):
         """Epochs whose representations lie here."""
         names = (path.stem.removeprefix("epoch_") for path in (self.path / "epochs").glob("epoch_*.h5"))
         return sorted(int(name) for name in names if name.isascii() and name.isdigit())
-
-    @property
-    def adapter(self) -> Path:
-        """How far the feature adapter moves patches, where the selector has one."""
-        return self.path / "adapter.h5"
 
 
 def main_mode(modes: Collection[str]) -> str:
@@ -162,45 +147,25 @@ def main_mode(modes: Collection[str]) -> str:
 class RunFolder(_Folder):
     """The files of a run, whether they are there or not; its findings are over all folds."""
 
-    @property
-    def config(self) -> Path:
-        """What was asked for."""
-        return self.path / "config.yaml"
+    config = _File("config.yaml")
+    """Settings and cohort."""
+    cohort_record = _File("cohort.json")
+    """What the cohort held when the run was begun."""
+    environment = _File("environment.json")
+    """Versions, machine, commit, seed."""
+    log = _File("train.log")
+    """The messages of training, epoch by epoch."""
+    warnings = _File("warnings.json")
+    """Warnings of the validation of the cohort."""
+    summary = _File("summary.json")
+    """Mean and spread over the finished folds."""
+    new_slides = _File("predictions")
+    """The folder of slides outside the cohort, predicted and explained."""
 
     @property
     def is_begun(self) -> bool:
         """Whether this is a run: it has its config.yaml."""
         return self.config.is_file()
-
-    @property
-    def cohort_record(self) -> Path:
-        """What the cohort held when the run was begun."""
-        return self.path / "cohort.json"
-
-    @property
-    def environment(self) -> Path:
-        """Versions, machine, commit, seed."""
-        return self.path / "environment.json"
-
-    @property
-    def log(self) -> Path:
-        """What training said, epoch by epoch."""
-        return self.path / "train.log"
-
-    @property
-    def warnings(self) -> Path:
-        """What validation of the cohort said."""
-        return self.path / "warnings.json"
-
-    @property
-    def summary(self) -> Path:
-        """Mean and spread over the finished folds."""
-        return self.path / "summary.json"
-
-    @property
-    def new_slides(self) -> Path:
-        """The folder of slides outside the cohort, predicted and explained."""
-        return self.path / "predictions"
 
     def fold(self, number: int) -> FoldFolder:
         """The fold of this number."""
@@ -237,7 +202,7 @@ def _fold_number(folder: Path) -> int | None:
 
 
 class RunCard(BaseModel):
-    """What config.yaml of a run says."""
+    """config.yaml of a run."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -256,7 +221,7 @@ class RunCard(BaseModel):
 
 
 class FoldDetails(BaseModel):
-    """What training says of a fold besides its figures."""
+    """Facts about the training of a fold."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -396,11 +361,6 @@ def check_same_cohort(run: Path, against: Path) -> None:
         )
 
 
-def write_training_cohort(run: Path, record: CohortRecord) -> None:
-    """Keep what the cohort held when the run was begun."""
-    write_json(RunFolder(run).cohort_record, record.to_json())
-
-
 def read_training_cohort(run: Path) -> CohortRecord:
     """The cohort as it was when the run was begun."""
     path = RunFolder(run).cohort_record
@@ -452,14 +412,7 @@ def fold_parts(cohort: Cohort, fold: Fold) -> FoldParts:
 
 
 def write_summary(run: Path) -> dict[str, Any]:
-    """summary.json from everything the folds hold."""
-    summary = summarise(run)
-    write_json(RunFolder(run).summary, summary)
-    return summary
-
-
-def summarise(run: Path) -> dict[str, Any]:
-    """Mean and standard deviation over the folds that are complete."""
+    """Write summary.json: mean and standard deviation over the folds that are complete."""
     folds = RunFolder(run).finished_folds()
     loaded = [read_metrics(fold.path) for fold in folds]
     summary: dict[str, Any] = {"folds": [fold.path.name for fold in folds]}
@@ -475,6 +428,7 @@ def summarise(run: Path) -> dict[str, Any]:
     summary["anchors"] = sorted({str(fold.details.anchors) for fold in loaded})
     if found := _summarise_findings(run):
         summary["diagnostics"] = found
+    write_json(RunFolder(run).summary, summary)
     return summary
 
 

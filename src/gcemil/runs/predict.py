@@ -1,4 +1,4 @@
-"""Trained networks that predict whole bags, of the cohort or new ones: full, soft, and from the discrete evidence alone."""
+"""Predict whole bags with trained networks, of the cohort or new ones: full, soft, and from the discrete evidence alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gcemil.bags.bag import Bag, slide_bag
 from gcemil.bags.cohort import BagSpec, Cohort
@@ -20,7 +20,7 @@ from gcemil.bags.loader import SampleRule, load_bags
 from gcemil.errors import UsageError
 from gcemil.explain import Explanation, bag_tensors, explain_bag, slide_evidence
 from gcemil.hosts.host import HostOutput
-from gcemil.model import EvidenceOutput
+from gcemil.model import EvidenceOutput, GceMil
 from gcemil.records import (
     AdapterFigures,
     Representations,
@@ -42,7 +42,7 @@ OnBag = Callable[[int, int], None]
 
 @dataclass(frozen=True, eq=False)
 class FoldAnswer:
-    """What one fold says of a bag."""
+    """The prediction of one fold for a bag."""
 
     logits: Logits
     host: Logits
@@ -74,8 +74,8 @@ class FoldModel:
         return self.task.prediction(logits).double().reshape(-1).tolist()
 
     def answer(self, bag: Bag, mode: Mode) -> FoldAnswer:
-        """What the fold says of a bag of one slide, and on what evidence."""
-        outputs, explanation = _predict_bag(self.loaded, bag)
+        """Predict a bag of one slide, with its evidence."""
+        outputs, explanation = _predict_bag(self.loaded.network, bag)
         evidence = None
         if explanation is not None and self.loaded.model is not None:
             evidence = slide_evidence(self.loaded.model, bag, explanation)[0]
@@ -111,7 +111,7 @@ def value_names(models: Sequence[FoldModel], mode: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, eq=False)
 class SlidePrediction:
-    """Mean over the folds of a run for one slide, and the evidence of the fold asked for."""
+    """Mean over the folds of a run for one slide, and the evidence of the first fold."""
 
     slide_id: str
     values: dict[str, float]
@@ -150,25 +150,25 @@ def read_new_slide(path: Path, meta: dict[str, Any], *, mpp: float | None = None
 
 
 def _compare_encoders(stated: str, trained: str) -> str:
-    """Tools name one encoder differently, so that another name is told and not refused."""
+    """A warning if the encoders differ by name; tools name one encoder differently, so it is not an error."""
     if UNKNOWN_ENCODER in (stated, trained) or stated.lower() == trained.lower():
         return ""
     return f"its features are of encoder '{stated}' by its own account, the run was trained on '{trained}'"
 
 
-def available_modes(loaded: LoadedNetwork) -> tuple[Mode, ...]:
+def available_modes(network: nn.Module) -> tuple[Mode, ...]:
     """How this network can see a bag."""
-    if loaded.model is None:
+    if not isinstance(network, GceMil):
         return ("full",)
-    head: tuple[Mode, ...] = ("head",) if loaded.model.head.is_fitted else ()
-    if not loaded.model.explains_host:
+    head: tuple[Mode, ...] = ("head",) if network.head.is_fitted else ()
+    if not network.explains_host:
         return ("full", *head, "gce", "soft", "discrete")
-    opinion: tuple[Mode, ...] = ("opinion",) if loaded.model.head.has_vote else ()
+    opinion: tuple[Mode, ...] = ("opinion",) if network.head.has_vote else ()
     return ("full", *head, "soft", "discrete", *opinion)
 
 
 def evaluate_bags(
-    loaded: LoadedNetwork,
+    network: nn.Module,
     cohort: Cohort,
     bags: Sequence[BagSpec],
     *,
@@ -177,9 +177,9 @@ def evaluate_bags(
 ) -> dict[Mode, Tensor]:
     """Logits (bags, outputs) per mode, all patches, in the order given."""
     rows: dict[Mode, list[Tensor]] = {mode: [] for mode in modes}
-    loaded.network.eval()
+    network.eval()
     for spec, bag in load_bags(cohort, bags, rule=SampleRule(), ahead=2):
-        outputs, explanation = _predict_bag(loaded, bag, recovers="discrete" in modes)
+        outputs, explanation = _predict_bag(network, bag, recovers="discrete" in modes)
         for mode in modes:
             rows[mode].append(outputs[mode].logits.float().cpu())
         if on_explained and explanation is not None:
@@ -191,17 +191,17 @@ def evaluate_bags(
 
 @torch.no_grad()
 def _predict_bag(
-    loaded: LoadedNetwork, bag: Bag, *, recovers: bool = True
+    network: nn.Module, bag: Bag, *, recovers: bool = True
 ) -> tuple[dict[Mode, HostOutput], Explanation | None]:
-    """What the host says by mode; the subset is recovered only where the discrete mode is asked for."""
-    device = next(loaded.network.parameters()).device
-    if loaded.model is None:
-        return {"full": loaded.host(*bag_tensors(bag, device))}, None
+    """The outputs by mode; the evidence is recovered only for the discrete mode."""
+    device = next(network.parameters()).device
+    if not isinstance(network, GceMil):
+        return {"full": network(*bag_tensors(bag, device))}, None
     if not recovers:
-        output = loaded.model(*bag_tensors(bag, device), step=bag.patch_size)
+        output = network(*bag_tensors(bag, device), patch_size=bag.patch_size)
         return _list_outputs(output), None
-    found = explain_bag(loaded.model, bag)
-    return {**_list_outputs(found.output), "discrete": found.discrete}, found
+    found = explain_bag(network, bag)
+    return {**_list_outputs(found.output), "discrete": found.kept}, found
 
 
 def _list_outputs(output: EvidenceOutput) -> dict[Mode, HostOutput]:
@@ -221,28 +221,28 @@ def represent_runs(runs: Sequence[Path], *, on_bag: OnBag | None = None) -> None
     for fold, cohort, parts in todo:
         shift = done
         report = None if on_bag is None else lambda count, shift=shift: on_bag(shift + count, total)
-        loaded, _ = load_network(fold.checkpoint)
-        write_representations(fold.representations, represent_bags(loaded, cohort, parts, on_bag=report))
-        if (found := measure_adapter(loaded, cohort, parts)) is not None:
+        network = load_network(fold.checkpoint)[0].network
+        write_representations(fold.representations, represent_bags(network, cohort, parts, on_bag=report))
+        if (found := measure_adapter(network, cohort, parts)) is not None:
             write_adapter(fold.adapter, found)
         done += len(parts.val) + len(parts.test)
 
 
 @torch.no_grad()
 def represent_bags(
-    loaded: LoadedNetwork,
+    network: nn.Module,
     cohort: Cohort,
     parts: FoldParts,
     *,
     recovers: bool = True,
     on_bag: Callable[[int], None] | None = None,
 ) -> Representations:
-    """What the head sees of the validation and test bags, all patches of each; `recovers` adds the evidence alone."""
+    """Representations of the validation and test bags; `recovers` adds those of the evidence alone."""
     specs = [*parts.val, *parts.test]
-    loaded.network.eval()
+    network.eval()
     rows: dict[str, list[np.ndarray]] = {}
     for done, (_, bag) in enumerate(load_bags(cohort, specs, rule=SampleRule(), ahead=2), start=1):
-        outputs, _ = _predict_bag(loaded, bag, recovers=recovers)
+        outputs, _ = _predict_bag(network, bag, recovers=recovers)
         # Host and F pool the same feature, so it is kept once.
         for mode, output in outputs.items():
             if mode in ("head", "gce", "opinion"):
@@ -263,17 +263,16 @@ ADAPTED_BAGS = 12
 
 
 @torch.no_grad()
-def measure_adapter(loaded: LoadedNetwork, cohort: Cohort, parts: FoldParts) -> AdapterFigures | None:
+def measure_adapter(network: nn.Module, cohort: Cohort, parts: FoldParts) -> AdapterFigures | None:
     """The patches of some test bags before and after the feature adapter; None where the selector has none."""
-    model = loaded.model
-    if model is None or model.selector.morphology is None:
+    if not isinstance(network, GceMil) or network.selector.morphology is None:
         return None
-    adapter = model.selector.morphology.adapter
+    adapter = network.selector.morphology.adapter
     cosines, selected = [], []
     for _, bag in load_bags(cohort, parts.test[:ADAPTED_BAGS], rule=SampleRule()):
         features = bag_tensors(bag, adapter.up.device)[0].float()
         cosines.append(torch.cosine_similarity(adapter.norm(features), adapter(features), dim=1).cpu())
-        selected.append(explain_bag(model, bag).recovery.selected.cpu())
+        selected.append(explain_bag(network, bag).recovery.selected.cpu())
     strengths = torch.linalg.svdvals(adapter.up @ adapter.down.T)[: adapter.up.shape[1]]
     return AdapterFigures(
         torch.cat(cosines).numpy(), torch.cat(selected).numpy(), strengths.float().cpu().numpy()

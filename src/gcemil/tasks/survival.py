@@ -52,7 +52,7 @@ def cox_loss(
     *,
     ties: Ties = "efron",
 ) -> Float[Tensor, ""] | None:
-    """The loss, or None for a window that says nothing: no event, or no other bag at risk at any event."""
+    """The loss, or None for an uninformative window: no event, or no other bag at risk at any event."""
     event_times = times[events]
     at_risk = times >= event_times.unsqueeze(1)
     # Such a window's likelihood is constant: 0 would look like a perfect fit and hide that no step was taken.
@@ -122,7 +122,7 @@ def baseline_logits(
 def discrete_time_loss(
     logits: Float[Tensor, "k j"], intervals: Int[Tensor, "k"], events: Bool[Tensor, "k"]
 ) -> Float[Tensor, ""]:
-    """Mean negative log-likelihood; defined without events too, since a censored case says that it survived."""
+    """Mean negative log-likelihood; defined without events too, since a censored case is known to have survived."""
     n_intervals = logits.shape[1]
     if bool(((intervals < 0) | (intervals >= n_intervals)).any()):
         raise InputError(f"Intervals are 0 to {n_intervals - 1}, got {sorted(set(intervals.tolist()))}.")

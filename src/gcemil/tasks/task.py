@@ -1,4 +1,4 @@
-"""What the one training loop asks of a task, and the tasks: classes, Cox risks, and the discrete-time analysis beside Cox.
+"""The tasks behind one interface for the training loop: classes, Cox risks, and the discrete-time analysis beside Cox.
 
 A window of k bags gives logits (k, c). Targets are class indices (k,), or (k, 2) with time and event (1 = happened).
 A host with auxiliary logits has its loss called once per key, with the targets of the bags that carry the key.
@@ -41,6 +41,10 @@ class ClassificationTask:
 
     classes: tuple[str, ...]
     class_weights: tuple[float, ...] | None = None
+    task_metric = "macro_f1"
+    """Key in `metrics` by which epochs and subsets are judged; higher is better."""
+    figure = "auc"
+    """Key in `metrics` by which a model is compared with chance, which is 0.5."""
 
     def __post_init__(self) -> None:
         if len(self.classes) < 2 or len(set(self.classes)) < len(self.classes):
@@ -58,11 +62,6 @@ class ClassificationTask:
     @property
     def n_outputs(self) -> int:
         return len(self.classes)
-
-    @property
-    def task_metric(self) -> str:
-        """Key in `metrics` by which epochs and subsets are judged; higher is better."""
-        return "macro_f1"
 
     @property
     def prediction_names(self) -> tuple[str, ...]:
@@ -94,6 +93,13 @@ class ClassificationTask:
         with _name_fold(where):
             classification.check_two_classes(self._support(targets), self.classes)
 
+    def explained(self, targets: ClassTargets, logits: Float[Tensor, "k c"]) -> float | None:
+        """1 - loss / entropy of the labels; None if all labels are alike."""
+        shares = torch.bincount(targets).double() / len(targets)
+        entropy = float(torch.special.entr(shares).sum())
+        loss = float(torch.nn.functional.cross_entropy(logits.double(), targets.long()))
+        return 1 - loss / entropy if entropy > 0 else None
+
     def caveats(self, targets: ClassTargets) -> tuple[str, ...]:
         """What a reader of metrics on these targets must know."""
         support = self._support(targets)
@@ -117,18 +123,9 @@ class SurvivalTask:
     """One log-risk per bag, trained with Cox and judged by Harrell's C-index."""
 
     ties: Ties = "efron"
-
-    @property
-    def n_outputs(self) -> int:
-        return 1
-
-    @property
-    def task_metric(self) -> str:
-        return "c_index"
-
-    @property
-    def prediction_names(self) -> tuple[str, ...]:
-        return ("risk",)
+    n_outputs = 1
+    task_metric = figure = "c_index"
+    prediction_names = ("risk",)
 
     def loss(self, logits: Float[Tensor, "k 1"], targets: TimeEventTargets) -> Float[Tensor, ""] | None:
         """None where the window holds nothing to learn from."""
@@ -147,6 +144,10 @@ class SurvivalTask:
             times, events = (as_array(column) for column in _times_and_events(targets))
             if not comparable_pairs(times, events).any():
                 raise InputError(no_pair_message(events))
+
+    def explained(self, targets: TimeEventTargets, logits: Float[Tensor, "k 1"]) -> float | None:
+        """A partial likelihood has no entropy to be compared with."""
+        return None
 
     def caveats(self, targets: TimeEventTargets) -> tuple[str, ...]:
         # A C-index that exists leaves nothing out: every comparable pair is in it.
@@ -193,7 +194,7 @@ def create_task(cohort: Cohort, settings: TrainSettings) -> Task:
 
 
 def training_task(cohort: Cohort, settings: TrainSettings, train_bags: Sequence[BagSpec]) -> Task:
-    """The task with the loss the settings ask for; what it takes from data comes from the training bags."""
+    """The task with the loss the settings ask for; intervals and baseline come from the training bags."""
     if cohort.card.task == "survival" and settings.survival_loss == "discrete_time":
         return DiscreteTimeTask.of_training(stacked_targets(train_bags))
     return create_task(cohort, settings)
@@ -275,7 +276,7 @@ def _full_precision(logits: Float[Tensor, "*k c"]) -> Float[Tensor, "*k c"]:
 def measure_task_metric(task: Task, targets: Tensor, logits: Float[Tensor, "k c"]) -> float:
     """Macro-F1 or C-index, also of bags that are all of one class, which have no AUC."""
     predictions = task.prediction(logits)
-    if task.task_metric == "macro_f1":
+    if isinstance(task, ClassificationTask):
         return classification.macro_f1(classification.confusion(as_array(targets), as_array(predictions)))
     return task.metrics(targets, predictions)[task.task_metric]
 

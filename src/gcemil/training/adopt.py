@@ -1,7 +1,7 @@
-"""Weights trained elsewhere become a run: a plain host, judged on the validation and test slides of the folds it is given.
+"""Make a run of weights that were trained elsewhere: a plain host, judged on the validation and test slides of given folds.
 
-gcemil cannot know which slides a model was trained on. So a file is given to the folds its user names; one file without a
-fold is judged in every fold, on each slide once, which is right for a model that saw none of them. Every fold records this.
+gcemil cannot know which slides a model was trained on. So each file is used for the folds its user names; a single file
+without a fold is judged in every fold, which is right for a model that saw none of the slides. Every fold records this.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gcemil.runs.folder import (
     fold_parts,
     write_summary,
 )
-from gcemil.runs.weights import GivenHost, check_same_sizes, join_hashes, read_given_host
+from gcemil.runs.weights import PretrainedHost, check_same_sizes, join_hashes, read_pretrained_host
 from gcemil.tasks.task import create_task
 from gcemil.training.fold import evaluate_fold
 from gcemil.training.run import check_run, claim_run, refuse_faulty
@@ -67,7 +67,7 @@ def adopt_run(
     """A run of the given weights; everything is checked before the folder is begun."""
     cohort = Cohort.load(cohort_folder)
     paired = pair_folds(cohort, files, folds)
-    given = {path: read_given_host(path, host, cohort) for path in dict.fromkeys(paired.values())}
+    given = {path: read_pretrained_host(path, host, cohort) for path in dict.fromkeys(paired.values())}
     settings = _settings_of_weights(list(given.values()))
     with lock_folder(out):
         if RunFolder(out).is_begun:
@@ -101,7 +101,7 @@ def pair_folds(cohort: Cohort, files: Sequence[Path], folds: Sequence[int] | Non
     return dict(zip(chosen, files, strict=True))
 
 
-def _settings_of_weights(given: Sequence[GivenHost]) -> TrainSettings:
+def _settings_of_weights(given: Sequence[PretrainedHost]) -> TrainSettings:
     """A plain host of the sizes that all the weights have."""
     first = given[0]
     check_same_sizes(given)
@@ -114,7 +114,7 @@ def _settings_of_weights(given: Sequence[GivenHost]) -> TrainSettings:
 
 
 def _adopt_fold(
-    cohort: Cohort, fold: int, given: GivenHost, settings: TrainSettings, folder: FoldFolder
+    cohort: Cohort, fold: int, given: PretrainedHost, settings: TrainSettings, folder: FoldFolder
 ) -> AdoptedFold:
     """The checkpoint of a fold and what it predicts; a fold that is complete is left alone."""
     parts = fold_parts(cohort, read_fold(cohort, fold))
@@ -123,7 +123,7 @@ def _adopt_fold(
         return adopted
     network = build_host(settings.host, in_dim=cohort.card.feature_dim, n_outputs=cohort.n_outputs)
     network.load_state_dict(given.tensors)
-    loaded = LoadedNetwork(network.to(pick_device(settings.device)).eval(), None, None)
+    loaded = LoadedNetwork(network.to(pick_device(settings.device)).eval())
     with lock_folder(folder.path):
         save_network(folder.checkpoint, loaded, cohort, settings)
         details = {

@@ -1,18 +1,18 @@
-"""Where in feature space prompts and classes lie, found in the patches of the training slides. No test slide is read.
+"""Directions of prompts and classes in feature space, found in patches of the training slides. No test slide is read.
 
-Before training, the patches that answer most to each prompt, which then stand for it:
-  1. the bridge is fitted on pairs                       where a prompt lies, as well as pairs can say
-  2. of every training slide, the first patches by smoothed cosine; of these, the first over all slides
-  3. the direction of their mean                         the anchor, as if somebody had named these patches (alignment.py)
-A prompt and a patch meet through a text encoder and a map from one encoder to another, and both blur; the patches found are
-tissue of the cohort's own encoder. A few of a slide and no more, so that no slide speaks alone. No label is read.
+Before training, each prompt is represented by the training patches closest to it:
+  1. fit the bridge on pairs
+  2. take the first patches of every training slide by smoothed cosine, and of these the first over all slides
+  3. the anchor is the direction of their mean, as if somebody had named these patches (alignment.py)
+Text encoder and bridge both blur; the patches are tissue of the cohort's own encoder. Few patches are taken from one slide,
+so that no slide dominates. No label is read.
 
-After training, where the patches lie that decide each class:
-  m_c  the mean over the training slides that are rightly called c of their first patches, ranked by how much they speak
-       for c, half smoothed on the grid; the mean of the reference patches is taken off
+After training, the direction of the patches that decide each class:
+  m_c  mean, over the training slides correctly predicted as c, of the patches that support c most (half smoothed on the
+       grid), minus the mean of the reference patches
   d_c  = Sigma^-1 m_c, Sigma the ridged covariance of the reference patches (evidence/alignment.py)
-A host judges every patch of a new slide on that slide alone. The training slides together say more steadily what its
-classes rest on, without a prompt or a named example. No label is read beyond those of training.
+A host judges the patches of a new slide on that slide alone; all training slides together are a steadier guide to what its
+classes rest on. Only training labels are read.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from gcemil.bags.bag import Bag
 from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.bags.loader import SampleRule, load_bags
 from gcemil.evidence.alignment import directions_of_means
-from gcemil.evidence.anchors import MET, AnchorBank
+from gcemil.evidence.anchors import AnchorBank
 from gcemil.evidence.bridge import Bridge, CentredBridge
 from gcemil.evidence.head import ABSENT_QUANTILE, fit_class_head, fit_risk_head
 from gcemil.evidence.spatial import Neighbourhood, smoothed
 from gcemil.explain import bag_tensors, explain_bag, lesion_strength
 from gcemil.hosts.host import Embedded, Host, embedded_bag
 from gcemil.model import GceMil
-from gcemil.row_blocks import mapped_rows, widened
+from gcemil.row_blocks import mapped_rows, to_float32
 from gcemil.runs.folder import FoldParts
 from gcemil.shapes import Scores
 from gcemil.tasks.task import stacked_targets
@@ -58,7 +58,7 @@ Directions = Float[Tensor, "c d"]
 
 
 @torch.no_grad()
-def meet_prompts(
+def anchor_prompts_in_patches(
     bank: AnchorBank,
     bridge: Bridge,
     reference: Float[Tensor, "p d"],
@@ -68,7 +68,7 @@ def meet_prompts(
     count: int,
     seed: int,
 ) -> AnchorBank:
-    """The same prompts, each as the mean of the `count` training patches that answer to it most, in the space of the fit."""
+    """Represent each prompt by the mean of the `count` training patches closest to it."""
     cosines, patches = torch.empty(0, bank.n_anchors), torch.empty(0, bank.n_anchors, bridge.in_dim)
     for _, bag in load_bags(cohort, bags, rule=SampleRule(MOST_PATCHES, seed=seed)):
         features, coords = bag_tensors(bag)
@@ -78,10 +78,11 @@ def meet_prompts(
             found = torch.stack([smoothed(one, around) for one in found.unbind(dim=1)], dim=1)
         best = found.topk(min(PROMPT_PATCHES_PER_SLIDE, len(found)), dim=0)
         cosines, patches = _keep_first(
-            torch.cat([cosines, best.values]), torch.cat([patches, widened(features[best.indices])]), count
+            torch.cat([cosines, best.values]), torch.cat([patches, to_float32(features[best.indices])]), count
         )
-    provenance = f"{bank.provenance}, {MET}, {len(cosines)} per prompt"
-    return AnchorBank(directions_of_means(patches.mean(dim=0), reference), bank.prompts, provenance)
+    provenance = f"{bank.provenance}, met in training patches, {len(cosines)} per prompt"
+    directions = directions_of_means(patches.mean(dim=0), reference)
+    return AnchorBank(directions, bank.prompts, provenance, "prompt_patches")
 
 
 def _keep_first(
@@ -95,7 +96,7 @@ def _keep_first(
 def find_class_directions(
     model: GceMil, cohort: Cohort, bags: Sequence[BagSpec], reference: Float[Tensor, "p d"], *, seed: int
 ) -> Directions:
-    """One direction per class from the training bags; zero for a class that no training slide is rightly called."""
+    """One direction per class from the training bags; zero for a class that is never predicted correctly."""
     model.eval()
     sums, counts = torch.zeros_like(model.class_directions), [0] * model.n_outputs
     centre = reference.mean(dim=0)
@@ -113,7 +114,7 @@ def find_class_directions(
 
 
 def _deciding_patches(model: GceMil, bag: Bag, target: int) -> Float[Tensor, "k d"] | None:
-    """The first patches of a bag by how much they speak for its class; None where the host calls it another."""
+    """The patches of a bag that support its class most; None if the host predicts another class."""
     features, coords = bag_tensors(bag, model.anchors.device)
     with torch.no_grad():
         embedded = embedded_bag(model.host, features)
@@ -126,11 +127,11 @@ def _deciding_patches(model: GceMil, bag: Bag, target: int) -> Float[Tensor, "k 
     if coords is not None:
         shares = smoothed(shares, Neighbourhood.of(coords, bag.patch_size))
     count = min(len(shares), max(FEWEST_PATCHES, round(FIRST_SHARE * len(shares))))
-    return widened(features[shares.topk(count).indices])
+    return to_float32(features[shares.topk(count).indices])
 
 
 def gradient_times_token(host: Host, embedded: Embedded, coords: Tensor | None, index: int) -> Scores:
-    """How much each token speaks for an output to first order, for hosts whose patches see each other."""
+    """How much each token supports an output to first order, for hosts in which patches interact."""
     with torch.enable_grad():
         tokens = embedded.tokens.detach().requires_grad_()
         logit = host.aggregate(replace(embedded, tokens=tokens), coords).logits[index]
@@ -143,7 +144,7 @@ def gradient_times_token(host: Host, embedded: Embedded, coords: Tensor | None, 
 
 @torch.no_grad()
 def fit_head(model: GceMil, cohort: Cohort, parts: FoldParts, reference: Float[Tensor, "p d"]) -> None:
-    """Fit the evidence head on training slides and its vote on validation slides, where there is something to read.
+    """Fit the evidence head on training slides and its vote on validation slides, if it has anchors to read.
 
     It reads the anchors where they were made of patches, and without named concepts the directions of the classes.
     """
@@ -168,7 +169,7 @@ def fit_head(model: GceMil, cohort: Cohort, parts: FoldParts, reference: Float[T
     else:
         fit = fit_class_head(seen["train"], train, seen["val"], val, logits["val"])
     model.head.set_fit(fit)
-    if model.head.has_vote and model.n_outputs == 1 and not model.explains_host:
+    if model.head.has_vote and model.output_kind.is_risk and not model.explains_host:
         # Risks are compared in units of what F says of the training slides.
         host, head = (
             (values - scale[0]) * scale[1]
@@ -192,20 +193,20 @@ def calibrate_confirmation(model: GceMil, cohort: Cohort, bags: Sequence[BagSpec
         The number of validation slides without a lesion; 0 if the cohort has no such class.
     """
     negative = cohort.card.negative_index
-    if negative is None or model.n_outputs == 1:
+    if negative is None or model.output_kind.is_risk:
         return 0
     model.eval()
     model.negative_class.fill_(negative)
     strengths = []
     for _, bag in load_bags(cohort, [spec for spec in bags if spec.target == negative], rule=SampleRule()):
         found = explain_bag(model, bag)
-        strengths.append(lesion_strength(model, found.output, found.discrete, found.check))
+        strengths.append(lesion_strength(model, found.output, found.kept, found.verdict))
     model.confirmation_threshold.fill_(conformal_quantile(strengths, FALSE_EVIDENCE_RATE))
     return len(strengths)
 
 
 def conformal_quantile(values: Sequence[float], rate: float) -> float:
-    """What a new value exceeds with a probability of at most `rate`; the largest value where there are too few, 0 for none."""
+    """The value that a new one exceeds with probability at most `rate`; the largest if there are too few, 0 if there is none."""
     if not values:
         return 0.0
     rank = math.ceil((len(values) + 1) * (1 - rate))

@@ -1,6 +1,6 @@
-"""What an epoch looked like: means of the loss terms, norms of the gradients, the gates of its bags, and the known failures of training in these numbers.
+"""Figures of an epoch (loss terms, gradient norms, gates) and warnings about known failures of training.
 
-Failures are said on screen and kept in the run. Records also become TensorBoard curves where the `tracking` extra is installed;
+Warnings are printed and kept in the run. Records also become TensorBoard curves if the `tracking` extra is installed;
 history.jsonl is always written.
 """
 

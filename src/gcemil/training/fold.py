@@ -1,8 +1,8 @@
-"""One fold, from its slides on disk to its results on disk: its network, its training, what it predicts, the evidence of its test slides.
+"""One fold, from its slides on disk to its results on disk: network, training, predictions, evidence of the test slides.
 
-A text bank needs pairs to be reached, unless its bridge is free; its prompts are then read through training patches, unless the
-settings say otherwise. Examples need only that some lie on slides the fold may see. Without either the anchors are prototypes of
-the fold's own training patches. Every record says which.
+A text bank needs pairs, unless its bridge is free; its prompts are then represented by training patches, unless the settings
+name a bridge. Examples must lie on training slides or outside the cohort. Without either, anchors are prototypes of the
+fold's training patches. Every record says which.
 """
 
 from __future__ import annotations
@@ -45,16 +45,15 @@ from gcemil.runs.folder import (
 )
 from gcemil.runs.learning import Learning, bootstrap_error
 from gcemil.runs.predict import Mode, available_modes, evaluate_bags
-from gcemil.runs.weights import given_host_of_fold
+from gcemil.runs.weights import pretrained_host_of_fold
 from gcemil.tasks.task import (
-    ClassificationTask,
     SurvivalTask,
     Task,
     create_task,
     stacked_targets,
     training_task,
 )
-from gcemil.training.directions import FALSE_EVIDENCE_RATE, meet_prompts
+from gcemil.training.directions import FALSE_EVIDENCE_RATE, anchor_prompts_in_patches
 from gcemil.training.epochs import Tracker, merge_warnings
 from gcemil.training.loop import EpochRecord, OnBag, OnEpoch, train
 from gcemil.training.optimizer import stream_seed
@@ -63,7 +62,7 @@ REFERENCE_PATCHES_PER_BAG = 20
 MOST_FITTED = 200
 """Training bags that are predicted to see how far the model fits them."""
 PAIRS_FILE = "anchor_pairs.h5"
-FITTED_BRIDGES = {"proximal", "frozen", "orthogonal"}
+FITTED_BRIDGES = {"proximal", "frozen"}
 
 
 def train_fold(
@@ -86,7 +85,7 @@ def train_fold(
         check_parts(parts, create_task(cohort, settings), index)
         task = training_task(cohort, settings, parts.train)
         torch.manual_seed(stream_seed(settings.seed, index, 99))
-        given = given_host_of_fold(settings, cohort, index)
+        given = pretrained_host_of_fold(settings, cohort, index)
         tensors = None if given is None else given.tensors
         loaded = create_network(cohort, parts.train, settings, pick_device(settings.device), tensors)
         with closing(Tracker(fold.tensorboard)) as tracker:
@@ -97,7 +96,7 @@ def train_fold(
                     on_epoch(record)
 
             progress = train(
-                loaded, cohort, parts, task, settings, folder,
+                loaded, cohort, parts, task, settings, fold,
                 fold=index, on_epoch=report, on_bag=on_bag,
             )  # fmt: skip
         save_network(fold.checkpoint, loaded, cohort, settings)
@@ -137,7 +136,7 @@ def create_network(
     if host_weights is not None:
         host.load_state_dict(host_weights)
     if settings.evidence is None:
-        return LoadedNetwork(host.to(device), None, None)
+        return LoadedNetwork(host.to(device))
     reference = reference_patches(cohort, train_bags, seed=settings.seed)
     bank = create_anchors(cohort, train_bags, settings.evidence, reference, seed=settings.seed, bank=bank)
     model = GceMil(
@@ -149,7 +148,7 @@ def create_network(
     )
     if isinstance(model.bridge, CentredBridge):
         model.bridge.set_centre(reference.mean(dim=0))
-    elif bank.is_examples:
+    elif bank.kind == "examples":
         raise ConfigError(
             f"evidence.bridge is '{settings.evidence.bridge}', but anchors from examples take auto or centred."
         )
@@ -168,7 +167,7 @@ def create_anchors(
     seed: int,
     bank: AnchorBank | None = None,
 ) -> AnchorBank:
-    """The given bank or the one of the settings; prompts are read through training patches unless the settings say otherwise."""
+    """The given bank or the one of the settings; prompts are represented by training patches unless the settings name a bridge."""
     if bank is None and _takes_examples(cohort, settings):
         return create_example_bank(cohort, train_bags, reference)
     bank = bank or create_bank(cohort, settings, reference, seed=seed)
@@ -177,7 +176,7 @@ def create_anchors(
         return bank
     bridge = create_bridge("frozen", cohort.card.feature_dim, bank.anchor_dim, rank=settings.bridge_rank)
     bridge.fit(*read_pairs(cohort))
-    return meet_prompts(
+    return anchor_prompts_in_patches(
         bank, bridge, reference, cohort, train_bags, count=settings.prompt_examples, seed=seed
     )
 
@@ -272,14 +271,13 @@ def evaluate_fold(
     folder: FoldFolder,
     details: dict[str, Any],
 ) -> None:
-    """Predictions, metrics and evidence of a trained fold; metrics.json comes last and marks it complete.
+    """Write predictions, evidence and metrics of a trained fold; metrics.json comes last and marks it complete.
 
     A cohort that changed since the run began is refused before that.
     """
-    modes = available_modes(loaded)
-    model_hash = content_hash(folder.checkpoint)
-
-    negative = cohort.card.negative_index
+    network, modes = loaded.network, available_modes(loaded.network)
+    model_hash, negative = content_hash(folder.checkpoint), cohort.card.negative_index
+    tested, evaluated, n_val = set(parts.test), [*parts.val, *parts.test], len(parts.val)
     false_evidence: list[bool] = []
 
     def keep_evidence(spec: BagSpec, bag: Bag, explanation: Explanation) -> None:
@@ -288,41 +286,32 @@ def evaluate_fold(
         if explanation.is_confirmed is not None and spec.target == negative:
             false_evidence.append(explanation.is_confirmed)
         for evidence in slide_evidence(loaded.model, bag, explanation):
-            hashes = {
-                "model": model_hash,
-                "features": content_hash(cohort.feature_file(evidence.slide_id)),
-            }
+            features = content_hash(cohort.feature_file(evidence.slide_id))
+            hashes = {"model": model_hash, "features": features}
             write_evidence(folder.evidence(evidence.slide_id), evidence, hashes)
 
-    tested = set(parts.test)
-    evaluated = [*parts.val, *parts.test]
-    logits = evaluate_bags(loaded, cohort, evaluated, modes=modes, on_explained=keep_evidence)
+    logits = evaluate_bags(network, cohort, evaluated, modes=modes, on_explained=keep_evidence)
+    targets, metrics = stacked_targets(parts.test), {}
     for mode in modes:
         values = task.prediction(logits[mode])
-        _write_predictions(folder.predictions(mode, modes), cohort, evaluated, len(parts.val), values, task)
-    targets = stacked_targets(parts.test)
-    metrics: dict[str, Any] = {
-        mode: task.metrics(targets, task.prediction(logits[mode][len(parts.val) :])) for mode in modes
-    }
-    survival = cohort.card.task == "survival"
+        _write_predictions(folder.predictions(mode, modes), cohort, evaluated, n_val, values, task)
+        metrics[mode] = task.metrics(targets, values[n_val:])
+
     main = next(mode for mode in modes if mode == main_mode(modes))
+    survival = isinstance(task, SurvivalTask)
     fitted = parts.train if survival else parts.train[:: -(-len(parts.train) // MOST_FITTED)]
-    asked: tuple[Mode, ...] = (main,) if main == "full" else ("full", main)
-    trained_on = evaluate_bags(loaded, cohort, fitted, modes=asked)
-    train_logits = trained_on[main]
-    if survival:
-        for prefix, risks in (
-            ("risk", train_logits),
-            *([("host_risk", trained_on["full"])] if main != "full" else []),
-        ):
-            details = {
-                **details,
-                f"{prefix}_mean": float(risks.mean()),
-                f"{prefix}_deviation": float(risks.std().clamp_min(1e-12)),
-            }
-    test_values = task.prediction(logits[main][len(parts.val) :])
-    learning = measure_learning(task, targets, test_values, stacked_targets(fitted), train_logits)
-    details = {**details, "learning": learning.model_dump()}
+    prefixes: dict[Mode, str] = {"full": "host_risk", main: "risk"}
+    trained_on = evaluate_bags(network, cohort, fitted, modes=list(prefixes))
+    for mode, prefix in prefixes.items() if survival else ():
+        risks = trained_on[mode]
+        details = {
+            **details,
+            f"{prefix}_mean": float(risks.mean()),
+            f"{prefix}_deviation": float(risks.std().clamp_min(1e-12)),
+        }
+    test_values = task.prediction(logits[main][n_val:])
+    learning = measure_learning(task, targets, test_values, stacked_targets(fitted), trained_on[main])
+    details = {**details, "learning": learning.model_dump(), "caveats": task.caveats(targets)}
     if false_evidence and loaded.model is not None:
         details["no_evidence"] = {
             "class": cohort.card.classes[negative or 0],
@@ -332,9 +321,8 @@ def evaluate_fold(
             "n_test": len(false_evidence),
             "reached_rate": sum(false_evidence) / len(false_evidence),
         }
-    metrics["details"] = {**details, "caveats": task.caveats(targets)}
     check_cohort(folder.run.path, cohort)
-    write_json(folder.metrics, metrics)
+    write_json(folder.metrics, {**metrics, "details": details})
 
 
 def record_vote(model: GceMil) -> dict[str, Any] | None:
@@ -349,24 +337,17 @@ def measure_learning(
     task: Task, targets: Tensor, predictions: Tensor, train_targets: Tensor, train_logits: Tensor
 ) -> Learning:
     """How the model does on test bags, with its error, and on the training bags it should have fitted."""
-    figure = "c_index" if isinstance(task, SurvivalTask) else "auc"
 
     def measure(rows: np.ndarray) -> float:
-        return task.metrics(targets[rows], predictions[rows])[figure]
+        return task.metrics(targets[rows], predictions[rows])[task.figure]
 
-    explained = None
-    if isinstance(task, ClassificationTask):
-        shares = torch.bincount(train_targets).double() / len(train_targets)
-        entropy = float(torch.special.entr(shares).sum())
-        loss = float(torch.nn.functional.cross_entropy(train_logits.double(), train_targets.long()))
-        explained = 1 - loss / entropy if entropy > 0 else None
     return Learning(
-        figure=figure,
-        value=task.metrics(targets, predictions)[figure],
+        figure=task.figure,
+        value=task.metrics(targets, predictions)[task.figure],
         error=bootstrap_error(measure, len(targets)),
         n_test=len(targets),
-        train_value=task.metrics(train_targets, task.prediction(train_logits))[figure],
-        explained=explained,
+        train_value=task.metrics(train_targets, task.prediction(train_logits))[task.figure],
+        explained=task.explained(train_targets, train_logits),
     )
 
 

@@ -1,11 +1,11 @@
-"""The training loop: stages, epochs, windows. Visible from top to bottom, resumable at every epoch.
+"""The training loop: stages, epochs, windows. It can be resumed at every epoch.
 
-The common recipe: AdamW, cosine rate, clipped gradients; at most 512 sampled patches per training bag, all patches at
-validation. The epoch is chosen on validation among the last 40 %, when the gates have cooled; both arms choose alike. A
-preparing stage that keeps its best epoch chooses it by the same rule, on the plain host.
+The common recipe: AdamW, cosine rate, clipped gradients; sampled patches of a training bag, all patches at validation. The
+epoch is chosen on validation among the last 40 %, for wrapped and plain hosts alike. A preparing stage that keeps its best
+epoch chooses it by the same rule, on the plain host.
 
-A host that comes with weights has its preparing stages behind it, and a frozen one is not trained at all. Around a host that the wrapper leaves alone, which is
-the default, nothing of the evidence is trained either: it is fitted once the host is (training/directions.py).
+A host with given weights skips its preparing stages, and a frozen one is not trained at all. By default nothing of the
+evidence is trained with the host: it is fitted afterwards (training/directions.py).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from gcemil.explain import bag_tensors
 from gcemil.files import validate_as, write_text
 from gcemil.hosts.host import Stage
 from gcemil.hosts.table import AnyHost, host_spec, patch_limit
-from gcemil.model import Evidence
+from gcemil.model import Evidence, GceMil
 from gcemil.records import write_representations
 from gcemil.runs.checkpoint import (
     TRAIN_AGAIN,
@@ -87,19 +87,18 @@ def train(
     parts: FoldParts,
     task: Task,
     settings: TrainSettings,
-    folder: Path,
+    folder: FoldFolder,
     *,
     fold: int = 0,
     on_epoch: OnEpoch | None = None,
     on_bag: OnBag | None = None,
 ) -> Progress:
-    """Train to the end, from the last saved epoch where there is one; the chosen weights are in the network after."""
+    """Train to the end, from the last saved epoch if there is one; the network then has the weights of the chosen epoch."""
     device = next(loaded.network.parameters()).device
     null = create_null(settings.evidence, cohort.n_outputs).to(device) if settings.evidence else nn.Identity()
     modules = {"network": loaded.network, "null": null}
     base_rate = settings.learning_rate or host_spec(settings.host.name).learning_rate
-    resume_file = FoldFolder(folder).resume
-    progress, best, saved = _resume(resume_file, modules)
+    progress, best, saved = _resume(folder.resume, modules)
 
     stages = training_stages(loaded.host, settings)
     n_windows = len(epoch_windows(cohort, parts, task, settings, 0, 0))
@@ -115,7 +114,7 @@ def train(
         loaded.network.zero_grad(set_to_none=True)
         optimizer = create_optimizer(loaded.network, base_rate, settings)
         if saved is not None:
-            with refuse_misfit(resume_file):
+            with refuse_misfit(folder.resume):
                 load_optimizer(optimizer, saved)
                 torch.set_rng_state(saved["rng"])
             saved = None
@@ -126,14 +125,14 @@ def train(
             )  # fmt: skip
             is_last_stage = number == len(stages) - 1
             if is_last_stage or stage.keeps_best:
-                # The wrapper has no part in a preparing stage, nor in the choice of an epoch where it leaves the host alone.
-                is_taught = loaded.model is not None and loaded.model.settings.teaches_host
-                judged = (
-                    loaded if is_taught and not stage.prepares else LoadedNetwork(loaded.host, None, None)
-                )
+                # The wrapper has no part in a preparing stage, nor in the choice of an epoch if it does not train the host.
+                judged = loaded.network if trains_jointly(loaded, stage) else loaded.host
                 record |= validate(judged, cohort, parts.val, task)
                 if settings.keep_epochs and is_last_stage:
-                    _keep_epoch(loaded, cohort, parts, folder, epoch)
+                    # Nothing of this reaches the training, nor its random numbers.
+                    with torch.random.fork_rng(devices=[]):
+                        found = represent_bags(loaded.network, cohort, parts, recovers=False)
+                    write_representations(folder.epoch_representations(epoch), found)
                 if epoch + 1 >= math.ceil(settings.chosen_from * n_epochs):
                     best = _keep_best(progress, record, loaded.network, best, settings.chosen_by)
             stops = settings.early_stopping is not None and progress.stale >= settings.early_stopping
@@ -145,29 +144,27 @@ def train(
                 loaded.network.load_state_dict(best)
                 best, progress = None, Progress(stage=number + 1, history=progress.history)
             # The history first: an epoch whose state was not saved is done again, and its line written again.
-            write_history(FoldFolder(folder).history, progress.history)
-            _save_state(resume_file, modules, optimizer, best, progress)
+            write_history(folder.history, progress.history)
+            _save_state(folder.resume, modules, optimizer, best, progress)
             if on_epoch:
                 on_epoch(record)
             if done:
                 break
     if best is None and stages:
-        raise RunError(f"{folder}: training ended without a chosen epoch.")
+        raise RunError(f"{folder.path}: training ended without a chosen epoch.")
     if best is not None:
         loaded.network.load_state_dict(best)
     if loaded.model is not None:
         # Training needs warm gates, reading them does not: every chosen epoch is read at one temperature.
         loaded.model.set_temperature(reading_temperature(settings))
-        if cohort.n_outputs == 1:
-            risks = evaluate_bags(
-                LoadedNetwork(loaded.host, None, None), cohort, parts.train, modes=("full",)
-            )
+        if loaded.model.output_kind.is_risk:
+            risks = evaluate_bags(loaded.host, cohort, parts.train, modes=("full",))
             loaded.model.risk_spread.copy_(risks["full"].std().clamp_min(1e-12))
         elif loaded.model.settings.likeness_term and loaded.reference is not None:
-            found = find_class_directions(
+            directions = find_class_directions(
                 loaded.model, cohort, parts.train, loaded.reference, seed=stream_seed(settings.seed, fold, 4)
             )
-            loaded.model.set_class_directions(found)
+            loaded.model.class_directions.copy_(directions)
         if loaded.model.settings.head and loaded.reference is not None:
             fit_head(loaded.model, cohort, parts, loaded.reference)
         calibrate_confirmation(loaded.model, cohort, parts.val)
@@ -180,6 +177,11 @@ def training_stages(host: AnyHost, settings: TrainSettings) -> tuple[Stage, ...]
         return ()
     stages: tuple[Stage, ...] = host.stages()
     return stages if settings.host.weights is None else stages[-1:]
+
+
+def trains_jointly(loaded: LoadedNetwork, stage: Stage) -> bool:
+    """True if host and evidence are trained together; otherwise the evidence is fitted after the host."""
+    return loaded.model is not None and loaded.model.settings.train_host and not stage.prepares
 
 
 def begin_stage(
@@ -209,9 +211,7 @@ def train_epoch(
 ) -> EpochRecord:
     """Every training bag once, one optimiser step per window."""
     network = loaded.network
-    # Around a host that is left alone nothing of the evidence is trained: it is fitted once the host is.
-    is_taught = loaded.model is not None and loaded.model.settings.teaches_host
-    model = loaded.model if is_taught and not stage.prepares else None
+    model = loaded.model if trains_jointly(loaded, stage) else None
     device = next(network.parameters()).device
     windows = epoch_windows(cohort, parts, task, settings, stage_number, epoch)
     rule = SampleRule(patch_limit(settings), settings.sampling, stream_seed(settings.seed, stage_number))
@@ -267,7 +267,7 @@ def train_epoch(
     record["warnings"] = find_failures(
         {k: v for k, v in record.items() if isinstance(v, int | float)},
         record["terms"],
-        competes=model is not None and model.settings.teaches_host,
+        competes=model is not None,
     )
     return record
 
@@ -283,14 +283,13 @@ def epoch_windows(
     return task.windows(targets, window_size=size, generator=generator)
 
 
-def validate(loaded: LoadedNetwork, cohort: Cohort, bags: Sequence[BagSpec], task: Task) -> EpochRecord:
-    """Task metric and loss on all patches of the validation bags; of a taught host, the mean of gated and ungated.
+def validate(network: nn.Module, cohort: Cohort, bags: Sequence[BagSpec], task: Task) -> EpochRecord:
+    """Task metric and loss on all patches of the validation bags; for a wrapper, the mean of gated and ungated.
 
-    A host that is not taught is chosen as the plain one is, or it would not be the same. Of a taught one both predictions
-    are wanted, and a dozen validation bags judged twice choose more steadily than judged once.
+    With joint training both predictions matter, and a dozen validation bags judged twice choose more steadily than once.
     """
-    modes: tuple[Mode, ...] = ("full",) if loaded.model is None else ("soft", "full")
-    logits = evaluate_bags(loaded, cohort, bags, modes=modes)
+    modes: tuple[Mode, ...] = ("soft", "full") if isinstance(network, GceMil) else ("full",)
+    logits = evaluate_bags(network, cohort, bags, modes=modes)
     targets = stacked_targets(bags)
     losses = [task.loss(logits[mode], targets) for mode in modes]
     metrics = {mode: task.metrics(targets, task.prediction(logits[mode])) for mode in modes}
@@ -299,13 +298,6 @@ def validate(loaded: LoadedNetwork, cohort: Cohort, bags: Sequence[BagSpec], tas
         **{f"val_{name}": value for name, value in metrics[modes[0]].items()},
         "val": fmean(found[task.task_metric] for found in metrics.values()),
     }
-
-
-def _keep_epoch(loaded: LoadedNetwork, cohort: Cohort, parts: FoldParts, folder: Path, epoch: int) -> None:
-    """What the head sees after this epoch; nothing of it reaches the training, nor its random numbers."""
-    with torch.random.fork_rng(devices=[]):
-        found = represent_bags(loaded, cohort, parts, recovers=False)
-    write_representations(FoldFolder(folder).epoch_representations(epoch), found)
 
 
 def _move_bag(spec: BagSpec, bag: Bag, device: torch.device) -> TrainingBag:

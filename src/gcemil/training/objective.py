@@ -6,8 +6,8 @@
   sufficiency L(f(X_S)),  S hard, gradient straight through to the gates
   necessity   distance of f(X_notS) from what no evidence says
   bridge      what holds the bridge near its fit
-The plain host has the first line alone, on X, and so has a host that the wrapper leaves alone: its evidence is fitted after it was trained.
-A taught host begins as the plain one does; then the weight of the evidence (everything that depends on gates and acts on
+The plain host has the first line alone, on X, and so has a host whose evidence is fitted afterwards.
+A host that is trained jointly begins as the plain one does; then the weight of the evidence (everything that depends on gates and acts on
 the host) grows from 0 to 1.
 """
 
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from gcemil.config import EvidenceSettings
-from gcemil.evidence.coverage import RiskPathways, coverage_rate
+from gcemil.evidence.coverage import coverage_rate
 from gcemil.evidence.gates import straight_through
 from gcemil.evidence.losses import (
     NullRisk,
@@ -28,11 +28,10 @@ from gcemil.evidence.losses import (
     budget_excess_squared,
     grounding_divergence,
     grounding_squared_error,
-    necessity_cross_entropy,
-    necessity_risk_error,
 )
 from gcemil.hosts.host import Host, HostOutput
 from gcemil.model import Evidence, EvidenceOutput, GceMil
+from gcemil.outputs import create_output
 from gcemil.tasks.task import Task
 
 Terms = dict[str, Tensor]
@@ -44,7 +43,7 @@ class TrainingBag:
 
     features: Tensor
     coords: Tensor | None
-    step: int | None
+    patch_size: int | None
     target: Tensor
 
 
@@ -67,7 +66,7 @@ def evidence_terms(
     `weight` in [0, 1] is how much the evidence acts on a host that it teaches.
     """
     settings = model.settings
-    outputs = [model(bag.features, bag.coords, step=bag.step, target=bag.target) for bag in bags]
+    outputs = [model(bag.features, bag.coords, patch_size=bag.patch_size, target=bag.target) for bag in bags]
     soft, full = [output.soft for output in outputs], [output.full for output in outputs]
     gated_share = weight * (1 - settings.ungated_share)
     terms: Terms = {}
@@ -142,9 +141,12 @@ def grounding_terms(
         logits = [model.utility(output.coverage) for output in outputs]
         return terms | utility_term(model, task, logits, bags)
     if model.is_grounded and settings.divergence_weight > 0:
+        weights = model.utility.anchor_weights.detach()
         divergence = [
             grounding_divergence(
-                output.log_gates, output.responses, label_weights(model, bag.target).detach()
+                output.log_gates,
+                output.responses,
+                model.output_kind.target_row(weights, bag.target),
             )
             for output, bag in zip(outputs, bags, strict=True)
         ]
@@ -158,13 +160,6 @@ def utility_term(model: GceMil, task: Task, logits: Sequence[Tensor], bags: Sequ
     """The task read off the coverage alone, which teaches the weights of the anchors; a window without events has none."""
     loss = task.loss(torch.stack(list(logits)), torch.stack([bag.target for bag in bags]))
     return {} if loss is None else {"utility": model.settings.grounding_weight * loss}
-
-
-def label_weights(model: GceMil, target: Tensor) -> Tensor:
-    """Anchor weights of the true class, or of the risk."""
-    if isinstance(model.utility, RiskPathways):
-        return model.utility.anchor_weights
-    return model.utility.anchor_weights.index_select(0, target.reshape(1)).squeeze(0)
 
 
 def subset_terms(
@@ -182,10 +177,10 @@ def subset_terms(
         loss = task.loss(torch.stack(kept), torch.stack([bag.target for bag in bags]))
         if loss is not None:
             terms["sufficiency"] = settings.sufficiency_weight * loss
-    weight = settings.risk_necessity_weight if isinstance(null, NullRisk) else settings.necessity_weight
+    weight = settings.risk_necessity_weight if model.output_kind.is_risk else settings.necessity_weight
     if weight > 0:
         distances = [
-            necessity_term(null, output, removed)
+            null.distance(output.full_logits, removed)
             for output, bag in zip(outputs, bags, strict=True)
             if (removed := removed_logits(model, output, bag)) is not None
         ]
@@ -224,17 +219,6 @@ def _hard(model: GceMil, output: EvidenceOutput, bag: TrainingBag, gates: Tensor
     return model.host.gated(bag.features, output.embedded, bag.coords, log_gates).logits
 
 
-def necessity_term(null: NullTarget | NullRisk, output: EvidenceOutput, removed: Tensor) -> Tensor:
-    """Distance of the complement's prediction from the null, which learns what the complement says."""
-    if isinstance(null, NullRisk):
-        # First the update: the null is the mean risk seen so far, and before the first bag there is none.
-        null.update(output.full_logits.detach().squeeze(0))
-        return necessity_risk_error(removed.squeeze(0), null(), null.spread)
-    distance = necessity_cross_entropy(removed, null())
-    null.update(removed.detach())
-    return distance
-
-
 def create_null(settings: EvidenceSettings, n_outputs: int) -> NullTarget | NullRisk:
-    """What no evidence says: a distribution over the classes, or the mean risk."""
-    return NullRisk() if n_outputs == 1 else NullTarget(n_outputs, peak=settings.null_peak)
+    """The prediction without evidence: a distribution over the classes, or the mean risk."""
+    return NullRisk() if create_output(n_outputs).is_risk else NullTarget(n_outputs, peak=settings.null_peak)

@@ -60,19 +60,19 @@ def annealed_temperature(start: float, end: float, progress: float) -> float:
 
 
 READ_TEMPERATURE = 1e-6
-"""At which the gates around an untaught host are read: nothing was trained on what a warmer gate leaves half open."""
+"""Temperature after training if the host was not trained with gates: nothing was trained on half-open ones."""
 
 
 def reading_temperature(settings: TrainSettings) -> float:
-    """At which gates are read once training is over. A host that was taught by gates is read under the last of them."""
+    """Temperature of the gates after training; a jointly trained host keeps the final one."""
     evidence = settings.evidence
-    if evidence is None or evidence.teaches_host or evidence.temperature_end is not None:
+    if evidence is None or evidence.train_host or evidence.temperature_end is not None:
         return final_temperature(settings)
     return min(READ_TEMPERATURE, final_temperature(settings))
 
 
 def final_temperature(settings: TrainSettings) -> float:
-    """Where annealing ends: as the settings say, else as was measured for the host."""
+    """Where annealing ends: the value of the settings, else the one measured for the host."""
     chosen = None if settings.evidence is None else settings.evidence.temperature_end
     return host_spec(settings.host.name).temperature_end if chosen is None else chosen
 

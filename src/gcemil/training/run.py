@@ -1,7 +1,6 @@
 """A run folder: settings and inputs fixed at the start, one folder per fold, a summary at the end.
 
-Training into an existing run goes on where it stopped. Other settings or another cohort are refused, with the
-difference shown, because a run that mixes them would be no result.
+Training into an existing run continues it. Other settings or another cohort are refused, with the difference shown.
 """
 
 from __future__ import annotations
@@ -34,9 +33,8 @@ from gcemil.runs.folder import (
     read_metrics,
     read_run,
     write_summary,
-    write_training_cohort,
 )
-from gcemil.runs.weights import with_given_host
+from gcemil.runs.weights import resolve_pretrained_host
 from gcemil.tasks.task import create_task
 from gcemil.training.fold import check_parts, evaluate_fold, train_fold
 
@@ -44,7 +42,7 @@ OnFoldEpoch = Callable[[int, dict[str, Any]], None]
 OnFoldBag = Callable[[int, int, int], None]
 """Fold, bags of the epoch that are done, bags of an epoch."""
 BETWEEN_TICKS_S = 2.0
-"""Seconds after which a worker says again how far it is."""
+"""Seconds between two reports of a worker."""
 
 
 def train_run(
@@ -57,7 +55,7 @@ def train_run(
     on_epoch: OnFoldEpoch | None = None,
     on_bag: OnFoldBag | None = None,
 ) -> dict[str, Any]:
-    """Train the folds asked for (all that exist by default), as many side by side as there are cores."""
+    """Train the given folds (by default all), as many in parallel as there are cores."""
     cohort = Cohort.load(cohort_folder)
     chosen = list(folds) if folds is not None else fold_indices(cohort_folder)
     if not chosen:
@@ -66,7 +64,7 @@ def train_run(
         raise UsageError(
             "A frozen host without evidence has nothing to learn. Leave --no-gce out, or use 'gcemil adopt'."
         )
-    settings = with_given_host(settings, cohort, chosen)
+    settings = resolve_pretrained_host(settings, cohort, chosen)
     run = RunFolder(out)
     # Before the lock, which makes the folder: what is refused leaves nothing behind.
     if run.is_begun:
@@ -76,7 +74,7 @@ def train_run(
         claim_run(out, cohort, settings)
         write_json(run.warnings, warnings)
         for index in chosen:
-            # A worker that ended before it could take its word back has left one.
+            # A worker that was killed leaves its progress behind.
             run.fold(index).progress.unlink(missing_ok=True)
         unfinished = [index for index in chosen if not run.fold(index).is_finished]
         workers = min(jobs or _default_jobs(settings), len(unfinished))
@@ -132,7 +130,7 @@ def claim_run(out: Path, cohort: Cohort, settings: TrainSettings) -> None:
         seed=settings.seed, device=device, inputs={"cohort": record.fingerprint}
     )
     write_json(run.environment, environment)
-    write_training_cohort(out, record)
+    write_json(run.cohort_record, record.to_json())
     config = {
         "cohort": os.fspath(cohort.folder.resolve()),
         "cohort_fingerprint": record.fingerprint,
@@ -185,7 +183,7 @@ def planned_epochs(cohort: Cohort, settings: TrainSettings, folds: Sequence[int]
 
 
 def _default_jobs(settings: TrainSettings) -> int:
-    """A fold per core; one at a time where folds would share an accelerator."""
+    """One fold per core; one at a time if folds would share an accelerator."""
     return (os.cpu_count() or 1) if pick_device(settings.device).type == "cpu" else 1
 
 
@@ -198,7 +196,7 @@ def _train_in_processes(
     on_epoch: OnFoldEpoch | None,
     on_bag: OnFoldBag | None,
 ) -> None:
-    """Folds side by side; their epochs are read from the histories they write, their bags from what they say between."""
+    """Train folds in parallel processes and report progress from their history and progress files."""
     run = RunFolder(out)
     counted = {index: len(read_history(run.fold(index).path)) for index in folds}
 

@@ -48,7 +48,7 @@ def test_a_subset_that_two_cells_share_is_pooled_once(first_bag):
     selected = explanation.recovery.selected
     once, again = pooled.outcome(selected, gated=True), pooled.outcome(selected, gated=False)
     assert once.kept is again.kept
-    assert once.kept.allclose(explanation.discrete.logits)
+    assert once.kept.allclose(explanation.kept.logits)
     assert again.gated is None
     whole = pooled.outcome(torch.ones_like(selected), gated=True)
     assert whole.removed is None

@@ -5,7 +5,7 @@ import torch
 
 from gcemil.errors import UsageError
 from gcemil.evidence.selector import LowRankAdapter
-from gcemil.row_blocks import unfolded
+from gcemil.row_blocks import apply_reads
 
 
 def perturbed_adapter(in_dim: int, dtype: torch.dtype) -> LowRankAdapter:
@@ -40,7 +40,7 @@ def test_the_folded_layer_equals_the_layer_on_adapted_features(dtype: torch.dtyp
     adapter = perturbed_adapter(96, dtype)
     layer = torch.nn.Linear(96, 8).to(dtype)
     features = torch.randn(40, 96, dtype=dtype) + 1
-    (folded,) = unfolded(features, [adapter.linear(layer.weight, layer.bias)])
+    (folded,) = apply_reads(features, [adapter.linear(layer.weight, layer.bias)])
     torch.testing.assert_close(folded, layer(adapter(features)), rtol=tolerance, atol=10 * tolerance)
 
 
@@ -49,7 +49,7 @@ def test_the_folded_layer_has_the_gradient_of_the_plain_one() -> None:
     layer = torch.nn.Linear(6, 4).double()
     features = torch.randn(9, 6, dtype=torch.float64)
     parameters = [*adapter.parameters(), *layer.parameters()]
-    (folded,) = unfolded(features, [adapter.linear(layer.weight, layer.bias)])
+    (folded,) = apply_reads(features, [adapter.linear(layer.weight, layer.bias)])
     gradients = torch.autograd.grad(folded.sin().sum(), parameters)
     expected = torch.autograd.grad(layer(adapter(features)).sin().sum(), parameters)
     for gradient, wanted in zip(gradients, expected, strict=True):

@@ -56,8 +56,7 @@ def test_the_bank_says_what_it_is_and_grounds_the_evidence():
     bank = bank_from_examples(concepts, rows, source="outlines", note=", 3 on held-out slides left out")
     assert bank.prompts == ("a", "b")
     assert bank.provenance == "examples: 2 to 4 patches per concept, outlines, 3 on held-out slides left out"
-    assert bank.is_examples
-    assert not bank.is_prototypes
+    assert bank.kind == "examples"
     assert bridge_kind(EvidenceSettings(), bank, 6) == "centred"
     model = GceMil(create_host("abmil", in_dim=6, n_outputs=2), bank, in_dim=6)
     assert model.is_grounded

@@ -11,8 +11,8 @@ from gcemil.errors import UsageError
 from gcemil.evidence.gates import (
     CLOSED_GATE,
     GATES,
+    Gate,
     budget_count,
-    create_gate,
     hard_gates,
     slide_centre,
     straight_through,
@@ -45,7 +45,7 @@ def test_the_slide_centre_lies_midway_between_last_in_and_first_out() -> None:
 
 @pytest.mark.parametrize("kind", ["consecutive", "top_k"])
 def test_a_count_opens_as_many_in_place_of_the_budget(kind: str) -> None:
-    gate = create_gate(kind, budget=0.25).eval()
+    gate = Gate(kind, budget=0.25).eval()
     assert int(gate(SCORES, temperature=0.1).selected.sum()) == 1
     assert int(gate(SCORES, temperature=0.1, count=3).selected.sum()) == 3
 
@@ -56,16 +56,16 @@ def test_the_slide_centre_passes_no_gradient() -> None:
 
 
 def test_the_consecutive_gate_is_the_annealed_sigmoid() -> None:
-    output = create_gate("consecutive", budget=0.5)(SCORES, temperature=0.5)
+    output = Gate("consecutive", budget=0.5)(SCORES, temperature=0.5)
     torch.testing.assert_close(logit(output.gates), (SCORES - 2) / 0.5)
     assert output.selected.tolist() == [False, True, False, True]
-    paper = create_gate("consecutive", centre="zero")(SCORES, temperature=0.4)
+    paper = Gate("consecutive", centre="zero")(SCORES, temperature=0.4)
     torch.testing.assert_close(paper.gates, torch.sigmoid(SCORES / 0.4))
 
 
 @pytest.mark.parametrize("kind", ["sigmoid_threshold", "gumbel_sigmoid"])
 def test_some_gates_ignore_the_schedule(kind: str) -> None:
-    gate = create_gate(kind, budget=0.5).eval()
+    gate = Gate(kind, budget=0.5).eval()
     cold, warm = gate(SCORES, temperature=0.1), gate(SCORES, temperature=1.0)
     torch.testing.assert_close(cold.gates, warm.gates)
     torch.testing.assert_close(warm.gates, torch.sigmoid(SCORES - 2))
@@ -74,7 +74,7 @@ def test_some_gates_ignore_the_schedule(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["sigmoid_threshold", "concrete", "consecutive", "gumbel_sigmoid"])
 def test_a_bag_within_its_budget_is_all_open_with_finite_gradients(kind: str) -> None:
     scores = torch.tensor([-5.0], requires_grad=True)
-    output = create_gate(kind)(scores, temperature=0.1)
+    output = Gate(kind)(scores, temperature=0.1)
     assert output.gates.tolist() == pytest.approx([1.0])
     assert output.log_gates.tolist() == pytest.approx([0.0])
     assert output.selected.tolist() == [True]
@@ -85,7 +85,7 @@ def test_a_bag_within_its_budget_is_all_open_with_finite_gradients(kind: str) ->
 
 def test_the_logarithm_survives_where_the_gate_underflows() -> None:
     scores = torch.tensor([-300.0, 300.0], requires_grad=True)
-    output = create_gate("consecutive", centre="zero")(scores, temperature=1.0)
+    output = Gate("consecutive", centre="zero")(scores, temperature=1.0)
     assert output.gates[0] == 0
     assert output.log_gates.tolist() == pytest.approx([-300.0, 0.0])
     output.log_gates[0].backward()
@@ -94,7 +94,7 @@ def test_the_logarithm_survives_where_the_gate_underflows() -> None:
 
 
 def test_noise_moves_gates_in_training_only_and_repeats_with_its_generator() -> None:
-    gate = create_gate("concrete", budget=0.5)
+    gate = Gate("concrete", budget=0.5)
     noisy = [
         gate(SCORES, temperature=0.5, generator=torch.Generator().manual_seed(s)).gates for s in (1, 1, 2)
     ]
@@ -105,7 +105,7 @@ def test_noise_moves_gates_in_training_only_and_repeats_with_its_generator() -> 
 
 
 def test_the_noise_is_logistic() -> None:
-    gate = create_gate("gumbel_sigmoid", centre="zero")
+    gate = Gate("gumbel_sigmoid", centre="zero")
     scores = torch.full((40_000,), 1.0)
     opened = gate(scores, temperature=1.0, generator=torch.Generator().manual_seed(0)).selected
     # P(1 + logistic > 0) = sigma(1)
@@ -113,7 +113,7 @@ def test_the_noise_is_logistic() -> None:
 
 
 def test_top_k_opens_exactly_k_and_breaks_ties_by_index() -> None:
-    gate = create_gate("top_k", budget=0.5).eval()
+    gate = Gate("top_k", budget=0.5).eval()
     output = gate(torch.tensor([1.0, 2.0, 1.0, 1.0]), temperature=1.0)
     assert output.selected.tolist() == [True, True, False, False]
     assert output.gates.tolist() == [1.0, 1.0, 0.0, 0.0]
@@ -122,7 +122,7 @@ def test_top_k_opens_exactly_k_and_breaks_ties_by_index() -> None:
 
 def test_top_k_in_training_is_hard_forward_and_soft_backward() -> None:
     scores = SCORES.clone().requires_grad_()
-    output = create_gate("top_k", budget=0.5)(scores, temperature=2.0)
+    output = Gate("top_k", budget=0.5)(scores, temperature=2.0)
     assert output.gates.tolist() == [0.0, 1.0, 0.0, 1.0]
     output.gates.sum().backward()
     soft = torch.sigmoid((SCORES - 2) / 2)
@@ -156,7 +156,7 @@ def test_hard_gates_have_true_logarithms() -> None:
 
 def test_sparsemax_gates_by_hand() -> None:
     # sparsemax([1, 0.5, -1]) = [0.75, 0.25, 0]
-    output = create_gate("sparsemax")(torch.tensor([1.0, 0.5, -1.0]), temperature=1.0)
+    output = Gate("sparsemax")(torch.tensor([1.0, 0.5, -1.0]), temperature=1.0)
     assert output.gates.tolist() == pytest.approx([1.0, 1 / 3, 0.0])
     assert output.log_gates.tolist() == pytest.approx([0.0, math.log(1 / 3), -math.inf])
     assert output.selected.tolist() == [True, True, False]
@@ -165,7 +165,7 @@ def test_sparsemax_gates_by_hand() -> None:
 @pytest.mark.parametrize("kind", ["sparsemax", "entmax15"])
 def test_simplex_gates_pass_finite_gradients(kind: str) -> None:
     scores = torch.tensor([1.0, 0.8, -9.0], requires_grad=True)
-    output = create_gate(kind)(scores, temperature=1.0)
+    output = Gate(kind)(scores, temperature=1.0)
     (output.gates.square().sum() + output.log_gates[output.selected].sum()).backward()
     assert scores.grad is not None
     assert torch.isfinite(scores.grad).all()
@@ -174,7 +174,7 @@ def test_simplex_gates_pass_finite_gradients(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["sparsemax", "entmax15", "consecutive", "concrete"])
 def test_a_colder_gate_is_nearer_to_zero_and_one(kind: str) -> None:
-    gate = create_gate(kind, budget=0.5).eval()
+    gate = Gate(kind, budget=0.5).eval()
     warm, cold = gate(SCORES, temperature=8.0).gates, gate(SCORES, temperature=0.4).gates
     assert (cold * (1 - cold)).mean() < (warm * (1 - warm)).mean()
 
@@ -182,9 +182,9 @@ def test_a_colder_gate_is_nearer_to_zero_and_one(kind: str) -> None:
 def test_gates_by_name_refuse_the_unknown_and_the_impossible() -> None:
     assert set(GATES) >= {"sigmoid_threshold", "top_k", "gumbel_sigmoid", "concrete", "sparsemax", "entmax15"}
     with pytest.raises(UsageError, match="no gate 'soft'. Choose one of sigmoid_threshold"):
-        create_gate("soft")
+        Gate("soft")
     with pytest.raises(UsageError, match=r"temperature of a gate is positive, got 0"):
-        create_gate("consecutive")(SCORES, temperature=0.0)
+        Gate("consecutive")(SCORES, temperature=0.0)
 
 
 def test_the_settings_know_every_gate_and_no_other():

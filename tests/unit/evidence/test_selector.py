@@ -1,13 +1,14 @@
 """The selector score and its terms."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
 
-from gcemil.errors import UsageError
-from gcemil.evidence.selector import Selector, log_odds, normal_rank, standardised_attention
+from gcemil.evidence.selector import Selector, class_likeness, log_odds, normal_rank, standardised_attention
 from gcemil.evidence.spatial import Neighbourhood
-from gcemil.row_blocks import unfolded
+from gcemil.row_blocks import apply_reads
 
 
 def make_selector(**options: float) -> Selector:
@@ -23,7 +24,7 @@ def make_slide() -> tuple[Tensor, Tensor]:
 
 def scored(selector: Selector, features: Tensor, coords: Tensor | None, **terms: Tensor) -> Tensor:
     around = None if coords is None else Neighbourhood.of(coords, 256)
-    hidden = unfolded(features, selector.folds()) if selector.folds() else []
+    hidden = apply_reads(features, selector.reads()) if selector.reads() else []
     return selector.scores(list(hidden), coords, n_patches=len(features), neighbourhood=around, **terms)
 
 
@@ -111,6 +112,9 @@ def test_one_patch_has_finite_terms() -> None:
     assert normal_rank(torch.tensor([3.0])).tolist() == pytest.approx([0.0], abs=1e-6)
 
 
-def test_a_share_of_smoothing_beyond_one_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"between 0 and 1, got 1\.5"):
-        Selector(4, smoothing=1.5)
+def test_likeness_is_what_the_likely_class_lies_along():
+    products = torch.tensor([[1.0, 5.0], [3.0, 5.0], [2.0, 5.0]])
+    # The second direction tells no patch from another, so it says nothing.
+    found = class_likeness(products, torch.tensor([0.5, 0.5]))
+    unit = math.sqrt(2 / 3)
+    assert found.tolist() == pytest.approx([-0.5 / unit, 0.5 / unit, 0.0])

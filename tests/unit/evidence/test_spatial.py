@@ -118,3 +118,9 @@ def test_a_hundred_thousand_patches_find_their_neighbours() -> None:
     # All pairs would be 10^10 comparisons, more than the memory of most machines.
     neighbourhood = Neighbourhood.of(grid(400, 250), 256)
     assert neighbourhood.patches_around.sum() == pytest.approx(400 * 250 * 9 - 6 * (400 + 250) + 4)
+
+
+def test_a_slide_of_few_patches_may_be_huge():
+    coords = torch.tensor([[0, 0], [1, 1], [200_000, 200_000]])
+    scores = torch.tensor([1.0, 3.0, 7.0])
+    assert Neighbourhood.of(coords, 1).mean(scores).tolist() == pytest.approx([2.0, 2.0, 7.0])

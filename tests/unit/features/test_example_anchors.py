@@ -170,7 +170,7 @@ def test_training_takes_the_examples_that_the_card_names(cohort):
     assert model.bank.provenance.startswith("examples: 4 patches per concept, examples.csv, ")
     assert model.bank.prompts == ("stroma", "tumour")
     assert model.is_grounded
-    assert network_of(loaded, 0, anchors="prototypes").model.bank.is_prototypes
+    assert network_of(loaded, 0, anchors="prototypes").model.bank.kind == "prototypes"
 
 
 def test_folds_have_banks_of_their_own(cohort):
@@ -182,8 +182,8 @@ def test_folds_have_banks_of_their_own(cohort):
 
 def test_a_bridge_that_examples_cannot_take_is_refused(cohort):
     write_example_anchors(cohort, ExampleRequest(table_of(cohort, slides=all_slides(cohort)), k=4))
-    with pytest.raises(ConfigError, match="evidence.bridge is 'orthogonal'"):
-        network_of(Cohort.load(cohort.folder), 0, bridge="orthogonal")
+    with pytest.raises(ConfigError, match="evidence.bridge is 'frozen'"):
+        network_of(Cohort.load(cohort.folder), 0, bridge="frozen")
 
 
 def test_training_refuses_a_fold_that_has_no_example(cohort):

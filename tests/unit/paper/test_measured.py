@@ -132,7 +132,7 @@ def test_a_host_that_was_trained_or_taught_is_not_read_from_the_wrapped_run(fold
     assert list(host) == [0.5, 0.6]
     taught = untrained_host(tmp_path)
     config = gce_run(taught) / "config.yaml"
-    config.write_text(config.read_text().replace("teaches_host: false", "teaches_host: true"))
+    config.write_text(config.read_text().replace("train_host: false", "train_host: true"))
     assert list(read_measured(taught.folder).runs.label) == ["gce"]
 
 

@@ -47,7 +47,7 @@ def test_keeping_every_patch_is_the_whole_bag(model_and_bag):
     model, bag = model_and_bag
     whole = explain_bag(model, bag)
     answer = answer_from_kept(model, bag, np.arange(len(bag)), deviation=1.0)
-    torch.testing.assert_close(answer.logits, whole.discrete.logits)
+    torch.testing.assert_close(answer.logits, whole.kept.logits)
     assert answer.evidence_rows.tolist() == whole.recovery.selected.nonzero().flatten().tolist()
 
 

@@ -145,12 +145,6 @@ def test_integer_weights_are_weights():
     assert recovery.gains.tolist() == pytest.approx([0.45])
 
 
-def test_stop_reasons_are_plain_words():
-    assert [str(reason) for reason in StopReason] == [
-        "covered", "capped", "no_gain", "exhausted", "gates",
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("gates", "responses", "weights", "message"),
     [

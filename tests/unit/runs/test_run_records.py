@@ -8,7 +8,7 @@ import yaml
 
 from gcemil.config import TrainSettings
 from gcemil.errors import RunError
-from gcemil.runs.folder import RunFolder, read_history, read_metrics, read_run, summarise
+from gcemil.runs.folder import RunFolder, read_history, read_metrics, read_run, write_summary
 
 CONFIG = {
     "cohort": "cohorts/a",
@@ -69,7 +69,7 @@ def test_a_figure_that_a_fold_lacks_is_left_out_of_the_mean(tmp_path):
     write_fold(tmp_path, 1, {**METRICS, "full": {"accuracy": 1.0}, "soft": None})
     write_fold(tmp_path, "x", METRICS)
     assert [fold.path.name for fold in RunFolder(tmp_path).finished_folds()] == ["fold_0", "fold_1"]
-    summary = summarise(tmp_path)
+    summary = write_summary(tmp_path)
     assert summary["full"]["accuracy"]["mean"] == pytest.approx(0.75)
     assert summary["full"]["auc"] == {"mean": None, "std": None, "folds": [None, None]}
     assert summary["soft"]["accuracy"]["folds"] == [0.75, None]

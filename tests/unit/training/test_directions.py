@@ -10,7 +10,7 @@ from gcemil.bags.cohort import Cohort
 from gcemil.evidence.selector import class_likeness
 from gcemil.hosts.host import embedded_bag
 from gcemil.runs.checkpoint import load_network
-from gcemil.training.directions import find_class_directions, gradient_times_token
+from gcemil.training.directions import conformal_quantile, find_class_directions, gradient_times_token
 
 DIM = 6
 DECIDING = (3, 11)
@@ -32,7 +32,7 @@ def reading_model(*, swapped: bool = False) -> GceMil:
     """A host that pools evenly and reads class c off axis c, or off the other axis."""
     torch.manual_seed(0)
     host = create_host("abmil", in_dim=DIM, n_outputs=2, options={"width": DIM})
-    bank = AnchorBank(torch.randn(3, DIM), ("a", "b", "c"), "prototypes of a test")
+    bank = AnchorBank(torch.randn(3, DIM), ("a", "b", "c"), "of a test", "prototypes")
     axes = torch.eye(DIM)[:2].flip(0) if swapped else torch.eye(DIM)[:2]
     with torch.no_grad():
         host.project[0].weight.copy_(torch.eye(DIM))
@@ -64,7 +64,7 @@ def test_slides_that_are_called_another_class_teach_nothing(cohort):
 def test_likeness_ranks_the_deciding_patches_first_once_it_is_known(cohort):
     model = reading_model()
     assert not model.reads_likeness
-    model.set_class_directions(find_class_directions(model, cohort, cohort.bags, reference(), seed=0))
+    model.class_directions.copy_(find_class_directions(model, cohort, cohort.bags, reference(), seed=0))
     assert model.reads_likeness
     bag = cohort.read_bag(cohort.bags[0])
     # Without coordinates nothing is smoothed; the other terms are those of an even host and of no anchors.
@@ -78,14 +78,14 @@ def test_likeness_counts_three_times_where_no_anchors_act(anchors_act, weight):
     model.is_grounded = anchors_act
     features = torch.randn(30, DIM)
     without = model(features)
-    model.set_class_directions(torch.eye(2, DIM))
+    model.class_directions.copy_(torch.eye(2, DIM))
     likeness = class_likeness(features[:, :2], torch.softmax(without.full_logits, dim=0))
     assert torch.allclose(model(features).scores - without.scores, weight * likeness, atol=1e-4)
 
 
 def test_training_never_reads_likeness():
     model = reading_model()
-    model.set_class_directions(torch.ones(2, DIM))
+    model.class_directions.copy_(torch.ones(2, DIM))
     model.train()
     assert not model.reads_likeness
 
@@ -102,3 +102,29 @@ def test_a_trained_run_has_its_directions_and_a_risk_has_none(classification_run
     for runs, has_directions in ((classification_runs, True), (survival_runs, False)):
         model = load_network(runs.gce / "fold_0" / "checkpoint.safetensors")[0].model
         assert bool(model.class_directions.any()) is has_directions
+
+
+# Confirmation
+
+
+@pytest.mark.parametrize(
+    ("values", "rate", "expected"),
+    [
+        ([], 0.1, 0.0),
+        ([0.3], 0.1, 0.3),
+        ([0.1, 0.5, 0.2], 0.1, 0.5),
+        ([round(0.1 * k, 1) for k in range(9)], 0.1, 0.8),
+        ([round(0.1 * k, 1) for k in range(9)], 0.5, 0.4),
+    ],
+)
+def test_quantile_of_a_few_values(values: list[float], rate: float, expected: float) -> None:
+    assert conformal_quantile(values, rate) == expected
+
+
+def test_a_new_value_exceeds_the_quantile_no_more_often_than_promised() -> None:
+    generator = np.random.default_rng(0)
+    exceeded = [
+        draws[-1] > conformal_quantile(list(draws[:-1]), 0.1) for draws in generator.random((4000, 31))
+    ]
+    # Exactly 3/31 are expected: the rank of the quantile among 30 values is 28.
+    assert np.mean(exceeded) == pytest.approx(3 / 31, abs=0.015)

@@ -11,6 +11,7 @@ from gcemil.bags.folds import make_folds, write_folds
 from gcemil.config import PAPER, EvidenceSettings, HostSettings, TrainSettings
 from gcemil.files import read_json
 from gcemil.hosts.mhim import Mhim
+from gcemil.model import GceMil
 from gcemil.records import read_adapter, read_representations
 from gcemil.runs.folder import FoldFolder
 from gcemil.runs.predict import represent_runs
@@ -46,8 +47,8 @@ class Watched:
         monkeypatch.setattr(loop, "train_epoch", train_epoch)
         monkeypatch.setattr(loop, "validate", self.validate)
 
-    def validate(self, loaded, *arguments):
-        self.judged.append(loaded.model is not None)
+    def validate(self, network, *arguments):
+        self.judged.append(isinstance(network, GceMil))
         return {"val": next(self.values), "val_loss": next(self.losses)}
 
 

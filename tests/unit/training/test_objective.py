@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gcemil.config import PAPER, EvidenceSettings
+from gcemil.config import PAPER
 from gcemil.evidence.anchors import AnchorBank
 from gcemil.evidence.coverage import WEIGHT_GAIN
 from gcemil.evidence.losses import NullRisk, NullTarget
@@ -16,7 +16,6 @@ from gcemil.model import GceMil
 from gcemil.tasks.task import ClassificationTask, SurvivalTask
 from gcemil.training.objective import (
     TrainingBag,
-    create_null,
     evidence_shape_terms,
     evidence_terms,
     grounding_terms,
@@ -34,11 +33,11 @@ TWO = ClassificationTask(("a", "b"))
 
 def make_model(name="abmil", *, mode="deletion", n_outputs=3, **settings):
     """A host that is taught, so that it has every term."""
-    return wrapped(prepared_host(name, mode=mode, n_outputs=n_outputs), **{"teaches_host": True, **settings})
+    return wrapped(prepared_host(name, mode=mode, n_outputs=n_outputs), **{"train_host": True, **settings})
 
 
 def seen(model, bags):
-    return [model(bag.features, bag.coords, step=bag.step, target=bag.target) for bag in bags]
+    return [model(bag.features, bag.coords, patch_size=bag.patch_size, target=bag.target) for bag in bags]
 
 
 def answer(logits, **more):
@@ -355,14 +354,6 @@ def test_survival_trains_on_cox_over_the_window():
     terms, outputs = evidence_terms(model, NullRisk(), SurvivalTask(), bags)
     risks = [output.logits.item() for output in outputs]
     assert terms["task"].item() == pytest.approx(cox_by_hand(risks, [1, 2, 3, 4], [1, 0, 1, 0]), rel=1e-4)
-
-
-def test_classes_have_a_null_distribution_and_a_risk_has_a_null_risk():
-    null = create_null(EvidenceSettings(null_peak=0.0), 3)
-    assert isinstance(null, NullTarget)
-    null.update(torch.tensor([9.0, 0.0, 0.0]))
-    torch.testing.assert_close(null(), torch.full((3,), 1 / 3))
-    assert isinstance(create_null(EvidenceSettings(), 1), NullRisk)
 
 
 def test_the_say_of_the_evidence_grows_from_nothing():

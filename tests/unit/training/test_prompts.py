@@ -7,10 +7,10 @@ import torch
 from builders import PATCH, make_cohort, write_slide
 from gcemil.bags import store
 from gcemil.bags.arrays import write_anchors
-from gcemil.config import TAUGHT, EvidenceSettings, HostSettings, TrainSettings
+from gcemil.config import JOINT, PAPER, EvidenceSettings, HostSettings, TrainSettings
 from gcemil.evidence.bridge import CentredBridge, ProximalBridge
 from gcemil.training.directions import PROMPT_PATCHES_PER_SLIDE
-from gcemil.training.fold import PAIRS_FILE, create_network
+from gcemil.training.fold import PAIRS_FILE, create_bank, create_network
 
 DIM, N_PATCHES = 8, 40
 CONCEPT = np.eye(DIM, dtype=np.float32)[3] * 6
@@ -75,6 +75,15 @@ def test_only_the_slides_of_training_are_read(cohort):
 
 
 def test_a_named_bridge_and_the_taught_recipe_read_the_prompts_themselves(cohort):
-    for settings in ({"bridge": "proximal"}, {"bridge": "frozen"}, TAUGHT.model_dump()):
-        assert not model_of(cohort, cohort.bags, **settings).bank.is_met
-    assert model_of(cohort, cohort.bags, anchors="prototypes").bank.is_prototypes
+    for settings in ({"bridge": "proximal"}, {"bridge": "frozen"}, JOINT.model_dump()):
+        assert model_of(cohort, cohort.bags, **settings).bank.kind == "text"
+    assert model_of(cohort, cohort.bags, anchors="prototypes").bank.kind == "prototypes"
+
+
+def test_a_text_bank_without_pairs_is_kept_under_a_free_bridge(tmp_path):
+    cohort = make_cohort(tmp_path)
+    write_anchors(tmp_path / "anchors.h5", np.eye(3, 6, dtype=np.float32), ["a", "b", "c"])
+    patches = torch.randn(30, 8)
+    kept = create_bank(cohort, PAPER, patches, seed=0)
+    assert (kept.kind, kept.n_anchors, kept.prompts) == ("text", 3, ("a", "b", "c"))
+    assert create_bank(cohort, EvidenceSettings(), patches, seed=0).kind == "prototypes"

@@ -77,7 +77,7 @@ def test_gates_around_an_untaught_host_are_read_cold_whichever_epoch_was_chosen(
     ("evidence", "read_at"),
     [
         (EvidenceSettings(), READ_TEMPERATURE),
-        (EvidenceSettings(teaches_host=True), 0.1),
+        (EvidenceSettings(train_host=True), 0.1),
         (EvidenceSettings(temperature_end=0.4), 0.4),
     ],
 )

@@ -11,7 +11,6 @@ from gcemil.diagnostics.agreement import Agreement
 from gcemil.diagnostics.diagnose import Comparison, diagnose_run
 from gcemil.diagnostics.regions import find_regions
 from gcemil.errors import RunError, UsageError
-from gcemil.explain import class_probability
 from gcemil.records import read_evidence
 from gcemil.report.claim import SAME_NETWORK_MEANING
 from gcemil.report.run_data import FoldData
@@ -23,6 +22,10 @@ from geojson_rules import violations
 from report_builders import toy_evidence
 from slide_builders import write_slide
 from viewer_builders import bits, opened, send_bits, visitor
+
+
+def class_probability(logits, index):
+    return float(torch.softmax(logits.double(), dim=0)[index])
 
 
 @pytest.fixture(scope="module")

@@ -103,7 +103,7 @@ def find_hosts_left_alone(runs: list[Record], results: Path) -> set[Pair]:
     for row in runs:
         if (row["arm"], row["variant"]) != ("gce", None) or not RunFolder(results / row["run"]).is_begun:
             continue
-        if read_run(results / row["run"]).settings.leaves_host_alone:
+        if read_run(results / row["run"]).settings.host_is_unchanged:
             found.add((row["cohort"], row["host"]))
     return found
 

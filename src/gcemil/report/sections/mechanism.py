@@ -73,7 +73,7 @@ def render_section(context: Context, example: SlideView | None) -> Section | Non
         return None
     evidence = context.run.evidence
     method = render(
-        "method.html", parts=describe_method(evidence, context.run.host), taught=evidence.teaches_host
+        "method.html", parts=describe_method(evidence, context.run.host), taught=evidence.train_host
     )
     parts = [method, _render_adapter(context), _render_gates(context), _render_anchors(context)]
     if example is not None:

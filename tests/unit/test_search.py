@@ -5,18 +5,14 @@ import math
 import pytest
 import torch
 
-from gcemil.evidence.checking import (
-    Check,
-    Tolerances,
-    check_subset,
-    choose_evidence,
-    choose_ranking,
-    output_gap,
-)
-from gcemil.evidence.selector import class_likeness
+from gcemil.explain import Search
+from gcemil.outputs import ClassOutput, RiskOutput, Tolerances, Verdict
 
-TOLERANCES = Tolerances(sufficiency=0.05, necessity=0.05)
 FULL = torch.tensor([0.0, 2.0])
+
+
+def search(predict):
+    return Search(predict, FULL, ClassOutput(2), Tolerances())
 
 
 def voting_host(votes):
@@ -31,18 +27,18 @@ def ranking(*scores):
 
 def test_a_subset_that_carries_the_prediction_is_sufficient_and_necessary():
     ask = voting_host([2.0, 0.0, 0.0])
-    found = check_subset(ask, FULL, torch.tensor([True, False, False]), TOLERANCES)
-    assert found == Check(is_sufficient=True, is_necessary=True, keeps_class=True, changes_class=True)
+    found = search(ask).judge_set(torch.tensor([True, False, False]))
+    assert found == Verdict(is_sufficient=True, is_necessary=True, keeps_class=True, changes_class=True)
 
 
 def test_what_another_patch_says_as_well_is_not_necessary():
     ask = voting_host([2.0, 2.0, 0.0])
-    found = check_subset(ask, FULL, torch.tensor([True, False, False]), TOLERANCES)
+    found = search(ask).judge_set(torch.tensor([True, False, False]))
     assert (found.is_sufficient, found.is_necessary, found.changes_class) == (True, False, False)
 
 
 def test_the_whole_bag_is_never_necessary():
-    found = check_subset(voting_host([2.0, 0.0]), FULL, torch.tensor([True, True]), TOLERANCES)
+    found = search(voting_host([2.0, 0.0])).judge_set(torch.tensor([True, True]))
     assert (found.is_sufficient, found.is_necessary) == (True, False)
 
 
@@ -52,16 +48,16 @@ def test_the_first_ranking_that_passes_is_taken():
         "right": ranking(2.0, 1.0, 0.0),
         "also": ranking(3.0, 0.0, 1.0),
     }
-    found = choose_ranking(rankings, 1, voting_host([2.0, 0.0, 0.0]), FULL, TOLERANCES)
-    assert found.name == "right"
-    assert found.check.is_faithful
+    found = search(voting_host([2.0, 0.0, 0.0])).choose_ranking(rankings.values(), 1)
+    assert found.scores is rankings["right"]
+    assert found.verdict.is_faithful
 
 
 def test_where_none_passes_the_one_that_keeps_the_prediction_is_taken():
     # Two patches say the same, so neither is necessary; a third says nothing.
     rankings = {"empty": ranking(0.0, 0.0, 1.0), "redundant": ranking(1.0, 0.0, 0.0)}
-    found = choose_ranking(rankings, 1, voting_host([2.0, 2.0, 0.0]), FULL, TOLERANCES)
-    assert (found.name, found.check.is_faithful) == ("redundant", False)
+    found = search(voting_host([2.0, 2.0, 0.0])).choose_ranking(rankings.values(), 1)
+    assert (found.scores is rankings["redundant"], found.verdict.is_faithful) == (True, False)
 
 
 def test_equal_subsets_are_asked_once():
@@ -73,7 +69,7 @@ def test_equal_subsets_are_asked_once():
         return ask(selected)
 
     same = {"a": ranking(1.0, 0.0, 0.0), "b": ranking(5.0, 0.0, 0.0)}
-    choose_ranking(same, 1, counted, FULL, TOLERANCES)
+    search(counted).choose_ranking(same.values(), 1)
     assert len(asked) == 2
 
 
@@ -87,7 +83,7 @@ def test_patches_that_keep_less_than_the_best_so_far_are_not_removed():
 
     # The first is redundant and keeps the class; the second is empty, says nothing, and cannot be better.
     rankings = {"redundant": ranking(1.0, 0.0, 0.0), "empty": ranking(0.0, 0.0, 1.0)}
-    assert choose_ranking(rankings, 1, counted, FULL, TOLERANCES).name == "redundant"
+    assert search(counted).choose_ranking(rankings.values(), 1).scores is rankings["redundant"]
     assert [int(selected.sum()) for selected in asked] == [1, 2, 1]
 
 
@@ -100,15 +96,16 @@ def test_patches_that_say_nothing_alone_are_not_removed_where_a_later_ranking_pa
         return ask(selected)
 
     rankings = {"empty": ranking(0.0, 0.0, 1.0), "right": ranking(1.0, 0.0, 0.0)}
-    assert choose_ranking(rankings, 1, counted, FULL, TOLERANCES).name == "right"
+    assert search(counted).choose_ranking(rankings.values(), 1).scores is rankings["right"]
     assert [int(selected.sum()) for selected in asked] == [1, 1, 2]
 
 
 def test_a_risk_is_compared_in_its_unit():
     full, other = torch.tensor([1.0]), torch.tensor([1.5])
-    assert output_gap(full, other, unit=5.0) == pytest.approx(0.1)
-    found = check_subset(lambda _: other, full, torch.tensor([True, False]), Tolerances(0.1, 0.1, unit=5.0))
-    assert found == Check(is_sufficient=True, is_necessary=True, keeps_class=True, changes_class=False)
+    assert RiskOutput(5.0).gap(full, other) == pytest.approx(0.1)
+    tried = Search(lambda _: other, full, RiskOutput(5.0), Tolerances(0.1, 0.1 - 1e-9))
+    found = tried.judge_set(torch.tensor([True, False]))
+    assert found == Verdict(is_sufficient=True, is_necessary=True, keeps_class=True, changes_class=False)
 
 
 def test_of_risks_that_stray_the_nearest_is_taken_and_near_ones_are_equal():
@@ -119,44 +116,36 @@ def test_of_risks_that_stray_the_nearest_is_taken_and_near_ones_are_equal():
         return away[selected] if int(selected.sum()) == 1 else torch.tensor([0.0])
 
     def take(*patches):
-        rankings = {str(patch): torch.eye(4)[patch] for patch in patches}
-        return choose_ranking(rankings, 1, ask, torch.tensor([0.0]), Tolerances(0.05, 0.05)).name
+        tried = Search(ask, torch.tensor([0.0]), RiskOutput(), Tolerances())
+        return int(tried.choose_ranking([torch.eye(4)[patch] for patch in patches], 1).scores.argmax())
 
-    assert take(0, 1) == take(1, 0) == "1"
-    assert take(0, 2, 3) == "2"
-    assert take(0, 3, 2) == "3"
+    assert take(0, 1) == take(1, 0) == 1
+    assert take(0, 2, 3) == 2
+    assert take(0, 3, 2) == 3
 
 
 def test_a_gap_is_that_of_the_class_predicted_on_the_whole_bag():
-    assert output_gap(FULL, torch.tensor([0.0, 0.0])) == pytest.approx(1 / (1 + math.exp(-2.0)) - 0.5)
+    assert ClassOutput(2).gap(FULL, torch.tensor([0.0, 0.0])) == pytest.approx(1 / (1 + math.exp(-2.0)) - 0.5)
 
 
-BY_INDEX = {"by index": ranking(3.0, 2.0, 1.0, 0.0)}
+BY_INDEX = [ranking(3.0, 2.0, 1.0, 0.0)]
 """One ranking: the first patch first."""
 
 
 def test_evidence_grows_to_the_first_size_that_is_sufficient_and_necessary():
     # One of the two patches that decide is not enough, three are no better than two.
-    found = choose_evidence(BY_INDEX, [1, 2, 3], voting_host([1.0, 1.0, 0.0, 0.0]), FULL, TOLERANCES)
-    assert (found.size, found.check.is_faithful) == (2, True)
+    found = search(voting_host([1.0, 1.0, 0.0, 0.0])).choose(BY_INDEX, [1, 2, 3])
+    assert (int(found.selected.sum()), found.verdict.is_faithful) == (2, True)
 
 
 def test_evidence_that_is_enough_does_not_grow():
-    found = choose_evidence(BY_INDEX, [1, 2, 3], voting_host([2.0, 0.0, 0.0, 0.0]), FULL, TOLERANCES)
-    assert (found.size, found.check.is_faithful) == (1, True)
+    found = search(voting_host([2.0, 0.0, 0.0, 0.0])).choose(BY_INDEX, [1, 2, 3])
+    assert (int(found.selected.sum()), found.verdict.is_faithful) == (1, True)
 
 
 def test_where_growing_does_not_help_the_budget_is_kept():
     # Every patch says it all: no set is necessary, and a larger one is no better.
-    found = choose_evidence(BY_INDEX, [1, 2, 3], voting_host([2.0, 2.0, 2.0, 2.0]), FULL, TOLERANCES)
-    assert (found.size, found.check.is_faithful) == (1, False)
+    found = search(voting_host([2.0, 2.0, 2.0, 2.0])).choose(BY_INDEX, [1, 2, 3])
+    assert (int(found.selected.sum()), found.verdict.is_faithful) == (1, False)
     with pytest.raises(ValueError, match="no size"):
-        choose_evidence(BY_INDEX, [], voting_host([2.0]), FULL, TOLERANCES)
-
-
-def test_likeness_is_what_the_likely_class_lies_along():
-    products = torch.tensor([[1.0, 5.0], [3.0, 5.0], [2.0, 5.0]])
-    # The second direction tells no patch from another, so it says nothing.
-    found = class_likeness(products, torch.tensor([0.5, 0.5]))
-    unit = math.sqrt(2 / 3)
-    assert found.tolist() == pytest.approx([-0.5 / unit, 0.5 / unit, 0.0])
+        search(voting_host([2.0])).choose(BY_INDEX, [])

@@ -1,0 +1,195 @@
+"""What the outputs of a network mean: logits of classes, or one log-risk. Whatever depends on which of the two stands here.
+
+Phi(X')      classes: softmax(logits of X')_c, c the class predicted on X;  risk: (logit of X' - mean) / unit of the training risks
+gap          |Phi(X') - Phi(X)|
+sufficient   gap of the kept patches <= delta_s;   necessary   gap without them >= delta_n
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gcemil.errors import UsageError
+from gcemil.shapes import AnchorWeights, ClassAnchorWeights, Logits, Scores
+
+RISK_MARGIN = 0.5
+"""A risk that moves less than this, in units of the training risks, is close enough in a search; beyond it the closest is best."""
+
+
+@dataclass(frozen=True)
+class ClassOutput:
+    """One logit per class."""
+
+    n_outputs: int
+    is_risk = False
+
+    def phi(self, full: Logits, logits: Float[Tensor, "k c"]) -> Float[Tensor, "k"]:
+        """Phi of several predictions of the bag on which the network predicts `full`."""
+        return torch.softmax(logits.double(), dim=1)[:, full.argmax()]
+
+    def gap(self, full: Logits, other: Logits) -> float:
+        """|Phi(other) - Phi(full)|."""
+        return _gap(self.phi(full, torch.stack([full, other])))
+
+    def same_class(self, full: Logits, other: Logits) -> bool:
+        """Whether both predict the same class."""
+        return int(full.argmax()) == int(other.argmax())
+
+    def overshoot(self, gap: float) -> float:
+        """How far a gap is beyond RISK_MARGIN, which only risks have."""
+        return 0.0
+
+    def values(self, logits: Logits) -> list[float]:
+        """The probability of every class."""
+        return torch.softmax(logits.double(), dim=0).tolist()
+
+    def names(self, classes: Sequence[str] = ()) -> tuple[str, ...]:
+        """What the values are called."""
+        return tuple(classes) or tuple(map(str, range(self.n_outputs)))
+
+    def shares(self, contributions: Scores) -> Scores:
+        """How much each patch supports the prediction."""
+        return contributions
+
+    def calibrate(self, logits: Float[Tensor, "*n c"], scale: Float[Tensor, "2"]) -> Float[Tensor, "*n c"]:
+        """Log-probabilities at the inverse temperature scale[1]."""
+        return torch.log_softmax(logits * scale[1], dim=-1)
+
+    def contrast(self, weights: ClassAnchorWeights, logits: Logits) -> AnchorWeights:
+        """Weights of the predicted class above the mean of all classes: what an anchor adds to its probability."""
+        return weights.index_select(0, logits.argmax().unsqueeze(0))[0] - weights.mean(dim=0)
+
+    def supports(self, contrast: AnchorWeights) -> Tensor:
+        """Which anchors speak for the prediction."""
+        return contrast > 0
+
+    def target_row(self, weights: ClassAnchorWeights, target: Tensor) -> AnchorWeights:
+        """The weights of the true class."""
+        return weights.index_select(0, target.reshape(1)).squeeze(0)
+
+
+@dataclass(frozen=True)
+class RiskOutput:
+    """One log-risk, in units of the training risks: their spread, counted from their mean."""
+
+    unit: float | Tensor = 1.0
+    mean: float = 0.0
+    n_outputs = 1
+    is_risk = True
+
+    def phi(self, full: Logits, logits: Float[Tensor, "k 1"]) -> Float[Tensor, "k"]:
+        return (logits[:, 0].double() - self.mean) / float(self.unit)
+
+    def gap(self, full: Logits, other: Logits) -> float:
+        return _gap(self.phi(full, torch.stack([full, other])))
+
+    def same_class(self, full: Logits, other: Logits) -> bool:
+        """A risk has no class to lose."""
+        return True
+
+    def overshoot(self, gap: float) -> float:
+        return max(gap - RISK_MARGIN, 0.0)
+
+    def values(self, logits: Logits) -> list[float]:
+        """The log-risk itself."""
+        return logits.double().tolist()
+
+    def names(self, classes: Sequence[str] = ()) -> tuple[str, ...]:
+        return ("risk",)
+
+    def shares(self, contributions: Scores) -> Scores:
+        # A patch that lowers the risk is evidence as much as one that raises it.
+        return (contributions - contributions.mean()).abs()
+
+    def calibrate(self, logits: Float[Tensor, "*n 1"], scale: Float[Tensor, "2"]) -> Float[Tensor, "*n 1"]:
+        """Risks in deviations from their mean over the training slides."""
+        return (logits - scale[0]) * scale[1]
+
+    def contrast(self, weights: ClassAnchorWeights, logits: Logits) -> AnchorWeights:
+        """The effect of every anchor, signed."""
+        return weights[0]
+
+    def supports(self, contrast: AnchorWeights) -> Tensor:
+        return contrast != 0
+
+    def target_row(self, weights: ClassAnchorWeights, target: Tensor) -> AnchorWeights:
+        return weights[0]
+
+
+Output = ClassOutput | RiskOutput
+
+
+def create_output(n_outputs: int, unit: float | Tensor = 1.0, mean: float = 0.0) -> Output:
+    """The meaning of so many outputs: one is a risk, more are classes."""
+    return RiskOutput(unit, mean) if n_outputs == 1 else ClassOutput(n_outputs)
+
+
+def _gap(pair: Float[Tensor, "2"]) -> float:
+    return abs(float(pair[1] - pair[0]))
+
+
+@dataclass(frozen=True)
+class Tolerances:
+    """delta_s, delta_n and delta_r in units of Phi. The paper states none; these are ours, and every finding names them."""
+
+    sufficiency: float = 0.05
+    necessity: float = 0.05
+    recoverability: float = 0.01
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            # Written so that NaN fails too.
+            if not value >= 0:
+                raise UsageError(
+                    f"The tolerance of {name} is a difference of outputs, 0 or more, got {value}."
+                )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What keeping and removing one set of patches does to the prediction."""
+
+    is_sufficient: bool
+    is_necessary: bool
+    keeps_class: bool
+    """The patches alone are given the same class; always so for a risk."""
+    changes_class: bool
+    """Without the patches another class is predicted; never so for a risk."""
+    risk_overshoot: float = 0.0
+    """How far the risk of the patches alone is beyond RISK_MARGIN; 0 for classes."""
+
+    @property
+    def is_faithful(self) -> bool:
+        """Sufficient and necessary; two classes may lie closer than the tolerance, so the class must stay as well."""
+        return self.is_sufficient and self.is_necessary and self.keeps_class
+
+    @property
+    def merit(self) -> tuple[bool, bool, bool, bool, float, int]:
+        """Larger is better."""
+        return (
+            self.is_faithful and self.changes_class,
+            self.is_faithful,
+            self.keeps_class,
+            self.changes_class,
+            -self.risk_overshoot,
+            self.is_sufficient + self.is_necessary,
+        )
+
+
+def judge(
+    output: Output, full: Logits, kept: Logits, removed: Logits | None, tolerances: Tolerances
+) -> Verdict:
+    """Compare the three predictions; `removed` is None if no patch is left, and then nothing was necessary."""
+    gap = output.gap(full, kept)
+    return Verdict(
+        is_sufficient=gap <= tolerances.sufficiency,
+        is_necessary=removed is not None and output.gap(full, removed) >= tolerances.necessity,
+        keeps_class=output.same_class(full, kept),
+        changes_class=removed is not None and not output.same_class(full, removed),
+        risk_overshoot=output.overshoot(gap),
+    )
