@@ -20,9 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
-from gcemil.features.patching import find_slides, patch_slides, patches_path, read_patch_file
 from gcemil.features.encoders import PatchEncoder, load_encoder
 from gcemil.features.extract import EncodeSettings, encode_slides
+from gcemil.features.patching import find_slides, patch_slides, patches_path, read_patch_file
 from gcemil.simulation.pixels import simulate_pixels
 from gcemil.slides.grid import PatchBatch, PatchSettings, read_patches
 from gcemil.slides.reader import open_slide

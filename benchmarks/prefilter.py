@@ -24,13 +24,13 @@ import torch
 
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import make_folds, write_folds
-from gcemil.features.patching import find_slides, patch_slides
 from gcemil.config import EvidenceSettings, HostSettings, TrainSettings
 from gcemil.diagnostics.cost import measure_inference_cost
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.features.encode_cohort import write_drawn_tables
 from gcemil.features.encoders import PatchEncoder, load_encoder
 from gcemil.features.extract import encode_slides
+from gcemil.features.patching import find_slides, patch_slides
 from gcemil.findings import write_finding
 from gcemil.prefilter.cost import measure_cost
 from gcemil.prefilter.distil import fit_prefilter

@@ -27,13 +27,13 @@ from gcemil.bags import store
 from gcemil.bags.annotations.truth import write_truth
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import make_folds, read_fold, write_folds
-from gcemil.features.patching import find_slides, patch_slides
 from gcemil.config import RECIPES, HostSettings, TrainSettings
 from gcemil.diagnostics.diagnose import Comparison, diagnose_run
 from gcemil.diagnostics.lesions import dice
 from gcemil.features.encode_cohort import write_drawn_tables
 from gcemil.features.encoders import load_encoder
 from gcemil.features.extract import encode_slides
+from gcemil.features.patching import find_slides, patch_slides
 from gcemil.findings import Finding
 from gcemil.simulation.pixels import simulate_pixels
 from gcemil.slides.grid import PatchSettings
