@@ -5,8 +5,5 @@ from typing import NewType
 LevelZeroPx = NewType("LevelZeroPx", int)
 """A length or position in pixels of the slide's largest level."""
 
-PatchPx = NewType("PatchPx", int)
-"""A length in pixels of the image handed to the encoder."""
-
 Microns = NewType("Microns", float)
 """A physical length in micrometres."""

@@ -221,10 +221,10 @@ def _label_components(cells: Cells) -> Numbers:
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
-    own = cells - cells.min(axis=0)
+    relative = cells - cells.min(axis=0)
     # One empty column on either side keeps the end of a row from touching the start of the next.
-    width = int(own[:, 0].max()) + 3
-    keys, node = np.unique(own[:, 1] * width + own[:, 0] + 1, return_inverse=True)
+    width = int(relative[:, 0].max()) + 3
+    keys, node = np.unique(relative[:, 1] * width + relative[:, 0] + 1, return_inverse=True)
     # Half of the eight neighbours: the other half are the same links seen from their other end.
     wanted = keys[:, None] + np.array([1, width - 1, width, width + 1])
     found = np.searchsorted(keys, wanted).clip(max=len(keys) - 1)

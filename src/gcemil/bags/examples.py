@@ -72,10 +72,10 @@ def choose_for_fold(examples: ExampleSet, held_out: Collection[str]) -> FoldExam
     generator = np.random.default_rng(examples.seed)
     rows = {}
     for name in examples.names:
-        own = generator.permutation(np.flatnonzero(examples.concepts == name))
-        own = own[allowed[own]]
-        turn = _turns(examples.slides[own])
-        rows[name] = np.sort(own[np.argsort(turn, kind="stable")[: examples.k]])
+        candidates = generator.permutation(np.flatnonzero(examples.concepts == name))
+        candidates = candidates[allowed[candidates]]
+        turn = _turns(examples.slides[candidates])
+        rows[name] = np.sort(candidates[np.argsort(turn, kind="stable")[: examples.k]])
     return FoldExamples(rows, int((~allowed).sum()))
 
 
@@ -83,8 +83,8 @@ def _turns(slides: Names) -> Int[np.ndarray, "_"]:
     """How many examples of the same slide stand before each; patches without a slide stand for themselves."""
     turn = np.zeros(len(slides), dtype=np.int64)
     for name in np.unique(slides[slides != ""]):
-        own = np.flatnonzero(slides == name)
-        turn[own] = np.arange(len(own))
+        candidates = np.flatnonzero(slides == name)
+        turn[candidates] = np.arange(len(candidates))
     return turn
 
 

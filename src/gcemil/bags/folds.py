@@ -53,7 +53,7 @@ class Fold:
 
     def slides(self, part: Part) -> list[str]:
         """The slides of one part, in the order of the cohort."""
-        return [slide_id for slide_id, own in self.part_of.items() if own == part]
+        return [slide_id for slide_id, assigned in self.part_of.items() if assigned == part]
 
 
 def make_folds(cohort: Cohort, *, n_folds: int = 5, unit: SplitUnit = "case", seed: int = 0) -> list[Fold]:

@@ -126,11 +126,11 @@ def _split_problems(rows: list[Row], card: CohortCard, folder: Path) -> Iterator
     try:
         by_fold = {index: dict(read_parts(folder, index)) for index in fold_indices(folder)}
         known = {row["slide_id"] for row in rows}
-        own = {
+        known_parts = {
             index: {slide: part for slide, part in found.items() if slide in known}
             for index, found in by_fold.items()
         }
-        faults = fold_faults(folder, own)
+        faults = fold_faults(folder, known_parts)
     except InputError as fault:
         yield _from_exception("splits", fault, f"Run 'gcemil split {folder} --force'.")
         return
@@ -276,9 +276,9 @@ def _truth_problems(slide_id: str, path: Path, n_patches: int) -> Iterator[Probl
 
 def _bank_problems(card: CohortCard, folder: Path) -> Iterator[Problem]:
     """Anchors and pairs, where the cohort has them."""
-    own = card.anchors if card.anchors is not None and card.anchors.endswith(".h5") else "anchors.h5"
+    bank = card.anchors if card.anchors is not None and card.anchors.endswith(".h5") else "anchors.h5"
     widths: dict[str, int] = {}
-    for name in dict.fromkeys((own, "anchors_generic.h5", "anchors_unrelated.h5")):
+    for name in dict.fromkeys((bank, "anchors_generic.h5", "anchors_unrelated.h5")):
         path = folder / name
         if path.parent == folder and path.exists():
             try:
@@ -299,9 +299,9 @@ def _bank_problems(card: CohortCard, folder: Path) -> Iterator[Problem]:
     except StoreError as fault:
         yield _from_exception(path.name, fault, remedy)
         return
-    if features != card.feature_dim or anchor_space != widths.get(own, anchor_space):
+    if features != card.feature_dim or anchor_space != widths.get(bank, anchor_space):
         what = (
             f"pairs of width {features} and {anchor_space} for features of width {card.feature_dim} and anchors of width "
-            f"{widths.get(own, 'unknown')}"
+            f"{widths.get(bank, 'unknown')}"
         )
         yield Problem(path.name, what, remedy)

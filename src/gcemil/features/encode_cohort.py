@@ -38,7 +38,7 @@ from gcemil.slides.reader import SLIDE_EXTENSIONS
 SEVERAL_FILES = (".mrxs", ".vms", ".vmu", ".dcm", ".vsi")
 """Slides of which the file that is named is only one."""
 ShowProgress = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
-"""Opens a progress bar with this title; what it gives is told (done, total)."""
+"""Opens a progress bar with this title and yields a function that takes (done, total)."""
 
 
 @dataclass(frozen=True)

@@ -157,7 +157,7 @@ def _choose_rows(by_row: Mapping[int, str], k: int, generator: Generator) -> lis
 
 
 Named = tuple[str, tuple[Path, dict[int, str]] | None]
-"""A slide, and its feature file with the concept of each named patch; None for a slide nobody knows."""
+"""A slide, and its feature file with the concept of each named patch; None for an unknown slide."""
 
 
 def _named_slides(cohort: Cohort, request: ExampleRequest, notes: list[str]) -> Iterator[Named]:
@@ -229,7 +229,7 @@ def _name_patches(
 def _read_grid(
     cohort: Cohort, request: ExampleRequest, name: str
 ) -> tuple[Path, NDArray[np.int64], int] | None:
-    """The folder of a slide, its coordinates and its patch size; None for a slide nobody knows."""
+    """The folder of a slide, its coordinates and its patch size; None for an unknown slide."""
     folder, card = cohort.folder, None
     if any(row.slide_id == name for row in cohort.slides):
         card = cohort.card

@@ -119,7 +119,7 @@ def encode_patches(
     *,
     rows: Int[np.ndarray, "k"] | None = None,
 ) -> FeatureArray:
-    """Features of an open slide in memory, of all patches or of these rows of the grid: whoever chooses patches enters here."""
+    """Features of an open slide in memory, of all patches or of these rows of the grid."""
     chosen = settings or EncodeSettings()
     with ThreadPoolExecutor(chosen.workers) as readers:
         batches = read_batches(
@@ -170,7 +170,7 @@ def stack_batches(parts: list[BatchFeatures], dim: int, dtype: FeatureType) -> F
 
 
 def cast_features(features: FeatureArray, dtype: FeatureType) -> FeatureArray:
-    """The features in the type asked for; what overflows becomes infinite and is told once the slide is whole."""
+    """The features in this type; what overflows becomes infinite, which `stack_batches` refuses."""
     with np.errstate(over="ignore"):
         return features.astype(dtype)
 

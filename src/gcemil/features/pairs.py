@@ -31,7 +31,7 @@ PairFeatures = Float[np.ndarray, "p d"]
 PairTargets = Float[np.ndarray, "p a"]
 Anchors = Float[np.ndarray, "m a"]
 GivenRows = Float[np.ndarray, "_ _"]
-"""Arrays from files, which may not fit each other; that is told in words."""
+"""Arrays from files, whose shapes are checked by `judge_bridge`."""
 FittedMap = Callable[[PairFeatures], PairTargets]
 Fit = Callable[[PairFeatures, PairTargets], FittedMap]
 _ALIGNED = 0.5

@@ -1,7 +1,7 @@
 """Slides in; coordinates, thumbnails and pictures to check out: `gcemil patch`.
 
-Slide by slide. The coordinates are written last and whole, so a slide that has them is done and an interrupted batch goes on
-where it stopped. A slide that fails is a line in the result; the others are not concerned.
+Slides are patched one by one. The coordinates are written last and atomically, so a slide that has them is done and an
+interrupted batch goes on where it stopped. A slide that fails is a line in the result and does not stop the others.
 
 <out>/<mag>x_<px>px_<overlap>px_overlap/patches/<slide>_patches.h5    coordinates, TRIDENT's layout
 <out>/<mag>x_<px>px_<overlap>px_overlap/patching.csv                  one line per slide: patches, pixel size, what went wrong
@@ -246,7 +246,7 @@ def find_slides(sources: Iterable[Path]) -> dict[str, Path]:
 
 
 def catch_failure(slide_id: str, path: Path, work: Callable[[], Outcome]) -> Outcome | SlideOutcome:
-    """The outcome of this work; whatever goes wrong with a slide is its outcome and nobody else's."""
+    """The outcome of this work, or a failed one: an error of one slide does not stop the others."""
     try:
         return work()
     except Exception as error:  # A format can break a library in ways no list foresees; the batch must go on.
@@ -328,7 +328,7 @@ def _picture_file(out: Path, slide_id: str) -> Path:
 
 
 def write_summary(out: Path, settings: PatchSettings, outcomes: Sequence[SlideOutcome]) -> tuple[str, ...]:
-    """The contact sheets and the table; what could not be written is told, as the coordinates are safe by now.
+    """Write the contact sheets and the table; returns a note if that fails, since the coordinates are written already.
 
     The table comes last: where it lies, the sheets are there too.
     """

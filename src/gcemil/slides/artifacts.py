@@ -1,4 +1,4 @@
-"""What is wrong with a patch, by its pixels alone: glass, ink or no focus. For slides about which nobody noted it.
+"""Artefacts of a patch from its pixels alone: glass, ink or no focus, for slides without annotated artefacts.
 
   background   share of pixels as bright and as colourless as glass
   ink          share of pixels in colours that H&E does not have, or black

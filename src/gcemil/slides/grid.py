@@ -15,14 +15,11 @@ from gcemil.errors import InputError, UsageError
 from gcemil.slides.reader import (
     Pixels,
     SlideReader,
-    level0_length,
     magnification,
-    patch_positions,
-    physical_side,
     read_region,
 )
 from gcemil.slides.tissue import TissueMask
-from gcemil.units import LevelZeroPx, Microns, PatchPx
+from gcemil.units import LevelZeroPx, Microns
 
 Shares = Float[np.ndarray, "n"]
 Sides = tuple[float, float]
@@ -95,12 +92,12 @@ class PatchSettings:
     @property
     def side(self) -> Microns:
         """Side of a patch in micrometres."""
-        return physical_side(PatchPx(self.patch_px), self.target_mpp)
+        return Microns(self.patch_px * self.target_mpp)
 
     @property
     def step(self) -> Microns:
         """From one patch to the next, in micrometres."""
-        return physical_side(PatchPx(self.patch_px - self.overlap_px), self.target_mpp)
+        return Microns((self.patch_px - self.overlap_px) * self.target_mpp)
 
     @property
     def folder_name(self) -> str:
@@ -123,7 +120,7 @@ class PatchGrid:
     @property
     def level0_side(self) -> float:
         """The exact side of a patch in level-0 pixels."""
-        return level0_length(self.settings.side, self.mpp)
+        return self.settings.side / self.mpp
 
     @property
     def patch_size_level0(self) -> LevelZeroPx:
@@ -144,10 +141,22 @@ def patch_grid(slide: SlideReader, tissue: TissueMask, settings: PatchSettings |
     rows = patch_positions(bounds.y, bounds.height, side=chosen.side, step=chosen.step, mpp=slide.mpp)
     coords = np.stack(np.meshgrid(columns, rows), axis=-1).reshape(-1, 2)
     corners = (coords - (tissue.bounds.x, tissue.bounds.y)) / tissue.scale
-    side, (scale_x, scale_y) = level0_length(chosen.side, slide.mpp), tissue.scale
+    side, (scale_x, scale_y) = chosen.side / slide.mpp, tissue.scale
     share = covered_share(tissue.kept, corners, (side / scale_x, side / scale_y))
     kept = share >= chosen.min_tissue
     return PatchGrid(coords[kept], chosen, slide.mpp, share[kept])
+
+
+def patch_positions(
+    origin: LevelZeroPx, extent: LevelZeroPx, *, side: Microns, step: Microns, mpp: float
+) -> Int[np.ndarray, "k"]:
+    """Where patches begin along one axis so that all of them end inside the extent."""
+    room, stride = extent - side / mpp, step / mpp
+    # Half a pixel of grace: a side of 256.5 px fits an extent of 256, as positions are rounded too.
+    if room < -0.5:
+        return np.empty(0, dtype=np.int64)
+    count = int((room + 0.5) // stride) + 1
+    return np.floor(origin + np.arange(count) * stride + 0.5).astype(np.int64)
 
 
 def read_patch(slide: SlideReader, grid: PatchGrid, index: int, *, patch_px: int | None = None) -> Pixels:

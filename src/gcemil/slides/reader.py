@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Int, UInt8
+from jaxtyping import UInt8
 from PIL import Image
 
 from gcemil.errors import InputError, MissingExtraError
-from gcemil.units import LevelZeroPx, Microns, PatchPx
+from gcemil.units import LevelZeroPx
 
 if TYPE_CHECKING:
     from openslide import OpenSlide
@@ -52,37 +52,9 @@ LARGEST_READ = 4096
 """Side of the largest square read at once: a slide without small levels must not fill the memory."""
 
 
-def is_plausible(mpp: float) -> bool:
-    """Whether a scanner can have meant this pixel size."""
-    return FINEST_MPP <= mpp <= COARSEST_MPP
-
-
 def magnification(mpp: float) -> int:
     """The nominal objective power of this pixel size, at least 1."""
     return max(1, round(_MICRONS_AT_ONE_X / mpp))
-
-
-def physical_side(pixels: PatchPx, target_mpp: float) -> Microns:
-    """What so many pixels of the encoder's image span on the glass."""
-    return Microns(pixels * target_mpp)
-
-
-def level0_length(length: Microns, mpp: float) -> float:
-    """A physical length in level-0 pixels, not rounded."""
-    return length / mpp
-
-
-def patch_positions(
-    origin: LevelZeroPx, extent: LevelZeroPx, *, side: Microns, step: Microns, mpp: float
-) -> Int[np.ndarray, "k"]:
-    """Where patches begin along one axis so that all of them end inside the extent."""
-    room = extent - level0_length(side, mpp)
-    # Half a pixel of grace: a side of 256.5 px fits an extent of 256, as positions are rounded too.
-    if room < -0.5:
-        return np.empty(0, dtype=np.int64)
-    stride = level0_length(step, mpp)
-    count = int((room + 0.5) // stride) + 1
-    return np.floor(origin + np.arange(count) * stride + 0.5).astype(np.int64)
 
 
 def best_level(downsamples: Sequence[float], wanted: float) -> int:
@@ -196,7 +168,7 @@ def resolve_mpp(
             f"{path} does not state its pixel size (a plausible openslide.mpp-x). "
             "Give it with --mpp: about 0.25 for a 40x scan, 0.5 for 20x."
         )
-    if not is_plausible(found):
+    if not FINEST_MPP <= found <= COARSEST_MPP:
         raise InputError(
             f"{path}: {found} micrometres per pixel cannot be; a slide has between {FINEST_MPP} and {COARSEST_MPP}. Correct --mpp."
         )
@@ -206,7 +178,7 @@ def resolve_mpp(
 def stated_mpp(path: Path, properties: Mapping[str, str]) -> float | None:
     """The pixel size in the file's properties; None where it is absent or that of a photograph."""
     sides = [_parse_number(properties.get(f"openslide.mpp-{axis}")) for axis in ("x", "y")]
-    known = [side for side in sides if side is not None and is_plausible(side)]
+    known = [side for side in sides if side is not None and FINEST_MPP <= side <= COARSEST_MPP]
     if len(known) < 2:
         # One side stands for both, unless the other is stated and absurd.
         return known[0] if known and None in sides else None

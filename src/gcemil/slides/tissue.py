@@ -111,7 +111,7 @@ def hue_saturation_value(image: Pixels) -> tuple[Channel, Channel, Channel]:
 
 
 def _import_skimage() -> ModuleType:
-    """scikit-image, imported where a slide is looked at: whoever only reads cohorts does not need it."""
+    """scikit-image, imported only where a slide is segmented: commands that read cohorts do not need it."""
     try:
         import skimage.color
         import skimage.filters

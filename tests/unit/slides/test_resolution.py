@@ -1,14 +1,8 @@
 import numpy as np
 import pytest
 
-from gcemil.slides.reader import (
-    best_level,
-    is_plausible,
-    level0_length,
-    magnification,
-    patch_positions,
-    physical_side,
-)
+from gcemil.slides.grid import patch_positions
+from gcemil.slides.reader import best_level, magnification
 
 
 @pytest.mark.parametrize(
@@ -16,14 +10,6 @@ from gcemil.slides.reader import (
 )
 def test_magnification_is_the_nominal_power_of_a_pixel_size(mpp, power):
     assert magnification(mpp) == power
-
-
-def test_a_patch_spans_the_same_glass_on_every_scanner():
-    side = physical_side(256, 0.5)
-    assert side == 128
-    assert level0_length(side, 0.25) == 512
-    assert level0_length(side, 0.5) == 256
-    assert level0_length(side, 0.2527) == pytest.approx(506.529, abs=1e-3)
 
 
 def test_positions_by_hand():
@@ -64,9 +50,3 @@ def test_the_level_read_is_the_coarsest_that_has_the_pixels():
     assert best_level(downsamples, 4.0) == 1
     assert best_level(downsamples, 100.0) == 2
     assert best_level(downsamples, 0.5) == 0
-
-
-def test_pixels_of_photographs_are_implausible():
-    assert is_plausible(0.25)
-    assert not is_plausible(25400 / 72)
-    assert not is_plausible(0.0)

@@ -95,8 +95,8 @@ def write_truth(
 ) -> TruthReport:
     """Truth files for every annotated slide and every slide of the negative class."""
     if not annotations.is_dir():
-        said = "is not a folder" if annotations.exists() else "does not exist"
-        raise UsageError(f"{annotations} {said}. Give the folder that holds the annotation files.")
+        problem = "is not a folder" if annotations.exists() else "does not exist"
+        raise UsageError(f"{annotations} {problem}. Give the folder that holds the annotation files.")
     if negative_class is not None and negative_class not in cohort.card.classes:
         raise UsageError(
             f"'{negative_class}' is not a class of {cohort.folder}; it has: {', '.join(cohort.card.classes) or 'none'}."
@@ -196,12 +196,12 @@ def _measure_geojson(
         chosen = counted | chosen
     overlap = covered_share(coords, patch_size, shapes, chosen)
     words = {"tumour": "evidence", "exclusion": "cut out", None: "left out"}
-    said = {
+    listed = {
         word: ", ".join(f"'{name}' ({counts[name]})" for name in counts if chosen.get(name) == role)
         for role, word in words.items()
     }
     return overlap, [
-        *(f"{word}: {names}" for word, names in said.items() if names),
+        *(f"{word}: {names}" for word, names in listed.items() if names),
         *(f"{note} left out" for note in shapes.notes),
     ]
 

@@ -291,8 +291,8 @@ def _read_gdc_outcome(
     """Time, event and a remark for a case, or the reason why it has none; GDC repeats a case per treatment."""
     states = {parse_event(entry[found["status"]]) for entry in entries} - {None}
     if len(states) != 1:
-        said = ", ".join(sorted({entry[found["status"]] for entry in entries}))
-        return f"no valid status in '{found['status']}' ({said})"
+        states_text = ", ".join(sorted({entry[found["status"]] for entry in entries}))
+        return f"no valid status in '{found['status']}' ({states_text})"
     event = int(states.pop() or 0)
     column = found["death"] if event else found["follow_up"]
     times = sorted({time for entry in entries if (time := parse_time(entry[column])) is not None})
@@ -322,11 +322,11 @@ def _list_assumptions(table: pd.DataFrame, path: Path, found: Mapping[str, str],
 
 def _find_columns(table: pd.DataFrame, path: Path, columns: Roles, *needed: str) -> dict[str, str]:
     """Role → the first of its column names that the table has, in upper or lower case; `needed` must be there."""
-    own = {column.lower(): column for column in table}
+    by_lower = {column.lower(): column for column in table}
     found = {
-        role: own[name]
+        role: by_lower[name]
         for role, names in columns.items()
-        if (name := next((name.lower() for name in names if name.lower() in own), None)) is not None
+        if (name := next((name.lower() for name in names if name.lower() in by_lower), None)) is not None
     }
     if missing := [role for role in needed if role not in found]:
         raise _missing_column_error(table, path, columns, missing[0])

@@ -125,8 +125,8 @@ def _inspect_cohort(path: Path) -> Inspection:
         command = command if folds else f"gcemil split {_quote(path)}"
     except InputError as error:
         problems = [str(error)]
-    told = tuple((name, str(value)) for name, value in facts.items())
-    return Inspection(path, "cohort", "Cohort of gcemil", told, tuple(problems), command)
+    lines = tuple((name, str(value)) for name, value in facts.items())
+    return Inspection(path, "cohort", "Cohort of gcemil", lines, tuple(problems), command)
 
 
 def _inspect_run(path: Path) -> Inspection:
@@ -152,11 +152,11 @@ def _inspect_features(path: Path, layout: FeatureLayout | None) -> Inspection:
         f"{own[0] if len(own) == 1 else f'{len(own)} of {len(sample)} files looked at'}: {problem}"
         for problem, own in names.items()
     )
-    told = replace(sample[0], path=path, facts=(*counts, *sample[0].facts), problems=problems)
+    summary = replace(sample[0], path=path, facts=(*counts, *sample[0].facts), problems=problems)
     if layout is None:
-        return told
+        return summary
     command = _import_command(path, layout.needs)
-    return replace(told, kind=f"{layout.tool}_folder", title=layout.title, next_command=command)
+    return replace(summary, kind=f"{layout.tool}_folder", title=layout.title, next_command=command)
 
 
 def _import_command(features: Path, needs: str = "") -> str:

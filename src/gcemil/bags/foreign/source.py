@@ -138,7 +138,7 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class FeatureLayout:
-    """How one tool lays out its features: how a folder or file of it is told, named, described and read."""
+    """How one tool lays out its features: how to recognise, name, describe and read a folder or file of it."""
 
     tool: str
     """As the card of a cohort has it."""
