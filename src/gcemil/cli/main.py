@@ -198,7 +198,7 @@ def is_misuse(error: Exception) -> bool:
 
 def describe_misuse(error: Any) -> str:
     """What the parser did not understand, and the command that explains more."""
-    said = " ".join(error.format_message().split())
+    said = " ".join(error.format_message().split()).replace("Value error, ", "")
     context = getattr(error, "ctx", None)
     command = "gcemil" if context is None else context.command_path
     end = "" if said.endswith("?") else "."

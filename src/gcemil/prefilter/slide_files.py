@@ -174,7 +174,7 @@ class SlidePredictor:
                 grid = patch_grid(slide, find_tissue(slide), self.origin.patches)
             if len(grid) == 0:
                 raise InputError(
-                    f"{path}: no patch with enough tissue was found. Look at what 'gcemil patch' makes of it."
+                    f"{path}: no patch with enough tissue was found. Look at the contact sheets of 'gcemil encode --patches-only'."
                 )
             source = PatchSource(
                 slide, grid, self.encoder, EncodeSettings(batch_size=self.batch_size, dtype=self.origin.dtype)

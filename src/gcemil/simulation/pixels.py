@@ -10,7 +10,7 @@ annotations/<id>.xml                              the evidence as ASAP polygons
 slides.csv  targets.csv  pixels.yaml              what is recorded · what would be recorded without noise · all it takes to draw
                                                   the slides again
 
-Patches come from `gcemil patch`, which knows nothing of the plan; what is true of each is read off the masks.
+Patches come from `gcemil encode`, which knows nothing of the plan; what is true of each is read off the masks.
 """
 
 from __future__ import annotations
