@@ -17,7 +17,8 @@ ranking that is sufficient and necessary at the tolerances with which `gcemil au
   complement   what the metric loses without the patches: on F, and as the paper compares, each model without its own; removing all true
                patches is the ceiling
   riders       share of evidence patches in no top |S| of attention, contribution or response to an anchor of the class, and how far F moves
-               without exactly these, beside as many random patches
+               without exactly these, beside as many random patches. The wrapper drops patches by nearly the same rule, so the lower half of the
+               evidence is removed as well
   confirmed    share of slides without a lesion that carry confirmed evidence
   transfer     with --judge: the same patches judged by F and by the host of another seed
   jaccard      with --judge: overlap of both runs' evidence at the smaller of the two sizes, of the sets as they are, and of attention
@@ -31,14 +32,16 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+from scipy.special import logit
 from sklearn.metrics import average_precision_score
 from torch import Generator, Tensor
 
@@ -164,10 +167,10 @@ class Judge:
     def intervene(self, chosen: Tensor) -> dict[str, float]:
         """How Phi, and its log-odds, move when the patches are kept or removed."""
         moves = {"kept": self.keep(chosen), "removed": self.remove(chosen)}
-        if self.is_risk:
-            return moves | {f"odds {name}": move for name, move in moves.items()}
-        whole = log_odds(self.whole)
-        return moves | {f"odds {name}": log_odds(self.whole + move) - whole for name, move in moves.items()}
+        levels = np.array([self.whole, *(self.whole + move for move in moves.values())])
+        if not self.is_risk:
+            levels = logit(levels.clip(1e-6, 1 - 1e-6))
+        return moves | {"odds kept": levels[1] - levels[0], "odds removed": levels[2] - levels[0]}
 
 
 def make_judges(bag: FoldBag) -> dict[str, Judge]:
@@ -215,7 +218,7 @@ def measure_bag(bag: FoldBag, second: FoldBag | None, generator: Generator) -> t
         "F oracle": np.nan if truth is None else judge.answer(~truth),
         "host oracle": np.nan if truth is None else host.answer(~truth),
         "confirmed": np.nan if confirmed is None else float(confirmed),
-        **measure_riders(judge, find_riders(bag, scores), selected, generator),
+        **measure_riders(bag, judge, scores, generator),
         **({} if second is None else compare_seeds(bag, second)),
     }
     return slide, rows
@@ -295,55 +298,42 @@ def draw_curves(judge: Judge, order: Tensor) -> dict[str, float]:
     }
 
 
-def find_riders(bag: FoldBag, scores: dict[str, Tensor]) -> Tensor:
-    """Evidence patches that F does not read: in no top |S| of attention, contribution or response to an anchor of the class."""
+def measure_riders(bag: FoldBag, judge: Judge, scores: dict[str, Tensor], generator: Generator) -> Row:
+    """Evidence patches that F does not read, and how far F moves without them, and without the lower half of the evidence."""
     output, selected = bag.explanation.output, bag.explanation.recovery.selected
     importances = [scores[name] for name in ("attention", "contribution") if name in scores]
     if isinstance(output.embedded, GceEmbedded):
         weights, index = bag.network.model.head.weights, int(output.answer.logits.argmax())
         speaks = weights[0] != 0 if len(weights) == 1 else weights[index] > weights.mean(dim=0)
         importances.append((output.embedded.responses * speaks).amax(dim=1))
-    riders = selected.clone()
+    riders, size, order = selected.clone(), int(selected.sum()), ranking(output.scores)
     for importance in importances:
-        riders[ranking(importance)[: int(selected.sum())]] = False
-    return riders
-
-
-def measure_riders(judge: Judge, riders: Tensor, selected: Tensor, generator: Generator) -> Row:
-    """The share of free riders, and how far F moves without them and without as many random patches."""
-    count, n_patches = int(riders.sum()), len(riders)
-    row = {"riders": count / int(selected.sum()), "riders moved": np.nan, "random moved": np.nan}
-    if 0 < count < n_patches:
-        orders = [torch.randperm(n_patches, generator=generator) for _ in range(RANDOM_DRAWS)]
-        drawn = [members(order[:count], n_patches=n_patches) for order in orders]
-        row["riders moved"] = abs(judge.remove(riders))
-        row["random moved"] = float(np.mean([abs(judge.remove(one)) for one in drawn]))
+        riders[ranking(importance)[:size]] = False
+    row: Row = {"riders": int(riders.sum()) / size}
+    lower = members(order[selected[order]][(size + 1) // 2 :], n_patches=len(bag))
+    for name, patches in (("riders", riders), ("lower half", lower)):
+        count = int(patches.sum())
+        orders = [torch.randperm(len(bag), generator=generator) for _ in range(RANDOM_DRAWS if count else 0)]
+        moved = [abs(judge.remove(members(one[:count], n_patches=len(bag)))) for one in orders]
+        row[f"{name} moved"] = abs(judge.remove(patches)) if count else np.nan
+        row[f"{name} random"] = float(np.mean(moved)) if count else np.nan
     return row
 
 
 def compare_seeds(bag: FoldBag, second: FoldBag) -> Row:
     """Jaccard of two runs' patches on one slide."""
-    both = (bag.explanation, second.explanation)
-    sets = [one.recovery.selected for one in both]
-    size = min(int(one.sum()) for one in sets)
-    orders = [ranking(one.output.scores) for one in both]
-    first = [order[one[order]][:size].tolist() for order, one in zip(orders, sets, strict=True)]
-    return {
-        "jaccard evidence": jaccard(*first),
-        "jaccard sets": jaccard(*(one.nonzero().flatten().tolist() for one in sets)),
-        "jaccard attention": jaccard(*(ranking(one.output.full.scores)[:size].tolist() for one in both)),
-        # What two random sets of this size share.
-        "jaccard chance": size / (2 * len(bag) - size),
+    found: dict[str, list[set[int]]] = {"evidence": [], "sets": [], "attention": []}
+    size = min(int(one.explanation.recovery.selected.sum()) for one in (bag, second))
+    for one in (bag.explanation, second.explanation):
+        order, selected = ranking(one.output.scores), one.recovery.selected
+        found["evidence"].append({*order[selected[order]][:size].tolist()})
+        found["sets"].append({*selected.nonzero().flatten().tolist()})
+        found["attention"].append({*ranking(one.output.full.scores)[:size].tolist()})
+    overlaps = {
+        f"jaccard {name}": len(one & other) / len(one | other) for name, (one, other) in found.items()
     }
-
-
-def jaccard(one: Collection[int], other: Collection[int]) -> float:
-    return len({*one} & {*other}) / len({*one, *other})
-
-
-def log_odds(probability: float) -> float:
-    bounded = np.clip(probability, 1e-6, 1 - 1e-6)
-    return float(np.log(bounded / (1 - bounded)))
+    # What two random sets of this size share.
+    return overlaps | {"jaccard chance": size / (2 * len(bag) - size)}
 
 
 def read_answer(logits: Tensor) -> float:
@@ -389,7 +379,7 @@ def summarise(fold: TrainedFold, slides: pd.DataFrame, rules: pd.DataFrame) -> d
         "weight": rounded(fold.model.head.weight),
         "evidence_fraction": rounded(ours["size"].mean()),
         **{f"metric {name}": rounded(metric(columns, name)) for name in ("host", "head", "gce")},
-        "gain": metric_interval(columns, lambda rows: -lost(columns, "host", "gce", rows)),
+        "gain": interval(len(slides), lambda rows: -lost(columns, "host", "gce", rows)),
         "rules": {},
         "evidence less rival": {},
         "curves": {},
@@ -400,7 +390,6 @@ def summarise(fold: TrainedFold, slides: pd.DataFrame, rules: pd.DataFrame) -> d
     for rule, rows in by_rule.items():
         known = [name for name in means if name in rows and rows[name].notna().any()]
         figures = {name: rounded(rows[name].mean()) for name in known}
-        figures["sufficient in log-odds"] = rounded((rows["odds kept"].abs() <= LOG_ODDS).mean())
         figures["metric kept"] = rounded(metric(columns, f"{rule}: F kept"))
         figures["metric removed"] = rounded(metric(columns, f"{rule}: F removed"))
         if "msk" in figures:
@@ -415,11 +404,15 @@ def summarise(fold: TrainedFold, slides: pd.DataFrame, rules: pd.DataFrame) -> d
             result["evidence less rival"][rule] = {name: one for name, one in pairs.items() if one}
     result["riders"] = {
         "share": rounded(slides["riders"].mean()),
-        "slides with riders": int((slides["riders"] > 0).sum()),
-        "F moves without them": rounded(slides["riders moved"].mean()),
-        "F moves without random patches": rounded(slides["random moved"].mean()),
-        "difference": mean_interval(slides["riders moved"] - slides["random moved"]),
+        "slides": int((slides["riders"] > 0).sum()),
     }
+    for name in ("riders", "lower half"):
+        moved, chance = slides[f"{name} moved"], slides[f"{name} random"]
+        result["riders"][f"{name} moved, random, difference"] = [
+            rounded(moved.mean()),
+            rounded(chance.mean()),
+            mean_interval(moved - chance),
+        ]
     if slides["confirmed"].notna().any():
         without = slides["target"] == int(fold.model.negative_class)
         result["confirmed"] = {
@@ -444,31 +437,31 @@ def compare_complements(columns: Columns) -> dict[str, Any]:
     }
     losses = {name: lost(columns, *pair) for name, pair in compared.items()}
     result: dict[str, Any] = {name: rounded(loss) for name, loss in losses.items()}
-    ours = "F without evidence"
-    for rival in ("F without attention", "host without attention"):
+    (ours, pair), *rivals = list(compared.items())[:3]
+    for rival, other in rivals:
         result[f"{ours} / {rival}"] = rounded(losses[ours] / losses[rival]) if losses[rival] > 0 else None
-        result[f"{ours} - {rival}"] = metric_interval(
-            columns,
-            lambda rows, rival=rival: (
-                lost(columns, *compared[ours], rows) - lost(columns, *compared[rival], rows)
-            ),
-        )
+        difference = partial(lost_more, columns, pair, other)
+        result[f"{ours} - {rival}"] = interval(len(columns["target"]), difference)
     return result
 
 
-def lost(columns: Columns, full: str, without: str, rows: np.ndarray | None = None) -> float:
+def lost_more(columns: Columns, one: tuple[str, str], other: tuple[str, str], rows: np.ndarray) -> float:
+    return lost(columns, *one, rows) - lost(columns, *other, rows)
+
+
+def lost(columns: Columns, full: str, without: str, rows: np.ndarray | slice = slice(None)) -> float:
     """What the metric loses from one column of answers to another, over the slides that have both."""
-    rows = np.arange(len(columns[full])) if rows is None else rows
-    rows = rows[~np.isnan(columns[without][rows])]
-    return metric(columns, full, rows) - metric(columns, without, rows)
+    drawn = {name: columns[name][rows] for name in ("target", "event", full, without)}
+    known = ~np.isnan(drawn[without])
+    drawn = {name: values[known] for name, values in drawn.items()}
+    return metric(drawn, full) - metric(drawn, without)
 
 
-def metric(columns: Columns, name: str, rows: np.ndarray | None = None) -> float:
-    """Macro-F1 of predicted classes, or the C-index of risks; NaN where there is none."""
-    rows = np.arange(len(columns[name])) if rows is None else rows
-    rows = rows[~np.isnan(columns[name][rows])]
-    targets, answers, events = (columns[one][rows] for one in ("target", name, "event"))
-    if not len(rows):
+def metric(columns: Columns, name: str) -> float:
+    """Macro-F1 of predicted classes, or the C-index of risks, over the slides with an answer; NaN where there is none."""
+    known = ~np.isnan(columns[name])
+    targets, answers, events = (columns[one][known] for one in ("target", name, "event"))
+    if not known.any():
         return np.nan
     if not np.isnan(events).any():
         try:
@@ -483,30 +476,24 @@ def metric(columns: Columns, name: str, rows: np.ndarray | None = None) -> float
     return float((2 * np.diag(confusion)[total > 0] / total[total > 0]).mean())
 
 
-def metric_interval(columns: Columns, figure: Callable[[np.ndarray], float]) -> list[float | None]:
-    """A figure of the slides, and its interval."""
-    n_slides = len(columns["target"])
-    draws = np.array(
-        [figure(one) for one in np.random.default_rng(0).integers(n_slides, size=(RESAMPLES, n_slides))]
-    )
-    draws = draws[~np.isnan(draws)]
-    if not len(draws):
-        return [None, None, None]
+def interval(n_slides: int, figure: Callable[[np.ndarray], float]) -> list[float | None] | None:
+    """A figure of the slides, and its interval; None where there is none."""
+    resampled = np.random.default_rng(0).integers(max(1, n_slides), size=(RESAMPLES, n_slides))
+    draws = np.array([figure(rows) for rows in resampled]) if n_slides else np.array([])
+    if not len(draws := draws[~np.isnan(draws)]):
+        return None
     return [rounded(one) for one in (figure(np.arange(n_slides)), *np.quantile(draws, [0.025, 0.975]))]
 
 
 def mean_interval(differences: pd.Series) -> list[float | None] | None:
-    """A mean over the slides that have a value, and its interval."""
+    """The mean over the slides that have a value, and its interval."""
     values = differences.dropna().to_numpy()
-    if not len(values):
-        return None
-    draws = values[np.random.default_rng(0).integers(len(values), size=(RESAMPLES, len(values)))].mean(axis=1)
-    return [rounded(one) for one in (values.mean(), *np.quantile(draws, [0.025, 0.975]))]
+    return interval(len(values), lambda rows: float(values[rows].mean()))
 
 
 def rounded(value: float) -> float | None:
     """Three digits; null in JSON where there is no value."""
-    return None if np.isnan(float(value)) else round(float(value), 3)
+    return None if np.isnan(float(value)) else round(float(value), 3) + 0.0
 
 
 if __name__ == "__main__":
