@@ -33,8 +33,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -101,12 +99,9 @@ def open_fold(run: Path) -> TrainedFold:
 
 def measure_slides(fold: TrainedFold, judge: Path | None = None) -> tuple[pd.DataFrame, pd.DataFrame]:
     """One row per test slide, and one per slide and rule."""
-    other = None
     if judge is not None:
         check_same_cohort(fold.run, judge)
-        other = open_fold(judge)
-    slides: list[Row] = []
-    rules: list[Row] = []
+    other, slides, rules = None if judge is None else open_fold(judge), [], []
     with torch.no_grad():
         for number, bag in enumerate(fold.bags("test")):
             second = None if other is None else FoldBag(bag.spec, bag.bag, other)
@@ -114,9 +109,6 @@ def measure_slides(fold: TrainedFold, judge: Path | None = None) -> tuple[pd.Dat
             slides.append(slide)
             rules.extend(rows)
     return pd.DataFrame(slides), add_verdicts(pd.DataFrame(rules))
-
-
-# One slide
 
 
 class Judge:
@@ -244,12 +236,8 @@ def rank_patches(bag: FoldBag, judge: Judge, generator: Generator) -> dict[str, 
 
 def choose_sets(bag: FoldBag, judge: Judge, scores: dict[str, Tensor]) -> dict[str, Tensor]:
     """The evidence, as many patches by every other rule, and what a search along each ranking finds."""
-    selected, tolerances = bag.explanation.recovery.selected, bag.network.model.tolerances
-    stricter = replace(
-        tolerances,
-        sufficiency=STRICTER * tolerances.sufficiency,
-        necessity=tolerances.necessity / STRICTER,
-    )
+    selected, given = bag.explanation.recovery.selected, bag.network.model.tolerances
+    stricter = Tolerances(STRICTER * given.sufficiency, given.necessity / STRICTER, given.unit)
     size, n_patches = int(selected.sum()), len(selected)
     sets = {rule: members(ranking(values)[:size], n_patches=n_patches) for rule, values in scores.items()}
     searched = {
@@ -322,18 +310,18 @@ def measure_riders(bag: FoldBag, judge: Judge, scores: dict[str, Tensor], genera
 
 def compare_seeds(bag: FoldBag, second: FoldBag) -> Row:
     """Jaccard of two runs' patches on one slide."""
+    explanations = (bag.explanation, second.explanation)
+    size = min(int(one.recovery.selected.sum()) for one in explanations)
+    row = {"jaccard chance": size / (2 * len(bag) - size)}
     found: dict[str, list[set[int]]] = {"evidence": [], "sets": [], "attention": []}
-    size = min(int(one.explanation.recovery.selected.sum()) for one in (bag, second))
-    for one in (bag.explanation, second.explanation):
+    for one in explanations:
         order, selected = ranking(one.output.scores), one.recovery.selected
         found["evidence"].append({*order[selected[order]][:size].tolist()})
-        found["sets"].append({*selected.nonzero().flatten().tolist()})
+        found["sets"].append({*order[selected[order]].tolist()})
         found["attention"].append({*ranking(one.output.full.scores)[:size].tolist()})
-    overlaps = {
-        f"jaccard {name}": len(one & other) / len(one | other) for name, (one, other) in found.items()
-    }
-    # What two random sets of this size share.
-    return overlaps | {"jaccard chance": size / (2 * len(bag) - size)}
+    for name, (ours, theirs) in found.items():
+        row[f"jaccard {name}"] = len(ours & theirs) / len(ours | theirs)
+    return row
 
 
 def read_answer(logits: Tensor) -> float:
@@ -341,21 +329,13 @@ def read_answer(logits: Tensor) -> float:
     return float(logits[0]) if len(logits) == 1 else float(logits.argmax())
 
 
-# All slides
-
-
 def add_verdicts(rules: pd.DataFrame) -> pd.DataFrame:
     """One column per verdict, 1 where it holds; judges of another seed have their own."""
     verdicts = {}
-    for prefix in ("", "transfer F ", "transfer host "):
-        if f"{prefix}kept" not in rules:
-            continue
-        kept, removed, in_odds, out_odds = (
-            rules[f"{prefix}{name}"].abs() for name in ("kept", "removed", "odds kept", "odds removed")
-        )
-        for limit in TOLERANCES:
-            verdicts[f"{prefix}{VERDICT} {limit}"] = (kept <= limit) & (removed >= limit)
-        verdicts[f"{prefix}{VERDICT} log-odds"] = (in_odds <= LOG_ODDS) & (out_odds >= LOG_ODDS)
+    for prefix in [name.removesuffix("odds kept") for name in rules if name.endswith("odds kept")]:
+        for name, scale, limit in (*((f"{t}", "", t) for t in TOLERANCES), ("log-odds", "odds ", LOG_ODDS)):
+            kept, removed = rules[f"{prefix}{scale}kept"].abs(), rules[f"{prefix}{scale}removed"].abs()
+            verdicts[f"{prefix}{VERDICT} {name}"] = (kept <= limit) & (removed >= limit)
     for limit in TOLERANCES:
         verdicts[f"necessary under transplant {limit}"] = rules["transplant"].abs() >= limit
     return pd.concat([rules, pd.DataFrame(verdicts).astype(float)], axis=1)
@@ -366,9 +346,8 @@ def summarise(fold: TrainedFold, slides: pd.DataFrame, rules: pd.DataFrame) -> d
     by_rule = {rule: rows.reset_index() for rule, rows in rules.groupby("rule", sort=False)}
     columns = {name: slides[name].to_numpy() for name in slides}
     for rule, rows in by_rule.items():
-        columns |= {
-            f"{rule}: {name}": rows[name].to_numpy() for name in ("F kept", "F removed", "host removed")
-        }
+        for name in ("F kept", "F removed", "host removed"):
+            columns[f"{rule}: {name}"] = rows[name].to_numpy()
     ours, attention = by_rule["evidence"], by_rule["attention"]
     result: dict[str, Any] = {
         "run": fold.run.name,
@@ -382,7 +361,6 @@ def summarise(fold: TrainedFold, slides: pd.DataFrame, rules: pd.DataFrame) -> d
         "gain": interval(len(slides), lambda rows: -lost(columns, "host", "gce", rows)),
         "rules": {},
         "evidence less rival": {},
-        "curves": {},
         "complement": compare_complements(columns),
     }
     means = ["size", *(name for name in rules if VERDICT in name or "transplant " in name)]
@@ -394,32 +372,24 @@ def summarise(fold: TrainedFold, slides: pd.DataFrame, rules: pd.DataFrame) -> d
         figures["metric removed"] = rounded(metric(columns, f"{rule}: F removed"))
         if "msk" in figures:
             figures["shi"] = rounded(1 - rows["msk"].mean() / attention["msk"].mean())
-            result["curves"][rule] = {
-                name: [rounded(rows[f"{name} {share}"].mean()) for share in SHARES]
-                for name in ("keep", "removal")
-            }
+            figures["keep curve"] = [rounded(rows[f"keep {share}"].mean()) for share in SHARES]
+            figures["removal curve"] = [rounded(rows[f"removal {share}"].mean()) for share in SHARES]
         result["rules"][rule] = figures
         if rule != "evidence":
             pairs = {name: mean_interval(ours[name] - rows[name]) for name in COMPARED if name in rows}
             result["evidence less rival"][rule] = {name: one for name, one in pairs.items() if one}
+    moved = {name: (slides[f"{name} moved"], slides[f"{name} random"]) for name in ("riders", "lower half")}
     result["riders"] = {
         "share": rounded(slides["riders"].mean()),
         "slides": int((slides["riders"] > 0).sum()),
+        "F moves without them": {name: rounded(one.mean()) for name, (one, _) in moved.items()},
+        "F moves without random patches": {name: rounded(other.mean()) for name, (_, other) in moved.items()},
+        "difference": {name: mean_interval(one - other) for name, (one, other) in moved.items()},
     }
-    for name in ("riders", "lower half"):
-        moved, chance = slides[f"{name} moved"], slides[f"{name} random"]
-        result["riders"][f"{name} moved, random, difference"] = [
-            rounded(moved.mean()),
-            rounded(chance.mean()),
-            mean_interval(moved - chance),
-        ]
+    without = slides["target"] == int(fold.model.negative_class)
     if slides["confirmed"].notna().any():
-        without = slides["target"] == int(fold.model.negative_class)
-        result["confirmed"] = {
-            "slides without lesion": int(without.sum()),
-            "share of these": rounded(slides["confirmed"][without].mean()),
-            "share of others": rounded(slides["confirmed"][~without].mean()),
-        }
+        shares = [rounded(slides["confirmed"][part].mean()) for part in (without, ~without)]
+        result["confirmed"] = {"slides": int(without.sum()), "without lesion": shares[0], "others": shares[1]}
     overlaps = [name for name in slides if name.startswith("jaccard ")]
     if overlaps:
         result["jaccard"] = {name.removeprefix("jaccard "): rounded(slides[name].mean()) for name in overlaps}
@@ -440,13 +410,11 @@ def compare_complements(columns: Columns) -> dict[str, Any]:
     (ours, pair), *rivals = list(compared.items())[:3]
     for rival, other in rivals:
         result[f"{ours} / {rival}"] = rounded(losses[ours] / losses[rival]) if losses[rival] > 0 else None
-        difference = partial(lost_more, columns, pair, other)
-        result[f"{ours} - {rival}"] = interval(len(columns["target"]), difference)
+        result[f"{ours} - {rival}"] = interval(
+            len(columns["target"]),
+            lambda rows, other=other: lost(columns, *pair, rows) - lost(columns, *other, rows),
+        )
     return result
-
-
-def lost_more(columns: Columns, one: tuple[str, str], other: tuple[str, str], rows: np.ndarray) -> float:
-    return lost(columns, *one, rows) - lost(columns, *other, rows)
 
 
 def lost(columns: Columns, full: str, without: str, rows: np.ndarray | slice = slice(None)) -> float:
@@ -469,11 +437,8 @@ def metric(columns: Columns, name: str) -> float:
         except InputError:
             return np.nan
     labels, predicted = targets.astype(int), answers.astype(int)
-    n_classes = max(labels.max(), predicted.max()) + 1
-    counts = np.bincount(labels * n_classes + predicted, minlength=n_classes**2)
-    confusion = counts.reshape(n_classes, n_classes)
-    total = confusion.sum(axis=0) + confusion.sum(axis=1)
-    return float((2 * np.diag(confusion)[total > 0] / total[total > 0]).mean())
+    is_true, is_said = (one == np.union1d(labels, predicted)[:, None] for one in (labels, predicted))
+    return float((2 * (is_true & is_said).sum(axis=1) / (is_true.sum(axis=1) + is_said.sum(axis=1))).mean())
 
 
 def interval(n_slides: int, figure: Callable[[np.ndarray], float]) -> list[float | None] | None:
