@@ -7,8 +7,8 @@ ranking that is sufficient and necessary at the tolerances with which `gcemil au
   gain         Macro-F1 (or C-index) of F less that of the host; the evidence head alone stands beside both
   verdict      share of slides with |Phi(X_S) - Phi(X)| <= t and |Phi(X_notS) - Phi(X)| >= t, at three tolerances and in log-odds
   transplant   the removed patches are replaced by background of the slide (of the half of lowest evidence score), so that the bag keeps its size
-  keep         Phi of the first 1 to 20 % of the patches alone, as a share of Phi(X), at most 1; a risk: 1 less its distance, at least 0
-  AUKC         mean of the keep curve; higher is better
+  AUKC         mean of the keep curve, higher is better: Phi of the first 1 to 20 % of the patches alone, as a share of Phi(X), at most 1 (a risk:
+               1 less its distance, at least 0)
   removal      mean over the same sizes of what Phi loses without the first patches (a risk: how far it moves); higher is better
   MSK          smallest share of the patches from which Phi reaches Phi(X) - 0.05 (a risk: comes within 0.2); 1 where 20 % are not enough. `msk
                within`: the same, but Phi may not exceed Phi(X) by more either, and stays there at all larger sizes
@@ -56,11 +56,8 @@ from gcemil.tasks.survival import c_index
 
 SHARES = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2)
 TOLERANCES = (0.02, 0.05, 0.1)
-LOG_ODDS = 0.2
-SAME_PROBABILITY, SAME_RISK = 0.05, 0.2
-BACKGROUND = 0.5
-RANDOM_DRAWS = 5
-RESAMPLES = 1000
+LOG_ODDS, SAME_PROBABILITY, SAME_RISK = 0.2, 0.05, 0.2
+BACKGROUND, RANDOM_DRAWS, RESAMPLES = 0.5, 5, 1000
 VERDICT = "sufficient and necessary"
 COMPARED = ("aukc", "removal", "precision", "ap", *(f"{VERDICT} {limit}" for limit in TOLERANCES))
 
@@ -78,30 +75,24 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, help="Where to write one row per slide and rule, gzipped.")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    fold = open_fold(arguments.run)
+    fold = TrainedFold.open(arguments.run, 0)
     slides, rules = measure_slides(fold, arguments.judge)
     text = json.dumps(summarise(fold, slides, rules), indent=1)
     print(text)
     if arguments.csv:
         rules.merge(slides, on="slide").to_csv(arguments.csv, index=False, compression="gzip")
     if arguments.json:
-        # Last, so that whoever finds it finds the table too.
         arguments.json.write_text(text + "\n", encoding="utf-8")
-
-
-def open_fold(run: Path) -> TrainedFold:
-    """Fold 0 of a wrapped run."""
-    fold = TrainedFold.open(run, 0)
-    if fold.model is None:
-        raise SystemExit(f"{run} was trained without evidence. Name a run trained with --gce.")
-    return fold
 
 
 def measure_slides(fold: TrainedFold, judge: Path | None = None) -> tuple[pd.DataFrame, pd.DataFrame]:
     """One row per test slide, and one per slide and rule."""
     if judge is not None:
         check_same_cohort(fold.run, judge)
-    other, slides, rules = None if judge is None else open_fold(judge), [], []
+    other, slides, rules = None if judge is None else TrainedFold.open(judge, 0), [], []
+    for one in (fold, other):
+        if one is not None and one.model is None:
+            raise SystemExit(f"{one.run} was trained without evidence. Name a run trained with --gce.")
     with torch.no_grad():
         for number, bag in enumerate(fold.bags("test")):
             second = None if other is None else FoldBag(bag.spec, bag.bag, other)
@@ -186,8 +177,7 @@ def measure_bag(bag: FoldBag, second: FoldBag | None, generator: Generator) -> t
     rows = []
     for rule, chosen in choose_sets(bag, judge, scores).items():
         row = {"slide": bag.spec.bag_id, "rule": rule, "size": float(chosen.float().mean())}
-        row |= judge.intervene(chosen)
-        row["transplant"] = judge.replace(chosen, background, generator)
+        row |= judge.intervene(chosen) | {"transplant": judge.replace(chosen, background, generator)}
         row |= {"F kept": judge.answer(chosen), "F removed": judge.answer(~chosen)}
         row["host removed"] = host.answer(~chosen)
         row |= draw_curves(judge, ranking(scores[rule])) if rule in scores else {}
@@ -220,8 +210,8 @@ def rank_patches(bag: FoldBag, judge: Judge, generator: Generator) -> dict[str, 
     """One score per patch: of the evidence, of its rivals, and of the truth where it is known."""
     output, attention = bag.explanation.output, bag.explanation.output.full.scores
     scores = {"evidence": output.scores, "attention": attention}
+    # A patch that lowers a risk counts as much as one that raises it.
     if (shares := output.answer.contributions) is not None:
-        # A patch that lowers a risk counts as much as one that raises it.
         scores["contribution"] = (shares - shares.mean()).abs() if judge.is_risk else shares
     closed_form = shortcut(bag.network.explained, "closed_form")
     if closed_form is not None and (form := closed_form()) is not None and len(bag) > 1:
@@ -240,12 +230,10 @@ def choose_sets(bag: FoldBag, judge: Judge, scores: dict[str, Tensor]) -> dict[s
     stricter = Tolerances(STRICTER * given.sufficiency, given.necessity / STRICTER, given.unit)
     size, n_patches = int(selected.sum()), len(selected)
     sets = {rule: members(ranking(values)[:size], n_patches=n_patches) for rule, values in scores.items()}
-    searched = {
-        f"{rule} searched": search_prefix(judge, values, stricter)
-        for rule, values in scores.items()
-        if rule != "oracle"
-    }
-    return sets | {"evidence": selected} | searched
+    sets["evidence"] = selected
+    for rule in [one for one in scores if one != "oracle"]:
+        sets[f"{rule} searched"] = search_prefix(judge, scores[rule], stricter)
+    return sets
 
 
 def search_prefix(judge: Judge, scores: Tensor, tolerances: Tolerances) -> Tensor:
@@ -267,8 +255,7 @@ def search_prefix(judge: Judge, scores: Tensor, tolerances: Tolerances) -> Tenso
 def draw_curves(judge: Judge, order: Tensor) -> dict[str, float]:
     """Keep and removal along one ranking, their means, and MSK."""
     prefixes = [members(order[: subset_size(len(order), share)], n_patches=len(order)) for share in SHARES]
-    kept = np.array([judge.keep(one) for one in prefixes])
-    removed = np.array([judge.remove(one) for one in prefixes])
+    kept, removed = (np.array([ask(one) for one in prefixes]) for ask in (judge.keep, judge.remove))
     if judge.is_risk:
         keep, removal = np.maximum(0, 1 - np.abs(kept)), np.abs(removed)
     else:
@@ -386,12 +373,11 @@ def summarise(fold: TrainedFold, slides: pd.DataFrame, rules: pd.DataFrame) -> d
         "F moves without random patches": {name: rounded(other.mean()) for name, (_, other) in moved.items()},
         "difference": {name: mean_interval(one - other) for name, (one, other) in moved.items()},
     }
-    without = slides["target"] == int(fold.model.negative_class)
     if slides["confirmed"].notna().any():
+        without = slides["target"] == int(fold.model.negative_class)
         shares = [rounded(slides["confirmed"][part].mean()) for part in (without, ~without)]
         result["confirmed"] = {"slides": int(without.sum()), "without lesion": shares[0], "others": shares[1]}
-    overlaps = [name for name in slides if name.startswith("jaccard ")]
-    if overlaps:
+    if overlaps := [name for name in slides if name.startswith("jaccard ")]:
         result["jaccard"] = {name.removeprefix("jaccard "): rounded(slides[name].mean()) for name in overlaps}
     return result
 
@@ -411,8 +397,7 @@ def compare_complements(columns: Columns) -> dict[str, Any]:
     for rival, other in rivals:
         result[f"{ours} / {rival}"] = rounded(losses[ours] / losses[rival]) if losses[rival] > 0 else None
         result[f"{ours} - {rival}"] = interval(
-            len(columns["target"]),
-            lambda rows, other=other: lost(columns, *pair, rows) - lost(columns, *other, rows),
+            len(columns["F"]), lambda rows, it=other: lost(columns, *pair, rows) - lost(columns, *it, rows)
         )
     return result
 
@@ -429,15 +414,14 @@ def metric(columns: Columns, name: str) -> float:
     """Macro-F1 of predicted classes, or the C-index of risks, over the slides with an answer; NaN where there is none."""
     known = ~np.isnan(columns[name])
     targets, answers, events = (columns[one][known] for one in ("target", name, "event"))
-    if not known.any():
+    if not len(answers):
         return np.nan
     if not np.isnan(events).any():
         try:
             return c_index(answers, targets, events.astype(bool))
         except InputError:
             return np.nan
-    labels, predicted = targets.astype(int), answers.astype(int)
-    is_true, is_said = (one == np.union1d(labels, predicted)[:, None] for one in (labels, predicted))
+    is_true, is_said = (one == np.union1d(targets, answers)[:, None] for one in (targets, answers))
     return float((2 * (is_true & is_said).sum(axis=1) / (is_true.sum(axis=1) + is_said.sum(axis=1))).mean())
 
 
