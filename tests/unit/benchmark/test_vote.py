@@ -14,6 +14,7 @@ from sklearn.metrics import f1_score
 from gcemil.diagnostics.snr import Answers, RiskScale
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.evidence.checking import Tolerances
+from gcemil.hosts.abmil import Abmil
 from gcemil.hosts.host import Embedded, HostOutput
 
 RULES = {"evidence", "attention", "contribution", "occlusion", "random", "oracle"}
@@ -75,12 +76,10 @@ def test_attention_has_no_headroom_over_itself_and_the_oracle_is_precise(classes
     assert np.allclose(rules[rules["rule"] == "oracle"]["ap"].dropna(), 1)
 
 
-class LargestPatch:
+class LargestPatch(Abmil):
     """Two classes; the logit of the second is ten times the largest value of the bag."""
 
-    training = False
-
-    def aggregate(self, embedded, coords):
+    def aggregate(self, embedded, coords, **options):
         logits = torch.stack([torch.tensor(5.0), 10 * embedded.tokens.max()])
         return HostOutput(logits, torch.zeros(1), torch.zeros(1))
 
@@ -89,7 +88,7 @@ class LargestPatch:
 def judge():
     tokens = torch.zeros(20, 1)
     tokens[3] = tokens[4] = 1.0
-    return vote.Judge(LargestPatch(), Embedded(tokens), None, Answers(2, RiskScale()))
+    return vote.Judge(LargestPatch(1, 2).eval(), Embedded(tokens), None, Answers(2, RiskScale()))
 
 
 def test_replacing_by_background_removes_what_the_patches_show(judge):
