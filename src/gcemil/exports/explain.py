@@ -6,14 +6,12 @@ nothing of the cohort is needed. With `unit="region"` every connected region of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from gcemil.bags.arrays import Bounds
 from gcemil.bags.bag import Bag, grid_stride
 from gcemil.config import TrainSettings
 from gcemil.diagnostics.regions import RegionJudge, find_regions
@@ -30,11 +28,10 @@ from gcemil.exports.certificate import (
     Subject,
     Verdict,
     VerdictName,
-    write_certificate,
 )
 from gcemil.exports.geojson import SlideRegions
-from gcemil.exports.overlay import SlidePlace, choose_thumbnail
-from gcemil.exports.slide_export import SlideExport
+from gcemil.exports.overlay import SlidePlace
+from gcemil.exports.slide_export import ExplainedSlide
 from gcemil.model import GceMil
 from gcemil.recovery.recover import subset_size, top_k
 from gcemil.runs.environment import describe_environment
@@ -76,17 +73,6 @@ class AskedBag(NetworkBag):
 
 
 @dataclass(frozen=True, eq=False)
-class ExplainedSlide:
-    """One slide, put to the test under the network of one fold."""
-
-    patches: SlideExport
-    certificate: Certificate
-    place: SlidePlace
-    folder: Path
-    """Where its files lie unless somebody says otherwise."""
-
-
-@dataclass(frozen=True, eq=False)
 class ChosenSet:
     """The patches that stand for the prediction, and how they were chosen."""
 
@@ -114,9 +100,8 @@ def explain_new_slide(
             f"{place.source}: the size of its patches is not known, and they are no grid to read it from. "
             "Extract the slide with a tool that states patch_size_level0."
         )
-    patches, certificate = explain_asked(asked, slide_id, size, options)
     folder = RunFolder(asked.network.run).new_slides / slide_id
-    return ExplainedSlide(patches, certificate, place, folder)
+    return explain_asked(asked, slide_id, size, options, place, folder)
 
 
 def _find_network(model: FoldModel) -> FoldNetwork:
@@ -134,27 +119,40 @@ def _find_network(model: FoldModel) -> FoldNetwork:
 
 
 def explain_asked(
-    asked: AskedBag, slide_id: str, patch_size: int | None, options: ExplainOptions
-) -> tuple[SlideExport, Certificate]:
+    asked: AskedBag,
+    slide_id: str,
+    patch_size: int | None,
+    options: ExplainOptions,
+    place: SlidePlace,
+    folder: Path,
+) -> ExplainedSlide:
     """The patches that stand for the prediction of a bag, those of one slide for its files, and their certificate."""
     network, bag, found = asked.network, asked.bag, asked.explanation
     if network.model is not None and options.budget is not None:
         raise UsageError(
             f"{network.run} recovers its own evidence, whose size is not free. Leave --budget out; it is for plain hosts."
         )
-    chosen = (
-        _choose_evidence(network.model, found)
-        if network.model and found
-        else _choose_attention(asked, options)
+    rows, hashes, evidence = (
+        bag.rows_of(slide_id),
+        {"model": network.model_hash, **asked.hashes[slide_id]},
+        None,
     )
-    regions = _judge_regions(asked, chosen, options)
-    certificate = _certify(asked, slide_id, chosen, options, regions)
-    rows, hashes = bag.rows_of(slide_id), {"model": network.model_hash, **asked.hashes[slide_id]}
-    evidence = None
     if network.model is not None and found is not None:
         records = slide_evidence(network.model, bag, found, hashes)
         evidence = next(record for record in records if record.slide_id == slide_id)
-    patches = SlideExport(
+        chosen = ChosenSet(
+            selected=found.recovery.selected,
+            scores=found.output.scores,
+            raw_scores=found.output.full.scores,
+            full=found.output.answer.logits,
+            rule=EVIDENCE_RULE,
+            settings=network.model.settings.model_dump(mode="json"),
+        )
+    else:
+        chosen = _choose_attention(asked, options)
+    regions = _judge_regions(asked, chosen, options)
+    certificate = _certify(asked, slide_id, chosen, options, regions)
+    return ExplainedSlide(
         slide_id=slide_id,
         selected=chosen.selected.numpy()[rows],
         coords=bag.slide_coords(slide_id),
@@ -165,47 +163,9 @@ def explain_asked(
         evidence=evidence,
         hashes=hashes,
         regions=None if regions is None else regions.of_slide(slide_id, rows),
-    )
-    return patches, certificate
-
-
-def write_explanation(
-    found: ExplainedSlide,
-    folder: Path | None = None,
-    *,
-    bounds: Bounds | None = None,
-    thumbnail: Path | None = None,
-    downsample: float | None = None,
-    all_patches: bool = False,
-    heatmaps: Sequence[str] = (),
-) -> dict[str, Path]:
-    """Every file of the explanation by its kind; what needs coordinates is left out where there are none.
-
-    `bounds` are by default those in the feature file, the thumbnail is the slide's own.
-    """
-    place = found.place if bounds is None else replace(found.place, bounds=bounds, size=None)
-    under = choose_thumbnail(found.place, thumbnail, downsample)
-    folder = folder or found.folder
-    drawn = found.patches.draw_files(place, thumbnail=under, all_patches=all_patches, heatmaps=heatmaps)
-    files = {
-        "hdf5": found.patches.write_hdf5(folder / "evidence.h5"),
-        "json": found.patches.write_json(folder / "evidence.json"),
-        **{kind: write(folder / name) for kind, (name, write) in drawn.items()},
-    }
-    # Last: a folder that has it is complete.
-    files["certificate"] = write_certificate(folder / "certificate.json", found.certificate)
-    return files
-
-
-def _choose_evidence(model: GceMil, found: Explanation) -> ChosenSet:
-    """The recovered evidence of a wrapped host."""
-    return ChosenSet(
-        selected=found.recovery.selected,
-        scores=found.output.scores,
-        raw_scores=found.output.full.scores,
-        full=found.output.answer.logits,
-        rule=EVIDENCE_RULE,
-        settings=model.settings.model_dump(mode="json"),
+        certificate=certificate,
+        place=place,
+        folder=folder,
     )
 
 

@@ -22,8 +22,9 @@ from gcemil.bags.tables import read_table
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import CohortError, RunError, UsageError, describe_fault, error_text
 from gcemil.exports.certificate import CRITERIA, Certificate
-from gcemil.exports.explain import AskedBag, ExplainedSlide, ExplainOptions, explain_asked
+from gcemil.exports.explain import AskedBag, ExplainOptions, explain_asked
 from gcemil.exports.overlay import read_cohort_place
+from gcemil.exports.slide_export import ExplainedSlide
 from gcemil.files import read_text, write_table
 from gcemil.findings import read_finding
 from gcemil.metrics import FAILURE_TYPES
@@ -90,9 +91,8 @@ def explain_fold_slide(fold: TrainedFold, slide_id: str, options: ExplainOptions
             f"Slide '{slide_id}': the size of its patches is not known, and they are no grid to read it from. "
             f"Write patch_size_level0 into {fold.cohort.folder / 'cohort.yaml'}."
         )
-    patches, certificate = explain_asked(asked, slide_id, size, options)
     folder = RunFolder(fold.run).fold(fold.fold).explained(slide_id)
-    return ExplainedSlide(patches, certificate, read_cohort_place(fold.cohort, slide_id), folder)
+    return explain_asked(asked, slide_id, size, options, read_cohort_place(fold.cohort, slide_id), folder)
 
 
 def explain_slides(

@@ -23,8 +23,9 @@ from gcemil.bags.fingerprint import content_hash
 from gcemil.bags.foreign.source import plain_id
 from gcemil.bags.tables import file_fingerprint
 from gcemil.errors import GcemilError, RunError, UsageError, describe_failure
-from gcemil.exports.explain import ExplainedSlide, ExplainOptions, explain_new_slide, write_explanation
+from gcemil.exports.explain import ExplainOptions, explain_new_slide
 from gcemil.exports.overlay import read_feature_place, read_slide_place
+from gcemil.exports.slide_export import ExplainedSlide
 from gcemil.features.loaders import WeightSource
 from gcemil.files import lock_folder, read_record, write_json, write_table
 from gcemil.prefilter.slide_files import FileMode, SlideFilePrediction, SlidePredictor, is_slide_file
@@ -338,8 +339,8 @@ class NewSlides:
         options = self.options
         if options.explain is not None:
             made = self._explain_bag(path, bag, options.explain)
-            return write_explanation(
-                made, out / answer.slide_id, all_patches=options.all_patches, heatmaps=options.heatmaps
+            return made.write_files(
+                out / answer.slide_id, all_patches=options.all_patches, heatmaps=options.heatmaps
             )
         if answer.evidence is None:
             return {}

@@ -11,7 +11,7 @@ from gcemil.benchmark.results import Results
 from gcemil.benchmark.summary import write_summary
 from gcemil.diagnostics.table import QUESTIONS
 from gcemil.errors import CohortError, RunError
-from gcemil.exports.geojson import EVIDENCE
+from gcemil.exports.geojson import EVIDENCE, NO_EVIDENCE
 from gcemil.findings import Finding, Row
 from gcemil.records import Representations, read_evidence, write_representations
 from gcemil.report.run_data import read_run_data
@@ -37,7 +37,7 @@ from gcemil.report.sections.slides import (
     list_filter_classes,
     render_slides,
 )
-from gcemil.report.slide_view import NO_EVIDENCE, name_anchor, read_slide_view
+from gcemil.report.slide_view import name_anchor, read_slide_view
 from gcemil.runs.folder import FoldFolder
 from gcemil.tables import best_cells, format_metric
 from report_builders import judged_slide, run_folder, toy_evidence
@@ -256,7 +256,7 @@ def test_a_slide_without_evidence_has_a_chip_a_filter_and_a_grey_map(tmp_path):
     data = read_run_data(run.folder)
     view = read_slide_view(data, data.bags[0], "s0")
     pixels = np.asarray(Image.open(io.BytesIO(draw_map(view).data)).convert("RGB")).reshape(-1, 3)
-    assert (pixels == NO_EVIDENCE).all(axis=1).any()
+    assert (pixels == NO_EVIDENCE.color).all(axis=1).any()
     assert not (pixels == EVIDENCE.color).all(axis=1).any()
 
 

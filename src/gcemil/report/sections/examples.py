@@ -130,13 +130,12 @@ def _find_subsets(context: Context, view: SlideView) -> dict[str, Int[np.ndarray
     sizes = sorted({int(record["k"]) for record in records})
     size = sizes[len(sizes) // 2]
     panels = {}
-    for record in records:
-        if (record["bag_id"], record["network"], int(record["k"])) != (bag.bag_id, "wrapped", size):
-            continue
-        if (rule := record["rule"]) in SUBSET_RULES:
-            scores, words = SUBSET_RULES[rule]
+    for rule, (scores, words) in SUBSET_RULES.items():
+        wanted = {"bag_id": bag.bag_id, "rule": rule, "network": "wrapped"}
+        own = [one for one in records if wanted.items() <= one.items() and int(one["k"]) == size]
+        if own:
             order = np.argsort(-getattr(view.evidence, scores), kind="stable")
-            numbers = number_subsets(order, size=size, count=int(record["subsets_per_slide"]))
+            numbers = number_subsets(order, size=size, count=int(own[0]["subsets_per_slide"]))
             panels[f"by {words}, {size} at a time"] = numbers
     if panels and not any(numbers.any() for numbers in panels.values()):
         return f"No {size} consecutive patches of either ranking carry the prediction of this slide, so there is no subset to draw."

@@ -129,6 +129,9 @@ def compare_with_host(context: Context, draws: Sampled) -> HtmlTable | None:
             ours, theirs = draws.get(("gce", metric)), draws.get((host, metric))
             if ours is None or theirs is None:
                 continue
+            # A host that the wrapper left alone is the plain host, which is shown once.
+            if host == "full" and np.array_equal(draws.get((PLAIN, metric), np.empty(0)), theirs):
+                continue
             before, after = (fmean(_read_values(context, mode, metric).values()) for mode in (host, "gce"))
             change = _format_interval(ours - theirs)
             numbers = (f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}", change)

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from gcemil.exports.certificate import CRITERIA, Verdict, VerdictName
+from gcemil.exports.geojson import NO_EVIDENCE
 from gcemil.exports.overlay import draw_attention, draw_evidence
 from gcemil.report.html import Picture, Section, render_section
 from gcemil.report.run_data import BagKey, Record, find_predicted_class
 from gcemil.report.sections.context import Context
 from gcemil.report.sections.failures import list_failures
 from gcemil.report.slide_view import (
-    NO_EVIDENCE,
     SlideView,
     choose_color,
     encode_jpeg,
@@ -93,7 +93,7 @@ def _list_legend(context: Context) -> dict[str, str]:
     entries = {
         "attention, darker is higher": ramp,
         "GCE evidence": f"background:{EVIDENCE_COLOR}",
-        "patches that were found and are no evidence": f"background:{format_color(NO_EVIDENCE)}",
+        "patches that were found and are no evidence": f"background:{format_color(NO_EVIDENCE.color)}",
         "other patches": "background:#dedede",
     }
     if (context.run.cohort / "truth").is_dir():
