@@ -57,7 +57,7 @@ class ExplainOptions:
     """Whether connected regions are judged one by one as well."""
 
 
-class AskedBag(NetworkBag):
+class SourceBag(NetworkBag):
     """A bag put before a network, and where it comes from."""
 
     def __init__(self, network: FoldNetwork, bag: Bag, part: str, hashes: dict[str, dict[str, str]]) -> None:
@@ -92,7 +92,7 @@ def explain_new_slide(
 ) -> ExplainedSlide:
     """A slide outside the cohort, from the checkpoint of one fold alone."""
     (slide_id,) = bag.slide_ids
-    asked = AskedBag(_find_network(model), bag, NEW, {slide_id: hashes})
+    source = SourceBag(_find_network(model), bag, NEW, {slide_id: hashes})
     stride = None if bag.coords is None else grid_stride(bag.coords)
     size = bag.patch_size or (None if stride is None else max(1, round(stride)))
     if bag.coords is not None and size is None:
@@ -100,8 +100,8 @@ def explain_new_slide(
             f"{place.source}: the size of its patches is not known, and they are no grid to read it from. "
             "Extract the slide with a tool that states patch_size_level0."
         )
-    folder = RunFolder(asked.network.run).new_slides / slide_id
-    return explain_asked(asked, slide_id, size, options, place, folder)
+    folder = RunFolder(source.network.run).new_slides / slide_id
+    return explain_bag_slide(source, slide_id, size, options, place, folder)
 
 
 def _find_network(model: FoldModel) -> FoldNetwork:
@@ -118,8 +118,8 @@ def _find_network(model: FoldModel) -> FoldNetwork:
     )
 
 
-def explain_asked(
-    asked: AskedBag,
+def explain_bag_slide(
+    source: SourceBag,
     slide_id: str,
     patch_size: int | None,
     options: ExplainOptions,
@@ -127,14 +127,14 @@ def explain_asked(
     folder: Path,
 ) -> ExplainedSlide:
     """The patches that stand for the prediction of a bag, those of one slide for its files, and their certificate."""
-    network, bag, found = asked.network, asked.bag, asked.explanation
+    network, bag, found = source.network, source.bag, source.explanation
     if network.model is not None and options.budget is not None:
         raise UsageError(
             f"{network.run} recovers its own evidence, whose size is not free. Leave --budget out; it is for plain hosts."
         )
     rows, hashes, evidence = (
         bag.rows_of(slide_id),
-        {"model": network.model_hash, **asked.hashes[slide_id]},
+        {"model": network.model_hash, **source.hashes[slide_id]},
         None,
     )
     if network.model is not None and found is not None:
@@ -149,9 +149,9 @@ def explain_asked(
             settings=network.model.settings.model_dump(mode="json"),
         )
     else:
-        chosen = _choose_attention(asked, options)
-    regions = _judge_regions(asked, chosen, options)
-    certificate = _certify(asked, slide_id, chosen, options, regions)
+        chosen = _choose_attention(source, options)
+    regions = _judge_regions(source, chosen, options)
+    certificate = _certify(source, slide_id, chosen, options, regions)
     return ExplainedSlide(
         slide_id=slide_id,
         selected=chosen.selected.numpy()[rows],
@@ -169,11 +169,11 @@ def explain_asked(
     )
 
 
-def _choose_attention(asked: AskedBag, options: ExplainOptions) -> ChosenSet:
+def _choose_attention(source: SourceBag, options: ExplainOptions) -> ChosenSet:
     """The highest scores of a plain host, named as what they are."""
-    budget, full = options.budget or DEFAULT_BUDGET, asked.wrapped.full()
+    budget, full = options.budget or DEFAULT_BUDGET, source.wrapped.full()
     return ChosenSet(
-        selected=top_k(full.scores, subset_size(len(asked.bag), budget)),
+        selected=top_k(full.scores, subset_size(len(source.bag), budget)),
         scores=full.scores,
         raw_scores=full.scores,
         full=full.logits,
@@ -185,31 +185,31 @@ def _choose_attention(asked: AskedBag, options: ExplainOptions) -> ChosenSet:
     )
 
 
-def _judge_regions(asked: AskedBag, chosen: ChosenSet, options: ExplainOptions) -> SlideRegions | None:
-    """Regions are always told apart; they are asked one by one where that is wanted. None without coordinates."""
-    regions = find_regions(asked.bag, chosen.selected, chosen.scores)
+def _judge_regions(source: SourceBag, chosen: ChosenSet, options: ExplainOptions) -> SlideRegions | None:
+    """Regions are always told apart; each is kept and removed by itself where that is wanted. None without coordinates."""
+    regions = find_regions(source.bag, chosen.selected, chosen.scores)
     if regions is None:
         if options.unit == "region":
             raise UsageError(
-                f"Bag '{asked.bag.bag_id}' has no coordinates, so its patches form no regions. Leave --unit out."
+                f"Bag '{source.bag.bag_id}' has no coordinates, so its patches form no regions. Leave --unit out."
             )
         return None
-    judge = RegionJudge(asked.answers, options.tolerances, MAX_REGIONS if options.unit == "region" else 0)
-    verdicts = judge.judge(asked.wrapped, chosen.full, asked.bag, regions)
+    judge = RegionJudge(source.answers, options.tolerances, MAX_REGIONS if options.unit == "region" else 0)
+    verdicts = judge.judge(source.wrapped, chosen.full, source.bag, regions)
     return SlideRegions(regions.number.numpy(), tuple(verdicts))
 
 
 def _certify(
-    asked: AskedBag,
+    source: SourceBag,
     slide_id: str,
     chosen: ChosenSet,
     options: ExplainOptions,
     regions: SlideRegions | None,
 ) -> Certificate:
-    network, found, bag = asked.network, asked.explanation, asked.bag
+    network, found, bag = source.network, source.explanation, source.bag
     gates = None if found is None else found.output.log_gates
-    outcome = bag_outcome(asked.wrapped, chosen.selected, gates, full=chosen.full)
-    outputs = asked.answers.read(outcome)
+    outcome = bag_outcome(source.wrapped, chosen.selected, gates, full=chosen.full)
+    outputs = source.answers.read(outcome)
     rows, selected = bag.rows_of(slide_id), chosen.selected.numpy()
     judged = regions.verdicts if regions is not None and options.unit == "region" else ()
     notes = chosen.notes
@@ -228,7 +228,7 @@ def _certify(
             slide_id=slide_id,
             bag_id=bag.bag_id,
             bag_slides=bag.slide_ids,
-            part=asked.part,
+            part=source.part,
             n_patches=len(bag),
             n_selected=int(selected.sum()),
             slide_n_patches=rows.stop - rows.start,
@@ -247,7 +247,7 @@ def _certify(
         stop_reason=None if found is None else found.recovery.stop_reason.value,
         anchors=_list_anchors(network.model, found),
         settings={"host": network.settings.host.model_dump(mode="json"), "rule": chosen.settings},
-        provenance=_describe_origin(asked),
+        provenance=_describe_origin(source),
         notes=notes,
         regions=judged,
         is_confirmed=None if found is None or chosen.rule != EVIDENCE_RULE else found.is_confirmed,
@@ -285,11 +285,11 @@ def name_output(task: Task, full: Logits) -> str:
     return f"probability of {task.prediction_names[int(full.argmax())].removeprefix('prob_')}"
 
 
-def _describe_origin(asked: AskedBag) -> dict[str, Any]:
+def _describe_origin(source: SourceBag) -> dict[str, Any]:
     """Versions, settings and the fingerprints of the network and of every slide of the bag; nothing of the machine."""
-    network = asked.network
+    network = source.network
     inputs = {"model": network.model_hash}
-    for slide_id, hashes in asked.hashes.items():
+    for slide_id, hashes in source.hashes.items():
         inputs |= {f"{kind}/{slide_id}": value for kind, value in hashes.items()}
     everything = describe_environment(seed=network.settings.seed, device=torch.device("cpu"), inputs=inputs)
     return {

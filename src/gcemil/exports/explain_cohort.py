@@ -22,7 +22,7 @@ from gcemil.bags.tables import read_table
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import CohortError, RunError, UsageError, describe_fault, error_text
 from gcemil.exports.certificate import CRITERIA, Certificate
-from gcemil.exports.explain import AskedBag, ExplainOptions, explain_asked
+from gcemil.exports.explain import ExplainOptions, SourceBag, explain_bag_slide
 from gcemil.exports.overlay import read_cohort_place
 from gcemil.exports.slide_export import ExplainedSlide
 from gcemil.files import read_text, write_table
@@ -83,7 +83,7 @@ def explain_fold_slide(fold: TrainedFold, slide_id: str, options: ExplainOptions
     bag = fold.cohort.read_bag(spec)
     hashes = {one: {"features": content_hash(fold.cohort.feature_file(one))} for one in bag.slide_ids}
     part = next(name for name in PARTS if spec in getattr(fold.parts, name))
-    asked = AskedBag(fold, bag, part, hashes)
+    source = SourceBag(fold, bag, part, hashes)
     coords = bag.slide_coords(slide_id)
     size = fold.cohort.card.patch_size_level0
     if coords is not None and (size := fold.cohort.slide_patch_size(slide_id, coords)) is None:
@@ -92,7 +92,9 @@ def explain_fold_slide(fold: TrainedFold, slide_id: str, options: ExplainOptions
             f"Write patch_size_level0 into {fold.cohort.folder / 'cohort.yaml'}."
         )
     folder = RunFolder(fold.run).fold(fold.fold).explained(slide_id)
-    return explain_asked(asked, slide_id, size, options, read_cohort_place(fold.cohort, slide_id), folder)
+    return explain_bag_slide(
+        source, slide_id, size, options, read_cohort_place(fold.cohort, slide_id), folder
+    )
 
 
 def explain_slides(

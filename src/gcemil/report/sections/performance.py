@@ -45,15 +45,9 @@ from gcemil.tables import Cell, Column, Line, Table, metric_cell
 
 CLASSIFICATION = ("accuracy", "macro_f1", "auc")
 TESTS = (
-    "difference",
-    "difference_low",
-    "difference_high",
-    "bag_difference_low",
-    "bag_difference_high",
-    "p_paired_t_holm",
-    "p_wilcoxon_holm",
-    "cohens_dz",
-)
+    "difference", "difference_low", "difference_high", "bag_difference_low", "bag_difference_high",
+    "p_paired_t_holm", "p_wilcoxon_holm", "cohens_dz",
+)  # fmt: skip
 ARMS = {PLAIN: "plain host, all patches", **MODE_NAMES, "full": "host, all patches"}
 DRAWN = {"full": ATTENTION_COLOR, "head": ORANGE, "gce": EVIDENCE_COLOR, "discrete": VIOLET}
 """Modes that figures show, each with its colour."""

@@ -19,44 +19,22 @@ SUBSETS = (
     "remove_union_2", "remove_union_3", "remove_random", "subset_patches",
 )  # fmt: skip
 REGIONS = (
-    "regions_per_slide",
-    "region_patches",
-    "region_sufficient_share",
-    "region_necessary_share",
-    "regions_reached_share",
-    "regions_needed",
-)
+    "regions_per_slide", "region_patches", "region_sufficient_share", "region_necessary_share",
+    "regions_reached_share", "regions_needed",
+)  # fmt: skip
 STABILITY = ("jaccard", "prediction_flip", "output_gap", "cd_gap", "full_kept_gap")
 GUARANTEE = (
-    "promised_rate",
-    "realised_rate",
-    "realised_floor",
-    "certified_fraction",
-    "certified_share",
-    "fallback_share",
-    "guarded_fraction",
-    "calibration_bags",
-)
+    "promised_rate", "realised_rate", "realised_floor", "certified_fraction", "certified_share",
+    "fallback_share", "guarded_fraction", "calibration_bags",
+)  # fmt: skip
 SWEEP = (
-    "evidence_fraction",
-    "evidence_sufficiency",
-    "keep_only_drop",
-    "complement_degradation",
-    "cd_gap",
-    "precision",
-    "recall",
-    "repaired_patches",
-)
+    "evidence_fraction", "evidence_sufficiency", "keep_only_drop", "complement_degradation", "cd_gap",
+    "precision", "recall", "repaired_patches",
+)  # fmt: skip
 ADAPTIVE = (
-    "evidence_fraction",
-    "reached_share",
-    "capped_share",
-    "evidence_sufficiency",
-    "keep_only_drop",
-    "full_kept_gap",
-    "complement_degradation",
-    "precision",
-)
+    "evidence_fraction", "reached_share", "capped_share", "evidence_sufficiency", "keep_only_drop",
+    "full_kept_gap", "complement_degradation", "precision",
+)  # fmt: skip
 METRICS_OF = {
     "subsets": SUBSETS,
     "regions": REGIONS,
@@ -68,12 +46,7 @@ METRICS_OF = {
 }
 OF_WRAPPED_RUNS = ("bounds", "sweep")
 """Diagnostics of gates and coverage, which a plain host does not have."""
-HEADINGS = {
-    **RULE_HEADINGS,
-    "k": "k",
-    "perturbation": "What changed",
-    "method": "Method",
-}
+HEADINGS = {**RULE_HEADINGS, "k": "k", "perturbation": "What changed", "method": "Method"}
 ORIGINAL: tuple[str, ...] = ("k", "threshold", "coverage_target", "perturbation")
 """Labels shown as they stand."""
 BLOCKS = ("k", "perturbation", "method", "comparison")
@@ -81,14 +54,9 @@ BLOCKS = ("k", "perturbation", "method", "comparison")
 
 
 COST_METRICS = (
-    "aggregation_time",
-    "explained_time",
-    "peak_memory",
-    "patch_ratio",
-    "relative_utility",
-    "extraction_time",
-    "end_to_end_time",
-)
+    "aggregation_time", "explained_time", "peak_memory", "patch_ratio", "relative_utility",
+    "extraction_time", "end_to_end_time",
+)  # fmt: skip
 COST_LABELS = {"mode": "Prediction from", "network": "By", "timing": "Timing"}
 
 
