@@ -79,6 +79,10 @@ class SlideEvidence:
         """The share of the slide that is evidence."""
         return float(self.selected.mean())
 
+    def accumulate_coverage(self, order: Int[np.ndarray, "k"]) -> Float[np.ndarray, "k m"]:
+        """Noisy-OR coverage of every anchor by the first 1, 2, ... patches of an order (Eq. 4 with gates of 0 and 1)."""
+        return 1 - np.cumprod(1 - self.responses[order].astype(float), axis=0)
+
 
 NOT_CERTIFIED = "not certified: the model has not learned"
 """In place of a verdict on the evidence of a model at chance, or one that has not fitted its training slides."""

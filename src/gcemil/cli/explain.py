@@ -27,7 +27,8 @@ from gcemil.errors import UsageError
 
 if TYPE_CHECKING:
     from gcemil.exports.certificate import Certificate
-    from gcemil.exports.explain import ExplainedSlide, ExplainOptions
+    from gcemil.exports.explain import ExplainOptions
+    from gcemil.exports.slide_export import ExplainedSlide
 
 
 def explain(
@@ -89,9 +90,10 @@ def explain(
     from functools import partial
 
     from gcemil.diagnostics.snr import Tolerances
-    from gcemil.exports.explain import ExplainOptions, write_explanation
+    from gcemil.exports.explain import ExplainOptions
     from gcemil.exports.explain_cohort import choose_slides, explain_cohort_slide
     from gcemil.exports.new_slides import NewSlides, PredictOptions, find_inputs
+    from gcemil.exports.slide_export import ExplainedSlide
     from gcemil.features.loaders import WeightSource
     from gcemil.runs.folder import RunFolder
 
@@ -107,7 +109,7 @@ def explain(
         )
     options = ExplainOptions(budget, Tolerances(sufficiency, necessity, recoverability), unit.value)
     write = partial(
-        write_explanation,
+        ExplainedSlide.write_files,
         bounds=None if bounds_x is None or bounds_y is None else (bounds_x, bounds_y),
         thumbnail=thumbnail,
         downsample=downsample,
@@ -132,7 +134,7 @@ def explain(
         found = explain_cohort_slide(run, str(slide), fold=fold, options=options)
     files = write(found, out)
     _print_explained(found, files, as_json)
-    if not as_json and found.patches.coords is None:
+    if not as_json and found.coords is None:
         say("The slide has no coordinates: neither GeoJSON nor overlay can be drawn.")
 
 
@@ -160,7 +162,7 @@ def _explain_many(
     from gcemil.exports.explain_cohort import COLUMNS, explain_slides
 
     def write_slide(found: ExplainedSlide) -> Path:
-        folder = found.folder if out is None else out / found.patches.slide_id
+        folder = found.folder if out is None else out / found.slide_id
         write(found, folder)
         return folder
 

@@ -162,20 +162,36 @@ class Certificate:
     """Why evidence of this model is not certified; None where the model has learned."""
 
     @property
+    def is_necessary(self) -> bool | None:
+        """None for a whole bag, of which nothing is left to compare with."""
+        necessary = self.verdicts["necessary"]
+        return None if necessary.change is None else necessary.held
+
+    @property
+    def is_evidence(self) -> bool:
+        """Whether the patches may be shown as evidence: by a model that has learned, and not for nothing."""
+        return (
+            self.model_warning is None and self.is_necessary is not False and self.is_confirmed is not False
+        )
+
+    @property
     def verdict(self) -> str:
-        """Whether the patches are evidence at all; of a whole bag nothing is left to compare with."""
+        """Whether the patches are evidence at all, in words."""
         if self.model_warning is not None:
             return NOT_CERTIFIED
-        necessary = self.verdicts["necessary"]
-        is_necessary = None if necessary.change is None else necessary.held
-        return describe_verdict(self.verdicts["sufficient"].held, is_necessary, self.is_confirmed)
+        return describe_verdict(self.verdicts["sufficient"].held, self.is_necessary, self.is_confirmed)
+
+    @property
+    def short_verdict(self) -> str:
+        """The verdict for the head of a picture."""
+        is_sufficient = self.verdicts["sufficient"].held
+        return shorten_verdict(self.verdict, bool(self.is_evidence and self.is_necessary and is_sufficient))
 
     @property
     def headline(self) -> str:
         """The three verdicts in one line; that there is no evidence comes first."""
         found = [self.verdicts[name].sentence(name) for name in CRITERIA]
-        comes_first = self.verdict.startswith(("no evidence", NOT_CERTIFIED))
-        return "; ".join([self.verdict, *found] if comes_first else found)
+        return "; ".join(found if self.is_evidence else [self.verdict, *found])
 
     def to_json(self) -> dict[str, Any]:
         """The certificate as plain values."""
@@ -188,6 +204,11 @@ class Certificate:
         for entry, anchor in zip(value["anchors"], self.anchors, strict=True):
             entry["covered"] = anchor.covered
         return value
+
+
+def shorten_verdict(verdict: str, is_confirmed: bool) -> str:
+    """The verdict without its reason; evidence that is sufficient and necessary is called confirmed."""
+    return f"confirmed, {verdict}" if is_confirmed else verdict.partition(":")[0]
 
 
 def write_certificate(path: Path, certificate: Certificate) -> Path:

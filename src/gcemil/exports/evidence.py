@@ -13,8 +13,10 @@ from jaxtyping import Bool, Float, Int
 
 from gcemil.bags.bag import Bag, grid_stride
 from gcemil.errors import BagError, UsageError
-from gcemil.exports.geojson import describe_patches, name_measurements, write_geojson
-from gcemil.exports.overlay import Thumbnail, draw_overlay
+from gcemil.exports.certificate import shorten_verdict
+from gcemil.exports.geojson import name_measurements, write_geojson
+from gcemil.exports.overlay import Thumbnail
+from gcemil.exports.slide_export import SlideExport
 from gcemil.records import SlideEvidence
 
 if TYPE_CHECKING:
@@ -86,12 +88,7 @@ class Evidence:
             BagError: The slide has no coordinates.
             UsageError: The bag has several slides, or none of this name.
         """
-        one, coords, size = self._place(slide_id)
-        features = describe_patches(
-            one.slide_id, coords, one.selected, patch_size=size, ranked_by=one.evidence_scores,
-            measurements=name_measurements(one), model="gcemil",
-        )  # fmt: skip
-        return write_geojson(Path(path), features)
+        return write_geojson(Path(path), self._export(slide_id).list_tiles(bounds=(0, 0)))
 
     def plot(self, slide_id: str | None = None, thumbnail: Thumbnail | None = None) -> Image.Image:
         """Draw attention and evidence of one slide side by side.
@@ -107,13 +104,14 @@ class Evidence:
             BagError: The slide has no coordinates.
             UsageError: The bag has several slides, or none of this name.
         """
-        one, coords, size = self._place(slide_id)
-        return draw_overlay(
-            one.slide_id, coords, one.scores, one.selected, patch_size=size, thumbnail=thumbnail
+        export, first = self._export(slide_id), self.slides[0]
+        verdict = shorten_verdict(
+            self.verdict, bool(first.is_sufficient and first.is_necessary and not first.is_no_evidence)
         )
+        return export.draw_overlay(verdict, is_evidence=not first.is_no_evidence, thumbnail=thumbnail)
 
-    def _place(self, slide_id: str | None) -> tuple[SlideEvidence, Int[np.ndarray, "n 2"], int]:
-        """The record of one slide, its coordinates and the side of a patch."""
+    def _export(self, slide_id: str | None) -> SlideExport:
+        """One slide with coordinates as its files show it."""
         found = [one for one in self.slides if slide_id in (None, one.slide_id)]
         if len(found) != 1:
             raise UsageError(f"Name one slide of the bag: {', '.join(one.slide_id for one in self.slides)}.")
@@ -122,4 +120,14 @@ class Evidence:
             raise BagError(
                 f"Slide '{one.slide_id}' has no coordinates. Explain (features, coords), or a Bag with coords."
             )
-        return one, one.coords, round(self.bag.patch_size or grid_stride(one.coords) or 1)
+        return SlideExport(
+            slide_id=one.slide_id,
+            selected=one.selected,
+            coords=one.coords,
+            patch_size=round(self.bag.patch_size or grid_stride(one.coords) or 1),
+            rule="recovered evidence",
+            stop_reason=one.stop_reason,
+            scores=one.scores,
+            evidence=one,
+            hashes={"model": "gcemil"},
+        )

@@ -6,14 +6,12 @@ nothing of the cohort is needed. With `unit="region"` every connected region of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from gcemil.bags.arrays import Bounds
 from gcemil.bags.bag import Bag, grid_stride
 from gcemil.config import TrainSettings
 from gcemil.diagnostics.regions import RegionJudge, find_regions
@@ -30,11 +28,10 @@ from gcemil.exports.certificate import (
     Subject,
     Verdict,
     VerdictName,
-    write_certificate,
 )
 from gcemil.exports.geojson import SlideRegions
-from gcemil.exports.overlay import SlidePlace, choose_thumbnail
-from gcemil.exports.slide_export import SlideExport
+from gcemil.exports.overlay import SlidePlace
+from gcemil.exports.slide_export import ExplainedSlide
 from gcemil.model import GceMil
 from gcemil.recovery.recover import subset_size, top_k
 from gcemil.runs.environment import describe_environment
@@ -60,7 +57,7 @@ class ExplainOptions:
     """Whether connected regions are judged one by one as well."""
 
 
-class AskedBag(NetworkBag):
+class SourceBag(NetworkBag):
     """A bag put before a network, and where it comes from."""
 
     def __init__(self, network: FoldNetwork, bag: Bag, part: str, hashes: dict[str, dict[str, str]]) -> None:
@@ -73,17 +70,6 @@ class AskedBag(NetworkBag):
     def answers(self) -> Answers:
         """How predictions of the network are compared."""
         return Answers(self.network.task.n_outputs, self.network.scale)
-
-
-@dataclass(frozen=True, eq=False)
-class ExplainedSlide:
-    """One slide, put to the test under the network of one fold."""
-
-    patches: SlideExport
-    certificate: Certificate
-    place: SlidePlace
-    folder: Path
-    """Where its files lie unless somebody says otherwise."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +92,7 @@ def explain_new_slide(
 ) -> ExplainedSlide:
     """A slide outside the cohort, from the checkpoint of one fold alone."""
     (slide_id,) = bag.slide_ids
-    asked = AskedBag(_find_network(model), bag, NEW, {slide_id: hashes})
+    source = SourceBag(_find_network(model), bag, NEW, {slide_id: hashes})
     stride = None if bag.coords is None else grid_stride(bag.coords)
     size = bag.patch_size or (None if stride is None else max(1, round(stride)))
     if bag.coords is not None and size is None:
@@ -114,9 +100,8 @@ def explain_new_slide(
             f"{place.source}: the size of its patches is not known, and they are no grid to read it from. "
             "Extract the slide with a tool that states patch_size_level0."
         )
-    patches, certificate = explain_asked(asked, slide_id, size, options)
-    folder = RunFolder(asked.network.run).new_slides / slide_id
-    return ExplainedSlide(patches, certificate, place, folder)
+    folder = RunFolder(source.network.run).new_slides / slide_id
+    return explain_bag_slide(source, slide_id, size, options, place, folder)
 
 
 def _find_network(model: FoldModel) -> FoldNetwork:
@@ -133,28 +118,41 @@ def _find_network(model: FoldModel) -> FoldNetwork:
     )
 
 
-def explain_asked(
-    asked: AskedBag, slide_id: str, patch_size: int | None, options: ExplainOptions
-) -> tuple[SlideExport, Certificate]:
+def explain_bag_slide(
+    source: SourceBag,
+    slide_id: str,
+    patch_size: int | None,
+    options: ExplainOptions,
+    place: SlidePlace,
+    folder: Path,
+) -> ExplainedSlide:
     """The patches that stand for the prediction of a bag, those of one slide for its files, and their certificate."""
-    network, bag, found = asked.network, asked.bag, asked.explanation
+    network, bag, found = source.network, source.bag, source.explanation
     if network.model is not None and options.budget is not None:
         raise UsageError(
             f"{network.run} recovers its own evidence, whose size is not free. Leave --budget out; it is for plain hosts."
         )
-    chosen = (
-        _choose_evidence(network.model, found)
-        if network.model and found
-        else _choose_attention(asked, options)
+    rows, hashes, evidence = (
+        bag.rows_of(slide_id),
+        {"model": network.model_hash, **source.hashes[slide_id]},
+        None,
     )
-    regions = _judge_regions(asked, chosen, options)
-    certificate = _certify(asked, slide_id, chosen, options, regions)
-    rows, hashes = bag.rows_of(slide_id), {"model": network.model_hash, **asked.hashes[slide_id]}
-    evidence = None
     if network.model is not None and found is not None:
         records = slide_evidence(network.model, bag, found, hashes)
         evidence = next(record for record in records if record.slide_id == slide_id)
-    patches = SlideExport(
+        chosen = ChosenSet(
+            selected=found.recovery.selected,
+            scores=found.output.scores,
+            raw_scores=found.output.full.scores,
+            full=found.output.answer.logits,
+            rule=EVIDENCE_RULE,
+            settings=network.model.settings.model_dump(mode="json"),
+        )
+    else:
+        chosen = _choose_attention(source, options)
+    regions = _judge_regions(source, chosen, options)
+    certificate = _certify(source, slide_id, chosen, options, regions)
+    return ExplainedSlide(
         slide_id=slide_id,
         selected=chosen.selected.numpy()[rows],
         coords=bag.slide_coords(slide_id),
@@ -165,55 +163,17 @@ def explain_asked(
         evidence=evidence,
         hashes=hashes,
         regions=None if regions is None else regions.of_slide(slide_id, rows),
-    )
-    return patches, certificate
-
-
-def write_explanation(
-    found: ExplainedSlide,
-    folder: Path | None = None,
-    *,
-    bounds: Bounds | None = None,
-    thumbnail: Path | None = None,
-    downsample: float | None = None,
-    all_patches: bool = False,
-    heatmaps: Sequence[str] = (),
-) -> dict[str, Path]:
-    """Every file of the explanation by its kind; what needs coordinates is left out where there are none.
-
-    `bounds` are by default those in the feature file, the thumbnail is the slide's own.
-    """
-    place = found.place if bounds is None else replace(found.place, bounds=bounds, size=None)
-    under = choose_thumbnail(found.place, thumbnail, downsample)
-    folder = folder or found.folder
-    drawn = found.patches.draw_files(place, thumbnail=under, all_patches=all_patches, heatmaps=heatmaps)
-    files = {
-        "hdf5": found.patches.write_hdf5(folder / "evidence.h5"),
-        "json": found.patches.write_json(folder / "evidence.json"),
-        **{kind: write(folder / name) for kind, (name, write) in drawn.items()},
-    }
-    # Last: a folder that has it is complete.
-    files["certificate"] = write_certificate(folder / "certificate.json", found.certificate)
-    return files
-
-
-def _choose_evidence(model: GceMil, found: Explanation) -> ChosenSet:
-    """The recovered evidence of a wrapped host."""
-    return ChosenSet(
-        selected=found.recovery.selected,
-        scores=found.output.scores,
-        raw_scores=found.output.full.scores,
-        full=found.output.answer.logits,
-        rule=EVIDENCE_RULE,
-        settings=model.settings.model_dump(mode="json"),
+        certificate=certificate,
+        place=place,
+        folder=folder,
     )
 
 
-def _choose_attention(asked: AskedBag, options: ExplainOptions) -> ChosenSet:
+def _choose_attention(source: SourceBag, options: ExplainOptions) -> ChosenSet:
     """The highest scores of a plain host, named as what they are."""
-    budget, full = options.budget or DEFAULT_BUDGET, asked.wrapped.full()
+    budget, full = options.budget or DEFAULT_BUDGET, source.wrapped.full()
     return ChosenSet(
-        selected=top_k(full.scores, subset_size(len(asked.bag), budget)),
+        selected=top_k(full.scores, subset_size(len(source.bag), budget)),
         scores=full.scores,
         raw_scores=full.scores,
         full=full.logits,
@@ -225,31 +185,31 @@ def _choose_attention(asked: AskedBag, options: ExplainOptions) -> ChosenSet:
     )
 
 
-def _judge_regions(asked: AskedBag, chosen: ChosenSet, options: ExplainOptions) -> SlideRegions | None:
-    """Regions are always told apart; they are asked one by one where that is wanted. None without coordinates."""
-    regions = find_regions(asked.bag, chosen.selected, chosen.scores)
+def _judge_regions(source: SourceBag, chosen: ChosenSet, options: ExplainOptions) -> SlideRegions | None:
+    """Regions are always told apart; each is kept and removed by itself where that is wanted. None without coordinates."""
+    regions = find_regions(source.bag, chosen.selected, chosen.scores)
     if regions is None:
         if options.unit == "region":
             raise UsageError(
-                f"Bag '{asked.bag.bag_id}' has no coordinates, so its patches form no regions. Leave --unit out."
+                f"Bag '{source.bag.bag_id}' has no coordinates, so its patches form no regions. Leave --unit out."
             )
         return None
-    judge = RegionJudge(asked.answers, options.tolerances, MAX_REGIONS if options.unit == "region" else 0)
-    verdicts = judge.judge(asked.wrapped, chosen.full, asked.bag, regions)
+    judge = RegionJudge(source.answers, options.tolerances, MAX_REGIONS if options.unit == "region" else 0)
+    verdicts = judge.judge(source.wrapped, chosen.full, source.bag, regions)
     return SlideRegions(regions.number.numpy(), tuple(verdicts))
 
 
 def _certify(
-    asked: AskedBag,
+    source: SourceBag,
     slide_id: str,
     chosen: ChosenSet,
     options: ExplainOptions,
     regions: SlideRegions | None,
 ) -> Certificate:
-    network, found, bag = asked.network, asked.explanation, asked.bag
+    network, found, bag = source.network, source.explanation, source.bag
     gates = None if found is None else found.output.log_gates
-    outcome = bag_outcome(asked.wrapped, chosen.selected, gates, full=chosen.full)
-    outputs = asked.answers.read(outcome)
+    outcome = bag_outcome(source.wrapped, chosen.selected, gates, full=chosen.full)
+    outputs = source.answers.read(outcome)
     rows, selected = bag.rows_of(slide_id), chosen.selected.numpy()
     judged = regions.verdicts if regions is not None and options.unit == "region" else ()
     notes = chosen.notes
@@ -268,7 +228,7 @@ def _certify(
             slide_id=slide_id,
             bag_id=bag.bag_id,
             bag_slides=bag.slide_ids,
-            part=asked.part,
+            part=source.part,
             n_patches=len(bag),
             n_selected=int(selected.sum()),
             slide_n_patches=rows.stop - rows.start,
@@ -287,7 +247,7 @@ def _certify(
         stop_reason=None if found is None else found.recovery.stop_reason.value,
         anchors=_list_anchors(network.model, found),
         settings={"host": network.settings.host.model_dump(mode="json"), "rule": chosen.settings},
-        provenance=_describe_origin(asked),
+        provenance=_describe_origin(source),
         notes=notes,
         regions=judged,
         is_confirmed=None if found is None or chosen.rule != EVIDENCE_RULE else found.is_confirmed,
@@ -325,11 +285,11 @@ def name_output(task: Task, full: Logits) -> str:
     return f"probability of {task.prediction_names[int(full.argmax())].removeprefix('prob_')}"
 
 
-def _describe_origin(asked: AskedBag) -> dict[str, Any]:
+def _describe_origin(source: SourceBag) -> dict[str, Any]:
     """Versions, settings and the fingerprints of the network and of every slide of the bag; nothing of the machine."""
-    network = asked.network
+    network = source.network
     inputs = {"model": network.model_hash}
-    for slide_id, hashes in asked.hashes.items():
+    for slide_id, hashes in source.hashes.items():
         inputs |= {f"{kind}/{slide_id}": value for kind, value in hashes.items()}
     everything = describe_environment(seed=network.settings.seed, device=torch.device("cpu"), inputs=inputs)
     return {

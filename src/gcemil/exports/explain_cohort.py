@@ -22,8 +22,9 @@ from gcemil.bags.tables import read_table
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import CohortError, RunError, UsageError, describe_fault, error_text
 from gcemil.exports.certificate import CRITERIA, Certificate
-from gcemil.exports.explain import AskedBag, ExplainedSlide, ExplainOptions, explain_asked
+from gcemil.exports.explain import ExplainOptions, SourceBag, explain_bag_slide
 from gcemil.exports.overlay import read_cohort_place
+from gcemil.exports.slide_export import ExplainedSlide
 from gcemil.files import read_text, write_table
 from gcemil.findings import read_finding
 from gcemil.metrics import FAILURE_TYPES
@@ -82,7 +83,7 @@ def explain_fold_slide(fold: TrainedFold, slide_id: str, options: ExplainOptions
     bag = fold.cohort.read_bag(spec)
     hashes = {one: {"features": content_hash(fold.cohort.feature_file(one))} for one in bag.slide_ids}
     part = next(name for name in PARTS if spec in getattr(fold.parts, name))
-    asked = AskedBag(fold, bag, part, hashes)
+    source = SourceBag(fold, bag, part, hashes)
     coords = bag.slide_coords(slide_id)
     size = fold.cohort.card.patch_size_level0
     if coords is not None and (size := fold.cohort.slide_patch_size(slide_id, coords)) is None:
@@ -90,9 +91,10 @@ def explain_fold_slide(fold: TrainedFold, slide_id: str, options: ExplainOptions
             f"Slide '{slide_id}': the size of its patches is not known, and they are no grid to read it from. "
             f"Write patch_size_level0 into {fold.cohort.folder / 'cohort.yaml'}."
         )
-    patches, certificate = explain_asked(asked, slide_id, size, options)
     folder = RunFolder(fold.run).fold(fold.fold).explained(slide_id)
-    return ExplainedSlide(patches, certificate, read_cohort_place(fold.cohort, slide_id), folder)
+    return explain_bag_slide(
+        source, slide_id, size, options, read_cohort_place(fold.cohort, slide_id), folder
+    )
 
 
 def explain_slides(

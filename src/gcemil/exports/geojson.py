@@ -60,6 +60,8 @@ class PatchClass:
 
 EVIDENCE = PatchClass("GCE evidence", _parse_color(RULES["evidence"].color))
 ATTENTION = PatchClass("Attention top-k", _parse_color(RULES["attention"].color))
+NO_EVIDENCE = PatchClass("No evidence", (120, 134, 145))
+"""For pictures: patches that the model found and that are not evidence."""
 UNSELECTED = PatchClass("Not selected", (160, 160, 160))
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,8 +22,9 @@ from gcemil.bags.bag import Bag
 from gcemil.bags.fingerprint import content_hash, file_fingerprint
 from gcemil.bags.foreign.source import plain_id
 from gcemil.errors import GcemilError, RunError, UsageError, describe_failure
-from gcemil.exports.explain import ExplainedSlide, ExplainOptions, explain_new_slide, write_explanation
+from gcemil.exports.explain import ExplainOptions, explain_new_slide
 from gcemil.exports.overlay import read_feature_place, read_slide_place
+from gcemil.exports.slide_export import ExplainedSlide
 from gcemil.features.loaders import WeightSource
 from gcemil.files import lock_folder, read_record, write_json, write_table
 from gcemil.prefilter.slide_files import FileMode, SlideFilePrediction, SlidePredictor, is_slide_file
@@ -128,33 +129,27 @@ def find_inputs(sources: Sequence[Path], *, out: Path | None = None) -> FoundInp
     beside: list[Path] = []
     for path in (file for source in sources for file in _expand(source, out)):
         slide_id = plain_id(path.name)
-        other = taken.get(slide_id)
-        if other is not None and other.resolve() == path.resolve():
+        other = taken.setdefault(slide_id, path)
+        if other.resolve() == path.resolve():
             continue
-        if other is not None and _preference(other) == _preference(path):
+        if _preference(other) == _preference(path):
             raise UsageError(
                 f"{other} and {path} would both be slide '{slide_id}'. Name one of them, or the folder of one."
             )
-        if other is not None and _preference(other) < _preference(path):
-            beside.append(path)
-            continue
-        if other is not None:
-            beside.append(other)
-        taken[slide_id] = path
-    notes: tuple[str, ...] = ()
-    if beside:
-        notes = (
-            f"{len(beside)} files lie beside better ones of the same slide and were left out ('{beside[0]}').",
-        )
-    return FoundInputs(dict(sorted(taken.items())), notes)
+        taken[slide_id], worse = sorted((other, path), key=_preference)
+        beside.append(worse)
+    first = beside[0] if beside else None
+    notes = (f"{len(beside)} files lie beside better ones of the same slide and were left out ('{first}').",)
+    return FoundInputs(dict(sorted(taken.items())), notes if beside else ())
 
 
 def _expand(source: Path, out: Path | None) -> list[Path]:
+    """The inputs that a file, a folder or a pattern stands for, sorted."""
     if source.is_dir():
-        files = list(_usable(source.iterdir(), out)) or list(_usable(source.rglob("*"), out))
+        files = _list_known(source.iterdir(), out) or _list_known(source.rglob("*"), out)
         if not files:
             raise UsageError(f"{source} holds neither slides nor features. {KNOWN_FILES}")
-        return sorted(files)
+        return files
     if source.exists():
         if not _is_known(source):
             raise UsageError(f"{source} is neither a slide nor a feature file. {KNOWN_FILES}")
@@ -164,23 +159,16 @@ def _expand(source: Path, out: Path | None) -> list[Path]:
             f"{source} does not exist. Give slides, feature files, folders of them, or a pattern."
         )
     root = Path(source.anchor or ".")
-    found = sorted(_usable(root.glob(str(source.relative_to(source.anchor))), out))
-    if not found:
+    files = _list_known(root.glob(str(source.relative_to(source.anchor))), out)
+    if not files:
         raise UsageError(f"The pattern '{source}' matches neither a slide nor a feature file.")
-    return found
+    return files
 
 
-def _usable(paths: Iterable[Path], out: Path | None) -> Iterator[Path]:
-    inside = None if out is None else out.resolve()
-    for path in paths:
-        hidden = path.name.startswith(".")
-        if (
-            path.is_file()
-            and not hidden
-            and _is_known(path)
-            and (inside is None or inside not in path.resolve().parents)
-        ):
-            yield path
+def _list_known(paths: Iterable[Path], out: Path | None) -> list[Path]:
+    """Slides and feature files that are not hidden and do not lie below `out`, sorted."""
+    files = (path for path in paths if _is_known(path) and not path.name.startswith(".") and path.is_file())
+    return sorted(path for path in files if out is None or out.resolve() not in path.resolve().parents)
 
 
 def _is_known(path: Path) -> bool:
@@ -188,9 +176,8 @@ def _is_known(path: Path) -> bool:
 
 
 def _preference(path: Path) -> int:
-    name = path.name.lower()
-    endings = ((".h5", ".hdf5"), (".pt",))
-    return next((rank for rank, ending in enumerate(endings) if name.endswith(ending)), len(endings))
+    """0 for HDF5, 1 for a tensor, 2 for a slide."""
+    return {".h5": 0, ".hdf5": 0, ".pt": 1}.get(path.suffix.lower(), 2)
 
 
 @dataclass(eq=False)
@@ -235,9 +222,8 @@ class NewSlides:
             for slide_id, path in files.items():
                 try:
                     found.append(self._predict_unless_done(slide_id, path, out, again=again))
-                except (
-                    Exception
-                ) as error:  # A format can break a library in ways no list foresees; the others must be done.
+                # A format can break a library in ways no list foresees; the others must be done.
+                except Exception as error:
                     reason = describe_failure(error, path)
                     found.append(NewPrediction(slide_id, str(path), self.mode, "failed", reason=reason))
                     errors.append(error)
@@ -337,8 +323,8 @@ class NewSlides:
         options = self.options
         if options.explain is not None:
             made = self._explain_bag(path, bag, options.explain)
-            return write_explanation(
-                made, out / answer.slide_id, all_patches=options.all_patches, heatmaps=options.heatmaps
+            return made.write_files(
+                out / answer.slide_id, all_patches=options.all_patches, heatmaps=options.heatmaps
             )
         if answer.evidence is None:
             return {}

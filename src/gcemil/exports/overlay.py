@@ -143,7 +143,7 @@ def draw_evidence(place: SlideFrame, selected: Mask, color: tuple[int, int, int]
 
 
 def draw_overlay(
-    slide_id: str,
+    heading: str,
     coords: Int[np.ndarray, "n 2"],
     scores: PerPatch,
     selected: Mask,
@@ -152,20 +152,21 @@ def draw_overlay(
     patch_class: PatchClass = EVIDENCE,
     thumbnail: Thumbnail | None = None,
 ) -> Image.Image:
-    """Attention and evidence, each with its title."""
+    """Attention and evidence, each with its title and the key of its colours."""
     if patch_size < 1:
         raise UsageError(f"A patch measures at least 1 level-0 pixel, got {patch_size}.")
     place = SlideFrame.of(fit_frame(coords, patch_size, thumbnail), coords, patch_size, thumbnail)
-    panels = [draw_attention(place, scores), draw_evidence(place, selected, patch_class.color)]
-    titles = (
-        "attention score, light to dark by rank",
-        f"{patch_class.name}: {int(selected.sum())} of {len(selected)} patches",
-    )
     ramp = (color_ramp(np.linspace(0.0, 1.0, RAMP_WIDTH)), "lowest to highest")
     shown = {"selected": patch_class.color} | ({} if thumbnail is not None else {"other patches": GREY})
-    plain = [(np.full((SWATCH, 3), color, dtype=np.uint8), name) for name, color in shown.items()]
-    keys = (_draw_key([ramp]), _draw_key(plain))
-    return _join_panels(slide_id, panels, titles, keys)
+    swatches = [(np.full((SWATCH, 3), color, dtype=np.uint8), name) for name, color in shown.items()]
+    title = f"{patch_class.name}: {int(selected.sum())} of {len(selected)} patches"
+    return _join_panels(
+        heading,
+        [
+            ("attention score, light to dark by rank", draw_attention(place, scores), [ramp]),
+            (title, draw_evidence(place, selected, patch_class.color), swatches),
+        ],
+    )
 
 
 def write_overlay(path: Path, image: Image.Image) -> Path:
@@ -263,40 +264,39 @@ def color_ramp(values: Float[np.ndarray, "n"]) -> Colors:
     return np.round(np.stack(channels, axis=1)).astype(np.uint8)
 
 
-def _draw_key(entries: Sequence[tuple[Colors, str]]) -> Image.Image:
-    """A swatch of one or more colours and its name, for every entry."""
+Key = Sequence[tuple[Colors, str]]
+"""Swatches of one or more colours, and their names."""
+
+
+def _join_panels(heading: str, panels: Sequence[tuple[str, Canvas, Key]]) -> Image.Image:
+    """Panels side by side, each between its title and the key of its colours, under one heading."""
     font, gap = ImageFont.load_default(size=FONT_SIZE), MARGIN // 2
-    widths = [len(colors) + gap + math.ceil(font.getlength(name)) + MARGIN for colors, name in entries]
-    key = Image.new("RGB", (sum(widths), KEY_HEIGHT), "white")
-    draw, left = ImageDraw.Draw(key), 0
-    for (colors, name), width in zip(entries, widths, strict=True):
-        swatch = Image.fromarray(np.repeat(colors[None], SWATCH, axis=0))
-        key.paste(swatch, (left, (KEY_HEIGHT - SWATCH) // 2))
-        draw.text((left + len(colors) + gap, (KEY_HEIGHT - FONT_SIZE) // 2), name, fill=INK, font=font)
-        left += width
-    return key
 
+    def measure(text: str) -> int:
+        return math.ceil(font.getlength(text))
 
-def _join_panels(
-    heading: str, panels: Sequence[Canvas], titles: Sequence[str], keys: Sequence[Image.Image]
-) -> Image.Image:
-    """The panels under their titles and above their keys, the heading above all."""
-    font = ImageFont.load_default(size=FONT_SIZE)
+    keys = [sum(len(colors) + gap + measure(name) + MARGIN for colors, name in key) for _, _, key in panels]
     widths = [
-        max(panel.shape[1], math.ceil(font.getlength(title)), key.width)
-        for panel, title, key in zip(panels, titles, keys, strict=True)
+        max(canvas.shape[1], measure(title), key)
+        for (title, canvas, _), key in zip(panels, keys, strict=True)
     ]
-    total = max(sum(widths) + MARGIN * (len(panels) + 1), math.ceil(font.getlength(heading)) + 2 * MARGIN)
     top = MARGIN + 2 * TITLE_HEIGHT
-    bottom = top + max(panel.shape[0] for panel in panels) + MARGIN
+    bottom = top + max(canvas.shape[0] for _, canvas, _ in panels) + MARGIN
+    total = max(sum(widths) + MARGIN * (len(panels) + 1), measure(heading) + 2 * MARGIN)
     sheet = Image.new("RGB", (total, bottom + KEY_HEIGHT), "white")
     draw = ImageDraw.Draw(sheet)
     draw.text((MARGIN, MARGIN), heading, fill=INK, font=font)
     left = MARGIN
-    for panel, title, key, width in zip(panels, titles, keys, widths, strict=True):
+    for (title, canvas, key), width in zip(panels, widths, strict=True):
         draw.text((left, MARGIN + TITLE_HEIGHT), title, fill=INK, font=font)
-        sheet.paste(Image.fromarray(panel), (left, top))
-        sheet.paste(key, (left, bottom))
+        sheet.paste(Image.fromarray(canvas), (left, top))
+        place = left
+        for colors, name in key:
+            swatch = Image.fromarray(np.repeat(colors[None], SWATCH, axis=0))
+            sheet.paste(swatch, (place, bottom + (KEY_HEIGHT - SWATCH) // 2))
+            place += len(colors) + gap
+            draw.text((place, bottom + (KEY_HEIGHT - FONT_SIZE) // 2), name, fill=INK, font=font)
+            place += measure(name) + MARGIN
         left += width + MARGIN
     return sheet
 

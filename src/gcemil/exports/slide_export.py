@@ -1,25 +1,29 @@
-"""A set of patches of one slide as files: evidence.h5 and .json, tiles and regions for QuPath, overlay, heat maps.
+"""A set of patches of one slide as files: evidence.h5 and .json, tiles and regions for QuPath, overlay, heat maps, certificate.
 
-The command `gcemil explain` writes all of them; the viewer writes the set of patches that somebody edited.
+SlideExport      the patches with their numbers; the viewer writes sets that somebody edited
+ExplainedSlide   the same with its certificate and where it lies; `gcemil explain` writes all of its files
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int, Real
+from PIL import Image
 
 from gcemil.bags import store
 from gcemil.bags.arrays import Bounds
 from gcemil.errors import UsageError
+from gcemil.exports.certificate import Certificate, write_certificate
 from gcemil.exports.geojson import (
     ATTENTION,
     EVIDENCE,
+    NO_EVIDENCE,
     UNSELECTED,
     PatchClass,
     SlideRegions,
@@ -29,8 +33,8 @@ from gcemil.exports.geojson import (
     name_measurements,
     write_geojson,
 )
-from gcemil.exports.heatmap import HeatMap, draw_heatmap, write_heatmap
-from gcemil.exports.overlay import SlidePlace, Thumbnail, draw_overlay, write_overlay
+from gcemil.exports.heatmap import draw_heatmap, write_heatmap
+from gcemil.exports.overlay import SlidePlace, Thumbnail, choose_thumbnail, draw_overlay, write_overlay
 from gcemil.files import write_json
 from gcemil.records import SlideEvidence, write_evidence
 
@@ -119,14 +123,6 @@ class SlideExport:
             bounds=bounds,
         )
 
-    def to_heatmap(self, name: str, place: SlidePlace) -> HeatMap:
-        """One measurement of all patches as a layer for the slide."""
-        coords, patch_size = self._require_places()
-        if name not in self.measurements:
-            known = ", ".join(one for one in HEATMAPS if one in self.measurements)
-            raise UsageError(f"Slide '{self.slide_id}' has no measurement '{name}' to map, only: {known}.")
-        return draw_heatmap(name, coords, self.measurements[name], patch_size=patch_size, place=place)
-
     def write_hdf5(self, path: Path) -> Path:
         """The layout of fold_<k>/evidence; without the wrapper only what a plain host has."""
         if self.evidence is not None:
@@ -151,25 +147,74 @@ class SlideExport:
             listed["regions"] = self.regions.list_regions()
         return write_json(path, listed)
 
-    def draw_files(
-        self, place: SlidePlace, *, thumbnail: Thumbnail | None, all_patches: bool, heatmaps: Sequence[str]
-    ) -> dict[str, tuple[str, Callable[[Path], Path]]]:
-        """By its kind the name of every file that needs coordinates, and what writes it; none for a slide without.
-
-        All is drawn before the first file is written: what may fail has failed by then.
-        """
-        if self.coords is None or self.patch_size is None:
-            return {}
-        model = self.hashes["model"]
-        tiles = self.list_tiles(bounds=place.bounds, unselected_class=UNSELECTED if all_patches else None)
-        overlay = draw_overlay(
-            self.slide_id,
-            self.coords,
+    def draw_overlay(
+        self, verdict: str, *, is_evidence: bool = True, thumbnail: Thumbnail | None = None
+    ) -> Image.Image:
+        """Attention and patches side by side under the verdict; patches that are not evidence are grey."""
+        coords, patch_size = self._require_places()
+        return draw_overlay(
+            f"{self.slide_id}: {verdict}",
+            coords,
             self.scores,
             self.selected,
-            patch_size=self.patch_size,
-            patch_class=self.patch_class,
+            patch_size=patch_size,
+            patch_class=self.patch_class if is_evidence or self.evidence is None else NO_EVIDENCE,
             thumbnail=thumbnail,
+        )
+
+    def _require_places(self) -> tuple[Int[np.ndarray, "n 2"], int]:
+        if self.coords is None or self.patch_size is None:
+            raise UsageError(
+                f"Slide '{self.slide_id}' has no coordinates, so its patches cannot be drawn in QuPath."
+            )
+        return self.coords, self.patch_size
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ExplainedSlide(SlideExport):
+    """One slide, kept and removed under the network of one fold."""
+
+    certificate: Certificate
+    place: SlidePlace
+    folder: Path
+    """Where its files lie unless a caller names another folder."""
+
+    def write_files(
+        self,
+        folder: Path | None = None,
+        *,
+        bounds: Bounds | None = None,
+        thumbnail: Path | None = None,
+        downsample: float | None = None,
+        all_patches: bool = False,
+        heatmaps: Sequence[str] = (),
+    ) -> dict[str, Path]:
+        """Every file of the explanation by its kind; what needs coordinates is left out where there are none.
+
+        `bounds` are by default those in the feature file, the thumbnail is the slide's own.
+        """
+        place = self.place if bounds is None else replace(self.place, bounds=bounds, size=None)
+        under = choose_thumbnail(self.place, thumbnail, downsample)
+        folder = folder or self.folder
+        # All is drawn before the first file is written: what may fail has failed by then.
+        drawn = {} if self.coords is None else self._draw_files(place, under, all_patches, heatmaps)
+        files = {
+            "hdf5": self.write_hdf5(folder / "evidence.h5"),
+            "json": self.write_json(folder / "evidence.json"),
+            **{kind: write(folder / name) for kind, (name, write) in drawn.items()},
+        }
+        # Last: a folder that has it is complete.
+        files["certificate"] = write_certificate(folder / "certificate.json", self.certificate)
+        return files
+
+    def _draw_files(
+        self, place: SlidePlace, thumbnail: Thumbnail | None, all_patches: bool, heatmaps: Sequence[str]
+    ) -> dict[str, tuple[str, Callable[[Path], Path]]]:
+        """By its kind the name of every file that needs coordinates, and what writes it."""
+        (coords, patch_size), model, known = self._require_places(), self.hashes["model"], self.measurements
+        tiles = self.list_tiles(bounds=place.bounds, unselected_class=UNSELECTED if all_patches else None)
+        overlay = self.draw_overlay(
+            self.certificate.short_verdict, is_evidence=self.certificate.is_evidence, thumbnail=thumbnail
         )
         files: dict[str, tuple[str, Callable[[Path], Path]]] = {
             "geojson": ("evidence.geojson", partial(write_geojson, features=tiles)),
@@ -179,24 +224,21 @@ class SlideExport:
             features = describe_regions(
                 self.slide_id,
                 self.regions,
-                self.coords,
-                patch_size=self.patch_size,
-                measurements={name: values for name, values in self.measurements.items() if name != "region"},
+                coords,
+                patch_size=patch_size,
+                measurements={name: values for name, values in known.items() if name != "region"},
                 model=model,
                 region_class=self.patch_class,
                 bounds=place.bounds,
             )
             files["regions"] = ("regions.geojson", partial(write_geojson, features=features))
         for name in heatmaps:
-            write = partial(
-                write_heatmap, heatmap=self.to_heatmap(name, place), slide_id=self.slide_id, model=model
-            )
+            if name not in known:
+                names = ", ".join(one for one in HEATMAPS if one in known)
+                raise UsageError(
+                    f"Slide '{self.slide_id}' has no measurement '{name}' to map, only: {names}."
+                )
+            drawn = draw_heatmap(name, coords, known[name], patch_size=patch_size, place=place)
+            write = partial(write_heatmap, heatmap=drawn, slide_id=self.slide_id, model=model)
             files[f"heatmap_{name}"] = (f"heatmap_{name}.ome.tif", write)
         return files
-
-    def _require_places(self) -> tuple[Int[np.ndarray, "n 2"], int]:
-        if self.coords is None or self.patch_size is None:
-            raise UsageError(
-                f"Slide '{self.slide_id}' has no coordinates, so its patches cannot be drawn in QuPath."
-            )
-        return self.coords, self.patch_size

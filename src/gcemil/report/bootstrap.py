@@ -18,6 +18,8 @@ from gcemil.errors import RunError
 from gcemil.report.run_data import FoldData
 
 DRAWS = 1000
+PLAIN = "plain"
+"""The plain host of another run, beside the modes of this one."""
 Weights = Float[np.ndarray, "d n"]
 Draws = Float[np.ndarray, "d"]
 Shares = Float[np.ndarray, "n c"]
@@ -54,21 +56,21 @@ class FoldPredictions:
         return counts[:, case]
 
 
-def read_fold_predictions(fold: FoldData) -> FoldPredictions | None:
-    """The bags that all modes of the fold predicted; None without tables of predictions."""
-    tables = {
-        mode: {row["slide_id"]: row for row in rows}
-        for mode in fold.modes
-        if (rows := fold.predictions(mode))
-    }
-    if not tables:
-        return None
-    first = next(iter(tables.values()))
-    ids = sorted(set.intersection(*(set(table) for table in tables.values())))
+def read_fold_predictions(fold: FoldData, plain: FoldData | None = None) -> FoldPredictions | None:
+    """The bags that all modes of the fold predicted; None without tables of predictions.
+
+    `plain` is the same fold of the plain host; its prediction from all patches becomes the mode "plain".
+    """
+    lines = {mode: fold.predictions(mode) for mode in fold.modes}
+    if plain is not None:
+        lines[PLAIN] = plain.predictions("full")
+    tables = {mode: {row["slide_id"]: row for row in rows} for mode, rows in lines.items() if rows}
+    ids = sorted(set.intersection(*map(set, tables.values()))) if tables else []
     if not ids:
         return None
+    first = next(iter(tables.values()))
     rows = [first[one] for one in ids]
-    columns = [name for name in next(iter(first.values())) if name.startswith("prob_")]
+    columns = [name for name in rows[0] if name.startswith("prob_")]
     classes = tuple(name.removeprefix("prob_") for name in columns)
     try:
         labels = [classes.index(row["target"]) if classes else int(float(row["event"])) for row in rows]

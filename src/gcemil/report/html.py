@@ -1,17 +1,16 @@
 """Render the pages of the report from the jinja2 templates in report/templates.
 
-  render          one template; all values are escaped unless they are Markup
-  render_element  one macro of elements.html; paragraph, fold and picture are the usual ones
-  render_table    a table of figures (gcemil.tables); render_rows a plain table of text
-  render_page     a whole document; its policy allows its own styles and embedded pictures, and nothing else
+  Picture, HtmlTable   what the macros `figure` and `table` of elements.html draw
+  render_section       one section of a page from the template that has its name
+  render_page          a whole document; its policy allows its own styles and embedded pictures, and nothing else
 
-There is no script: <details> collapses, and CSS filters.
+Python gives the templates data; everything is escaped there. There is no script: <details> collapses, and CSS filters.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -23,7 +22,6 @@ from gcemil.metrics import METRICS
 from gcemil.report.style import ATTENTION_COLOR, EVIDENCE_COLOR, INK, LINE, MUTED
 from gcemil.tables import Table, best_cells, collect_remarks
 
-EMPTY = Markup("")
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 COLORS = f"--ink:{INK};--muted:{MUTED};--line:{LINE};--accent:{EVIDENCE_COLOR};--held:{ATTENTION_COLOR}"
 
@@ -41,6 +39,7 @@ ENVIRONMENT = Environment(
     lstrip_blocks=True,
 )
 ENVIRONMENT.filters["width"] = measure_width
+ENVIRONMENT.globals["ui"] = ENVIRONMENT.get_template("elements.html").module
 
 
 @dataclass(frozen=True)
@@ -50,6 +49,22 @@ class Section:
     key: str
     title: str
     body: Markup
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An embedded picture with a description for screen readers."""
+
+    data: bytes
+    alt: str
+    mime: str = "image/png"
+    caption: str = ""
+    width: int | None = None
+
+    @property
+    def source(self) -> str:
+        """The picture as a data URL."""
+        return f"data:{self.mime};base64,{base64.b64encode(self.data).decode()}"
 
 
 @dataclass(frozen=True)
@@ -64,7 +79,7 @@ class HtmlCell:
 
 @dataclass(frozen=True)
 class HtmlTable:
-    """What the template of a table reads."""
+    """What the macro of a table reads."""
 
     columns: Sequence[tuple[str, str, str]]
     """Text, CSS class and meaning."""
@@ -74,76 +89,37 @@ class HtmlTable:
     groups: Sequence[tuple[str, int]] = ()
     notes: Sequence[str] = ()
 
+    @classmethod
+    def of(cls, table: Table) -> HtmlTable:
+        """A table of figures: title above, remarks below, the best figure of a column bold."""
+        best = best_cells(table)
+        columns = [(label, "", "") for label in table.row_labels]
+        for column in table.columns:
+            meaning = METRICS[column.metric].meaning if column.metric in METRICS else ""
+            columns.append((f"{column.header}\u00a0{column.arrow}".strip(), "number", meaning))
+        lines = []
+        for number, line in enumerate(table.lines):
+            cells = [HtmlCell(label, "name") for label in line.row_labels]
+            for position, cell in enumerate(line.cells):
+                mean, _, deviation = cell.text.partition("±")
+                cells.append(HtmlCell(mean, "number", deviation, (number, position) in best))
+            lines.append((str(line.role), cells))
+        return cls(columns, lines, table.title, _group_columns(table), collect_remarks(table))
 
-def render(template: str, **values: Any) -> Markup:
-    """One template of report/templates with these values."""
-    return Markup(ENVIRONMENT.get_template(template).render(**values))
-
-
-def render_element(name: str, *values: Any) -> Markup:
-    """One macro of templates/elements.html with these values."""
-    return Markup(getattr(ENVIRONMENT.get_template("elements.html").module, name)(*values))
-
-
-def join_markup(parts: Iterable[str]) -> Markup:
-    """All parts in order; plain text is escaped."""
-    return EMPTY.join(parts)
-
-
-def paragraph(text: str, kind: str = "") -> Markup:
-    """A paragraph; `kind` is its CSS class."""
-    return render_element("paragraph", text, kind)
-
-
-def fold(title: str, body: Markup) -> Markup:
-    """A part that opens when its title is clicked."""
-    return render_element("fold", title, body)
-
-
-def picture(data: bytes, alt: str, *, mime: str = "image/png", width: int | None = None) -> Markup:
-    """An embedded picture with a description for screen readers."""
-    source = f"data:{mime};base64,{base64.b64encode(data).decode()}"
-    return render_element("picture", source, alt, width)
-
-
-def render_table(table: Table) -> Markup:
-    """A table of figures: title above, remarks below, the best figure of a column bold."""
-    best = best_cells(table)
-    columns = [(label, "", "") for label in table.row_labels]
-    for column in table.columns:
-        meaning = METRICS[column.metric].meaning if column.metric in METRICS else ""
-        columns.append((f"{column.header}\u00a0{column.arrow}".strip(), "number", meaning))
-    lines = []
-    for number, line in enumerate(table.lines):
-        cells = [HtmlCell(label, "name") for label in line.row_labels]
-        for position, cell in enumerate(line.cells):
-            mean, _, deviation = cell.text.partition("±")
-            cells.append(HtmlCell(mean, "number", deviation, (number, position) in best))
-        lines.append((str(line.role), cells))
-    view = HtmlTable(columns, lines, table.title, _group_columns(table), collect_remarks(table))
-    return render("table.html", table=view)
-
-
-def render_rows(
-    headings: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    *,
-    numeric: Container[str] = (),
-    muted: Container[int] = (),
-    caption: str = "",
-    notes: Sequence[str] = (),
-) -> Markup:
-    """A plain table of text or markup; columns in `numeric` are aligned right, rows in `muted` are grey."""
-    kinds = ["number" if heading in numeric else "" for heading in headings]
-    lines = [
-        (
-            "control" if number in muted else "",
-            [HtmlCell(text, kind) for text, kind in zip(row, kinds, strict=True)],
-        )
-        for number, row in enumerate(rows)
-    ]
-    columns = [(text, kind, "") for text, kind in zip(headings, kinds, strict=True)]
-    return render("table.html", table=HtmlTable(columns, lines, caption, notes=notes))
+    @classmethod
+    def of_text(
+        cls,
+        headings: Sequence[str],
+        rows: Sequence[Sequence[str]],
+        *,
+        numeric: Container[str] = (),
+        caption: str = "",
+        notes: Sequence[str] = (),
+    ) -> HtmlTable:
+        """A table of text; columns in `numeric` are aligned right."""
+        kinds = ["number" if heading in numeric else "" for heading in headings]
+        columns = [(text, kind, "") for text, kind in zip(headings, kinds, strict=True)]
+        return cls(columns, [("", list(map(HtmlCell, row, kinds))) for row in rows], caption, notes=notes)
 
 
 def _group_columns(table: Table) -> list[tuple[str, int]]:
@@ -158,11 +134,18 @@ def _group_columns(table: Table) -> list[tuple[str, int]]:
     return cells
 
 
-def render_page(title: str, lead: Markup, sections: Sequence[Section]) -> str:
-    """A document that opens from disk and loads nothing."""
-    return render("page.html", title=title, lead=lead, sections=sections, policy=POLICY, colors=COLORS)
+def render(template: str, **values: Any) -> Markup:
+    """One template of report/templates with these values."""
+    return Markup(ENVIRONMENT.get_template(template).render(**values))
 
 
-def encode_page(document: str) -> bytes:
-    """UTF-8; a lone surrogate, which a file name may contain, becomes a character reference."""
-    return document.encode("utf-8", "xmlcharrefreplace")
+def render_section(key: str, title: str, **values: Any) -> Section:
+    """The section that the template of this name makes of these values."""
+    return Section(key, title, render(f"{key}.html", **values))
+
+
+def render_page(title: str, lead: Markup, sections: Sequence[Section]) -> bytes:
+    """A document that opens from disk and loads nothing, as UTF-8."""
+    page = render("page.html", title=title, lead=lead, sections=sections, policy=POLICY, colors=COLORS)
+    # A file name may contain a lone surrogate, which becomes a character reference.
+    return page.encode("utf-8", "xmlcharrefreplace")

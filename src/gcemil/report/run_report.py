@@ -6,28 +6,27 @@ The same run gives the same bytes: no date, no machine beyond what the run itsel
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from gcemil.errors import RunError
 from gcemil.files import read_record, write_bytes
-from gcemil.report.html import Section, encode_page, render_page
+from gcemil.report.html import Section, render_page
 from gcemil.report.run_data import Record, RunData, read_run_data
-from gcemil.report.sections import (
-    controls,
-    examples,
-    failures,
-    grid,
-    headline,
-    mechanism,
-    performance,
-    provenance,
-    representations,
-    robustness,
-    slides,
-    snr,
-    truth,
-)
 from gcemil.report.sections.context import Context, FigureFolder
+from gcemil.report.sections.controls import render_controls
+from gcemil.report.sections.examples import choose_examples, render_examples
+from gcemil.report.sections.failures import render_failures
+from gcemil.report.sections.grid import render_grid_page
+from gcemil.report.sections.headline import render_lead
+from gcemil.report.sections.mechanism import render_mechanism
+from gcemil.report.sections.performance import render_performance
+from gcemil.report.sections.provenance import render_provenance
+from gcemil.report.sections.representations import render_representations
+from gcemil.report.sections.robustness import render_cost, render_robustness
+from gcemil.report.sections.slides import link_bags, render_slides
+from gcemil.report.sections.snr import render_snr
+from gcemil.report.sections.truth import render_review, render_truth
 from gcemil.runs.folder import RunFolder, check_cohort_if_there
 
 OnStep = Callable[[int, int], None]
@@ -43,46 +42,46 @@ def write_report(
             raise RunError(
                 f"{run} holds a grid of runs, which is compared within itself. Leave --against out."
             )
-        page = grid.render_grid_page(read_grid_summary(run), run, FigureFolder(run / "figures"))
-        return write_bytes(out, encode_page(page))
+        return write_bytes(out, render_grid_page(read_grid_summary(run), run, FigureFolder(run / "figures")))
     data = read_run_data(run)
     rival = None if against is None else read_run_data(against)
     if rival is not None:
         _check_pair(data, rival)
     check_cohort_if_there(run, data.cohort)
     context = Context(data, rival, FigureFolder(run / "figures"), seed)
-    lead = headline.render_lead(context)
-    page = render_page(f"Evidence report: {run.name or run}", lead, render_sections(context, on_step))
-    return write_bytes(out, encode_page(page))
+    lead = render_lead(context)
+    return write_bytes(
+        out, render_page(f"Evidence report: {run.name or run}", lead, render_sections(context, on_step))
+    )
 
 
 def render_sections(context: Context, on_step: OnStep | None = None) -> list[Section]:
     """Every section that has something to say, in the order of the page."""
-    views = examples.choose_examples(context.run) if context.run.is_wrapped else {}
-    example = next(iter(views.values()), None)
-    makers: list[Callable[[], Section | None]] = [
-        lambda: performance.render_section(context),
-        lambda: snr.render_section(context),
-        lambda: controls.render_section(context),
-        lambda: examples.render_section(context, views),
-        lambda: mechanism.render_section(context, example),
-        lambda: truth.render_section(context),
-        lambda: truth.render_review_section(context),
-        lambda: robustness.render_section(context),
-        lambda: representations.render_section(context),
-        lambda: failures.render_section(context, slides.link_bags(context)),
-        lambda: robustness.render_cost_section(context),
-        lambda: slides.render_section(context),
-        lambda: provenance.render_section(context),
+    examples = choose_examples(context.run) if context.run.is_wrapped else {}
+    makers: list[Callable[[Context], Section | None]] = [
+        render_performance,
+        render_snr,
+        render_controls,
+        partial(render_examples, chosen=examples),
+        partial(render_mechanism, example=next(iter(examples.values()), None)),
+        render_truth,
+        render_review,
+        render_robustness,
+        render_representations,
+        partial(render_failures, places=link_bags(context)),
+        render_cost,
+        render_slides,
+        render_provenance,
+        # Last, since the others note there what they lack.
+        Context.render_missing,
     ]
     found = []
     for done, make in enumerate(makers, start=1):
-        if (section := make()) is not None and section.body:
+        if (section := make(context)) is not None:
             found.append(section)
         if on_step:
             on_step(done, len(makers))
-    missing = context.render_missing()
-    return found if missing is None else [*found, missing]
+    return found
 
 
 def read_grid_summary(results: Path) -> Record:

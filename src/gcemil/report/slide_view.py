@@ -23,7 +23,7 @@ from gcemil.bags import store
 from gcemil.bags.arrays import read_truth
 from gcemil.bags.cohort import find_patch_size, find_slide_file
 from gcemil.errors import GcemilError
-from gcemil.exports.geojson import EVIDENCE
+from gcemil.exports.geojson import EVIDENCE, NO_EVIDENCE
 from gcemil.exports.overlay import (
     GREY,
     Canvas,
@@ -47,8 +47,6 @@ PROTOTYPE = "prototype "
 Corners = Int[np.ndarray, "n 2"]
 MOST_TISSUE = 64
 """Pixels of a patch over a thumbnail."""
-NO_EVIDENCE = (120, 134, 145)
-"""Patches that were found and without which the prediction stays as it is."""
 FIRST_SUBSETS = ((214, 39, 40), (31, 119, 180), (230, 160, 0))
 
 
@@ -142,7 +140,7 @@ def _crop_thumbnail(thumbnail: Thumbnail | None, frame: Frame) -> Thumbnail | No
 
 def choose_color(evidence: SlideEvidence) -> tuple[int, int, int]:
     """Red where the patches are evidence, grey where the prediction does not need them."""
-    return NO_EVIDENCE if evidence.is_no_evidence else EVIDENCE.color
+    return (NO_EVIDENCE if evidence.is_no_evidence else EVIDENCE).color
 
 
 def sort_anchors(evidence: SlideEvidence, weight_share: float) -> tuple[list[int], list[int]]:

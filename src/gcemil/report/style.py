@@ -32,15 +32,19 @@ DASHED: Any = {"color": "#667078", "linewidth": 1, "linestyle": (0, (4, 2))}
 """A line that marks a limit."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h")
 INK, MUTED, LINE, PAPER = "#23272b", "#667078", "#d9dee2", "#ffffff"
+MODE_NAMES = {
+    "full": "all patches",
+    "head": "evidence head",
+    "gce": "host and evidence",
+    "soft": "gated",
+    "discrete": "evidence alone",
+    "opinion": "second opinion",
+}
+"""What a prediction of each mode is made from."""
 NAMES = {
+    **MODE_NAMES,
     "evidence scores": "GCE scores",
     "confirmed evidence": "GCE evidence, confirmed",
-    "full": "all patches",
-    "head": "evidence head alone",
-    "gce": "host and evidence",
-    "opinion": "host and evidence, second opinion",
-    "soft": "all patches, gated",
-    "discrete": "evidence alone",
     "occlusion_closed_form": "occlusion, closed form",
     "wrapped": "host + GCE",
     "plain": "plain host",
@@ -85,15 +89,6 @@ WIDTH = 7.2
 MOST_LETTERS = 44
 P = ParamSpec("P")
 T = TypeVar("T")
-MODE_NAMES = {
-    "full": "all patches",
-    "head": "evidence head",
-    "gce": "host and evidence",
-    "soft": "gated",
-    "discrete": "evidence alone",
-    "opinion": "second opinion",
-}
-"""What a prediction of each mode is made from."""
 
 
 def format_color(color: tuple[int, int, int]) -> str:

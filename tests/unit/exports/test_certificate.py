@@ -61,6 +61,16 @@ def test_that_there_is_no_evidence_comes_first():
     assert whole.headline.startswith("sufficient")
 
 
+def test_only_evidence_that_holds_is_called_confirmed():
+    unlearned = replace(CERTIFICATE, model_warning="The model is at chance.")
+    unconfirmed = replace(CERTIFICATE, is_confirmed=False)
+    alone = replace(CERTIFICATE, verdicts={**CERTIFICATE.verdicts, "sufficient": Verdict(False, 0.3, 0.05)})
+    cases = [(CERTIFICATE, "confirmed, sufficient and necessary", True), (unlearned, "not certified", False),
+             (unconfirmed, "no evidence of a lesion", False), (alone, "necessary, not sufficient alone", True)]  # fmt: skip
+    for made, words, is_evidence in cases:
+        assert (made.short_verdict, made.is_evidence) == (words, is_evidence)
+
+
 def test_a_whole_bag_is_not_necessary_and_a_rule_without_gates_has_no_verdict():
     assert Verdict(False, None, 0.05).sentence("necessary") == (
         "not necessary: the evidence is the whole bag, nothing is left without it"

@@ -1,10 +1,12 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from gcemil.exports.geojson import BLOCK, encode_list
+from gcemil.exports.geojson import BLOCK, EVIDENCE, NO_EVIDENCE, encode_list
 from gcemil.exports.slide_export import SlideExport
+from report_builders import toy_evidence
 
 
 def export(coords, selected=(False, True)):
@@ -39,3 +41,14 @@ def test_a_list_in_parts_is_the_value(n_patches):
     text = "".join(encode_list(found.describe(), "patches", found.list_patches()))
     assert json.loads(text) == {**found.describe(), "patches": list(found.list_patches())}
     assert len(json.loads(text)["patches"]) == n_patches
+
+
+@pytest.mark.parametrize("is_evidence", [True, False])
+def test_patches_that_are_not_evidence_are_not_painted_as_evidence(is_evidence):
+    record = toy_evidence("s")
+    made = replace(
+        export(record.coords, record.selected), coords=record.coords, evidence=record, scores=record.scores
+    )
+    pixels = np.asarray(made.draw_overlay("verdict", is_evidence=is_evidence)).reshape(-1, 3)
+    colors = {one.name: bool((pixels == one.color).all(axis=1).any()) for one in (EVIDENCE, NO_EVIDENCE)}
+    assert colors == {"GCE evidence": is_evidence, "No evidence": not is_evidence}

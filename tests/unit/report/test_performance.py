@@ -1,6 +1,7 @@
 """How good is the model: metrics of weighted bags against scikit-learn and lifelines, and what the section says."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -133,11 +134,10 @@ def measured(tmp_path):
 
 def test_the_section_compares_the_mixture_with_the_host_and_says_who_decides(measured):
     context = Context(read_run_data(measured.folder), None, FigureFolder(measured.folder / "figures"))
-    text = performance.render_section(context).body
-    assert (
-        "Host and evidence minus host: Macro-F1 +0.000 (95 % interval 0.000 to 0.000), no difference in any draw"
-        in text
-    )
+    text = performance.render_performance(context).body
+    line = ["Macro-F1", "host, all patches", "0.800", "0.800", "+0.000", "0.000 to 0.000"]
+    assert re.search("".join(f"<td[^>]*>{re.escape(cell)}</td>" for cell in line), text)
+    assert "no difference in any draw" in text
     assert "The evidence carries 25% of the gce prediction" in text
     names = {path.stem for path in (measured.folder / "figures").glob("*.svg")}
     assert names == {"performance", "confusion", "learning", "prediction_folds"}
@@ -147,12 +147,29 @@ def test_the_section_compares_the_mixture_with_the_host_and_says_who_decides(mea
     )
 
 
+def test_the_plain_host_of_another_run_is_compared_on_the_same_draws(measured, tmp_path):
+    names = [f"s{number}" for number in range(6)]
+    host = run_folder(tmp_path / "host", wrapped=False)
+    host.fold(0, names, wrapped=False, value=0.5)
+    data, plain = read_run_data(measured.folder), read_run_data(host.folder)
+    fold = read_fold_predictions(data.folds[0], plain.folds[0])
+    assert "plain" in fold.by_mode
+    context = Context(data, plain, FigureFolder(measured.folder / "figures"))
+    draws = draw_metrics([fold], ["plain", "full", "gce"], ("macro_f1",), seed=0)
+    lines = performance.compare_with_host(context, draws).lines
+    shown = [[cell.text for cell in cells][1:5] for _, cells in lines]
+    assert shown == [
+        ["plain host, all patches", "0.500", "0.800", "+0.300"],
+        ["host, all patches", "0.800", "0.800", "+0.000"],
+    ]
+
+
 def test_what_the_section_lacks_is_listed_with_its_command(measured):
     fold = measured.folder / "fold_0"
     for path in (fold / "history.jsonl", *fold.glob("predictions*.csv")):
         path.unlink()
     context = Context(read_run_data(measured.folder), None, FigureFolder(measured.folder / "figures"))
-    performance.render_section(context)
+    performance.render_performance(context)
     text = context.render_missing().body
     assert f"gcemil evaluate {measured.folder}" in text
     assert "no learning curves" in text

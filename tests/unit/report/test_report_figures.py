@@ -2,6 +2,7 @@ import io
 import itertools
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,13 +27,8 @@ from gcemil.report.sections.examples import (
     number_subsets,
     rank_evidence_patches,
 )
-from gcemil.report.sections.grid import (
-    HostGain,
-    draw_motivation,
-    draw_relative_performance,
-)
+from gcemil.report.sections.grid import HostGain, draw_relative_performance
 from gcemil.report.sections.mechanism import (
-    accumulate_coverage,
     describe_method,
     draw_adapter,
     draw_anchor_coverage,
@@ -272,7 +268,8 @@ def test_anchors_are_lettered_and_then_numbered():
 
 def test_coverage_of_two_halves_is_three_quarters():
     responses = np.array([[0.5, 0.0], [0.5, 1.0], [0.9, 0.0]], dtype=np.float32)
-    assert accumulate_coverage(responses[:2]).tolist() == [[0.5, 0], [0.75, 1]]
+    evidence = replace(toy_evidence(n_patches=3), responses=responses)
+    assert evidence.accumulate_coverage(np.array([0, 1])).tolist() == [[0.5, 0], [0.75, 1]]
 
 
 # --- figures --------------------------------------------------------------------------------------------------------
@@ -350,14 +347,6 @@ FIGURES = {
         ),
         "abmil",
     ),
-    "motivation": (
-        lambda: draw_motivation(
-            {"random": 0.2, "gce_discrete": 0.7},
-            [(0, [0.5, 0.5]), (4, [0.9, 0.1])],
-            [HostGain("abmil", "x", 0.5, 0.6)],
-        ),
-        "abmil",
-    ),
     "adapter": (
         lambda: draw_adapter(
             AdapterFigures(np.array([0.9, 0.99]), np.array([True, False]), np.array([0.2, 0.1]))
@@ -386,11 +375,6 @@ def test_the_same_figure_is_the_same_file():
     first, second = (encode_svg(fix_layout(draw_contact_sheet(EVIDENCE))) for _ in range(2))
     assert first == second
     assert b"dc:date" not in first
-
-
-def test_a_relative_gain_of_nothing_is_none():
-    assert HostGain("abmil", "x", 0.0, 0.6).relative is None
-    assert HostGain("abmil", "x", 0.5, 0.6).relative == pytest.approx(1.2)
 
 
 def test_a_dollar_sign_is_no_mathematics_and_a_long_label_is_cut():

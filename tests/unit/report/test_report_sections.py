@@ -11,7 +11,7 @@ from gcemil.benchmark.results import Results
 from gcemil.benchmark.summary import write_summary
 from gcemil.diagnostics.table import QUESTIONS
 from gcemil.errors import CohortError, RunError
-from gcemil.exports.geojson import EVIDENCE
+from gcemil.exports.geojson import EVIDENCE, NO_EVIDENCE
 from gcemil.findings import Finding, Row
 from gcemil.records import Representations, read_evidence, write_representations
 from gcemil.report.run_data import read_run_data
@@ -29,10 +29,15 @@ from gcemil.report.sections import (
 )
 from gcemil.report.sections.context import Context, FigureFolder, finding_table, order_rows
 from gcemil.report.sections.examples import choose_examples
-from gcemil.report.sections.grid import find_hosts_left_alone, pair_hosts, read_kept_metric
-from gcemil.report.sections.slides import collect_bag_facts, draw_map, link_bags, list_filter_classes
-from gcemil.report.sections.slides import render_section as render_slides
-from gcemil.report.slide_view import NO_EVIDENCE, name_anchor, read_slide_view
+from gcemil.report.sections.grid import HostGain, pair_hosts
+from gcemil.report.sections.slides import (
+    collect_bag_facts,
+    draw_map,
+    link_bags,
+    list_filter_classes,
+    render_slides,
+)
+from gcemil.report.slide_view import name_anchor, read_slide_view
 from gcemil.runs.folder import FoldFolder
 from gcemil.tables import best_cells, format_metric
 from report_builders import judged_slide, run_folder, toy_evidence
@@ -88,7 +93,7 @@ def test_a_run_without_the_wrapper_is_judged_by_its_attention(tmp_path):
     text = headline.render_lead(context_of(run.folder))
     assert "Attention is sufficient and necessary in <b>1 of 1</b>" in text
     assert "The run has no wrapper" in text
-    assert mechanism.render_section(context_of(run.folder), None) is None
+    assert mechanism.render_mechanism(context_of(run.folder), None) is None
 
 
 def test_cautions_name_prototypes_few_slides_and_a_cohort_that_is_gone(toy_run):
@@ -217,7 +222,7 @@ def test_the_plain_host_stands_beside_the_wrapped_one(tmp_path, toy_run):
         "gated": 0.8,
         "evidence alone": 0.8,
     }
-    assert "significance" not in performance.render_section(context).body
+    assert "significance" not in performance.render_performance(context).body
     text = context.render_missing().body
     assert "--only significance" in text
     assert f"--against {host.folder}" in text
@@ -225,7 +230,7 @@ def test_the_plain_host_stands_beside_the_wrapped_one(tmp_path, toy_run):
 
 def test_without_a_plain_host_the_end_of_the_page_says_how_to_add_it(toy_run):
     context = context_of(toy_run.folder)
-    performance.render_section(context)
+    performance.render_performance(context)
     assert f"gcemil report {toy_run.folder} --against HOST_RUN" in context.render_missing().body
 
 
@@ -250,8 +255,8 @@ def test_a_slide_without_evidence_has_a_chip_a_filter_and_a_grey_map(tmp_path):
     assert "No evidence: without the patches that were found the prediction stays as it is" in text
     data = read_run_data(run.folder)
     view = read_slide_view(data, data.bags[0], "s0")
-    pixels = np.asarray(Image.open(io.BytesIO(draw_map(view)[0])).convert("RGB")).reshape(-1, 3)
-    assert (pixels == NO_EVIDENCE).all(axis=1).any()
+    pixels = np.asarray(Image.open(io.BytesIO(draw_map(view).data)).convert("RGB")).reshape(-1, 3)
+    assert (pixels == NO_EVIDENCE.color).all(axis=1).any()
     assert not (pixels == EVIDENCE.color).all(axis=1).any()
 
 
@@ -282,7 +287,7 @@ def test_a_bound_that_limits_nothing_is_said_to_and_not_printed(toy_run):
     }
     slides = read_run_data(toy_run.folder).folds[0].findings["snr"].slides
     toy_run.finding(0, Finding("snr", (Row(labels, figures),), slides=slides))
-    text = snr.render_section(context_of(toy_run.folder)).body
+    text = snr.render_snr(context_of(toy_run.folder)).body
     assert "1355" not in text
     assert "limits nothing here" in text
 
@@ -304,7 +309,7 @@ def test_failing_slides_are_named_and_linked(toy_run):
     row = Row({"rule": "evidence", "network": "wrapped", "class": "all"}, {"low_necessity_share": 0.5})
     toy_run.finding(0, Finding("failures", (row,), slides=tuple(slides)))
     context = context_of(toy_run.folder)
-    text = failures.render_section(context, link_bags(context)).body
+    text = failures.render_failures(context, link_bags(context)).body
     assert '<a href="#bag-1">s1</a>' in text
     assert "1 of 2" in text
     assert "not known" in text
@@ -313,12 +318,12 @@ def test_failing_slides_are_named_and_linked(toy_run):
 
 def test_a_classification_run_has_no_survival_and_a_cohort_without_truth_no_truth(toy_run):
     context = context_of(toy_run.folder)
-    assert "Kaplan-Meier" not in performance.render_section(context).body
-    assert truth.render_section(context) is None
+    assert "Kaplan-Meier" not in performance.render_performance(context).body
+    assert truth.render_truth(context) is None
 
 
 def test_what_was_not_measured_stands_with_its_command(toy_run):
-    text = provenance.render_section(context_of(toy_run.folder)).body
+    text = provenance.render_provenance(context_of(toy_run.folder)).body
     assert text.count("gcemil diagnose") == len(QUESTIONS) - 1
     assert "fold 0; seed 0" in text
 
@@ -340,7 +345,7 @@ def test_representations_of_both_runs_are_drawn_side_by_side(tmp_path, toy_run):
         made = Representations(found, ids, ("test",) * 10, groups)
         write_representations(folder / "fold_0" / "representations.h5", made)
     context = context_of(toy_run.folder, host.folder)
-    text = representations.render_section(context).body
+    text = representations.render_representations(context).body
     assert "--keep-epochs" in str(context.render_missing().body)
     assert "after each of these epochs" not in text
     drawn = (toy_run.folder / "figures" / "representations.svg").read_text()
@@ -356,7 +361,7 @@ def test_kept_epochs_are_drawn_from_the_first_to_the_last(toy_run):
         made = Representations(found, ids, ("test",) * 10, groups)
         write_representations(path, made)
     context = context_of(toy_run.folder)
-    assert "after each of these epochs" in representations.render_section(context).body
+    assert "after each of these epochs" in representations.render_representations(context).body
     drawn = (toy_run.folder / "figures" / "representations_epochs.svg").read_text()
     assert drawn.count('<g id="axes_') == 4
     assert representations.choose_epochs(range(7)) == [0, 2, 4, 6]
@@ -366,7 +371,7 @@ def test_kept_epochs_are_drawn_from_the_first_to_the_last(toy_run):
 def test_too_few_representations_are_said_and_not_drawn(toy_run):
     made = Representations({"full": np.zeros((2, 3))}, ("x", "y"), ("test",) * 2, ("a", "b"))
     write_representations(toy_run.folder / "fold_0" / "representations.h5", made)
-    assert "a t-SNE needs 8" in representations.render_section(context_of(toy_run.folder)).body
+    assert "a t-SNE needs 8" in representations.render_representations(context_of(toy_run.folder)).body
 
 
 # --- slides ---------------------------------------------------------------------------------------------------------
@@ -401,9 +406,9 @@ def test_one_patch_and_the_whole_bag_have_maps(toy_run, tmp_path, selected):
     view = read_slide_view(data, data.bags[0], "s0")
     assert view is not None
     assert view.patch_size == 512, "read off the grid, since the cohort is gone"
-    data, mime = draw_map(view)
-    assert data.startswith(b"\x89PNG")
-    assert mime == "image/png"
+    picture = draw_map(view)
+    assert picture.data.startswith(b"\x89PNG")
+    assert picture.mime == "image/png"
 
 
 def test_evidence_without_coordinates_has_numbers_and_no_map(tmp_path):
@@ -507,44 +512,36 @@ def test_a_broken_file_is_named(toy_run, tmp_path):
 # --- grids ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_grid_shows_its_runs_and_what_the_wrapper_changed(tmp_path):
+def test_a_grid_shows_its_runs_and_what_the_evidence_changed(tmp_path):
     results = toy_results(tmp_path / "results")
     summary = write_summary(Results(results.folder))
-    gains = list(pair_hosts(summary["means"], "macro_f1"))
-    assert [(gain.host, gain.cohort) for gain in gains] == [("abmil", "bracs")]
-    assert gains[0].relative == pytest.approx(0.7 / 0.55)
+    (gain,) = pair_hosts(summary["means"], "macro_f1")
+    assert (gain.host, gain.cohort) == ("abmil", "bracs")
+    assert (gain.before, gain.after) == pytest.approx((0.55, 0.7))
     text = write_report(results.folder, tmp_path / "grid.html").read_text(encoding="utf-8")
     assert "Simulated, not tissue: bracs, kirc" in text
-    assert text.count('<td class="name">kirc</td>') == 2 + 4, "two arms in view, four folds folded"
-    assert "Name it under diagnostics" in text
+    assert text.count('<td class="name">kirc</td>') == 2
+    assert "Name snr under diagnostics" in text
+    assert (results.folder / "figures" / "hosts_macro_f1.svg").is_file()
 
 
-def test_a_host_left_alone_is_its_own_plain_arm_in_the_figures_of_a_grid(tmp_path):
+def test_a_grid_without_host_arms_compares_with_all_patches_and_counts_the_evidence(tmp_path):
     results = ResultsFolder(tmp_path / "results")
     results.grid(bracs={"profile": "bracs"})
     results.cohort("bracs")
     run = results.run("bracs", "abmil", "gce", gce_folds(0.6, 0.8))
-    rows = [
-        Row({"rule": rule, "network": "wrapped", "budget": "0.05"}, {"evidence_sufficiency": value})
-        for rule, value in (("random", 0.2), ("attention", 0.5), ("gce_discrete", 0.7))
-    ]
-    diagnose(run, "budget", rows)
+    labels = {"rule": "evidence", "network": "wrapped", "class": "all", "comparison": "full-kept"}
+    diagnose(run, "snr", [Row(labels, {"both_share": 0.75})])
     grid = results.folder / "grids" / "toy.yaml"
-    grid.write_text(grid.read_text().replace("diagnostics: []", "diagnostics: [budget]"))
+    grid.write_text(grid.read_text().replace("diagnostics: []", "diagnostics: [snr]"))
     summary = write_summary(Results(results.folder))
-    alone = find_hosts_left_alone(summary["runs"], results.folder)
-    assert alone == {("bracs", "abmil")}
-    assert list(pair_hosts(summary["means"], "macro_f1")) == []
     # Full is a tenth below soft.
-    assert [gain.relative for gain in pair_hosts(summary["means"], "macro_f1", alone)] == pytest.approx(
-        [0.7 / 0.6]
-    )
-    assert read_kept_metric(summary["diagnostic_means"]) == pytest.approx(
-        {"random": 0.2, "attention": 0.5, "gce_discrete": 0.7}
-    )
+    assert list(pair_hosts(summary["means"], "macro_f1")) == [
+        HostGain("abmil", "bracs", pytest.approx(0.6), pytest.approx(0.7))
+    ]
     text = write_report(results.folder, tmp_path / "grid.html").read_text(encoding="utf-8")
-    assert "Is attention evidence?" in text
-    assert (results.folder / "figures" / "motivation.svg").is_file()
+    assert "75.0 %" in text
+    assert "Name snr under diagnostics" not in text
 
 
 def test_a_grid_is_compared_within_itself(tmp_path):

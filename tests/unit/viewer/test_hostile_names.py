@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import pytest
 
-from gcemil.report.html import picture
+from gcemil.report.html import Picture
 from gcemil.report.run_report import write_report
 from gcemil.report.sections.context import FigureFolder
 from geojson_rules import violations
@@ -59,7 +59,7 @@ def toy_report(folder, slides, classes):
 
 def test_hostile_names_give_a_report_of_the_same_elements(tmp_path, monkeypatch):
     # Drawing takes most of the time and is looked at below.
-    monkeypatch.setattr(FigureFolder, "save", lambda self, name, figure, *, alt, caption: picture(b"", alt))
+    monkeypatch.setattr(FigureFolder, "save", lambda self, name, figure, *, alt, caption: Picture(b"", alt))
     plain = Document.of(
         toy_report(tmp_path / "plain", [f"s{n}" for n in range(len(SLIDE_NAMES))], ("a", "b"))
     )

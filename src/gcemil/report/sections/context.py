@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from markupsafe import Markup
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -18,7 +17,7 @@ from gcemil.exports.overlay import encode_image
 from gcemil.files import write_bytes
 from gcemil.findings import Finding, Row
 from gcemil.metrics import METRICS
-from gcemil.report.html import EMPTY, Section, picture, render, render_element, render_table
+from gcemil.report.html import HtmlTable, Picture, Section, render_section
 from gcemil.report.run_data import RunData
 from gcemil.report.style import encode_png, encode_svg, fix_layout, readable_name
 from gcemil.rules import CONTROLS, order_rules
@@ -40,18 +39,17 @@ class FigureFolder:
 
     folder: Path
 
-    def save(self, name: str, figure: Figure, *, alt: str, caption: str) -> Markup:
+    def save(self, name: str, figure: Figure, *, alt: str, caption: str) -> Picture:
         """Write the figure as PNG and SVG, and return it as a part of the page."""
         ready = fix_layout(figure)
         vector, pixels = encode_svg(ready), encode_png(ready)
         write_bytes(self.folder / f"{name}.svg", vector)
         write_bytes(self.folder / f"{name}.png", pixels)
-        shown = (
-            picture(vector, alt, mime="image/svg+xml")
-            if len(vector) <= LARGEST_SVG
-            else picture(_encode_small_jpeg(pixels), alt, mime="image/jpeg")
-        )
-        return render_element("figure", shown, caption)
+        if len(vector) <= LARGEST_SVG:
+            return Picture(vector, alt, "image/svg+xml", caption)
+        with Image.open(io.BytesIO(pixels)) as image:
+            small = encode_image(image.convert("RGB"), "JPEG", quality=82, optimize=True)
+        return Picture(small, alt, "image/jpeg", caption)
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,11 +81,10 @@ class Context:
 
     def diagnose_command(self, name: str) -> str:
         """The command that makes a diagnostic."""
-        against = self.against.folder if self.against is not None else None
-        if "significance" in name.split(",") and against is None:
-            return f"gcemil diagnose {quote_path(self.run.folder)} --against HOST_RUN --only {name}"
-        rival = "" if against is None else f" --against {quote_path(against)}"
-        return f"gcemil diagnose {quote_path(self.run.folder)}{rival} --only {name}"
+        against = "" if self.against is None else f" --against {quote_path(self.against.folder)}"
+        if not against and "significance" in name.split(","):
+            against = " --against HOST_RUN"
+        return f"gcemil diagnose {quote_path(self.run.folder)}{against} --only {name}"
 
     def find(self, name: str) -> Finding | None:
         """What a diagnostic found; one that was not made is noted for the list at the end."""
@@ -101,7 +98,15 @@ class Context:
         if name not in self.unmeasured:
             self.unmeasured.append(name)
 
-    def render_rows(
+    def list_missing(self, what: str, remedy: str) -> None:
+        """Note what cannot be shown, and the command that adds it, for the list at the end."""
+        self.missing[what] = remedy
+
+    def describe_spread(self, name: str) -> str:
+        """What the deviations in a table of this finding are."""
+        return f"± standard deviation over {self.run.spread(name)}."
+
+    def make_table(
         self,
         rows: Sequence[Row],
         metrics: Sequence[str],
@@ -109,33 +114,22 @@ class Context:
         labels: Mapping[str, str] = RULE_HEADINGS,
         naming: Mapping[str, Naming] = NO_NAMING,
         **options: Any,
-    ) -> Markup:
+    ) -> HtmlTable:
         """Rows of a finding as a table, by default one line per rule and network; options as in finding_table."""
         words: dict[str, Naming] = {"network": self.name_network, **naming}
-        return render_table(finding_table(rows, labels, metrics, naming=words, **options))
-
-    def list_missing(self, what: str, remedy: str) -> Markup:
-        """Note what cannot be shown for the list at the end; nothing in its place."""
-        self.missing[what] = remedy
-        return EMPTY
+        return HtmlTable.of(finding_table(rows, labels, metrics, naming=words, **options))
 
     def render_missing(self) -> Section | None:
         """Everything that the page does not show, in one place; None where it shows all."""
         if not self.unmeasured and not self.missing:
             return None
-        body = render(
-            "missing.html",
+        return render_section(
+            "missing",
+            "Not measured",
             questions=[QUESTIONS[name] for name in self.unmeasured],
             command=self.diagnose_command(",".join(self.unmeasured)),
             others=self.missing,
         )
-        return Section("missing", "Not measured", body)
-
-
-def _encode_small_jpeg(png: bytes) -> bytes:
-    """A figure for the screen."""
-    with Image.open(io.BytesIO(png)) as image:
-        return encode_image(image.convert("RGB"), "JPEG", quality=82, optimize=True)
 
 
 def quote_path(path: Path) -> str:

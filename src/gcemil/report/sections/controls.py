@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from gcemil.findings import Finding, Row
 from gcemil.metrics import METRICS
 from gcemil.report.claim import ORACLE_MEANING
-from gcemil.report.html import EMPTY, Section, fold, join_markup, paragraph, render
+from gcemil.report.html import Picture, Section, render_section
 from gcemil.report.sections.context import RULE_HEADINGS, Context, filter_rows, order_rows
 from gcemil.report.style import (
     INK,
@@ -33,51 +32,47 @@ from gcemil.rules import CONTROLS, FIRST_RULES, MAIN_RULES, SMOOTHED, find_rule,
 
 RECOVERED = "recovered"
 BUDGET_METRICS = (
-    "evidence_sufficiency",
-    "keep_only_drop",
-    "full_kept_gap",
-    "complement_degradation",
-    "removal_gap",
-    "precision",
-    "recall",
-    "region_coverage",
-)
+    "evidence_sufficiency", "keep_only_drop", "full_kept_gap", "complement_degradation", "removal_gap",
+    "precision", "recall", "region_coverage",
+)  # fmt: skip
 POSTHOC_METRICS = (
     "evidence_sufficiency", "full_kept_gap", "srg", "least_first_area", "complement_degradation", "removal_gap",
     "most_first_area", "average_precision", "runtime_ratio",
 )  # fmt: skip
+BAR_METRICS = ("evidence_sufficiency", "complement_degradation", "precision")
 RULE_ONLY = {"rule": RULE_HEADINGS["rule"]}
 
 
-def render_section(context: Context) -> Section:
+def render_controls(context: Context) -> Section | None:
     """Every rule at the same number of patches, and explanations made after training."""
     budget, posthoc = context.find("budget"), context.find("posthoc")
-    body = EMPTY
-    if budget is not None or posthoc is not None:
-        body = render(
-            "controls.html",
-            oracle=ORACLE_MEANING,
-            budget=budget and _render_budget(context, budget),
-            posthoc=posthoc and _render_posthoc(context, posthoc),
-        )
-    return Section("controls", "Controls and rivals", body)
+    if budget is None and posthoc is None:
+        return None
+    return render_section(
+        "controls",
+        "Controls and rivals",
+        oracle=ORACLE_MEANING,
+        budget=budget and _describe_budget(context, budget),
+        posthoc=posthoc and _describe_posthoc(context, posthoc),
+    )
 
 
-def _render_budget(context: Context, finding: Finding) -> Markup:
+def _describe_budget(context: Context, finding: Finding) -> dict[str, Any]:
+    """Curves over sizes, bars at the main size, and a table of every size."""
     rows = filter_rows(finding.rows, comparison="full-kept")
     budgets = list(dict.fromkeys(row.labels["budget"] for row in rows))
     main = RECOVERED if RECOVERED in budgets else budgets[-1]
-    parts = [_render_curves(context, rows, budgets), _render_bars(context, rows, main)]
-    for budget in budgets:
-        table = context.render_rows(
+    tables = {
+        _name_size(budget): context.make_table(
             order_rows(filter_rows(rows, budget=budget)),
             BUDGET_METRICS,
             caption=f"At {_name_size(budget)}",
-            notes=[f"± standard deviation over {context.run.spread('budget')}."],
+            notes=[context.describe_spread("budget")],
         )
-        parts.append(fold(f"All rules at {_name_size(budget)}", table))
-    parts += [paragraph(note, "note") for note in finding.notes]
-    return join_markup(parts)
+        for budget in budgets
+    }
+    figures = [_draw_curves(context, rows, budgets), _draw_bars(context, rows, main)]
+    return {"figures": [one for one in figures if one], "tables": tables, "notes": finding.notes}
 
 
 def _name_size(budget: str) -> str:
@@ -88,7 +83,7 @@ def _name_size(budget: str) -> str:
     )
 
 
-def _render_curves(context: Context, rows: list[Row], budgets: list[str]) -> Markup:
+def _draw_curves(context: Context, rows: list[Row], budgets: list[str]) -> Picture | None:
     """Keep and remove curves of the rules that are not smoothed, under the run's own network."""
     shares = [budget for budget in budgets if budget != RECOVERED]
     own = [row for row in filter_rows(rows, network="wrapped") if not row.labels["rule"].endswith(SMOOTHED)]
@@ -100,10 +95,10 @@ def _render_curves(context: Context, rows: list[Row], budgets: list[str]) -> Mar
             for name in ("evidence_sufficiency", "complement_degradation")
         )
         if len(points) > 1 and None not in kept and None not in lost:
-            values = (np.array(one, dtype=float) for one in ([float(share) for share in shares], kept, lost))
+            values = (np.array(one, dtype=float) for one in (shares, kept, lost))
             curves.append(RuleCurve(rule, *values))
     if not curves:
-        return EMPTY
+        return None
     full = next((row.values.get("task_metric") for row in own), None)
     recovered = filter_rows(own, rule="gce_discrete", budget=RECOVERED)
     share = recovered[0].values.get("evidence_fraction") if recovered else None
@@ -117,39 +112,37 @@ def _render_curves(context: Context, rows: list[Row], budgets: list[str]) -> Mar
     )
 
 
-def _render_bars(context: Context, rows: list[Row], budget: str) -> Markup:
-    chosen = filter_rows(rows, budget=budget)
-    metrics = ["evidence_sufficiency", "complement_degradation", "precision"]
-    metrics = [name for name in metrics if any(row.values.get(name) is not None for row in chosen)]
-    if not metrics:
-        return EMPTY
+def _draw_bars(context: Context, rows: list[Row], budget: str) -> Picture | None:
     # Smoothed rivals stand in the tables; twice the bars would hide the picture.
-    drawn = [row for row in chosen if not row.labels["rule"].endswith(SMOOTHED)]
+    chosen = [row for row in filter_rows(rows, budget=budget) if not row.labels["rule"].endswith(SMOOTHED)]
+    metrics = [name for name in BAR_METRICS if any(row.values.get(name) is not None for row in chosen)]
+    if not metrics:
+        return None
+    spread = context.describe_spread("budget").removeprefix("± ")
     diamonds = (
-        "" if not filter_rows(chosen, network="plain") else " Diamonds: the same rule under the plain host."
+        " Diamonds: the same rule under the plain host." if filter_rows(chosen, network="plain") else ""
     )
     return context.figures.save(
         "same_budget",
-        draw_same_budget(drawn, metrics, title=f"Every rule at {_name_size(budget)}"),
+        draw_same_budget(chosen, metrics, title=f"Every rule at {_name_size(budget)}"),
         alt="Sufficiency, necessity and precision of every rule at the same number of patches",
-        caption=f"Bars: judged by the run's own network; lines: standard deviation over {context.run.spread('budget')}.{diamonds}",
+        caption=f"Bars: judged by the run's own network; lines: {spread}{diamonds}",
     )
 
 
-def _render_posthoc(context: Context, finding: Finding) -> Markup:
+def _describe_posthoc(context: Context, finding: Finding) -> dict[str, Any]:
     """The run's own network in view, the plain host folded below."""
     rows = order_rows(filter_rows(finding.rows, comparison="full-kept"))
+    plain = filter_rows(rows, network="plain")
     notes = [
         "SRG is the area between the two flipping curves (0 for a random order); runtime counts passes of the host. The "
         "diagnostic keeps the areas of the curves, not their points.",
         *finding.notes,
     ]
-    plain = filter_rows(rows, network="plain")
-    parts = [context.render_rows(filter_rows(rows, network="wrapped"), POSTHOC_METRICS, notes=notes)]
-    if plain:
-        table = context.render_rows(plain, POSTHOC_METRICS, labels=RULE_ONLY)
-        parts.append(fold("The same methods on the plain host", table))
-    return join_markup(parts)
+    return {
+        "own": context.make_table(filter_rows(rows, network="wrapped"), POSTHOC_METRICS, notes=notes),
+        "plain": plain and context.make_table(plain, POSTHOC_METRICS, labels=RULE_ONLY),
+    }
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float, Int
-from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -19,7 +18,7 @@ from matplotlib.patches import Patch
 
 from gcemil.exports.overlay import Canvas, SlideFrame, draw_attention, draw_evidence
 from gcemil.records import SlideEvidence
-from gcemil.report.html import EMPTY, Section, paragraph, render
+from gcemil.report.html import Picture, Section, render_section
 from gcemil.report.run_data import RunData
 from gcemil.report.sections.context import Context
 from gcemil.report.slide_view import (
@@ -51,35 +50,24 @@ MOST_PATCHES = 12
 COLUMNS = 6
 
 
-def render_section(context: Context, chosen: dict[str, SlideView]) -> Section | None:
+def render_examples(context: Context, chosen: dict[str, SlideView]) -> Section | None:
     """The chosen slides; None for a plain host, which has no evidence to draw."""
     if not context.run.is_wrapped:
         return None
-    if not chosen:
-        text = "No tested slide has evidence with coordinates, so there is no map to draw."
-        return Section("examples", "Two slides", paragraph(text, "missing"))
-    intro = paragraph(
-        "Chosen by rule: the slide in the middle when all are ordered by how much the prediction moves when only their "
-        "evidence is kept, and the slide at the end, where it moves most."
-    )
-    parts = {
-        f"{key.capitalize()}: {view.slide_id}": _render_slide(context, key, view)
+    slides = [
+        (key.capitalize(), view.slide_id, *_describe_slide(context, key, view))
         for key, view in chosen.items()
-    }
-    return Section("examples", "Two slides", intro + render("titled_parts.html", parts=parts))
+    ]
+    return render_section("examples", "Two slides", slides=slides)
 
 
 def choose_examples(run: RunData) -> dict[str, SlideView]:
     """The typical and the worst slide, where they can be drawn."""
     gaps = {record["bag_id"]: float(record["full_kept_gap"]) for record in run.own_slides("snr")}
     bags = sorted((bag for bag in run.bags if bag.bag_id in gaps), key=lambda bag: gaps[bag.bag_id])
-    wanted = (
-        {"typical": bags[len(bags) // 2], "worst": bags[-1]}
-        if bags
-        else {"first": run.bags[0]}
-        if run.bags
-        else {}
-    )
+    wanted = {"first": run.bags[0]} if run.bags else {}
+    if bags:
+        wanted = {"typical": bags[len(bags) // 2], "worst": bags[-1]}
     found: dict[str, SlideView] = {}
     for name, bag in wanted.items():
         view = next(
@@ -90,7 +78,8 @@ def choose_examples(run: RunData) -> dict[str, SlideView]:
     return found
 
 
-def _render_slide(context: Context, key: str, view: SlideView) -> Markup:
+def _describe_slide(context: Context, key: str, view: SlideView) -> tuple[list[Picture], str]:
+    """The figures of a slide, and why its disjoint subsets are not among them."""
     truth = "; the outline is the annotated truth" if view.truth is not None and view.truth.any() else ""
     maps = context.figures.save(
         f"slide_{key}",
@@ -108,49 +97,49 @@ def _render_slide(context: Context, key: str, view: SlideView) -> Markup:
         else "No slide file lies beside the features, so there are only"
     )
     sheet = context.figures.save(
-        f"patches_{key}", draw_contact_sheet(view.evidence, pixels),
+        f"patches_{key}",
+        draw_contact_sheet(view.evidence, pixels),
         alt=f"Strongest evidence patches of slide {view.slide_id}",
         caption=f"{shown} responses to the anchors, the strongest patch first.",
-    )  # fmt: skip
-    return maps + sheet + _render_subsets(context, key, view)
+    )
+    subsets = _find_subsets(context, view)
+    if not isinstance(subsets, dict):
+        return [maps, sheet], subsets
+    drawn = context.figures.save(
+        f"subsets_{key}",
+        draw_disjoint_subsets(view, subsets),
+        alt=f"Disjoint sufficient subsets of slide {view.slide_id}",
+        caption="Each colour is a set of patches that carries the prediction by itself; the sets share no patch. A slide with "
+        "several has more evidence than any one map shows.",
+    )
+    return [maps, sheet, drawn], ""
 
 
-def _render_subsets(context: Context, key: str, view: SlideView) -> Markup:
-    """Disjoint sufficient subsets, drawn again from the rankings: the finding keeps their number, not their patches."""
+def _find_subsets(context: Context, view: SlideView) -> dict[str, Int[np.ndarray, "n"]] | str:
+    """Disjoint sufficient subsets by ranking, or why there are none.
+
+    They are formed again from the rankings: the finding keeps their number, not their patches.
+    """
     records = context.run.slides("subsets")
     if not records:
         context.list_unmeasured("subsets")
-        return EMPTY
+        return ""
     bag = next(bag for bag in context.run.bags if view.slide_id in bag.slide_ids)
     if len(bag.slide_ids) > 1:
-        text = f"Disjoint subsets of a case with {len(bag.slide_ids)} slides are not drawn: they lie on several slides."
-        return paragraph(text, "note")
+        return f"Disjoint subsets of a case with {len(bag.slide_ids)} slides are not drawn: they lie on several slides."
     sizes = sorted({int(record["k"]) for record in records})
     size = sizes[len(sizes) // 2]
     panels = {}
     for rule, (scores, words) in SUBSET_RULES.items():
-        own = [
-            record
-            for record in records
-            if (record["bag_id"], record["rule"], record["network"], int(record["k"]))
-            == (bag.bag_id, rule, "wrapped", size)
-        ]
+        wanted = {"bag_id": bag.bag_id, "rule": rule, "network": "wrapped"}
+        own = [one for one in records if wanted.items() <= one.items() and int(one["k"]) == size]
         if own:
             order = np.argsort(-getattr(view.evidence, scores), kind="stable")
-            count = int(own[0]["subsets_per_slide"])
-            panels[f"by {words}, {size} at a time"] = number_subsets(order, size=size, count=count)
-    if not panels:
-        return EMPTY
-    if not any(numbers.any() for numbers in panels.values()):
-        text = f"No {size} consecutive patches of either ranking carry the prediction of this slide, so there is no subset to draw."
-        return paragraph(text, "note")
-    return context.figures.save(
-        f"subsets_{key}",
-        draw_disjoint_subsets(view, panels),
-        alt=f"Disjoint sufficient subsets of slide {view.slide_id}",
-        caption=f"Each colour is a set of {size} patches that carries the prediction by itself; the sets share no patch. A slide with "
-        "several has more evidence than any one map shows.",
-    )
+            numbers = number_subsets(order, size=size, count=int(own[0]["subsets_per_slide"]))
+            panels[f"by {words}, {size} at a time"] = numbers
+    if panels and not any(numbers.any() for numbers in panels.values()):
+        return f"No {size} consecutive patches of either ranking carry the prediction of this slide, so there is no subset to draw."
+    return panels or ""
 
 
 @apply_style

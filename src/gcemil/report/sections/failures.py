@@ -2,64 +2,53 @@
 
 from __future__ import annotations
 
-from markupsafe import Markup
-
 from gcemil.findings import Finding
 from gcemil.metrics import FAILURE_TYPES
-from gcemil.report.html import EMPTY, Section, join_markup, render_element, render_rows
+from gcemil.report.html import Section, render_section
 from gcemil.report.sections.context import Context, filter_rows, order_rows
 from gcemil.tables import NOT_MEASURED
 
+THRESHOLDS = {
+    "ambiguity": "two classes within {}",
+    "artifact_share": "artifacts from {} of the evidence",
+    "sufficiency_tolerance": "sufficient to {}",
+    "necessity_tolerance": "necessary from {}",
+    "severe_count": "severe from {} failures",
+}
+"""Settings of the audit in words."""
 
-def render_section(context: Context, places: dict[str, str]) -> Section:
+
+def render_failures(context: Context, places: dict[str, str]) -> Section | None:
     """`places` leads from a bag to its part of the page."""
     finding = context.find("failures")
-    return Section(
-        "failures", "Failures", EMPTY if finding is None else _render_finding(context, finding, places)
-    )
-
-
-def _render_finding(context: Context, finding: Finding, places: dict[str, str]) -> Markup:
-    rates = context.render_rows(
+    if finding is None:
+        return None
+    own = context.run.own_slides("failures")
+    kinds = []
+    for kind, title in FAILURE_TYPES.items():
+        failing = [str(record["bag_id"]) for record in own if record[kind]]
+        known = sum(record[kind] is not None for record in own)
+        count = f"{len(failing)} of {known}" if known else NOT_MEASURED.text
+        links = [(bag, places.get(bag)) for bag in failing]
+        kinds.append((title, count, links, "none" if known else "not known"))
+    rates = context.make_table(
         order_rows(filter_rows(finding.rows, **{"class": "all"})),
         [f"{kind}_share" for kind in FAILURE_TYPES],
         grouped=False,
         caption=f"Share of {context.unit}s that fail",
-        notes=[
-            "The thresholds are ours: the paper states none, so its rates are no yardstick; the control rows are. "
-            + _describe_thresholds(finding),
-            *finding.notes,
-        ],
+        notes=[_describe_thresholds(finding), *finding.notes],
     )
-    return join_markup([rates, _render_failing_slides(context, places)])
-
-
-def _render_failing_slides(context: Context, places: dict[str, str]) -> Markup:
-    """Every type with the slides that show it."""
-    own = context.run.own_slides("failures")
-    rows = []
-    for kind, title in FAILURE_TYPES.items():
-        failing = [str(record["bag_id"]) for record in own if record[kind]]
-        known = sum(record[kind] is not None for record in own)
-        names = render_element("links", [(bag, places.get(bag)) for bag in failing])
-        count = f"{len(failing)} of {known}" if known else NOT_MEASURED.text
-        rows.append((title, count, names if failing else ("none" if known else "not known")))
-    headings = ("Failure", "Count", f"{context.unit.capitalize()}s")
-    return render_rows(headings, rows, numeric={"Count"}, caption="By name") if own else EMPTY
+    return render_section("failures", "Failures", rates=rates, kinds=kinds if own else [], unit=context.unit)
 
 
 def _describe_thresholds(finding: Finding) -> str:
-    """The lines the audit drew."""
-    found = finding.settings
-    words = {
-        "ambiguity": "two classes within {}",
-        "artifact_share": "artifacts from {} of the evidence",
-        "sufficiency_tolerance": "sufficient to {}",
-        "necessity_tolerance": "necessary from {}",
-        "severe_count": "severe from {} failures",
-    }
+    """What counts as a failure, and whose limits these are."""
+    limits = [
+        text.format(finding.settings[name]) for name, text in THRESHOLDS.items() if name in finding.settings
+    ]
     return (
-        "Lines: " + "; ".join(text.format(found[name]) for name, text in words.items() if name in found) + "."
+        "The thresholds are ours: the paper states none, so compare with the control rows and not with its rates. "
+        f"Limits: {'; '.join(limits)}."
     )
 
 

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from gcemil.exports.certificate import CRITERIA, VerdictName
 from gcemil.report.claim import ORACLE_MEANING, Claim, RuleSlides, describe_networks, group_rules, make_claim
-from gcemil.report.html import render, render_rows
+from gcemil.report.html import HtmlTable, render
 from gcemil.report.run_data import Record
 from gcemil.report.sections.context import Context
 
@@ -68,13 +68,15 @@ def _describe_answer(context: Context, claim: Claim) -> dict[str, Any]:
     before, _, after = first.partition(claim.own.both.words)
     if not context.run.is_wrapped:
         sentences.insert(0, "The run has no wrapper, so the most attended patches stand for evidence.")
+    remarks = [describe_networks(claim) if context.run.is_wrapped else None]
+    remarks.append(ORACLE_MEANING if any(one.rule == "oracle" for one in rules) else None)
     return {
         "before": before[:1].upper() + before[1:],
         "after": after,
         "sentences": sentences,
         "cards": list(_describe_criteria(context, claim, rules)),
-        "rules": _render_rules(rules),
-        "remarks": _list_notes(context, claim, rules),
+        "rules": _list_rules(rules),
+        "remarks": [text for text in remarks if text],
     }
 
 
@@ -114,7 +116,7 @@ def _describe_criteria(context: Context, claim: Claim, rules: Sequence[RuleSlide
             yield {"title": title, "count": count, "meaning": meaning.format(limit=limit), "rivals": rivals}
 
 
-def _render_rules(rules: Sequence[RuleSlides]) -> Markup:
+def _list_rules(rules: Sequence[RuleSlides]) -> HtmlTable:
     """Every rule by the same criteria."""
     rows = [
         (
@@ -128,37 +130,25 @@ def _render_rules(rules: Sequence[RuleSlides]) -> Markup:
         )
         for one in rules
     ]
-    return render_rows(
-        COLUMNS, rows, numeric=COLUMNS[1:], caption="The same number of patches, chosen by every rule"
-    )
-
-
-def _list_notes(context: Context, claim: Claim, rules: Sequence[RuleSlides]) -> list[str]:
-    """Whose rivals these are, and what the oracle is."""
-    found = [describe_networks(claim)] if context.run.is_wrapped else []
-    if any(one.rule == "oracle" for one in rules):
-        found.append(ORACLE_MEANING)
-    return [text for text in found if text]
+    caption = "The same number of patches, chosen by every rule"
+    return HtmlTable.of_text(COLUMNS, rows, numeric=COLUMNS[1:], caption=caption)
 
 
 def list_cautions(context: Context) -> list[str]:
     """What a reader must know before believing a number."""
     run, found = context.run, []
-    card_ = run.card
-    if card_ is not None and "simulator" in card_.provenance:
+    details = [fold.metrics["details"] for fold in run.folds]
+    if run.card is not None and "simulator" in run.card.provenance:
         found.append(
             "The cohort is simulated: its slides are not tissue, and its numbers say how the method behaves, not how a clinic would fare."
         )
-    anchors = {str(fold.metrics["details"].get("anchors")) for fold in run.folds}
-    if any(name.startswith("prototypes") for name in anchors):
+    if any(str(one.get("anchors")).startswith("prototypes") for one in details):
         found.append(
             "The anchors are prototypes: centres of training patches, numbered and not named. They are clusters, not concepts, and "
             "evidence without concepts is less precise and less stable between trainings (docs/results.md)."
         )
     if len(run.bags) < FEW:
-        found.append(
-            f"Only {context.count_units(len(run.bags))} were tested; the intervals are wide, and they mean it."
-        )
+        found.append(f"Only {context.count_units(len(run.bags))} were tested, so the intervals are wide.")
     if run.card is None:
         found.append(
             f"The cohort no longer lies where it was trained from ({run.cohort.name}): no truth outlines, thumbnails or patch sizes."
@@ -169,12 +159,6 @@ def list_cautions(context: Context) -> list[str]:
                 f"Fold {fold.number} was trained again after {', '.join(fold.outdated)} had been measured: those figures are of "
                 f"another network. Measure again with '{context.diagnose_command(fold.outdated[0])}'."
             )
-    found += sorted({str(text) for fold in run.folds for text in fold.metrics["details"].get("caveats", [])})
-    found += sorted(
-        {
-            f"Training warned: {text}"
-            for fold in run.folds
-            for text in fold.metrics["details"].get("warnings", [])
-        }
-    )
+    found += sorted({str(text) for one in details for text in one.get("caveats", [])})
+    found += sorted({f"Training warned: {text}" for one in details for text in one.get("warnings", [])})
     return found

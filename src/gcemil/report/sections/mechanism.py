@@ -15,12 +15,11 @@ where the selector reads morphology; 'gcemil report --representations' measures 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
-from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, LogNorm
 from matplotlib.figure import Figure
@@ -29,17 +28,8 @@ from gcemil.bags.cohort import find_patch_size
 from gcemil.config import EvidenceSettings
 from gcemil.exports.overlay import RAMP
 from gcemil.records import AdapterFigures, SlideEvidence, read_adapter
-from gcemil.report.html import (
-    EMPTY,
-    Section,
-    join_markup,
-    paragraph,
-    picture,
-    render,
-    render_element,
-    render_rows,
-)
-from gcemil.report.run_data import FoldData, RunData
+from gcemil.report.html import Picture, Section, render_section
+from gcemil.report.run_data import FoldData
 from gcemil.report.sections.context import Context, quote_path
 from gcemil.report.sections.examples import list_anchor_letters
 from gcemil.report.slide_view import PROTOTYPE, SlideView, encode_jpeg, read_patch_pixels
@@ -60,42 +50,52 @@ from gcemil.report.style import (
 
 SMALLEST = 1e-4
 """Share of patches below which a cell is white."""
-Responses = Float[np.ndarray, "n m"]
 EXAMPLES = 4
 """Patches that stand for an anchor without words."""
 MOST_DOTS = 2000
 """Above so many, dots are pixels of an image inside the figure."""
 
 
-def render_section(context: Context, example: SlideView | None) -> Section | None:
+def render_mechanism(context: Context, example: SlideView | None) -> Section | None:
     """None for a plain host, which has neither gates nor anchors."""
     if not context.run.is_wrapped:
         return None
-    evidence = context.run.evidence
-    method = render(
-        "method.html", parts=describe_method(evidence, context.run.host), taught=evidence.train_host
-    )
-    parts = [method, _render_adapter(context), _render_gates(context), _render_anchors(context)]
+    settings, fold = context.run.evidence, context.run.folds[0]
+    found = [
+        evidence
+        for bag in context.run.bags
+        if bag.fold == fold.number and (evidence := fold.evidence(bag.slide_ids[0])) is not None
+    ]
+    figures = [_draw_adapter(context), _draw_history(context), _draw_anchors(context, found)]
     if example is not None:
-        figure = context.figures.save(
+        mechanism = context.figures.save(
             "mechanism",
-            draw_mechanism(example.evidence, threshold=evidence.selection_threshold),
+            draw_mechanism(example.evidence, threshold=settings.selection_threshold),
             alt="Responses, gates, coverage, threshold and repair of one slide",
             caption=f"Slide {example.slide_id}. The paper's first mechanism, the feature adapter, is part of the selector only where "
             "it reads morphology.",
         )
-        parts.append(figure)
-    return Section("mechanism", "How the evidence came about", join_markup(parts))
+        figures.append(mechanism)
+    return render_section(
+        "mechanism",
+        "How the evidence came about",
+        parts=describe_method(settings, context.run.host),
+        is_taught=settings.train_host,
+        figures=[figure for figure in figures if figure is not None],
+        anchors=sorted({str(one.metrics["details"].get("anchors")) for one in context.run.folds}),
+        prototypes=_list_prototypes(context, fold, found[0].prompts if found else ()),
+    )
 
 
-def _render_adapter(context: Context) -> Markup:
+def _draw_adapter(context: Context) -> Picture | None:
     """The paper's Mechanism 1, for a recipe that has it."""
     if not context.run.evidence.morphology_term:
-        return EMPTY
+        return None
     fold = context.run.folds[0].files
     if not fold.adapter.is_file():
         remedy = f"gcemil report {quote_path(context.run.folder)} --representations"
-        return context.list_missing("The feature adapter of this run was not measured.", remedy)
+        context.list_missing("The feature adapter of this run was not measured.", remedy)
+        return None
     return context.figures.save(
         "adapter",
         draw_adapter(read_adapter(fold.adapter)),
@@ -129,12 +129,13 @@ def describe_method(evidence: EvidenceSettings, host: str) -> list[tuple[str, st
     ]
 
 
-def _render_gates(context: Context) -> Markup:
+def _draw_history(context: Context) -> Picture | None:
     fold = context.run.folds[0]
     records = [record for record in fold.history if record.get("gate_histogram")]
     if not records:
         remedy = f"gcemil train COHORT --out {quote_path(context.run.folder)}"
-        return context.list_missing("The training history has no gates.", remedy)
+        context.list_missing("The training history has no gates.", remedy)
+        return None
     figure = draw_gate_histograms(
         [int(record["epoch"]) for record in records],
         np.array([record["gate_histogram"] for record in records], dtype=float),
@@ -150,70 +151,50 @@ def _render_gates(context: Context) -> Markup:
     )
 
 
-def _render_anchors(context: Context) -> Markup:
+def _draw_anchors(context: Context, found: Sequence[SlideEvidence]) -> Picture | None:
     """Anchors of one fold: prototypes of another fold are other anchors."""
-    run, fold = context.run, context.run.folds[0]
-    found = [
-        evidence
-        for bag in run.bags
-        if bag.fold == fold.number and (evidence := fold.evidence(bag.slide_ids[0])) is not None
-    ]
     if not found:
-        return context.list_missing(
-            "The fold has no evidence files.", f"gcemil evaluate {quote_path(run.folder)}"
-        )
-    prompts, recovery = found[0].prompts, run.evidence.recovery
+        remedy = f"gcemil evaluate {quote_path(context.run.folder)}"
+        context.list_missing("The fold has no evidence files.", remedy)
+        return None
+    recovery = context.run.evidence.recovery
     target = None if recovery.reachable else recovery.coverage_target
     aim = "a share of what the whole bag covers" if target is None else "the dashed line"
     coverage = np.stack([evidence.coverage for evidence in found]).astype(float)
-    figure = context.figures.save(
+    return context.figures.save(
         "anchor_coverage",
-        draw_anchor_coverage(prompts, coverage, target=target),
+        draw_anchor_coverage(found[0].prompts, coverage, target=target),
         alt="Coverage of every anchor by the evidence",
-        caption=f"Fold {fold.number}, test slides. Recovery aims at {aim}, for the anchors that count for the predicted class.",
+        caption=f"Fold {context.run.folds[0].number}, test slides. Recovery aims at {aim}, for the anchors that count for the predicted "
+        "class.",
     )
-    names = sorted({str(one.metrics["details"].get("anchors")) for one in run.folds})
-    note = paragraph(f"Anchors: {'; '.join(names)}.", "note")
-    return figure + note + _render_prototypes(context, prompts)
 
 
-def _render_prototypes(context: Context, prompts: Sequence[str]) -> Markup:
+def _list_prototypes(
+    context: Context, fold: FoldData, prompts: Sequence[str]
+) -> dict[str, list[tuple[str, Picture | None]]]:
     """Of anchors without words, the patches of the tested slides that are most like them; nothing for named concepts."""
     if not prompts or not prompts[0].startswith(PROTOTYPE):
-        return EMPTY
-    fold = context.run.folds[0]
-    rows = []
+        return {}
+    slides = [slide for bag in context.run.bags if bag.fold == fold.number for slide in bag.slide_ids]
+    placed = [one for slide in slides if (one := fold.evidence(slide)) is not None and one.coords is not None]
+    found = {}
     for anchor, prompt in enumerate(prompts):
-        strongest = sorted(_find_strongest(context.run, fold, anchor), reverse=True)[:EXAMPLES]
-        shown = (_render_example(context, slide, corner, size) for _, slide, corner, size in strongest)
-        rows.append((prompt, join_markup(shown)))
-    note = "A prototype is the centre of a group of training patches and has no words: look at what is most like it."
-    return render_rows(("Anchor", "Most like it, one patch per slide"), rows, notes=[note])
+        strongest = sorted(placed, key=lambda one: float(one.responses[:, anchor].max()), reverse=True)
+        found[prompt] = [_show_strongest_patch(context, one, anchor) for one in strongest[:EXAMPLES]]
+    return found
 
 
-def _find_strongest(
-    run: RunData, fold: FoldData, anchor: int
-) -> Iterator[tuple[float, str, tuple[int, int], int]]:
-    """The strongest patch of every tested slide: response, slide, corner, and size (0: not known)."""
-    for bag in run.bags:
-        for slide_id in bag.slide_ids if bag.fold == fold.number else ():
-            evidence = fold.evidence(slide_id)
-            if evidence is None or evidence.coords is None:
-                continue
-            patch = int(evidence.responses[:, anchor].argmax())
-            x, y = evidence.coords[patch].tolist()
-            size = find_patch_size(run.cohort, run.card, slide_id, evidence.coords.astype(np.int64))
-            yield float(evidence.responses[patch, anchor]), slide_id, (x, y), size or 0
-
-
-def _render_example(context: Context, slide_id: str, corner: tuple[int, int], size: int) -> Markup:
-    """The patch as a picture where its slide can be opened, else where it lies."""
-    where = f"{slide_id} at {corner[0]}, {corner[1]}"
-    coords = np.array([corner], dtype=np.int64)
-    pixels = read_patch_pixels(context.run.cohort, slide_id, coords, [0], patch_size=size) if size else None
-    if pixels is None:
-        return render_element("chip", where)
-    return picture(encode_jpeg(pixels[0]), where, mime="image/jpeg", width=72)
+def _show_strongest_patch(
+    context: Context, evidence: SlideEvidence, anchor: int
+) -> tuple[str, Picture | None]:
+    """Where the patch most like an anchor lies, and its pixels where the slide can be opened."""
+    run, slide_id = context.run, evidence.slide_id
+    patch, coords = int(evidence.responses[:, anchor].argmax()), np.asarray(evidence.coords, dtype=np.int64)
+    where = f"{slide_id} at {coords[patch, 0]}, {coords[patch, 1]}"
+    size = find_patch_size(run.cohort, run.card, slide_id, coords)
+    pixels = read_patch_pixels(run.cohort, slide_id, coords, [patch], patch_size=size) if size else None
+    return where, None if pixels is None else Picture(encode_jpeg(pixels[0]), where, "image/jpeg", width=72)
 
 
 @apply_style
@@ -368,7 +349,7 @@ def _draw_utility(axes: Axes, evidence: SlideEvidence) -> None:
         (best_first, EVIDENCE_COLOR, "by evidence score", "-"),
         (any_order, RANDOM_COLOR, "any order", (0, (4, 2))),
     ):
-        curve = accumulate_coverage(evidence.responses[order[:count]]).mean(axis=1)
+        curve = evidence.accumulate_coverage(order[:count]).mean(axis=1)
         axes.plot(np.arange(1, len(curve) + 1), curve, color=color, label=label, linestyle=style)
     axes.axvline(size, color=MUTED, linewidth=1, linestyle=(0, (1, 2)))
     draw_grid(axes).set(ylim=(0, 1.04), xlabel="patches", title="Noisy-OR coverage, mean")
@@ -390,13 +371,8 @@ def _draw_repair(
     axes: Axes, evidence: SlideEvidence, opened: Bool[np.ndarray, "n"], letters: list[str]
 ) -> None:
     before, after = (
-        accumulate_coverage(evidence.responses[one])[-1] if one.any() else np.zeros(len(letters))
+        evidence.accumulate_coverage(np.flatnonzero(one))[-1] if one.any() else np.zeros(len(letters))
         for one in (opened, evidence.selected)
     )
     _draw_beside_evidence(axes, letters, before, after, name="threshold", color=ATTENTION_COLOR)
     axes.set_title(f"Repair: {int((evidence.selected & ~opened).sum())} added")
-
-
-def accumulate_coverage(responses: Responses) -> Responses:
-    """v_m of the first 1, 2, ... patches."""
-    return 1 - np.cumprod(1 - responses.astype(float), axis=0)

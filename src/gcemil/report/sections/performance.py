@@ -7,16 +7,22 @@ from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
-from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from gcemil.findings import Finding
 from gcemil.metrics import METRICS
-from gcemil.report.bootstrap import Draws, FoldPredictions, draw_metrics, find_interval, read_fold_predictions
-from gcemil.report.html import EMPTY, Section, render, render_table
+from gcemil.report.bootstrap import (
+    PLAIN,
+    Draws,
+    FoldPredictions,
+    draw_metrics,
+    find_interval,
+    read_fold_predictions,
+)
+from gcemil.report.html import HtmlTable, Picture, Section, render_section
 from gcemil.report.run_data import Record
-from gcemil.report.sections.context import Context, Naming, quote_path
-from gcemil.report.sections.survival import render_risk_groups
+from gcemil.report.sections.context import Context, quote_path
+from gcemil.report.sections.survival import draw_survival
 from gcemil.report.style import (
     ATTENTION_COLOR,
     EVIDENCE_COLOR,
@@ -39,49 +45,49 @@ from gcemil.tables import Cell, Column, Line, Table, metric_cell
 
 CLASSIFICATION = ("accuracy", "macro_f1", "auc")
 TESTS = (
-    "difference",
-    "difference_low",
-    "difference_high",
-    "bag_difference_low",
-    "bag_difference_high",
-    "p_paired_t_holm",
-    "p_wilcoxon_holm",
-    "cohens_dz",
-)
-PLAIN = "plain host, all patches"
-ARMS = MODE_NAMES | {"full": "host, all patches"}
+    "difference", "difference_low", "difference_high", "bag_difference_low", "bag_difference_high",
+    "p_paired_t_holm", "p_wilcoxon_holm", "cohens_dz",
+)  # fmt: skip
+ARMS = {PLAIN: "plain host, all patches", **MODE_NAMES, "full": "host, all patches"}
 DRAWN = {"full": ATTENTION_COLOR, "head": ORANGE, "gce": EVIDENCE_COLOR, "discrete": VIOLET}
 """Modes that figures show, each with its colour."""
 BINS = 10
 GRID = np.linspace(0, 1, 101)
 
 
-def render_section(context: Context) -> Section:
+Sampled = Mapping[tuple[str, str], Draws]
+"""The draws of every mode and metric."""
+
+
+def render_performance(context: Context) -> Section:
     """Figures with intervals, the difference that the evidence makes, curves, and the tests against a plain host."""
-    folds = [found for fold in context.run.folds if (found := read_fold_predictions(fold)) is not None]
-    modes = [mode for mode in context.run.folds[0].modes if all(mode in fold.by_mode for fold in folds)]
-    draws = {}
-    if folds and len(folds) == len(context.run.folds):
+    run, against = context.run, context.against
+    plain = {} if against is None else {fold.number: fold for fold in against.folds}
+    found = [read_fold_predictions(fold, plain.get(fold.number)) for fold in run.folds]
+    folds = [fold for fold in found if fold is not None]
+    draws: Sampled = {}
+    if len(folds) == len(found):
+        modes = [mode for mode in ARMS if all(mode in fold.by_mode for fold in folds)]
         draws = draw_metrics(folds, modes, list_metrics(context), seed=context.seed)
     else:
-        remedy = f"gcemil evaluate {quote_path(context.run.folder)}"
+        remedy = f"gcemil evaluate {quote_path(run.folder)}"
         context.list_missing("A fold has no table of predictions, so metrics have no interval.", remedy)
-    finding = None
-    if context.against is not None:
-        finding = context.find("significance")
-    elif context.run.is_wrapped:
-        remedy = f"gcemil report {quote_path(context.run.folder)} --against HOST_RUN"
+    tests = None if against is None else context.find("significance")
+    if against is None and run.is_wrapped:
+        remedy = f"gcemil report {quote_path(run.folder)} --against HOST_RUN"
         context.list_missing("The plain host is not shown: no run of it was given.", remedy)
-    body = render(
-        "performance.html",
-        sentences=list(describe_performance(context, draws)),
-        table=render_table(tabulate_metrics(context, draws)),
-        curves=_render_curves(context, folds) if draws else EMPTY,
-        learning=_render_learning(context),
-        folds=_render_folds(context),
-        significance=finding and _render_significance(context, finding),
+    return render_section(
+        "performance",
+        "How good is the model?",
+        main=describe_performance(context, draws),
+        vote=run.vote,
+        comparison=compare_with_host(context, draws),
+        table=tabulate_metrics(context, draws),
+        figures=[*(_draw_curves(context, folds) if draws else ()), *_draw_history(context)],
+        is_survival=bool(draws) and run.task == "survival",
+        folds=_draw_folds(context),
+        significance=tests and _tabulate_tests(context, tests),
     )
-    return Section("performance", "How good is the model?", body)
 
 
 def list_metrics(context: Context) -> tuple[str, ...]:
@@ -89,35 +95,52 @@ def list_metrics(context: Context) -> tuple[str, ...]:
     return ("c_index",) if context.run.task == "survival" else CLASSIFICATION
 
 
-def describe_performance(context: Context, draws: Mapping[tuple[str, str], Draws]) -> Iterator[str]:
-    """The main figure with its interval, what the evidence adds to the host, and how much it decides."""
-    run, modes = context.run, context.run.folds[0].modes
-    main = main_mode(modes)
-    bags = f"{context.count_units(len(run.bags))} in {len(run.folds)} fold{'s' if len(run.folds) > 1 else ''}"
-    figures = [
-        f"{METRICS[metric].label} {fmean(values.values()):.3f}{_describe_interval(draws.get((main, metric)))}"
-        for metric in list_metrics(context)
-        if (values := run.values(main, metric))
-    ]
-    yield f"{ARMS[main].capitalize()}: {', '.join(figures)}; {bags}."
+def describe_performance(context: Context, draws: Sampled) -> str:
+    """The main prediction: every metric with its interval, and on how many bags."""
+    run = context.run
+    main = main_mode(run.folds[0].modes)
+    figures = []
     for metric in list_metrics(context):
-        host, mixture = draws.get(("full", metric)), draws.get(("gce", metric))
-        if metric == "accuracy" or host is None or mixture is None:
-            continue
-        difference = fmean(run.values("gce", metric).values()) - fmean(run.values("full", metric).values())
-        interval = find_interval(mixture - host)
-        yield (
-            f"Host and evidence minus host: {METRICS[metric].label} {difference:+.3f}"
-            f"{_describe_interval(mixture - host)}, {_judge(interval)}."
-        )
-    if run.vote is not None:
-        yield run.vote
+        if values := run.values(main, metric):
+            interval = _format_interval(draws.get((main, metric)))
+            words = f" (95 % interval {interval})" if interval else ""
+            figures.append(f"{METRICS[metric].label} {fmean(values.values()):.3f}{words}")
+    bags = f"{context.count_units(len(run.bags))} in {len(run.folds)} fold{'s' if len(run.folds) > 1 else ''}"
+    return f"{ARMS[main].capitalize()}: {', '.join(figures)}; {bags}."
 
 
-def _describe_interval(draws: Draws | None) -> str:
-    """The interval in words, with a space before it; nothing where there is none."""
+def _format_interval(draws: Draws | None) -> str:
+    """The interval in words; empty where there is none."""
     interval = None if draws is None else find_interval(draws)
-    return "" if interval is None else f" (95 % interval {interval[0]:.3f} to {interval[1]:.3f})"
+    return "" if interval is None else f"{interval[0]:.3f} to {interval[1]:.3f}"
+
+
+def compare_with_host(context: Context, draws: Sampled) -> HtmlTable | None:
+    """Host and mixture side by side with the paired interval of their difference; None without both."""
+    rows = []
+    for host in (PLAIN, "full"):
+        for metric in list_metrics(context):
+            ours, theirs = draws.get(("gce", metric)), draws.get((host, metric))
+            if ours is None or theirs is None:
+                continue
+            # A host that the wrapper left alone is the plain host, which is shown once.
+            if host == "full" and np.array_equal(draws.get((PLAIN, metric), np.empty(0)), theirs):
+                continue
+            before, after = (fmean(_read_values(context, mode, metric).values()) for mode in (host, "gce"))
+            change = _format_interval(ours - theirs)
+            numbers = (f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}", change)
+            rows.append((METRICS[metric].label, ARMS[host], *numbers, _judge(find_interval(ours - theirs))))
+    headings = (
+        "Metric",
+        "Compared with",
+        "Its value",
+        "Host and evidence",
+        "Difference",
+        "95 % interval",
+        "",
+    )
+    note = "Paired bootstrap over test cases: in every draw both predict the same cases."
+    return HtmlTable.of_text(headings, rows, numeric=headings[2:6], notes=[note]) if rows else None
 
 
 def _judge(interval: tuple[float, float] | None) -> str:
@@ -130,31 +153,31 @@ def _judge(interval: tuple[float, float] | None) -> str:
     return "a gain" if low > 0 else "a loss" if high < 0 else "no difference beyond chance"
 
 
+def _read_values(context: Context, mode: str, metric: str) -> dict[int, float]:
+    """The metric of every fold under one mode; the plain host is another run."""
+    if mode == PLAIN:
+        return {} if context.against is None else context.against.values("full", metric)
+    return context.run.values(mode, metric)
+
+
 def group_values_by_arm(context: Context, metric: str) -> dict[str, dict[int, float]]:
     """The value of every fold under every arm."""
-    found = {} if context.against is None else {PLAIN: context.against.values("full", metric)}
-    found |= {ARMS[mode]: context.run.values(mode, metric) for mode in context.run.folds[0].modes}
+    found = {arm: _read_values(context, mode, metric) for mode, arm in ARMS.items()}
     return {arm: values for arm, values in found.items() if values}
 
 
-def tabulate_metrics(context: Context, draws: Mapping[tuple[str, str], Draws]) -> Table:
+def tabulate_metrics(context: Context, draws: Sampled) -> HtmlTable:
     """Mean and deviation over folds and the interval over bags, one line per arm."""
-    metrics = list_metrics(context)
-    arms = {metric: group_values_by_arm(context, metric) for metric in metrics}
-    keys = {arm: mode for mode, arm in ARMS.items()}
-    lines = []
-    for arm in dict.fromkeys(arm for found in arms.values() for arm in found):
+    metrics, lines = list_metrics(context), []
+    for mode, arm in ARMS.items():
+        found = {metric: list(_read_values(context, mode, metric).values()) for metric in metrics}
+        if not any(found.values()):
+            continue
         cells = []
-        for metric in metrics:
-            values = list(arms[metric].get(arm, {}).values())
-            cells.append(
-                metric_cell(
-                    metric, fmean(values) if values else None, stdev(values) if len(values) > 1 else None
-                )
-            )
-            sampled = draws.get((keys.get(arm, ""), metric))
-            interval = None if sampled is None else find_interval(sampled)
-            cells.append(Cell("" if interval is None else f"{interval[0]:.3f} to {interval[1]:.3f}"))
+        for metric, values in found.items():
+            deviation = stdev(values) if len(values) > 1 else None
+            cells.append(metric_cell(metric, fmean(values) if values else None, deviation))
+            cells.append(Cell(_format_interval(draws.get((mode, metric)))))
         lines.append(Line((arm,), "ours", tuple(cells), comparison=""))
     columns = [
         column
@@ -167,13 +190,13 @@ def tabulate_metrics(context: Context, draws: Mapping[tuple[str, str], Draws]) -
     count = len(context.run.folds)
     spread = f"± standard deviation over {count} folds. " if count > 1 else ""
     note = f"{spread}Intervals: bootstrap over the test cases of each fold, the same draws for all modes; networks are not trained again."
-    return Table("", "", "", ("Prediction",), tuple(columns), tuple(lines), notes=(note,))
+    return HtmlTable.of(Table("", "", "", ("Prediction",), tuple(columns), tuple(lines), notes=(note,)))
 
 
-def _render_curves(context: Context, folds: Sequence[FoldPredictions]) -> Markup:
+def _draw_curves(context: Context, folds: Sequence[FoldPredictions]) -> list[Picture]:
     """ROC, precision-recall, calibration and confusion of classes; risk groups of survival."""
     if context.run.task == "survival":
-        return render_risk_groups(context)
+        return [draw_survival(context)]
     modes = [mode for mode in DRAWN if all(mode in fold.by_mode for fold in folds)]
     classes = folds[0].classes
     averaged = (
@@ -194,17 +217,16 @@ def _render_curves(context: Context, folds: Sequence[FoldPredictions]) -> Markup
         alt="Confusion matrix of every way to predict",
         caption=f"Test {context.unit}s of all folds: true class by row, predicted class by column.",
     )
-    return curves + confusion
+    return [curves, confusion]
 
 
-def _render_learning(context: Context) -> Markup:
+def _draw_history(context: Context) -> Iterator[Picture]:
     histories = {fold.number: fold.history for fold in context.run.folds if fold.history}
     if not histories:
         remedy = f"gcemil train COHORT --out {quote_path(context.run.folder)}"
-        return context.list_missing(
-            "The run has no training history, so there are no learning curves.", remedy
-        )
-    return context.figures.save(
+        context.list_missing("The run has no training history, so there are no learning curves.", remedy)
+        return
+    yield context.figures.save(
         "learning",
         draw_learning(histories, context.run.task_metric),
         alt="Loss and metric over epochs of training",
@@ -213,7 +235,7 @@ def _render_learning(context: Context) -> Markup:
     )
 
 
-def _render_folds(context: Context) -> Markup:
+def _draw_folds(context: Context) -> Picture:
     panels = {
         METRICS[metric].label + " ↑": group_values_by_arm(context, metric) for metric in list_metrics(context)
     }
@@ -225,18 +247,15 @@ def _render_folds(context: Context) -> Markup:
     )
 
 
-def _render_significance(context: Context, finding: Finding) -> Markup:
-    naming: dict[str, Naming] = {
-        "mode": lambda key: MODE_NAMES.get(key, key),
-        "metric": lambda key: METRICS[key].label,
-    }
-    return context.render_rows(
+def _tabulate_tests(context: Context, finding: Finding) -> HtmlTable:
+    """Tests of the difference to the plain host."""
+    return context.make_table(
         finding.rows,
         TESTS,
         labels={"mode": "host + GCE", "metric": "Metric"},
+        naming={"mode": lambda key: MODE_NAMES.get(key, key), "metric": lambda key: METRICS[key].label},
         grouped=False,
         bold=False,
-        naming=naming,
         notes=finding.notes,
         caption=f"Difference to the plain host ({finding.settings.get('against', 'host')}), all its patches",
     )

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import yaml
-from markupsafe import Markup
 
 from gcemil.bags.fingerprint import content_hash
 from gcemil.diagnostics.table import QUESTIONS
-from gcemil.report.html import Section, render, render_element, render_rows
+from gcemil.report.html import HtmlTable, Section, render_section
 from gcemil.report.run_data import RunData
 from gcemil.report.sections.context import Context
 
 SHOWN_DIGITS = 16
 
 
-def render_section(context: Context) -> Section:
+def render_provenance(context: Context) -> Section:
     """Identity, folds, diagnostics and settings of the run."""
     run = context.run
-    body = render(
-        "provenance.html",
+    return render_section(
+        "provenance",
+        "Settings and provenance",
         facts=_describe_identity(run) | _describe_features(run) | _describe_machine(run),
-        folds=_render_folds(run),
+        folds=_list_folds(run),
         plain_host=None if context.against is None else _describe_identity(context.against),
-        measured=_render_measured(context),
+        measured=_list_measured(context),
         settings=yaml.safe_dump(run.settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True),
     )
-    return Section("provenance", "Settings and provenance", body)
 
 
 def _describe_features(run: RunData) -> dict[str, str]:
@@ -63,45 +62,35 @@ def _describe_identity(run: RunData) -> dict[str, str]:
     }
 
 
-def _render_folds(run: RunData) -> Markup:
+def _list_folds(run: RunData) -> HtmlTable:
+    """Every fold with its network."""
     rows = []
     for fold in run.folds:
-        checkpoint = fold.files.checkpoint
-        fingerprint = (
-            _shorten_hash(content_hash(checkpoint)) if checkpoint.is_file() else "no checkpoint here"
-        )
-        details = fold.metrics["details"]
+        checkpoint, details = fold.files.checkpoint, fold.metrics["details"]
+        printed = _shorten_hash(content_hash(checkpoint)) if checkpoint.is_file() else "no checkpoint here"
         bags = sum(bag.fold == fold.number for bag in run.bags)
         rows.append(
-            (
-                str(fold.number),
-                str(details.get("best_epoch")),
-                str(bags),
-                str(details.get("anchors")),
-                fingerprint,
-            )
+            (*map(str, (fold.number, details.get("best_epoch"), bags, details.get("anchors"))), printed)
         )
     headings = ("Fold", "Best epoch", "Test bags", "Anchors", "Fingerprint of the network")
-    return render_rows(headings, rows, numeric={"Best epoch", "Test bags"})
+    return HtmlTable.of_text(headings, rows, numeric={"Best epoch", "Test bags"})
 
 
-def _render_measured(context: Context) -> Markup:
-    """Every diagnostic with its question, and where it was measured or how to measure it."""
-    rows: list[tuple[str, str, str]] = []
-    missing = set()
+def _list_measured(context: Context) -> list[tuple[str, str, str, str]]:
+    """Every diagnostic with its question, and where it was measured or the command that measures it."""
+    rows = []
     for name, question in QUESTIONS.items():
         if name == "sweep" and not context.run.is_wrapped:
             continue
         finding = context.run.finding(name)
         if finding is None:
-            missing.add(len(rows))
-            rows.append((name, question, render_element("code", context.diagnose_command(name))))
+            rows.append((name, question, "", context.diagnose_command(name)))
             continue
         folds = [str(fold.number) for fold in context.run.folds if name in fold.findings]
         over = f"fold {', '.join(folds)}" if folds else "over folds"
         seed = finding.provenance.get("seed", finding.settings.get("seed"))
-        rows.append((name, question, over if seed is None else f"{over}; seed {seed}"))
-    return render_rows(("Diagnostic", "Question", "Measured"), rows, muted=missing)
+        rows.append((name, question, over if seed is None else f"{over}; seed {seed}", ""))
+    return rows
 
 
 def _shorten_hash(value: object) -> str:

@@ -14,13 +14,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float
-from markupsafe import Markup
 from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 
 from gcemil.errors import MissingExtraError
 from gcemil.records import MODES, Representations, read_representations
-from gcemil.report.html import EMPTY, Section, join_markup, paragraph
+from gcemil.report.html import Picture, Section, render_section
 from gcemil.report.sections.context import Context, quote_path
 from gcemil.report.style import (
     GROUPS,
@@ -40,9 +39,8 @@ PERPLEXITY = 15.0
 Points = Float[np.ndarray, "n 2"]
 
 
-def render_section(context: Context) -> Section | None:
-    """The t-SNE of the first fold, or the command that stores what it needs."""
-    title = "Slide representations"
+def render_representations(context: Context) -> Section | None:
+    """The t-SNE of the first fold; None where the run stores no representations."""
     fold = context.run.folds[0]
     path = fold.files.representations
     if not path.is_file():
@@ -51,19 +49,16 @@ def render_section(context: Context) -> Section | None:
         context.list_missing("The run stores no representations of its slides.", remedy)
         return None
     found = read_representations(path)
-    if len(found.bag_ids) < FEWEST:
-        text = (
-            f"Fold {fold.number} has {len(found.bag_ids)} validation and test bags; a t-SNE needs {FEWEST}."
-        )
-        return Section("representations", title, paragraph(text, "missing"))
-    parts = [_render_figure(context, found, fold.number), _render_epochs(context, fold.files)]
-    return Section("representations", title, join_markup(parts))
+    figures = [] if len(found.bag_ids) < FEWEST else _draw_figures(context, found, fold.files)
+    few = f"Fold {fold.number} has {len(found.bag_ids)} validation and test bags; a t-SNE needs {FEWEST}."
+    return render_section("representations", "Slide representations", figures=figures, few=few)
 
 
-def _render_figure(context: Context, found: Representations, fold: int) -> Markup:
+def _draw_figures(context: Context, found: Representations, fold: FoldFolder) -> list[Picture]:
+    """The bags as every network and mode sees them, and after some epochs where the run kept them."""
     panels = {}
     if context.against is not None:
-        path = RunFolder(context.against.folder).fold(fold).representations
+        path = RunFolder(context.against.folder).fold(fold.number).representations
         before = read_representations(path) if path.is_file() else None
         if before is not None and before.bag_ids == found.bag_ids:
             panels["Plain host"] = embed_slides(before.by_mode["full"], seed=context.seed)
@@ -71,38 +66,37 @@ def _render_figure(context: Context, found: Representations, fold: int) -> Marku
     modes = [mode for mode in MODES if mode in found.by_mode and (mode != "full" or len(found.by_mode) == 1)]
     for mode in modes:
         panels[f"{name}, {MODE_NAMES[mode]}"] = embed_slides(found.by_mode[mode], seed=context.seed)
-    return context.figures.save(
-        "representations",
-        draw_representations(panels, found),
-        alt="t-SNE of slide representations, coloured by class",
-        caption=f"Fold {fold}. Filled: test; hollow: validation; no slide was trained on. t-SNE shows who lies beside whom; distances "
-        f"between groups mean nothing. Seed {context.seed}.",
-    )
-
-
-def _render_epochs(context: Context, fold: FoldFolder) -> Markup:
-    """The gated bags, or the full ones of a plain host, after some epochs; nothing where the run kept none."""
+    figures = [
+        context.figures.save(
+            "representations",
+            draw_representations(panels, found),
+            alt="t-SNE of slide representations, coloured by class",
+            caption=f"Fold {fold.number}. Filled: test; hollow: validation; no slide was trained on. t-SNE shows who lies beside whom; "
+            f"distances between groups mean nothing. Seed {context.seed}.",
+        )
+    ]
     epochs = fold.kept_epochs()
     if not epochs:
         context.list_missing(
             "The run kept no epochs, so there is no view of its slides over training.",
             f"gcemil train COHORT --out {quote_path(context.run.folder)} --keep-epochs",
         )
-        return EMPTY
+        return figures
     mode = "soft" if context.run.is_wrapped else "full"
     kept = {epoch: read_representations(fold.epoch_representations(epoch)) for epoch in choose_epochs(epochs)}
     panels = {
-        f"Epoch {epoch}": embed_slides(found.by_mode[mode], seed=context.seed)
-        for epoch, found in kept.items()
+        f"Epoch {epoch}": embed_slides(one.by_mode[mode], seed=context.seed) for epoch, one in kept.items()
     }
-    last = kept[epochs[-1]]
-    return context.figures.save(
-        "representations_epochs",
-        draw_representations(panels, last),
-        alt="t-SNE of slide representations after some epochs of training",
-        caption=f"Fold {fold.number}, {MODE_NAMES[mode]}, after each of these epochs. Every panel is a t-SNE of its own: its axes are "
-        "not those of the others.",
+    figures.append(
+        context.figures.save(
+            "representations_epochs",
+            draw_representations(panels, kept[epochs[-1]]),
+            alt="t-SNE of slide representations after some epochs of training",
+            caption=f"Fold {fold.number}, {MODE_NAMES[mode]}, after each of these epochs. Every panel is a t-SNE of its own: its axes are "
+            "not those of the others.",
+        )
     )
+    return figures
 
 
 def choose_epochs(epochs: Sequence[int], most: int = 4) -> list[int]:

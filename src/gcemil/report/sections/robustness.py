@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-
-from markupsafe import Markup
+from typing import Any
 
 from gcemil.diagnostics.table import QUESTIONS
 from gcemil.findings import Finding, Row
-from gcemil.report.html import EMPTY, Section, fold, join_markup, paragraph, render
+from gcemil.report.html import HtmlTable, Section, render_section
 from gcemil.report.sections.context import RULE_HEADINGS, Context, filter_rows, order_rows
 
 SUBSETS = (
@@ -20,44 +19,22 @@ SUBSETS = (
     "remove_union_2", "remove_union_3", "remove_random", "subset_patches",
 )  # fmt: skip
 REGIONS = (
-    "regions_per_slide",
-    "region_patches",
-    "region_sufficient_share",
-    "region_necessary_share",
-    "regions_reached_share",
-    "regions_needed",
-)
+    "regions_per_slide", "region_patches", "region_sufficient_share", "region_necessary_share",
+    "regions_reached_share", "regions_needed",
+)  # fmt: skip
 STABILITY = ("jaccard", "prediction_flip", "output_gap", "cd_gap", "full_kept_gap")
 GUARANTEE = (
-    "promised_rate",
-    "realised_rate",
-    "realised_floor",
-    "certified_fraction",
-    "certified_share",
-    "fallback_share",
-    "guarded_fraction",
-    "calibration_bags",
-)
+    "promised_rate", "realised_rate", "realised_floor", "certified_fraction", "certified_share",
+    "fallback_share", "guarded_fraction", "calibration_bags",
+)  # fmt: skip
 SWEEP = (
-    "evidence_fraction",
-    "evidence_sufficiency",
-    "keep_only_drop",
-    "complement_degradation",
-    "cd_gap",
-    "precision",
-    "recall",
-    "repaired_patches",
-)
+    "evidence_fraction", "evidence_sufficiency", "keep_only_drop", "complement_degradation", "cd_gap",
+    "precision", "recall", "repaired_patches",
+)  # fmt: skip
 ADAPTIVE = (
-    "evidence_fraction",
-    "reached_share",
-    "capped_share",
-    "evidence_sufficiency",
-    "keep_only_drop",
-    "full_kept_gap",
-    "complement_degradation",
-    "precision",
-)
+    "evidence_fraction", "reached_share", "capped_share", "evidence_sufficiency", "keep_only_drop",
+    "full_kept_gap", "complement_degradation", "precision",
+)  # fmt: skip
 METRICS_OF = {
     "subsets": SUBSETS,
     "regions": REGIONS,
@@ -69,12 +46,7 @@ METRICS_OF = {
 }
 OF_WRAPPED_RUNS = ("bounds", "sweep")
 """Diagnostics of gates and coverage, which a plain host does not have."""
-HEADINGS = {
-    **RULE_HEADINGS,
-    "k": "k",
-    "perturbation": "What changed",
-    "method": "Method",
-}
+HEADINGS = {**RULE_HEADINGS, "k": "k", "perturbation": "What changed", "method": "Method"}
 ORIGINAL: tuple[str, ...] = ("k", "threshold", "coverage_target", "perturbation")
 """Labels shown as they stand."""
 BLOCKS = ("k", "perturbation", "method", "comparison")
@@ -82,52 +54,43 @@ BLOCKS = ("k", "perturbation", "method", "comparison")
 
 
 COST_METRICS = (
-    "aggregation_time",
-    "explained_time",
-    "peak_memory",
-    "patch_ratio",
-    "relative_utility",
-    "extraction_time",
-    "end_to_end_time",
-)
+    "aggregation_time", "explained_time", "peak_memory", "patch_ratio", "relative_utility",
+    "extraction_time", "end_to_end_time",
+)  # fmt: skip
 COST_LABELS = {"mode": "Prediction from", "network": "By", "timing": "Timing"}
 
 
-def render_section(context: Context) -> Section:
+def render_robustness(context: Context) -> Section | None:
     """One table per diagnostic of METRICS_OF."""
     parts = {
-        QUESTIONS[name]: _render_finding(context, finding)
+        QUESTIONS[name]: _describe_finding(context, finding)
         for name in METRICS_OF
         if context.run.is_wrapped or name not in OF_WRAPPED_RUNS
         if (finding := context.find(name)) is not None
     }
-    body = render("titled_parts.html", parts=parts) if parts else EMPTY
-    return Section("robustness", "Is there one answer, and does it stay?", body)
+    title = "Is there one answer, and does it stay?"
+    return render_section("robustness", title, parts=parts) if parts else None
 
 
-def _render_finding(context: Context, finding: Finding) -> Markup:
-    """The lines of the run itself in view, all lines folded below."""
-    names = list(dict.fromkeys(label for row in finding.rows for label in row.labels))
-    order = [name for name in ("rule", "network", "perturbation", "method", "k") if name in names]
-    labels = {
-        name: HEADINGS.get(name, name.replace("_", " "))
-        for name in [*order, *(n for n in names if n not in order)]
-    }
+def _describe_finding(context: Context, finding: Finding) -> dict[str, Any]:
+    """The lines of the run itself in view, all lines folded below; only notes where there are no lines."""
     rows = sort_rows(finding)
     if not rows:
-        return join_markup(paragraph(note, "note") for note in finding.notes)
-    main = choose_main_rows(context, finding.name, rows)
-    notes = [f"± standard deviation over {context.run.spread(finding.name)}.", *finding.notes]
-    render_lines = partial(
-        context.render_rows,
-        labels=labels,
+        return {"table": None, "all": None, "count": 0, "notes": finding.notes}
+    names = list(dict.fromkeys(label for row in finding.rows for label in row.labels))
+    first = [name for name in ("rule", "network", "perturbation", "method", "k") if name in names]
+    make_lines = partial(
+        context.make_table,
         metrics=METRICS_OF[finding.name],
+        labels={name: HEADINGS.get(name, name.replace("_", " ")) for name in dict.fromkeys([*first, *names])},
         naming=dict.fromkeys(ORIGINAL, str),
         grouped=False,
         within=next((name for name in BLOCKS if name in names), ""),
     )
-    table = render_lines(main, notes=notes)
-    return table + fold(f"All {len(rows)} lines", render_lines(rows)) if len(rows) > len(main) else table
+    main = choose_main_rows(context, finding.name, rows)
+    table = make_lines(main, notes=[context.describe_spread(finding.name), *finding.notes])
+    everything: HtmlTable | None = make_lines(rows) if len(rows) > len(main) else None
+    return {"table": table, "all": everything, "count": len(rows), "notes": ()}
 
 
 def sort_rows(finding: Finding) -> list[Row]:
@@ -156,26 +119,20 @@ def choose_main_rows(context: Context, name: str, rows: Sequence[Row]) -> list[R
     return own or list(rows)
 
 
-def render_cost_section(context: Context) -> Section:
+def render_cost(context: Context) -> Section | None:
     """Time and memory relative to one pass of the host."""
     finding = context.find("cost")
-    return Section("cost", "Cost", EMPTY if finding is None else _render_cost(context, finding))
-
-
-def _render_cost(context: Context, finding: Finding) -> Markup:
+    if finding is None:
+        return None
     settings = finding.settings
     facts = (
         f"Medians of {settings.get('repeats')} interleaved rounds on {settings.get('timed_bags')} bags per fold, "
-        f"{settings.get('threads')} thread; ± standard deviation over {context.run.spread('cost')}."
+        f"{settings.get('threads')} thread; {context.describe_spread('cost')}"
     )
     # Lines that name an encoder are computed from these; tables print them.
     rows = [row for row in finding.rows if "encoder" not in row.labels]
-    table = context.render_rows(
+    table = context.make_table(
         rows, COST_METRICS, labels=COST_LABELS, naming={"timing": str}, grouped=False,
         notes=[facts, *finding.notes],
     )  # fmt: skip
-    text = (
-        "Everything is relative to one pass of the host over all patches, which is 1. Aggregation: the subset is known. "
-        "Explained: finding it counts too."
-    )
-    return paragraph(text) + table
+    return render_section("cost", "Cost", table=table)

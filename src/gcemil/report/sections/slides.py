@@ -12,16 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from markupsafe import Markup
 
 from gcemil.exports.certificate import CRITERIA, Verdict, VerdictName
+from gcemil.exports.geojson import NO_EVIDENCE
 from gcemil.exports.overlay import draw_attention, draw_evidence
-from gcemil.report.html import Section, picture, render
+from gcemil.report.html import Picture, Section, render_section
 from gcemil.report.run_data import BagKey, Record, find_predicted_class
 from gcemil.report.sections.context import Context
 from gcemil.report.sections.failures import list_failures
 from gcemil.report.slide_view import (
-    NO_EVIDENCE,
     SlideView,
     choose_color,
     encode_jpeg,
@@ -47,58 +46,45 @@ OUTPUTS = {
 """Versions of a bag: words, and the CSS class of the bar."""
 Coverage = tuple[str, float]
 FILTERS = {
-    "show-all": "all",
-    "show-unheld": "evidence does not hold",
-    "show-none": "no evidence",
-    "show-wrong": "prediction wrong",
-    "show-failing": "any failure",
+    "bag": "all",
+    "unheld": "evidence does not hold",
+    "none": "no evidence",
+    "wrong": "prediction wrong",
+    "failing": "any failure",
 }
-
-
-def _name_anchor(number: int) -> str:
-    """Where a bag stands on the page; numbered, since an id of a slide may hold anything."""
-    return f"bag-{number}"
+"""CSS classes of the bags that a filter shows, and words for it."""
 
 
 def link_bags(context: Context) -> dict[str, str]:
-    """From a bag's id to the link that leads to it."""
-    return {bag.bag_id: f"#{_name_anchor(number)}" for number, bag in enumerate(context.run.bags)}
+    """From a bag's id to the link that leads to it; numbered, since an id of a slide may hold anything."""
+    return {bag.bag_id: f"#bag-{number}" for number, bag in enumerate(context.run.bags)}
 
 
-def render_section(context: Context) -> Section:
+def render_slides(context: Context) -> Section:
     """Every tested bag."""
     facts = collect_bag_facts(context)
     context.find("snr")
-    body = render(
-        "slides.html",
-        filters=_count_filters(facts),
+    kinds = [kind for one in facts for kind in list_filter_classes(one)]
+    return render_section(
+        "slides",
+        f"{context.unit.capitalize()}s, one by one",
+        filters={kind: (words, kinds.count(kind)) for kind, words in FILTERS.items() if kind in kinds},
         legend=_list_legend(context) if context.run.is_wrapped else {},
-        bags=[_describe_bag(context, _name_anchor(number), one) for number, one in enumerate(facts)],
+        bags=[_describe_bag(context, one) for one in facts],
         is_survival=context.run.task == "survival",
     )
-    return Section("slides", f"{context.unit.capitalize()}s, one by one", body)
-
-
-def _count_filters(facts: Sequence[_BagFacts]) -> dict[str, tuple[str, int]]:
-    """Filters that match something: words, and how many bags match."""
-    classes = [list_filter_classes(one) for one in facts]
-    counts = {key: sum(key.removeprefix("show-") in own for own in classes) for key in FILTERS}
-    counts["show-all"] = len(facts)
-    return {key: (words, counts[key]) for key, words in FILTERS.items() if counts[key]}
 
 
 def list_filter_classes(facts: _BagFacts) -> list[str]:
-    """What the filters look for."""
-    found = ["bag"]
-    if any(verdict.held is False for verdict in facts.verdicts.values()):
-        found.append("unheld")
-    if facts.is_no_evidence:
-        found.append("none")
-    if facts.is_wrong:
-        found.append("wrong")
-    if facts.failures:
-        found.append("failing")
-    return found
+    """CSS classes that the filters look for."""
+    kinds = {
+        "bag": True,
+        "unheld": any(verdict.held is False for verdict in facts.verdicts.values()),
+        "none": facts.is_no_evidence,
+        "wrong": facts.is_wrong,
+        "failing": bool(facts.failures),
+    }
+    return [kind for kind, holds in kinds.items() if holds]
 
 
 def _list_legend(context: Context) -> dict[str, str]:
@@ -107,7 +93,7 @@ def _list_legend(context: Context) -> dict[str, str]:
     entries = {
         "attention, darker is higher": ramp,
         "GCE evidence": f"background:{EVIDENCE_COLOR}",
-        "patches that were found and are no evidence": f"background:{format_color(NO_EVIDENCE)}",
+        "patches that were found and are no evidence": f"background:{format_color(NO_EVIDENCE.color)}",
         "other patches": "background:#dedede",
     }
     if (context.run.cohort / "truth").is_dir():
@@ -115,7 +101,7 @@ def _list_legend(context: Context) -> dict[str, str]:
     return entries
 
 
-def _describe_bag(context: Context, key: str, facts: _BagFacts) -> Record:
+def _describe_bag(context: Context, facts: _BagFacts) -> Record:
     """One bag: a line to scan, and the sheet behind it."""
     views = [
         view
@@ -124,12 +110,11 @@ def _describe_bag(context: Context, key: str, facts: _BagFacts) -> Record:
     ]
     counting, others = _list_coverage(context, views)
     return {
-        "key": key,
         "kinds": list_filter_classes(facts),
         "bag_id": facts.bag.bag_id,
         "outcome": _describe_outcome(facts),
         "chips": list(_list_chips(facts)),
-        "maps": [(view.slide_id, _render_map(view)) for view in views],
+        "maps": [(view.slide_id, draw_map(view)) for view in views],
         "whose": "the risk" if facts.predicted is None else facts.predicted,
         "counting": counting,
         "others": others,
@@ -201,17 +186,8 @@ def _list_coverage(context: Context, views: Sequence[SlideView]) -> tuple[list[C
     return counting, others
 
 
-def _render_map(view: SlideView) -> Markup:
-    """Attention and evidence side by side."""
-    data, mime = draw_map(view)
-    count, total = int(view.evidence.selected.sum()), len(view.evidence.selected)
-    what = "patches that are no evidence" if view.evidence.is_no_evidence else "evidence patches"
-    alt = f"Slide {view.slide_id}: attention of the host, and {count} {what} of {total}"
-    return picture(data, alt, mime=mime)
-
-
-def draw_map(view: SlideView) -> tuple[bytes, str]:
-    """A palette PNG of the patch grid, or a JPEG where tissue lies under it; and which of them."""
+def draw_map(view: SlideView) -> Picture:
+    """Attention and evidence side by side: a palette PNG of the patch grid, or a JPEG where tissue lies under it."""
     place = fit_slide(
         view.coords,
         view.patch_size,
@@ -219,18 +195,19 @@ def draw_map(view: SlideView) -> tuple[bytes, str]:
         thumbnail=view.thumbnail,
         most_per_patch=MOST_PER_PATCH,
     )
-    panels = [
+    panels = (
         draw_attention(place, view.evidence.scores),
         draw_evidence(place, view.evidence.selected, choose_color(view.evidence)),
-    ]
+    )
     gap = np.full((place.frame.height, GAP, 3), 255, dtype=np.uint8)
     first, second = (outline_truth(panel, place, view.truth) for panel in panels)
     sheet = np.concatenate([first, gap, second], axis=1)
-    return (
-        (encode_palette_png(sheet), "image/png")
-        if view.thumbnail is None
-        else (encode_jpeg(sheet), "image/jpeg")
-    )
+    count, total = int(view.evidence.selected.sum()), len(view.evidence.selected)
+    what = "patches that are no evidence" if view.evidence.is_no_evidence else "evidence patches"
+    alt = f"Slide {view.slide_id}: attention of the host, and {count} {what} of {total}"
+    if view.thumbnail is None:
+        return Picture(encode_palette_png(sheet), alt)
+    return Picture(encode_jpeg(sheet), alt, "image/jpeg")
 
 
 def _format_number(text: str) -> str:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -15,7 +14,7 @@ from gcemil.exports.certificate import CRITERIA, VerdictName
 from gcemil.findings import Finding, Row
 from gcemil.metrics import METRICS
 from gcemil.report.claim import ORACLE_MEANING, RuleSlides
-from gcemil.report.html import EMPTY, Section, join_markup, paragraph, render
+from gcemil.report.html import HtmlTable, Picture, Section, render_section
 from gcemil.report.sections.context import Context, filter_rows, order_rows
 from gcemil.report.sections.headline import list_rules
 from gcemil.report.style import (
@@ -51,54 +50,57 @@ LARGEST_CHANGE = 1.0
 """A probability cannot move further, so a bound above it says nothing."""
 
 
-def render_section(context: Context) -> Section:
-    """The S/N/R diagnostic, or the command that measures it."""
+def render_snr(context: Context) -> Section | None:
+    """The S/N/R diagnostic."""
     finding = context.find("snr")
-    body = EMPTY if finding is None else _render_finding(context, finding)
-    return Section("snr", "Sufficiency, necessity, recoverability", body)
-
-
-def _render_finding(context: Context, finding: Finding) -> Markup:
-    spread = context.run.spread("snr")
-    everyone = order_rows(filter_rows(finding.rows, **{"class": "all", "comparison": "full-kept"}))
-    gates = filter_rows(finding.rows, **{"class": "all", "comparison": "soft-kept"})
-    notes = [f"± standard deviation over {spread}. Bold: best, the oracle aside.", *finding.notes]
-    return render(
-        "snr.html",
+    if finding is None:
+        return None
+    own = filter_rows(finding.rows, rule=context.run.rule, network="wrapped")
+    every = filter_rows(finding.rows, **{"class": "all"})
+    gates = filter_rows(every, comparison="soft-kept")
+    classes = [row for row in own if row.labels["class"] != "all"]
+    return render_section(
+        "snr",
+        "Sufficiency, necessity, recoverability",
         oracle=ORACLE_MEANING,
-        figure=_render_figure(context, finding),
-        kept=context.render_rows(
-            everyone, FULL_KEPT, caption="All patches against kept and removed", notes=notes
+        figure=_draw_figure(context, finding),
+        kept=context.make_table(
+            order_rows(filter_rows(every, comparison="full-kept")),
+            FULL_KEPT,
+            caption="All patches against kept and removed",
+            notes=[f"{context.describe_spread('snr')} Bold: best, the oracle aside.", *finding.notes],
         ),
-        gated=gates and context.render_rows(gates, SOFT_KEPT, caption="Gated bag against recovered patches"),
-        details=_render_details(context, finding),
+        gated=gates and context.make_table(gates, SOFT_KEPT, caption="Gated bag against recovered patches"),
+        classes=[
+            context.make_table(
+                rows,
+                metrics,
+                labels={"class": "Class"},
+                naming={"class": str},
+                caption=f"By class, {comparison}",
+            )
+            for comparison, metrics in (("full-kept", FULL_KEPT), ("soft-kept", SOFT_KEPT))
+            if (rows := filter_rows(classes, comparison=comparison))
+        ],
+        **_tabulate_bounds(context, filter_rows(own, **{"class": "all"}) if context.run.is_wrapped else []),
     )
 
 
-def _render_figure(context: Context, finding: Finding) -> Markup:
-    rules = list_rules(context)
-    settings = finding.settings
+def _draw_figure(context: Context, finding: Finding) -> Picture | None:
+    """How far the output of every slide moves, by rule."""
+    rules, limits = list_rules(context), finding.settings
     panels = [
-        SlidePanel(
-            title,
-            label,
-            _collect_values(rules, CRITERIA[name].change),
-            settings.get(CRITERIA[name].tolerance),
-            is_upper=name != "necessary",
-        )
+        SlidePanel(title, label, values, limits.get(CRITERIA[name].tolerance), is_upper=name != "necessary")
         for name, (title, label) in PANELS.items()
+        if (values := _collect_values(rules, CRITERIA[name].change))
     ]
-    shown = [panel for panel in panels if panel.by_rule]
-    if not shown:
-        return EMPTY
-    phi = (
-        "the risk in units of the training risks"
-        if context.run.task == "survival"
-        else "the probability of the predicted class"
-    )
+    if not panels:
+        return None
+    is_risk = context.run.task == "survival"
+    phi = "the risk in units of the training risks" if is_risk else "the probability of the predicted class"
     return context.figures.save(
         "snr_slides",
-        draw_slides_by_rule(shown),
+        draw_slides_by_rule(panels),
         alt="Change of the output per slide when patches are kept, removed or gated, by rule",
         caption=f"One dot is one {context.unit}, the bar its median, the dashed line the tolerance. Φ is {phi}.",
     )
@@ -115,53 +117,30 @@ def _collect_values(rules: Sequence[RuleSlides], name: str) -> dict[str, list[fl
     return {rule: numbers for rule, numbers in found.items() if numbers}
 
 
-def _render_details(context: Context, finding: Finding) -> Markup:
-    own = filter_rows(finding.rows, rule=context.run.rule, network="wrapped")
-    classes = [row for row in own if row.labels["class"] != "all"]
-    parts = []
-    for comparison, metrics in (("full-kept", FULL_KEPT), ("soft-kept", SOFT_KEPT)):
-        rows = filter_rows(classes, comparison=comparison)
-        if rows:
-            parts.append(
-                context.render_rows(
-                    rows,
-                    metrics,
-                    labels={"class": "Class"},
-                    naming={"class": str},
-                    caption=f"By class, {comparison}",
-                )
-            )
-    if context.run.is_wrapped:
-        parts += _render_bounds(context, filter_rows(own, **{"class": "all"}))
-    return join_markup(parts)
-
-
-def _render_bounds(context: Context, rows: Sequence[Row]) -> list[Markup]:
+def _tabulate_bounds(context: Context, rows: Sequence[Row]) -> dict[str, Any]:
     """The bounds that limit something; of the others only that they do not."""
-    told: list[str] = []
+    shown: list[str] = []
     notes: list[str] = []
     for bound, figures in BOUNDS.items():
         found = [value for row in rows if (value := row.values.get(bound)) is not None]
-        if not found:
-            continue
-        if context.run.task != "survival" and max(found) >= LARGEST_CHANGE:
+        if found and context.run.task != "survival" and max(found) >= LARGEST_CHANGE:
             notes.append(
                 f"{METRICS[bound].label}: above {LARGEST_CHANGE:g} on average, so it limits nothing here and is not shown."
             )
-        else:
-            told += figures
-    names = [*told, *SIZES]
-    if not any(row.values.get(name) is not None for row in rows for name in names):
-        return [paragraph(note, "note") for note in notes]
-    table = context.render_rows(
-        [row for row in rows if any(row.values.get(name) is not None for name in names)],
-        names,
-        labels={"comparison": "Comparison"},
-        caption="Bounds and sizes: a negative slack is a broken bound" if told else "Sizes",
-        naming={"comparison": str},
-        notes=notes,
-    )
-    return [table]
+        elif found:
+            shown += figures
+    names = [*shown, *SIZES]
+    known = [row for row in rows if any(row.values.get(name) is not None for name in names)]
+    table: HtmlTable | None = None
+    if known:
+        table = context.make_table(
+            known,
+            names,
+            labels={"comparison": "Comparison"},
+            naming={"comparison": str},
+            caption="Bounds and sizes: a negative slack is a broken bound" if shown else "Sizes",
+        )
+    return {"bounds": table, "bound_notes": notes}
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Int, Real
-from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gcemil.report.html import paragraph
+from gcemil.report.html import Picture
 from gcemil.report.run_data import RunData
 from gcemil.report.sections.context import Context
 from gcemil.report.style import (
@@ -29,11 +28,6 @@ from gcemil.report.style import (
     new_figure,
 )
 
-ASSUMPTION = (
-    "The log-rank test assumes that the groups were formed without the outcome; they were, since these cases were not "
-    "trained on. Networks of different folds share training cases, so p is too small rather than too large."
-)
-
 
 @dataclass(frozen=True, eq=False)
 class RiskGroups:
@@ -44,8 +38,8 @@ class RiskGroups:
     is_high: Bool[np.ndarray, "n"]
 
 
-def render_risk_groups(context: Context) -> Markup:
-    """The figure and what its test assumes."""
+def draw_survival(context: Context) -> Picture:
+    """The curves of every way to predict, and of the bags without their evidence."""
     found = {
         MODE_NAMES[mode].capitalize(): _read_predicted(context.run, mode)
         for mode in ("full", "head", "gce", "discrete")
@@ -54,14 +48,13 @@ def render_risk_groups(context: Context) -> Markup:
     found["Evidence removed" if context.run.is_wrapped else "Attention removed"] = without
     if not without:
         context.list_unmeasured("snr")
-    figure = context.figures.save(
+    return context.figures.save(
         "kaplan_meier",
         draw_risk_groups({title: form_risk_groups(cases) for title, cases in found.items() if cases}),
         alt="Kaplan-Meier curves of the higher and the lower risk half",
         caption="Test cases of every fold split at the median risk of that fold, then joined. Ticks: censored cases. Evidence that "
         "holds separates the groups as all patches do; without it the separation should fade.",
     )
-    return figure + paragraph(ASSUMPTION, "note")
 
 
 Case = tuple[float, bool, float, int]
