@@ -39,6 +39,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from gcemil.evidence.checking import Tolerances, check_subset, choose_evidence
 from scipy.special import logit
 from sklearn.metrics import average_precision_score
 from torch import Generator, Tensor
@@ -46,7 +47,6 @@ from torch import Generator, Tensor
 from gcemil.diagnostics.snr import Answers
 from gcemil.diagnostics.trained_fold import FoldBag, TrainedFold, read_risk_scale
 from gcemil.errors import InputError
-from gcemil.evidence.checking import Tolerances, check_subset, choose_evidence
 from gcemil.explain import SEARCHED_SHARES, STRICTER
 from gcemil.hosts.host import Embedded, Host, ask_subsets, shortcut
 from gcemil.predictor import GceEmbedded

@@ -199,9 +199,9 @@ class EvidenceSettings(Settings):
     @model_validator(mode="before")
     @classmethod
     def _reads_old_names(cls, values: Any) -> Any:
-        # Runs before version 0.3 wrote train_host.
-        if isinstance(values, dict) and "train_host" in values:
-            return {("train_host" if name == "train_host" else name): one for name, one in values.items()}
+        # Runs before version 0.3 wrote teaches_host.
+        if isinstance(values, dict) and "teaches_host" in values:
+            return {("train_host" if name == "teaches_host" else name): one for name, one in values.items()}
         return values
 
     @property

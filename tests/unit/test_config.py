@@ -218,5 +218,5 @@ def test_a_gate_that_does_not_exist_is_refused_before_anything_runs():
 
 
 def test_settings_of_earlier_runs_are_read_by_their_old_name():
-    assert EvidenceSettings.model_validate({"train_host": True}).train_host
+    assert EvidenceSettings.model_validate({"teaches_host": True}).train_host
     assert RECIPES["taught"] == RECIPES["joint"]

@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 import torch
 from benchmarks import vote
+from gcemil.evidence.checking import Tolerances
 from sklearn.metrics import f1_score
 
 from gcemil.diagnostics.snr import Answers, RiskScale
 from gcemil.diagnostics.trained_fold import TrainedFold
-from gcemil.evidence.checking import Tolerances
 from gcemil.hosts.abmil import Abmil
 from gcemil.hosts.host import Embedded, HostOutput
 
