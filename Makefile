@@ -42,13 +42,13 @@ test-all: install
 bench: install
 	$(BIN)/python benchmarks/bench.py $(QUICK)
 
-# Damaged, hostile and huge files at every reader, a quarter of an hour of one core: make fuzz INPUTS=2000 SEED=1
-INPUTS ?= 20000
+# Damaged files at every command that reads files, about ten minutes of one core: make fuzz INPUTS=500 SEED=1
+INPUTS ?= 2000
 SEED ?= 0
 fuzz: install
 	PYTHONPATH=tests $(BIN)/python -m fuzz --inputs $(INPUTS) --seed $(SEED)
 
-# Commands killed at random moments, failing disks, two processes on one folder.
+# Commands killed at a file operation, full disks, two processes on one folder.
 faults: install
 	$(BIN)/python -m pytest -n 2 -m '' tests/faults
 
