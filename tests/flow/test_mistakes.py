@@ -182,10 +182,6 @@ def test_a_mistake_is_answered_in_one_sentence(answer, world, classification_run
     assert not re.search(r"Error\b|Traceback|replace=True|NoneType|TrainSettings|\bself\b", said)
 
 
-def test_sixty_mistakes_are_answered():
-    assert len({typed for typed, _, _ in MISTAKES}) == len(MISTAKES) >= 60
-
-
 def test_the_settings_of_a_run_are_taken_as_they_are(answer):
     code, printed, _ = answer("config --config gce/config.yaml")
     assert code == 0
@@ -258,13 +254,6 @@ def test_features_that_moved_are_to_be_imported_again(answer, world, tmp_path):
     # As JSON: a terminal breaks the sentence into lines.
     told = [f"{problem['what']} {problem['remedy']}" for problem in json.loads(printed)]
     assert any("which is not there: the source moved" in one and "Import it again" in one for one in told)
-
-
-def test_a_second_annotation_says_how_to_replace_the_first(answer):
-    code, _, said = answer("annotate cohort empty")
-    assert code == 1
-    assert said.startswith("gcemil: cohort is annotated already: ")
-    assert said.endswith("(24 truth files in all). Add --force to replace them.\n")
 
 
 def test_quiet_and_verbose_may_stand_behind_the_command(answer, world):

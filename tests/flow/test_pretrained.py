@@ -11,12 +11,11 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
 
 import gcemil
+from command_builders import gcemil as run_command
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import read_fold
-from gcemil.cli.main import app
 from gcemil.errors import RunError, UsageError
 from gcemil.explain import explain_bag
 from gcemil.findings import Finding, Row, write_finding
@@ -46,10 +45,6 @@ def folder(classification_runs, tmp_path_factory):
 def copied(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "model")
     return tmp_path / "model"
-
-
-def run_command(*arguments):
-    return CliRunner().invoke(app, [str(word) for word in arguments])
 
 
 def first_bag(runs):
@@ -116,10 +111,6 @@ def test_the_card_names_data_figures_and_limits(classification_runs, tmp_path):
     assert "The slides were simulated. They are not tissue." in card
     assert "| GCE evidence | wrapped | 0.750 | 50.0 % | 0.020 |" in card
     assert "Research software, not a medical device" in card
-
-
-def test_figures_that_were_not_measured_are_said_to_be_missing(folder):
-    assert "Not measured: `gcemil diagnose RUN --only snr`" in (folder / "README.md").read_text()
 
 
 def edit_config(path, **changes):

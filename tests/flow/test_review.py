@@ -5,10 +5,9 @@ import shutil
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
+from command_builders import gcemil
 from gcemil.bags.cohort import Cohort
-from gcemil.cli.main import app
 from gcemil.errors import InputError, RunError, UsageError
 from gcemil.findings import read_finding
 from gcemil.records import read_evidence
@@ -19,10 +18,6 @@ from gcemil.runs.folder import RunFolder
 def run(classification_runs, tmp_path):
     shutil.copytree(classification_runs.gce, tmp_path / "run")
     return tmp_path / "run"
-
-
-def gcemil(*arguments):
-    return CliRunner().invoke(app, [str(word) for word in arguments])
 
 
 def recovered(run, count):

@@ -199,7 +199,7 @@ INPUTS: dict[str, Input] = {
     **{tool: Input(partial(build_tool, tool=tool), ("features/**/*.*", "patches/*"), (IMPORT, IMPORT.replace("new", "copy --copy"), INSPECT)) for tool in TOOLS},
     "label tables": Input(build_tables, ("tables/*",), ("import features --labels {damaged} --out new", INSPECT), share=4),
     "splits": Input(build_tables, ("splits/*",), (f"{IMPORT} --splits {{damaged}}", INSPECT), share=2),
-    "annotations": Input(build_annotations, ("annotations/*",), ("annotate cohort annotations --negative-class benign --downsample 64",), share=2),
+    "annotations": Input(build_annotations, ("annotations/*",), ("annotate cohort annotations --negative-class benign --downsample 64 --force",), share=2),
     "scores": Input(build_annotations, ("scores/*",), ("audit cohort --model fuzz.model:mean --scores scores --part all --repeats 0 --out a.json",)),
     "slides": Input(build_slide, ("slides/*", "masks/*"), ("patch slides --out new --masks masks", INSPECT)),
     "networks": Input(build_run, ("run/fold_0/*.safetensors", "model/*.json", "model/*.safetensors"), (f"predict run {SLIDE} --out a", f"predict model {SLIDE} --out b")),
