@@ -29,14 +29,15 @@ $(INSTALLED): pyproject.toml Makefile
 demo: install
 	$(BIN)/gcemil demo --out demo
 
+# A file stays with one worker, so that what its tests share is made once.
 test: install
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 golden: install
 	GCEMIL_RECORD_GOLDEN=1 $(BIN)/python -m pytest -n 2 -m '' tests/golden
 
 test-all: install
-	$(BIN)/python -m pytest -n 2 -m '' --hypothesis-profile=search
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m '' --hypothesis-profile=search
 
 # The table of docs/performance.md, into results/bench.json; about a quarter of an hour of a quiet machine, QUICK=--quick for less.
 bench: install
