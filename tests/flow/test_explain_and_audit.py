@@ -117,15 +117,6 @@ class TestExplain:
         assert corners.tolist() == (coords - [left, top]).tolist()
         assert corners.min() == 0
 
-    def test_half_a_bound_and_bounds_of_another_slide_are_refused(self, classification_runs, tmp_path):
-        slide = unseen_slide(classification_runs)
-        common = ("explain", classification_runs.gce, "--slide", slide, "--out", tmp_path)
-        assert "give both --bounds-x and --bounds-y" in refused(*common, "--bounds-x", 5)
-        message = refused(*common, "--bounds-x", 10**7, "--bounds-y", 0, error=GcemilError)
-        assert "outside the image" in message
-        # Nothing is left behind by an explanation that failed.
-        assert not list(tmp_path.iterdir())
-
     def test_a_plain_host_has_attention_and_says_so(self, classification_runs, tmp_path):
         slide = unseen_slide(classification_runs)
         succeeded("explain", classification_runs.host, "--slide", slide, "--out", tmp_path, "--budget", 0.1)
@@ -143,11 +134,6 @@ class TestExplain:
         selected, scores = (store.read(tmp_path / "evidence.h5", name) for name in ("selected", "scores"))
         assert len(selected) == max(1, round(0.1 * len(scores)))
         assert scores[selected].min() >= np.delete(scores, selected).max()
-
-    def test_a_budget_is_for_plain_hosts(self, classification_runs):
-        slide = unseen_slide(classification_runs)
-        message = refused("explain", classification_runs.gce, "--slide", slide, "--budget", 0.1)
-        assert "Leave --budget out" in message
 
     def test_of_a_case_with_two_slides_the_certificate_is_about_the_case(self, survival_runs, tmp_path):
         cohort = Cohort.load(survival_runs.cohort)
@@ -309,13 +295,6 @@ class TestAudit:
         rows = read_finding(lab / "audit.json").rows
         assert "slope" in {one.labels["rule"] for one in rows}
         assert {one.labels["comparison"] for one in rows} == {"whole bag", "full-kept"}
-
-    def test_a_numpy_model_works_in_numpy(self, classification_runs, lab):
-        succeeded(
-            "audit", classification_runs.cohort, "--model", "lab_models:averaged", "--arrays", "numpy",
-            "--part", "val", "--repeats", 1,
-        )  # fmt: skip
-        assert any("may have been trained on them" in note for note in read_finding(lab / "audit.json").notes)
 
     @pytest.mark.parametrize(
         ("model", "message"),

@@ -217,15 +217,6 @@ class TestAPlainModule:
         output = host(features, torch.zeros(5, 2, dtype=torch.long))
         torch.testing.assert_close(output.scores, host.model.layer(features)[:, 0])
 
-    def test_how_it_is_scored_is_an_option(self):
-        host = create_host(PLAIN, in_dim=3, n_outputs=2, options={"scores": "keep-one"}).eval()
-        features = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
-        output = host(features)
-        alone = torch.stack([host.model(row.unsqueeze(0))[output.logits.argmax()] for row in features])
-        torch.testing.assert_close(output.scores, alone.detach())
-        with pytest.raises(UsageError, match="option 'scores' is one of model, slope, keep-one, got 'best'"):
-            create_host(PLAIN, in_dim=3, n_outputs=2, options={"scores": "best"})
-
 
 def test_a_tenth_host_is_one_file_and_one_line(cohort, tmp_path, monkeypatch):
     """A module in gcemil/hosts and an entry of its table are all that train, diagnose, explain and a grid need."""
@@ -280,15 +271,6 @@ def test_a_host_that_cannot_be_made_begins_no_run(cohort, tmp_path):
 def test_what_is_no_host_is_one_sentence(name, options, message):
     with pytest.raises(UsageError, match=message):
         create_host(name, in_dim=12, n_outputs=2, options=options)
-
-
-def test_looking_at_a_host_leaves_the_random_numbers_alone():
-    torch.manual_seed(0)
-    QuarterPool(12, 2)
-    expected = torch.rand(3)
-    torch.manual_seed(0)
-    create_host(OURS, in_dim=12, n_outputs=2)
-    assert torch.equal(torch.rand(3), expected)
 
 
 class TestConsent:

@@ -105,26 +105,6 @@ def test_a_certified_slide_encodes_what_is_kept_and_another_encodes_all(drawn, t
     assert [known[row].tolist() for row in certified["evidence"]] == certified["evidence_coords"]
 
 
-def test_folds_are_averaged_over_the_union_of_what_they_keep_and_all_must_certify(drawn, tmp_path):
-    cohort, run, _ = drawn
-    slide = sorted((cohort / "slides").glob("*.tif"))[5]
-    both = shutil.copytree(run, tmp_path / "both")
-    changed(both / "fold_0" / PREFILTER_FILE, keep_rate=0.25, doubt_limit=1.0)
-    shutil.copytree(both / "fold_0", both / "fold_1")
-    changed(both / "fold_1" / PREFILTER_FILE, keep_rate=0.5, doubt_limit=1.0)
-    (mean,) = json.loads(invoke(predict, both, slide, "--mode", "prefilter", "--json").stdout)
-    singles = [
-        json.loads(invoke(predict, both, slide, "--mode", "prefilter", "--fold", fold, "--json").stdout)[0]
-        for fold in (0, 1)
-    ]
-    assert mean["prob_tumor"] == pytest.approx(np.mean([one["prob_tumor"] for one in singles]))
-    # Both have the same student, so the larger share holds the smaller one.
-    assert mean["n_encoded"] == singles[1]["n_encoded"] > singles[0]["n_encoded"]
-    changed(both / "fold_1" / PREFILTER_FILE, doubt_limit=None)
-    (fallen,) = json.loads(invoke(predict, both, slide, "--mode", "prefilter", "--json").stdout)
-    assert (fallen["certified"], fallen["n_encoded"]) == (False, fallen["n_patches"])
-
-
 def changed(path, **changes):
     """The same prefilter with something else settled."""
     save_prefilter(path, replace(load_prefilter(path), **changes))

@@ -135,13 +135,10 @@ def shorten(tensors):
 
 DAMAGES = {
     "is no exported fold: it has no config.json": lambda path: (path / "config.json").unlink(),
-    "config.json is not valid JSON": lambda path: (path / "config.json").write_text("{"),
-    "config.json is not what it should be: format": lambda path: edit_config(path, format="other"),
     "config.json is not what it should be: in_dim": lambda path: edit_network(path, in_dim="wide"),
     "model.safetensors is not a gcemil checkpoint": lambda path: (path / "model.safetensors").write_bytes(
         b"x" * 99
     ),
-    "model.safetensors does not exist": lambda path: (path / "model.safetensors").unlink(),
     "'temperature' is in the network alone": lambda path: edit_tensors(
         path, lambda found: found.pop("temperature")
     ),

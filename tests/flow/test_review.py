@@ -102,18 +102,6 @@ def test_figures_are_those_counted_by_hand_and_reach_report_and_tables(run, clas
     assert "## review_slides" in printed.output
 
 
-def test_the_plain_host_is_judged_beside_it(run, classification_runs, tmp_path):
-    cohort, records = Cohort.load(classification_runs.cohort), recovered(run, 1)
-    for slide_id, evidence in records.items():
-        write_marks(cohort, tmp_path / "marks", slide_id, evidence.coords, accept=[0], reject=[1, 2])
-    result = gcemil("review", run, tmp_path / "marks", "--against", classification_runs.host)
-    assert result.exit_code == 0, result.output
-    rows = read_finding(run / "diagnostics" / "review.json").rows
-    assert [(row.labels["rule"], row.labels["network"]) for row in rows] == [
-        ("evidence", "wrapped"), ("attention", "wrapped"), ("attention", "plain"), ("random", "none"),
-    ]  # fmt: skip
-
-
 def test_reviews_of_the_viewer_are_taken_by_default(run):
     (slide_id, evidence), *_ = recovered(run, 1).items()
     chosen = evidence.indices.tolist()
