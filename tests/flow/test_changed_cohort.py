@@ -188,8 +188,5 @@ def test_faults_of_a_cohort_are_told_before_the_run_begins(cohort, tmp_path):
 @pytest.mark.parametrize("command", ["train", "evaluate", "diagnose"])
 def test_a_run_that_another_process_works_on_is_left_to_it(copied, command):
     # A second lock in this process is as foreign as one of another.
-    with (
-        lock_folder(copied.gce),
-        pytest.raises(BusyError, match="is being written by another process"),
-    ):
+    with lock_folder(copied.gce), pytest.raises(BusyError, match="is being written by another process"):
         COMMANDS[command](copied.gce, copied.cohort)

@@ -112,13 +112,7 @@ class TestManyInputs:
         _, path, _ = slide
         shutil.copy(path, tmp_path / "a.h5")
         shutil.copy(path, tmp_path / "b.h5")
-        command = (
-            "predict",
-            classification_runs.gce,
-            f"{tmp_path}/[ab].h5",
-            "--out",
-            tmp_path / "out",
-        )
+        command = ("predict", classification_runs.gce, f"{tmp_path}/[ab].h5", "--out", tmp_path / "out")
         first = answer(*command)
         assert [one["status"] for one in first] == ["done", "done"]
         with h5py.File(tmp_path / "a.h5", "a") as file:
@@ -128,10 +122,7 @@ class TestManyInputs:
         (tmp_path / "out" / "records" / "a.json").write_text("{")
         (tmp_path / "out" / "b.h5").unlink()
         assert [one["status"] for one in answer(*command)] == ["done", "done"]
-        assert [one["status"] for one in answer(*command, "--mode", "soft")] == [
-            "done",
-            "done",
-        ]
+        assert [one["status"] for one in answer(*command, "--mode", "soft")] == ["done", "done"]
         assert [one["status"] for one in answer(*command, "--mode", "soft", "--again")] == ["done"] * 2
 
     def test_of_two_files_of_a_slide_features_are_taken_and_the_other_is_told(

@@ -98,8 +98,7 @@ def test_a_disk_that_fails_at_the_last_epoch_costs_no_line_of_the_history(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("host", "stopped_in"),
-    [("ibmil", 5), ("mhim", 3), ("mhim", 5), ("dtfd", 2), ("hdmil", 2)],
+    ("host", "stopped_in"), [("ibmil", 5), ("mhim", 3), ("mhim", 5), ("dtfd", 2), ("hdmil", 2)]
 )
 def test_a_run_stopped_in_any_stage_of_a_host_that_draws_resumes(
     cohort, tmp_path, host, stopped_in, monkeypatch
