@@ -29,26 +29,27 @@ $(INSTALLED): pyproject.toml Makefile
 demo: install
 	$(BIN)/gcemil demo --out demo
 
+# A file stays with one worker, so that what its tests share is made once.
 test: install
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 golden: install
 	GCEMIL_RECORD_GOLDEN=1 $(BIN)/python -m pytest -n 2 -m '' tests/golden
 
 test-all: install
-	$(BIN)/python -m pytest -n 2 -m '' --hypothesis-profile=search
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m '' --hypothesis-profile=search
 
 # The table of docs/performance.md, into results/bench.json; about a quarter of an hour of a quiet machine, QUICK=--quick for less.
 bench: install
 	$(BIN)/python benchmarks/bench.py $(QUICK)
 
-# Damaged, hostile and huge files at every reader, a quarter of an hour of one core: make fuzz INPUTS=2000 SEED=1
-INPUTS ?= 20000
+# Damaged files at every command that reads files, about ten minutes of one core: make fuzz INPUTS=500 SEED=1
+INPUTS ?= 2000
 SEED ?= 0
 fuzz: install
 	PYTHONPATH=tests $(BIN)/python -m fuzz --inputs $(INPUTS) --seed $(SEED)
 
-# Commands killed at random moments, failing disks, two processes on one folder.
+# Commands killed at a file operation, full disks, two processes on one folder.
 faults: install
 	$(BIN)/python -m pytest -n 2 -m '' tests/faults
 

@@ -20,10 +20,7 @@ UNIFORM_GATE_IS_NO_GATE = {
     "deletion": {"abmil", "clam_sb", "dsmil", "dtfd", "ibmil", "mhim"},
 }
 # A feature factor of 0 leaves a null token behind; every log-gate of -inf is a removed row.
-ZERO_GATE_IS_DELETION = {
-    "paper": {"abmil", "clam_sb", "dsmil", "ibmil", "mhim"},
-    "deletion": set(NAMES),
-}
+ZERO_GATE_IS_DELETION = {"paper": {"abmil", "clam_sb", "dsmil", "ibmil", "mhim"}, "deletion": set(NAMES)}
 # Tokens on TransMIL's grid and in the Nystrom segments keep their place however small their gate is.
 VANISHING_GATE_IS_DELETION = {
     "paper": ZERO_GATE_IS_DELETION["paper"],

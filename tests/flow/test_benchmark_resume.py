@@ -1,12 +1,10 @@
 """A grid killed at any moment goes on and ends with the summary of an undisturbed one, nothing done twice."""
 
 import json
-import os
 import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -14,15 +12,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from gcemil.benchmark.engines import LocalPool, run_grid
-from gcemil.benchmark.grid import Grid, plan_runs
-from gcemil.benchmark.results import Results, read_failure, read_log
+from gcemil.benchmark.grid import Grid
+from gcemil.benchmark.results import Results, read_log
 from gcemil.benchmark.runner import Ending
 from gcemil.cli.benchmark import benchmark
-from gcemil.errors import UsageError
 from grid_builders import events, executed_twice, run_inline, small_grid
 
-SMOKE = Path(__file__).parents[2] / "grids" / "smoke.yaml"
 CHILD = """
 import sys
 from pathlib import Path
@@ -36,7 +31,11 @@ if __name__ == "__main__":
         run_grid(grid, results, pool)
 """
 
-GRID = small_grid(diagnostics=["snr"])
+GRID = small_grid(
+    cohorts={"lung": {"profile": "nsclc", "size": "tiny", "slides": 24, "dials": {"pairs": 64}}},
+    settings={"epochs": 1},
+    diagnostics=["snr"],
+)
 
 
 @pytest.fixture(scope="module")
@@ -86,49 +85,9 @@ def check_killed(script: Path, grid: Grid, folder: Path, expected: bytes, seed: 
 
 
 @pytest.mark.slow
-def test_a_killed_grid_ends_with_the_summary_of_an_undisturbed_one(script, tmp_path, undisturbed):
-    check_killed(script, GRID, tmp_path / "results", undisturbed, seed=0, last_line=13)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 7))
-def test_a_grid_killed_anywhere_ends_the_same(script, tmp_path, undisturbed, seed):
+@pytest.mark.parametrize("seed", range(3))
+def test_a_killed_grid_ends_with_the_summary_of_an_undisturbed_one(script, tmp_path, undisturbed, seed):
     check_killed(script, GRID, tmp_path / "results", undisturbed, seed=seed, last_line=13)
-
-
-@pytest.mark.slow
-def test_smoke_killed_and_restarted_ends_with_the_summary_of_an_undisturbed_one(script, tmp_path):
-    smoke = Grid.load(SMOKE)
-    assert start(script, smoke, tmp_path / "whole").wait() == 0
-    expected = (tmp_path / "whole" / "summary.json").read_bytes()
-    check_killed(script, smoke, tmp_path / "killed", expected, seed=1, last_line=50)
-
-
-@pytest.mark.slow
-def test_a_worker_that_dies_twice_costs_its_own_run_alone(tmp_path):
-    grid, results = small_grid(arms=["gce"]), Results(tmp_path)
-    first, second = plan_runs(grid)
-
-    def kill_twice() -> None:
-        """End the processes that train the first fold."""
-        killed: set[int] = set()
-        while len(killed) < 2:
-            for record in read_log(results):
-                if record["key"] == str(first.path) and record["pid"] not in killed:
-                    killed.add(record["pid"])
-                    os.kill(record["pid"], signal.SIGKILL)
-            time.sleep(0.01)
-
-    killer = threading.Thread(target=kill_twice, daemon=True)
-    killer.start()
-    with LocalPool(grid, results, workers=2) as pool:
-        outcomes = run_grid(grid, results, pool)
-    assert outcomes[first].ending is Ending.failed
-    assert read_failure(results, first) == "Its worker process died, perhaps for want of memory."
-    assert outcomes[second].ending is Ending.finished
-    again = run_inline(grid, tmp_path)
-    assert {key: outcome.ending for key, outcome in again.items()} == {first: Ending.finished}
-    assert read_failure(results, first) is None
 
 
 def test_a_real_folder_is_used_where_it_lies_and_its_faults_are_named(tmp_path):
@@ -202,9 +161,3 @@ def test_a_finished_grid_is_shown_and_nothing_is_done(gcemil, finished, undistur
     assert "0 of 7 steps left" in plan
     assert (finished / "log.jsonl").read_bytes() == before
     assert (finished / "summary.json").read_bytes() == undisturbed
-
-
-def test_bad_usage_is_named(gcemil, tmp_path):
-    error = gcemil("--out", tmp_path / "r", "--address", "head:6379")[2]
-    assert isinstance(error, UsageError)
-    assert "add --engine ray" in str(error)

@@ -4,28 +4,16 @@ import json
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from builders import grid_coords, make_cohort, write_slide
+from command_builders import gcemil, succeeded
 from gcemil.cli.main import app
-from gcemil.errors import GcemilError, UsageError
-
-
-def gcemil(*arguments):
-    # Progress that a slow machine prints would stand before the JSON.
-    return CliRunner(env={"GCEMIL_QUIET": "1"}).invoke(app, [str(argument) for argument in arguments])
-
-
-def succeeded(*arguments):
-    result = gcemil(*arguments)
-    assert result.exit_code == 0, (result.output, result.exception)
-    return result.output
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("flow")
-    make_cohort(folder / "cohort", n_cases=30, n_patches=40, dim=16)
+    make_cohort(folder / "cohort", n_cases=30, n_patches=12, dim=16)
     succeeded("split", folder / "cohort")
     succeeded(
         "train", folder / "cohort", "--out", folder / "run", "--epochs", 2, "--folds", "0,1", "--jobs", 1
@@ -33,24 +21,11 @@ def trained(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("profile", ["bracs", "kirc", "camelyon16"])
+@pytest.mark.parametrize("profile", ["bracs", "kirc"])
 def test_simulate_split_validate(tmp_path, profile):
-    succeeded("simulate", profile, "--size", "tiny", "--slides", 60, "--out", tmp_path / "c")
+    succeeded("simulate", profile, "--size", "tiny", "--slides", 40, "--out", tmp_path / "c")
     succeeded("split", tmp_path / "c")
     assert "0 errors" in succeeded("validate", tmp_path / "c")
-
-
-def test_simulating_into_a_full_folder_is_refused(tmp_path):
-    (tmp_path / "file").write_text("mine")
-    result = gcemil("simulate", "bracs", "--size", "tiny", "--out", tmp_path)
-    assert isinstance(result.exception, UsageError)
-    assert "is not empty" in str(result.exception)
-
-
-def test_an_unknown_dial_is_refused(tmp_path):
-    result = gcemil("simulate", "bracs", "--size", "tiny", "--out", tmp_path / "c", "--dial", "strenght=3")
-    assert isinstance(result.exception, GcemilError)
-    assert "strenght" in str(result.exception)
 
 
 def test_a_run_folder_holds_what_is_promised(trained):
@@ -80,13 +55,6 @@ def test_other_settings_are_refused_with_the_difference(trained):
     assert "epochs: 2 then, 3 now" in str(result.exception)
 
 
-def test_another_cohort_is_refused(trained, tmp_path):
-    make_cohort(tmp_path / "cohort", n_cases=30, n_patches=40, dim=16, seed=5)
-    succeeded("split", tmp_path / "cohort")
-    result = gcemil("train", tmp_path / "cohort", "--out", trained / "run", "--epochs", 2)
-    assert "trained on other data: the features of slide" in str(result.exception)
-
-
 def test_evaluation_repeats_the_metrics(trained):
     before = json.loads((trained / "run" / "summary.json").read_text())
     after = json.loads(succeeded("evaluate", trained / "run", "--json"))
@@ -110,11 +78,6 @@ def test_a_slide_of_another_encoder_is_refused(trained, tmp_path):
     path = write_slide(tmp_path, "new", np.zeros((5, 8), np.float32), grid_coords(5))
     result = gcemil("predict", trained / "run", path)
     assert "trained on width 16" in str(result.exception)
-
-
-def test_folds_are_not_replaced_unasked(trained):
-    result = gcemil("split", trained / "cohort")
-    assert "already holds folds" in str(result.exception)
 
 
 def test_splitting_again_leaves_no_old_fold(tmp_path):
@@ -154,20 +117,6 @@ def test_validate_exits_with_one_when_there_is_an_error(tmp_path):
     assert json.loads(result.output)[0]["where"] == "s003_0"
 
 
-def test_a_faulty_cohort_is_not_trained_on(tmp_path):
-    cohort = make_cohort(tmp_path / "c", n_cases=20)
-    succeeded("split", tmp_path / "c")
-    cohort.feature_file("s003_0").write_bytes(b"broken")
-    result = gcemil("train", tmp_path / "c", "--out", tmp_path / "run", "--epochs", 1)
-    assert "cannot be read" in str(result.exception)
-
-
-def test_a_cohort_without_folds_is_not_trained_on(tmp_path):
-    make_cohort(tmp_path / "c", n_cases=20)
-    result = gcemil("train", tmp_path / "c", "--out", tmp_path / "run")
-    assert "Make them with 'gcemil split" in str(result.exception)
-
-
 def test_a_fold_with_one_class_or_no_event_is_not_trained_on(tmp_path):
     cohort = make_cohort(tmp_path / "c", n_cases=20)
     succeeded("split", tmp_path / "c")
@@ -180,17 +129,6 @@ def test_a_fold_with_one_class_or_no_event_is_not_trained_on(tmp_path):
     path.write_text("\n".join(lines))
     result = gcemil("train", tmp_path / "c", "--out", tmp_path / "run")
     assert "the val part has only class 'malignant'" in str(result.exception)
-
-
-def test_unknown_hosts_and_settings_are_named(tmp_path):
-    make_cohort(tmp_path / "c")
-    assert "Unknown host 'resnet'" in str(
-        gcemil("train", tmp_path / "c", "--out", tmp_path / "r", "--host", "resnet").exception
-    )
-    renamed = gcemil("train", tmp_path / "c", "--out", tmp_path / "r", "--set", "host.name=resnet")
-    assert "Unknown host 'resnet'. Choose one of: abmil, clam_sb" in str(renamed.exception)
-    result = gcemil("train", tmp_path / "c", "--out", tmp_path / "r", "--set", "evidence.bugdet=1")
-    assert "evidence.bugdet" in str(result.exception)
 
 
 def test_repack_and_inspect_and_doctor(tmp_path):

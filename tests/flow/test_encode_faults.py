@@ -83,9 +83,27 @@ def test_a_device_that_is_not_there_is_refused_before_anything_is_loaded(batch, 
     assert not (batch / "out").exists()
 
 
-def test_a_truncated_slide(batch):
-    truncate(write_slide(batch / "slides" / "m.tif", tissue_image(*LARGE, seed=3)))
-    assert "copy it again or leave it out" in fault(batch)
+def make_truncated(path):
+    truncate(write_slide(path, tissue_image(*LARGE, seed=3)))
+
+
+def make_unreadable_level(path):
+    damage_level(write_slide(path, tissue_image(*LARGE)), 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (make_truncated, "copy it again or leave it out"),
+        (Path.touch, "cannot be opened as a slide"),
+        (lambda path: write_slide(path, glass()), "The segmenter found no tissue"),
+        (make_unreadable_level, "level 1 cannot be read"),
+    ],
+    ids=["truncated", "empty", "no tissue", "unreadable level"],
+)
+def test_a_bad_slide_is_one_line(batch, make, message):
+    make(batch / "slides" / "m.tif")
+    assert message in fault(batch)
 
 
 def test_a_slide_truncated_after_it_was_patched(batch):
@@ -95,16 +113,6 @@ def test_a_slide_truncated_after_it_was_patched(batch):
     assert "was made from another file" in fault(batch)
 
 
-def test_an_empty_file(batch):
-    (batch / "slides" / "m.svs").touch()
-    assert "cannot be opened as a slide" in fault(batch)
-
-
-def test_a_slide_without_tissue(batch):
-    write_slide(batch / "slides" / "m.tif", glass())
-    assert "The segmenter found no tissue" in fault(batch)
-
-
 def test_a_slide_without_a_pixel_size_needs_it_once(batch):
     write_plain_tiff(batch / "slides" / "m.tif", tissue_image())
     assert "Give it with --mpp" in fault(batch)
@@ -112,24 +120,6 @@ def test_a_slide_without_a_pixel_size_needs_it_once(batch):
     assert code == 0
     assert [found[name]["status"] for name in "amz"] == ["already done", "encoded", "already done"]
     assert done(batch) == ["a", "m", "z"]
-
-
-def test_a_slide_with_an_unreadable_level(batch):
-    damage_level(write_slide(batch / "slides" / "m.tif", tissue_image(*LARGE)), 1)
-    assert "level 1 cannot be read" in fault(batch)
-
-
-def test_a_level_that_goes_bad_after_the_slide_was_patched(batch, monkeypatch):
-    path = write_slide(batch / "slides" / "m.tif")
-    patching.patch_slides([batch / "slides"], batch / "out")
-    whole, before = extract.file_fingerprint, extract.file_fingerprint(path)
-    for level in (0, 1):
-        damage_level(path, level)
-    # A file of real size keeps its fingerprint when a sector in its middle goes bad.
-    monkeypatch.setattr(extract, "file_fingerprint", lambda file: before if file == path else whole(file))
-    message = fault(batch)
-    assert "m.tif" in message
-    assert "cannot be read" in message
 
 
 def failing_replace(monkeypatch, start):
@@ -151,17 +141,6 @@ def test_a_full_disk(batch, monkeypatch, start):
     message = fault(batch)
     assert "No space left on device" in message
     assert "Free some space" in message
-
-
-@pytest.mark.parametrize("start", [".encoding.csv", ".patching.csv"])
-def test_a_full_disk_at_a_summary_is_told_and_costs_no_features(batch, monkeypatch, start):
-    failing_replace(monkeypatch, start)
-    result = run(batch)
-    assert result.exit_code == 1
-    assert "No space left on device" in result.output
-    assert "Run the command again" in result.output
-    assert done(batch) == ["a", "z"]
-    assert not list((batch / "out").rglob("*.partial"))
 
 
 @pytest.mark.parametrize("step", ["cast_features", "file_fingerprint", "settings_fingerprint"])
@@ -187,41 +166,3 @@ def test_an_interrupted_run_goes_on_where_it_stopped(batch, monkeypatch, step):
     assert code == 0
     assert [found[name]["status"] for name in "amz"] == ["already done", "encoded", "encoded"]
     assert done(batch) == ["a", "m", "z"]
-
-
-def test_contact_sheets_that_a_killed_command_did_not_come_to_are_made(batch, monkeypatch):
-    write_slide(batch / "slides" / "m.tif", tissue_image(seed=1))
-    run(batch)
-    sheet, table = (next((batch / "out").rglob(name)) for name in ("sheet_0.jpg", "patching.csv"))
-    expected = sheet.read_bytes(), table.read_bytes(), (batch / "out" / "encoding.csv").read_bytes()
-    sheet.unlink()
-    table.unlink()
-    next((batch / "out").rglob("m_patches.h5")).unlink()
-    (batch / "out" / "features" / "m.h5").unlink()
-    assert run(batch).exit_code == 0
-    assert (sheet.read_bytes(), table.read_bytes(), (batch / "out" / "encoding.csv").read_bytes()) == expected
-
-
-def test_the_summary_of_a_batch_that_failed_is_whole_once_it_succeeds(batch, monkeypatch):
-    write_slide(batch / "slides" / "m.tif", tissue_image(seed=1))
-    with monkeypatch.context() as broken:
-        failing_replace(broken, ".m_patches")
-        assert run(batch).exit_code == 1
-    table = next((batch / "out").rglob("patching.csv"))
-    assert "m,failed" in table.read_text()
-    assert run(batch).exit_code == 0
-    mended = table.read_bytes(), (batch / "out" / "contact_sheets" / "sheet_0.jpg").read_bytes()
-    (batch / "out").rename(batch / "mended")
-    assert run(batch).exit_code == 0
-    assert (table.read_bytes(), (batch / "out" / "contact_sheets" / "sheet_0.jpg").read_bytes()) == mended
-
-
-def test_slides_that_failed_are_told_before_labels_that_then_do_not_fit(batch, monkeypatch):
-    write_slide(batch / "slides" / "m.tif", tissue_image(seed=1))
-    (batch / "labels.csv").write_text("slide_id,case_id,label\na,1,normal\nm,2,tumor\nz,3,normal\n")
-    failing_replace(monkeypatch, ".m.h5")
-    result = run(batch, "--labels", batch / "labels.csv")
-    assert result.exit_code == 1
-    assert "Slides without features: 1" in result.output
-    assert "No space left on device" in result.output
-    assert "Two classes are needed" in result.output

@@ -3,7 +3,6 @@
 An answer that ends in … goes on with a list. Nothing may be written by a command that is refused.
 """
 
-import json
 import re
 import shlex
 import shutil
@@ -182,25 +181,10 @@ def test_a_mistake_is_answered_in_one_sentence(answer, world, classification_run
     assert not re.search(r"Error\b|Traceback|replace=True|NoneType|TrainSettings|\bself\b", said)
 
 
-def test_sixty_mistakes_are_answered():
-    assert len({typed for typed, _, _ in MISTAKES}) == len(MISTAKES) >= 60
-
-
 def test_the_settings_of_a_run_are_taken_as_they_are(answer):
     code, printed, _ = answer("config --config gce/config.yaml")
     assert code == 0
     assert yaml.safe_load(printed) == yaml.safe_load(answer("config --epochs 4")[1])
-
-
-def test_a_table_of_patients_is_joined_to_their_slides(answer, world, tmp_path):
-    write_table(tmp_path / "patients.csv", "case_id,label", "P0,a", "P1,b", "P2,a")
-    code, printed, said = answer(
-        f"import trident --labels {tmp_path / 'patients.csv'} --out {tmp_path / 'made'}"
-    )
-    assert code == 0, said
-    assert "6 slides joined to 3 cases by the beginning of their names" in printed
-    found = {row.slide_id: (row.case_id, row.label) for row in Cohort.load(tmp_path / "made").slides}
-    assert found["P1-1"] == ("P1", "b")
 
 
 def test_the_longer_of_two_names_is_the_patient(answer, tmp_path):
@@ -246,25 +230,6 @@ def test_a_published_test_set_is_kept_and_validation_comes_out_of_training(answe
     label = {row.slide_id: row.label for row in cohort.slides}
     assert sorted(label[slide] for slide in fold.slides("val")) == ["0", "1"]
     assert len(fold.slides("train")) == 18
-
-
-def test_features_that_moved_are_to_be_imported_again(answer, world, tmp_path):
-    shutil.copytree(world / "trident", tmp_path / "job")
-    made = tmp_path / "made"
-    assert answer(f"import {tmp_path / 'job'} --labels labels.csv --out {made}")[0] == 0
-    (tmp_path / "job").rename(tmp_path / "archive")
-    code, printed, _ = answer(f"validate {made} --json")
-    assert code == 1
-    # As JSON: a terminal breaks the sentence into lines.
-    told = [f"{problem['what']} {problem['remedy']}" for problem in json.loads(printed)]
-    assert any("which is not there: the source moved" in one and "Import it again" in one for one in told)
-
-
-def test_a_second_annotation_says_how_to_replace_the_first(answer):
-    code, _, said = answer("annotate cohort empty")
-    assert code == 1
-    assert said.startswith("gcemil: cohort is annotated already: ")
-    assert said.endswith("(24 truth files in all). Add --force to replace them.\n")
 
 
 def test_quiet_and_verbose_may_stand_behind_the_command(answer, world):

@@ -6,22 +6,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from builders import make_cohort
+from command_builders import answer, succeeded
 from gcemil.bags.folds import make_parts, write_folds
-from gcemil.cli.main import app
 from gcemil.records import NOT_CERTIFIED
 from gcemil.runs.folder import read_model_warning
 
-PARTS = (30, 10, 30)
+PARTS = (24, 8, 24)
 AT_CHANCE = "no better than chance"
 
 
-def run_command(*arguments: str) -> str:
-    result = CliRunner().invoke(app, [str(one) for one in arguments])
-    assert result.exit_code == 0, result.output
-    return " ".join(result.output.split())
+def run_command(*arguments: object) -> str:
+    return " ".join(succeeded(*arguments).split())
 
 
 def make_split_cohort(folder: Path, *, shuffles: bool) -> Path:
@@ -41,7 +38,7 @@ def shuffled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A run on shuffled labels, and what its training printed."""
     folder = tmp_path_factory.mktemp("shuffled")
     cohort = make_split_cohort(folder / "cohort", shuffles=True)
-    said = run_command("train", cohort, "--epochs", "8", "--out", folder / "run")
+    said = run_command("train", cohort, "--epochs", 3, "--out", folder / "run")
     return folder / "run", said
 
 
@@ -64,9 +61,7 @@ def test_diagnose_and_report_say_it_before_the_evidence(shuffled):
 def test_evidence_of_a_model_at_chance_gets_no_certificate(shuffled):
     run, _ = shuffled
     slide = next((run / "fold_0" / "evidence").glob("*.h5")).stem
-    said = json.loads(CliRunner().invoke(app, ["explain", str(run), "--slide", slide, "--json"]).stdout)[
-        "certificate"
-    ]
+    said = answer("explain", run, "--slide", slide)["certificate"]
     assert said["verdict"] == NOT_CERTIFIED
     assert said["headline"].startswith(NOT_CERTIFIED)
     assert AT_CHANCE in said["notes"][0]
@@ -78,7 +73,7 @@ def test_evidence_of_a_model_at_chance_gets_no_certificate(shuffled):
 
 def test_a_model_that_has_learned_is_not_warned_of(tmp_path):
     cohort = make_split_cohort(tmp_path / "cohort", shuffles=False)
-    said = run_command("train", cohort, "--epochs", "15", "--out", tmp_path / "run")
+    said = run_command("train", cohort, "--epochs", 15, "--no-gce", "--out", tmp_path / "run")
     assert "has not learned" not in said
     assert AT_CHANCE not in said
     assert read_model_warning(tmp_path / "run") is None

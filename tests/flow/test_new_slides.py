@@ -8,13 +8,12 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
+from command_builders import answer, gcemil, refused, succeeded
 from gcemil.bags import store
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import read_fold
-from gcemil.cli.main import app
-from gcemil.errors import GcemilError, UsageError
+from gcemil.errors import GcemilError
 from gcemil.exports.certificate import read_certificate
 from geojson_rules import violations
 from slide_builders import truncate
@@ -27,22 +26,6 @@ FILES = {
     "overlay.png",
     "certificate.json",
 }
-
-
-def gcemil(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-def succeeded(*arguments):
-    result = gcemil(*arguments)
-    assert result.exit_code == 0, (result.output, result.exception)
-    return result.stdout
-
-
-def refused(*arguments, error=UsageError):
-    result = gcemil(*arguments)
-    assert isinstance(result.exception, error), (result.output, result.exception)
-    return str(result.exception)
 
 
 def predictions(out):
@@ -87,21 +70,10 @@ class TestFeatureFilesOfEveryLayout:
         assert {row["status"] for row in found.values()} == {"done"}
         assert "encoder 'another' by its own account" in found["trident"]["reason"]
         files = (folder / "tensor.pt", folder / "own.h5")
-        whole = ("--mode", "full", "--json", "--out", tmp_path / "full")
-        own, tensor = json.loads(succeeded("predict", classification_runs.gce, *files, *whole))
+        whole = ("--mode", "full", "--out", tmp_path / "full")
+        own, tensor = answer("predict", classification_runs.gce, *files, *whole)
         assert tensor["prob_LUAD"] == pytest.approx(own["prob_LUAD"], abs=1e-6)
         assert tensor["evidence_coords"] is None
-
-    def test_stamp_without_a_pixel_size_says_what_is_missing(self, classification_runs, slide, tmp_path):
-        _, path, _ = slide
-        with h5py.File(tmp_path / "stamp.h5", "w") as file:
-            file["feats"] = store.read(path, "features")
-            file["coords"] = store.read(path, "coords").astype(np.float32)
-            file.attrs.update({"tile_size_um": 128.0})
-        message = refused(
-            "predict", classification_runs.gce, tmp_path / "stamp.h5", "--out", tmp_path / "out"
-        )
-        assert "Give it with --mpp" in message
 
 
 class TestManyInputs:
@@ -140,30 +112,18 @@ class TestManyInputs:
         _, path, _ = slide
         shutil.copy(path, tmp_path / "a.h5")
         shutil.copy(path, tmp_path / "b.h5")
-        command = (
-            "predict",
-            classification_runs.gce,
-            f"{tmp_path}/[ab].h5",
-            "--out",
-            tmp_path / "out",
-            "--json",
-        )
-        first = json.loads(succeeded(*command))
+        command = ("predict", classification_runs.gce, f"{tmp_path}/[ab].h5", "--out", tmp_path / "out")
+        first = answer(*command)
         assert [one["status"] for one in first] == ["done", "done"]
         with h5py.File(tmp_path / "a.h5", "a") as file:
             file["features"][0] += 1
-        statuses = {one["slide_id"]: one["status"] for one in json.loads(succeeded(*command))}
+        statuses = {one["slide_id"]: one["status"] for one in answer(*command)}
         assert statuses == {"a": "done", "b": "already done"}
         (tmp_path / "out" / "records" / "a.json").write_text("{")
         (tmp_path / "out" / "b.h5").unlink()
-        assert [one["status"] for one in json.loads(succeeded(*command))] == ["done", "done"]
-        assert [one["status"] for one in json.loads(succeeded(*command, "--mode", "soft"))] == [
-            "done",
-            "done",
-        ]
-        assert [one["status"] for one in json.loads(succeeded(*command, "--mode", "soft", "--again"))] == [
-            "done"
-        ] * 2
+        assert [one["status"] for one in answer(*command)] == ["done", "done"]
+        assert [one["status"] for one in answer(*command, "--mode", "soft")] == ["done", "done"]
+        assert [one["status"] for one in answer(*command, "--mode", "soft", "--again")] == ["done"] * 2
 
     def test_of_two_files_of_a_slide_features_are_taken_and_the_other_is_told(
         self, classification_runs, slide, tmp_path
@@ -195,12 +155,6 @@ class TestManyInputs:
         assert said in message
         assert "\n" not in message
         assert not (tmp_path / "out").exists()
-
-    def test_options_that_need_others_say_so(self, classification_runs, slide):
-        _, path, _ = slide
-        command = ("predict", classification_runs.gce, path)
-        assert "add --explain" in refused(*command, "--heatmap", "gate")
-        assert "Use --mode discrete with --explain" in refused(*command, "--explain", "--mode", "prefilter")
 
 
 class TestExplanationsOfNewSlides:
@@ -258,7 +212,7 @@ class TestExplanationsOfNewSlides:
         assert {path.name for path in (tmp_path / "out" / tested[0]).iterdir()} == FILES
         run = shutil.copytree(classification_runs.gce, tmp_path / "run")
         assert "diagnose" in refused("explain", run, "--slides", "failures")
-        found = json.loads(succeeded("explain", run, "--slides", "all", "--json", "--out", tmp_path / "all"))
+        found = answer("explain", run, "--slides", "all", "--out", tmp_path / "all")
         assert [row["slide_id"] for row in found] == [
             row.slide_id for row in Cohort.load(classification_runs.cohort).slides if row.slide_id in tested
         ]
@@ -277,7 +231,7 @@ class TestExplanationsOfNewSlides:
         }
         (run / "fold_0" / "diagnostics").mkdir(exist_ok=True)
         (run / "fold_0" / "diagnostics" / "failures.json").write_text(json.dumps(finding))
-        found = json.loads(succeeded("explain", run, "--slides", "failures", "--json"))
+        found = answer("explain", run, "--slides", "failures")
         assert [row["slide_id"] for row in found] == [tested[1]]
 
     def test_what_to_explain_is_said_once(self, classification_runs, slide, tmp_path):
@@ -288,23 +242,6 @@ class TestExplanationsOfNewSlides:
         assert "is none of these" in refused(*command, "--slides", "everything")
         assert "24 slides" in refused(*command, path.parent)
         assert "are of one slide" in refused(*command, "--slides", "all", "--downsample", 4)
-
-    def test_patches_without_places_form_no_regions(self, classification_runs, slide, tmp_path):
-        _, path, _ = slide
-        torch.save(torch.from_numpy(store.read(path, "features")), tmp_path / "t.pt")
-        message = refused(
-            "explain",
-            classification_runs.gce,
-            tmp_path / "t.pt",
-            "--unit",
-            "region",
-            "--out",
-            tmp_path / "out",
-        )
-        assert "form no regions" in message
-        assert not (tmp_path / "out").exists()
-        said = succeeded("explain", classification_runs.gce, tmp_path / "t.pt", "--out", tmp_path / "out")
-        assert "no coordinates" in said
 
     def test_a_plain_host_maps_its_attention_alone(self, classification_runs, slide, tmp_path):
         _, path, _ = slide

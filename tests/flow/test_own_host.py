@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from typer.testing import CliRunner
 
 import gcemil
 from builders import make_cohort
+from command_builders import refused
+from command_builders import succeeded as command
 from gcemil.bags.folds import make_folds, read_fold, write_folds
 from gcemil.benchmark.grid import RunKey, plan_work
 from gcemil.benchmark.results import Results
 from gcemil.benchmark.runner import Ending, execute
-from gcemil.cli.main import app
-from gcemil.errors import ConfigError, RunError, UsageError
+from gcemil.errors import RunError, UsageError
 from gcemil.hosts import own
 from gcemil.hosts.adapters import CallableHost
 from gcemil.hosts.table import HOSTS, HostSpec, create_host, host_spec
@@ -114,7 +114,7 @@ def no_consent_from_elsewhere(monkeypatch):
 @pytest.fixture(scope="module")
 def cohort(tmp_path_factory):
     made = make_cohort(
-        tmp_path_factory.mktemp("own") / "cohort", n_cases=25, n_patches=24, dim=12, task="classification"
+        tmp_path_factory.mktemp("own") / "cohort", n_cases=20, n_patches=8, dim=12, task="classification"
     )
     write_folds(made, make_folds(made))
     return made
@@ -124,25 +124,9 @@ def cohort(tmp_path_factory):
 def trained(cohort, tmp_path_factory):
     """A run of this module's host, with an option that reaches its constructor."""
     out = tmp_path_factory.mktemp("own") / "run"
-    command("train", cohort.folder, "--host", OURS, "--out", out, "--folds", "0", "--epochs", 2, "--jobs", 1,
+    command("train", cohort.folder, "--host", OURS, "--out", out, "--folds", "0", "--epochs", 1, "--jobs", 1,
             "--set", "host.options={sharpness: 2.0}")  # fmt: skip
     return out
-
-
-def run(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-def command(*arguments):
-    result = run(*arguments)
-    assert result.exit_code == 0, (result.output, result.exception)
-    return result.stdout
-
-
-def refused(*arguments, error=UsageError):
-    result = run(*arguments)
-    assert isinstance(result.exception, error), (result.output, result.exception)
-    return str(result.exception)
 
 
 class TestAHostOfThisModule:
@@ -194,26 +178,6 @@ class TestAHostOfThisModule:
         assert (folder / "diagnostics" / "snr.json").is_file()
         assert ":" not in str(folder.relative_to(results.folder))
 
-    def test_settings_and_gate_mode_come_from_a_file(self, cohort, tmp_path):
-        settings = gcemil.TrainSettings(
-            host=gcemil.HostSettings(name=OURS, gate_mode="paper", options={"width": 4}),
-            evidence=None,
-            epochs=1,
-        )
-        (tmp_path / "settings.yaml").write_text(settings.to_yaml())
-        command(
-            "train",
-            cohort.folder,
-            "--config",
-            tmp_path / "settings.yaml",
-            "--out",
-            tmp_path / "run",
-            "--folds",
-            "0",
-        )
-        network, _ = gcemil.load_network(checkpoint(tmp_path / "run", trust=OURS))
-        assert (network.host.gate_mode, network.host.head.in_features) == ("paper", 4)
-
 
 class TestAPlainModule:
     def test_it_trains_with_evidence_and_is_diagnosed(self, cohort, tmp_path):
@@ -252,15 +216,6 @@ class TestAPlainModule:
         features = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
         output = host(features, torch.zeros(5, 2, dtype=torch.long))
         torch.testing.assert_close(output.scores, host.model.layer(features)[:, 0])
-
-    def test_how_it_is_scored_is_an_option(self):
-        host = create_host(PLAIN, in_dim=3, n_outputs=2, options={"scores": "keep-one"}).eval()
-        features = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
-        output = host(features)
-        alone = torch.stack([host.model(row.unsqueeze(0))[output.logits.argmax()] for row in features])
-        torch.testing.assert_close(output.scores, alone.detach())
-        with pytest.raises(UsageError, match="option 'scores' is one of model, slope, keep-one, got 'best'"):
-            create_host(PLAIN, in_dim=3, n_outputs=2, options={"scores": "best"})
 
 
 def test_a_tenth_host_is_one_file_and_one_line(cohort, tmp_path, monkeypatch):
@@ -316,20 +271,6 @@ def test_a_host_that_cannot_be_made_begins_no_run(cohort, tmp_path):
 def test_what_is_no_host_is_one_sentence(name, options, message):
     with pytest.raises(UsageError, match=message):
         create_host(name, in_dim=12, n_outputs=2, options=options)
-
-
-def test_a_gate_mode_that_the_class_does_not_take_is_refused():
-    with pytest.raises(UsageError, match="takes no gate_mode"):
-        create_host("test_own_host:Narrow", in_dim=12, n_outputs=2, gate_mode="paper")
-
-
-def test_looking_at_a_host_leaves_the_random_numbers_alone():
-    torch.manual_seed(0)
-    QuarterPool(12, 2)
-    expected = torch.rand(3)
-    torch.manual_seed(0)
-    create_host(OURS, in_dim=12, n_outputs=2)
-    assert torch.equal(torch.rand(3), expected)
 
 
 class TestConsent:
@@ -423,25 +364,6 @@ class TestRegisteredHosts:
             UsageError, match=f"Two installed packages register a host 'quarter': {PLAIN}, {OURS}"
         ):
             host_spec("quarter")
-
-    def test_a_built_in_host_keeps_its_name(self, installed):
-        installed("lab_hosts", [f"abmil = {OURS}"])
-        assert not host_spec("abmil").is_own
-
-    def test_registered_names_are_listed(self, installed):
-        installed("lab_hosts", [f"quarter = {OURS}"])
-        with pytest.raises(UsageError, match="hdmil, quarter; or name a class"):
-            host_spec("resnet")
-
-
-def test_a_grid_names_a_host_that_cannot_be_imported_before_it_runs(tmp_path):
-    path = tmp_path / "grid.yaml"
-    path.write_text(small_grid(hosts=["nowhere_to_be_found:Host"]).to_yaml())
-    message = refused("benchmark", path, "--out", tmp_path / "results", "--dry-run", error=ConfigError)
-    assert "module 'nowhere_to_be_found' cannot be imported" in message
-    path.write_text(small_grid(hosts=["a b:Host"]).to_yaml())
-    message = refused("benchmark", path, "--out", tmp_path / "results", "--dry-run", error=ConfigError)
-    assert "Grid 'four': Host 'a b:Host' is not an import path" in message
 
 
 class TestThePage:

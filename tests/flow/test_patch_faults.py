@@ -8,7 +8,7 @@ import pytest
 from gcemil.features import patching
 from gcemil.features.patching import PatchingRules, patch_slides, patches_path, read_patch_file
 from gcemil.slides.grid import PatchSettings
-from slide_builders import damage_level, glass, tissue_image, truncate, write_plain_tiff, write_slide
+from slide_builders import glass, tissue_image, write_slide
 
 
 @pytest.fixture
@@ -37,20 +37,6 @@ def fault(folder: Path, rules: PatchingRules | None = None):
     return problem
 
 
-@pytest.mark.parametrize("share", [0.02, 0.5, 0.9])
-def test_a_truncated_slide(batch, share):
-    truncate(write_slide(batch / "slides" / "m.tif", tissue_image(1200, 1200, seed=3)), share)
-    problem = fault(batch)
-    assert problem.status == "failed"
-    assert "m.tif" in problem.message
-    assert "copy it again or leave it out" in problem.message
-
-
-def test_an_empty_file(batch):
-    (batch / "slides" / "m.svs").touch()
-    assert "cannot be opened as a slide" in fault(batch).message
-
-
 def test_a_slide_without_tissue(batch):
     write_slide(batch / "slides" / "m.tif", glass())
     problem = fault(batch)
@@ -58,23 +44,6 @@ def test_a_slide_without_tissue(batch):
     assert "The segmenter found no tissue" in problem.message
     # The picture is there to be looked at.
     assert (batch / "out" / "contours" / "m.jpg").is_file()
-
-
-def test_a_slide_without_a_pixel_size(batch):
-    write_plain_tiff(batch / "slides" / "m.tif", tissue_image())
-    assert "Give it with --mpp" in fault(batch).message
-
-
-def test_a_slide_with_an_unreadable_level(batch):
-    path = write_slide(batch / "slides" / "m.tif", tissue_image(1200, 1200))
-    damage_level(path, 1)
-    assert "level 1 cannot be read" in fault(batch).message
-
-
-def test_a_slide_whose_pixels_are_damaged_below_an_intact_overview(batch):
-    path = write_slide(batch / "slides" / "m.tif", tissue_image(1200, 1200, box=(100, 100, 1100, 1100)))
-    damage_level(path, 0)
-    assert "level 0 cannot be read" in fault(batch).message
 
 
 def test_a_library_that_breaks_in_its_own_way(batch, monkeypatch):
@@ -90,23 +59,6 @@ def test_a_library_that_breaks_in_its_own_way(batch, monkeypatch):
     assert fault(batch).message.endswith("m.tif: ZeroDivisionError: no such thing")
 
 
-@pytest.mark.parametrize("suffix", [".jpg", ".geojson"])
-def test_a_full_disk_while_pictures_are_written(batch, monkeypatch, suffix):
-    write_slide(batch / "slides" / "m.tif")
-    whole = Path.write_bytes
-
-    def failing(path, content):
-        if path.name.startswith(f".m{suffix}"):
-            whole(path, content[:10])
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return whole(path, content)
-
-    monkeypatch.setattr(Path, "write_bytes", failing)
-    message = fault(batch).message
-    assert "No space left on device" in message
-    assert "Free some space" in message
-
-
 def test_a_full_disk_while_coordinates_are_written(batch, monkeypatch):
     write_slide(batch / "slides" / "m.tif")
     whole = Path.replace
@@ -118,17 +70,6 @@ def test_a_full_disk_while_coordinates_are_written(batch, monkeypatch):
 
     monkeypatch.setattr(Path, "replace", failing)
     assert "No space left on device" in fault(batch).message
-
-
-def test_a_full_disk_at_the_summary_is_told_and_costs_no_coordinates(batch, monkeypatch):
-    def failing(*_arguments):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(patching, "write_table", failing)
-    report = patch_slides([batch / "slides"], batch / "out")
-    assert done(batch) == ["a", "z"]
-    assert not report.problems
-    assert "No space left on device" in report.notes[0]
 
 
 @pytest.mark.parametrize("step", ["find_tissue", "draw_kept_tissue", "write_patch_file"])

@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from gcemil.bags import store
-from gcemil.bags.cohort import Cohort
+from gcemil.features.patching import find_slides, patch_slides
 from gcemil.bags.tables import read_table
 from gcemil.cli.predict import predict, prefilter
 from gcemil.config import EvidenceSettings, TrainSettings
@@ -106,41 +106,9 @@ def test_a_certified_slide_encodes_what_is_kept_and_another_encodes_all(drawn, t
     assert [known[row].tolist() for row in certified["evidence"]] == certified["evidence_coords"]
 
 
-def test_folds_are_averaged_over_the_union_of_what_they_keep_and_all_must_certify(drawn, tmp_path):
-    cohort, run, _ = drawn
-    slide = sorted((cohort / "slides").glob("*.tif"))[5]
-    both = shutil.copytree(run, tmp_path / "both")
-    changed(both / "fold_0" / PREFILTER_FILE, keep_rate=0.25, doubt_limit=1.0)
-    shutil.copytree(both / "fold_0", both / "fold_1")
-    changed(both / "fold_1" / PREFILTER_FILE, keep_rate=0.5, doubt_limit=1.0)
-    (mean,) = json.loads(invoke(predict, both, slide, "--mode", "prefilter", "--json").stdout)
-    singles = [
-        json.loads(invoke(predict, both, slide, "--mode", "prefilter", "--fold", fold, "--json").stdout)[0]
-        for fold in (0, 1)
-    ]
-    assert mean["prob_tumor"] == pytest.approx(np.mean([one["prob_tumor"] for one in singles]))
-    # Both have the same student, so the larger share holds the smaller one.
-    assert mean["n_encoded"] == singles[1]["n_encoded"] > singles[0]["n_encoded"]
-    changed(both / "fold_1" / PREFILTER_FILE, doubt_limit=None)
-    (fallen,) = json.loads(invoke(predict, both, slide, "--mode", "prefilter", "--json").stdout)
-    assert (fallen["certified"], fallen["n_encoded"]) == (False, fallen["n_patches"])
-
-
 def changed(path, **changes):
     """The same prefilter with something else settled."""
     save_prefilter(path, replace(load_prefilter(path), **changes))
-
-
-def test_a_slide_file_is_predicted_as_its_feature_file_is(drawn):
-    cohort, run, _ = drawn
-    slide = sorted((cohort / "slides").glob("*.tif"))[4]
-    from_slide = invoke(predict, run, slide, "--json")
-    from_features = invoke(predict, run, cohort / "features" / f"{slide.stem}.h5", "--json")
-    (one,), (other,) = json.loads(from_slide.stdout), json.loads(from_features.stdout)
-    assert one["prob_tumor"] == pytest.approx(other["prob_tumor"], abs=1e-4)
-    assert one["evidence"] == other["evidence"]
-    assert one["certified"] is None
-    assert one["n_encoded"] == one["n_patches"]
 
 
 def test_a_folder_of_slides_and_features_is_predicted_and_one_bad_slide_is_a_line(drawn, tmp_path):
@@ -216,18 +184,6 @@ def test_a_prefilter_of_another_model_is_refused(drawn, tmp_path):
     error = invoke(predict, other, slide, "--mode", "prefilter").exception
     assert isinstance(error, RunError)
     assert "was distilled from another model" in str(error)
-
-
-def test_slides_that_are_not_there_are_named_before_anything_is_read(drawn, tmp_path):
-    cohort, run, _ = drawn
-    slides = sorted((cohort / "slides").glob("*.tif"))
-    error = invoke(prefilter, run, slides[4]).exception
-    assert isinstance(error, UsageError)
-    assert "4 of 4 training and validation slides have no file" in str(error)
-    renamed = [shutil.copy(slides[5], tmp_path / slide.name) for slide in slides[:4]]
-    error = invoke(prefilter, run, *renamed).exception
-    assert "is not the file that" in str(error)
-    assert Cohort.load(cohort).card.encoder == "efficientnet_lite0"
 
 
 def test_simulated_features_have_no_encoder_to_match(classification_runs: TrainedRuns, tmp_path):

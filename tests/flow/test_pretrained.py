@@ -11,12 +11,11 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
 
 import gcemil
+from command_builders import gcemil as run_command
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import read_fold
-from gcemil.cli.main import app
 from gcemil.errors import RunError, UsageError
 from gcemil.explain import explain_bag
 from gcemil.findings import Finding, Row, write_finding
@@ -46,10 +45,6 @@ def folder(classification_runs, tmp_path_factory):
 def copied(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "model")
     return tmp_path / "model"
-
-
-def run_command(*arguments):
-    return CliRunner().invoke(app, [str(word) for word in arguments])
 
 
 def first_bag(runs):
@@ -118,10 +113,6 @@ def test_the_card_names_data_figures_and_limits(classification_runs, tmp_path):
     assert "Research software, not a medical device" in card
 
 
-def test_figures_that_were_not_measured_are_said_to_be_missing(folder):
-    assert "Not measured: `gcemil diagnose RUN --only snr`" in (folder / "README.md").read_text()
-
-
 def edit_config(path, **changes):
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**config, **changes}))
@@ -144,13 +135,10 @@ def shorten(tensors):
 
 DAMAGES = {
     "is no exported fold: it has no config.json": lambda path: (path / "config.json").unlink(),
-    "config.json is not valid JSON": lambda path: (path / "config.json").write_text("{"),
-    "config.json is not what it should be: format": lambda path: edit_config(path, format="other"),
     "config.json is not what it should be: in_dim": lambda path: edit_network(path, in_dim="wide"),
     "model.safetensors is not a gcemil checkpoint": lambda path: (path / "model.safetensors").write_bytes(
         b"x" * 99
     ),
-    "model.safetensors does not exist": lambda path: (path / "model.safetensors").unlink(),
     "'temperature' is in the network alone": lambda path: edit_tensors(
         path, lambda found: found.pop("temperature")
     ),

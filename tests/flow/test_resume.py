@@ -23,11 +23,12 @@ from gcemil.training.run import train_run
 train_run(Path(sys.argv[1]), Path(sys.argv[2]), TrainSettings.model_validate_json(sys.argv[3]), folds=[0], jobs=1)
 """
 
+EPOCHS = 3
 RESULTS = ("checkpoint.safetensors", "history.jsonl", "metrics.json", "predictions.csv")
 
 
 def settings(host="abmil", **changes):
-    return TrainSettings(host=HostSettings(name=host), evidence=EvidenceSettings(), epochs=6, **changes)
+    return TrainSettings(host=HostSettings(name=host), evidence=EvidenceSettings(), epochs=EPOCHS, **changes)
 
 
 def results(run: Path) -> dict[str, bytes]:
@@ -36,7 +37,7 @@ def results(run: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def cohort(tmp_path_factory):
-    made = make_cohort(tmp_path_factory.mktemp("resume") / "cohort", n_cases=30, n_patches=40, dim=16)
+    made = make_cohort(tmp_path_factory.mktemp("resume") / "cohort", n_cases=20, n_patches=12, dim=8)
     write_folds(made, make_folds(made))
     return made.folder
 
@@ -65,22 +66,10 @@ def kill_after_epoch(cohort: Path, run: Path, epochs: int, delay: float) -> None
     child.wait()
 
 
-@pytest.mark.parametrize("kill", range(1))
+@pytest.mark.parametrize("kill", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))])
 def test_a_killed_run_ends_like_an_undisturbed_one(cohort, undisturbed, tmp_path, kill):
-    check_kill(cohort, undisturbed, tmp_path, seed=kill)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kill", range(1, 12))
-def test_a_killed_run_ends_like_an_undisturbed_one_wherever_it_was_killed(
-    cohort, undisturbed, tmp_path, kill
-):
-    check_kill(cohort, undisturbed, tmp_path, seed=kill)
-
-
-def check_kill(cohort, undisturbed, tmp_path, seed):
-    moment = random.Random(seed)
-    kill_after_epoch(cohort, tmp_path / "run", moment.randrange(0, 6), moment.uniform(0, 0.2))
+    moment = random.Random(kill)
+    kill_after_epoch(cohort, tmp_path / "run", moment.randrange(0, EPOCHS), moment.uniform(0, 0.2))
     train_run(cohort, tmp_path / "run", settings(), folds=[0], jobs=1)
     assert results(tmp_path / "run") == undisturbed
 
@@ -109,8 +98,7 @@ def test_a_disk_that_fails_at_the_last_epoch_costs_no_line_of_the_history(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("host", "stopped_in"),
-    [("ibmil", 8), ("mhim", 6), ("mhim", 8), ("dtfd", 4), ("hdmil", 4)],
+    ("host", "stopped_in"), [("ibmil", 5), ("mhim", 3), ("mhim", 5), ("dtfd", 2), ("hdmil", 2)]
 )
 def test_a_run_stopped_in_any_stage_of_a_host_that_draws_resumes(
     cohort, tmp_path, host, stopped_in, monkeypatch
@@ -144,15 +132,6 @@ def test_the_same_command_twice_gives_the_same_summary_and_another_seed_does_not
     assert results(tmp_path / "a") == results(tmp_path / "b")
     train_run(cohort, tmp_path / "c", settings(seed=1), folds=[0], jobs=1)
     assert results(tmp_path / "c")["predictions.csv"] != results(tmp_path / "a")["predictions.csv"]
-
-
-def test_a_damaged_state_is_named(cohort, tmp_path):
-    from gcemil.errors import RunError
-    from gcemil.runs.checkpoint import load_tensors
-
-    (tmp_path / "resume.safetensors").write_bytes(b"nothing")
-    with pytest.raises(RunError, match="not a gcemil checkpoint"):
-        load_tensors(tmp_path / "resume.safetensors")
 
 
 def test_what_a_dead_worker_said_of_its_progress_is_taken_back(cohort, tmp_path):

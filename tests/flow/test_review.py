@@ -5,10 +5,9 @@ import shutil
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
+from command_builders import gcemil
 from gcemil.bags.cohort import Cohort
-from gcemil.cli.main import app
 from gcemil.errors import InputError, RunError, UsageError
 from gcemil.findings import read_finding
 from gcemil.records import read_evidence
@@ -19,10 +18,6 @@ from gcemil.runs.folder import RunFolder
 def run(classification_runs, tmp_path):
     shutil.copytree(classification_runs.gce, tmp_path / "run")
     return tmp_path / "run"
-
-
-def gcemil(*arguments):
-    return CliRunner().invoke(app, [str(word) for word in arguments])
 
 
 def recovered(run, count):
@@ -105,18 +100,6 @@ def test_figures_are_those_counted_by_hand_and_reach_report_and_tables(run, clas
     printed = gcemil("tables", run)
     assert "## review: A reviewer's marks against what each rule chose" in printed.output, printed.output
     assert "## review_slides" in printed.output
-
-
-def test_the_plain_host_is_judged_beside_it(run, classification_runs, tmp_path):
-    cohort, records = Cohort.load(classification_runs.cohort), recovered(run, 1)
-    for slide_id, evidence in records.items():
-        write_marks(cohort, tmp_path / "marks", slide_id, evidence.coords, accept=[0], reject=[1, 2])
-    result = gcemil("review", run, tmp_path / "marks", "--against", classification_runs.host)
-    assert result.exit_code == 0, result.output
-    rows = read_finding(run / "diagnostics" / "review.json").rows
-    assert [(row.labels["rule"], row.labels["network"]) for row in rows] == [
-        ("evidence", "wrapped"), ("attention", "wrapped"), ("attention", "plain"), ("random", "none"),
-    ]  # fmt: skip
 
 
 def test_reviews_of_the_viewer_are_taken_by_default(run):

@@ -13,13 +13,12 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
+from command_builders import succeeded
 from gcemil.bags import store, validate
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import Fold, read_fold, write_folds
 from gcemil.bags.tables import read_table
-from gcemil.cli.main import app
 from gcemil.exports.geojson import EVIDENCE
 from gcemil.exports.overlay import MARGIN, TITLE_HEIGHT, draw_overlay
 from gcemil.exports.overlay import read_thumbnail as read_picture
@@ -58,12 +57,6 @@ class Flow:
 
     def explained(self, slide_id):
         return self.run.parent / "explained" / slide_id
-
-
-def succeeded(*arguments):
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert result.exit_code == 0, f"{arguments}: {result.output} {result.exception}"
-    return result.output
 
 
 def scanned_at_40x(slide: Path, outlines: Path, folder: Path):

@@ -27,9 +27,9 @@ def cohorts(tmp_path_factory):
         made = make_cohort(
             folder / task,
             task=task,
-            n_cases=25,
+            n_cases=20,
             slides_per_case=2 if task == "survival" else 1,
-            n_patches=24,
+            n_patches=8,
             dim=12,
         )
         write_folds(made, make_folds(made))
@@ -47,7 +47,7 @@ def cases():
 @pytest.mark.parametrize(("host", "task", "wrapped"), list(cases()))
 def test_trains_evaluates_and_writes_evidence(cohorts, tmp_path, host, task, wrapped):
     chosen = TrainSettings(
-        host=HostSettings(name=host), evidence=EvidenceSettings() if wrapped else None, epochs=2, window=8
+        host=HostSettings(name=host), evidence=EvidenceSettings() if wrapped else None, epochs=1, window=8
     )
     train_run(cohorts / task, tmp_path / "run", chosen, folds=[0], jobs=1)
     metrics = json.loads((tmp_path / "run" / "fold_0" / "metrics.json").read_text())
@@ -55,14 +55,14 @@ def test_trains_evaluates_and_writes_evidence(cohorts, tmp_path, host, task, wra
     modes = ("full", "soft", "discrete") if wrapped else ("full",)
     assert all(0 <= metrics[mode][name] <= 1 for mode in modes)
     written = len(list((tmp_path / "run" / "fold_0" / "evidence").glob("*.h5")))
-    slides = 5 if task == "classification" else 10
+    slides = 4 if task == "classification" else 8
     assert written == (slides if wrapped else 0)
 
 
 def test_the_discrete_time_analysis_trains_another_network_than_cox(cohorts, tmp_path):
     risks = {}
     for loss in ("cox", "discrete_time"):
-        chosen = TrainSettings(survival_loss=loss, epochs=2, window=8)
+        chosen = TrainSettings(survival_loss=loss, epochs=1, window=8)
         train_run(cohorts / "survival", tmp_path / loss, chosen, folds=[0], jobs=1)
         risks[loss] = (tmp_path / loss / "fold_0" / "predictions.csv").read_text()
     assert risks["cox"] != risks["discrete_time"]

@@ -10,27 +10,16 @@ from contextlib import closing
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from authors_builders import small_checkpoint
 from builders import grid_coords, make_bag, write_slide
+from command_builders import gcemil, succeeded
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import make_folds, write_folds
-from gcemil.cli.main import app
-from gcemil.errors import UsageError, WeightsError
+from gcemil.errors import WeightsError
 from gcemil.hosts.published import LAYOUTS
 from gcemil.simulation.simulate import simulate
 from viewer_builders import opened
-
-
-def gcemil(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-def succeeded(*arguments):
-    result = gcemil(*arguments)
-    assert result.exit_code == 0, (result.output, result.exception)
-    return result.output
 
 
 @pytest.fixture(scope="module")
@@ -99,13 +88,6 @@ def test_the_report_says_that_the_training_slides_are_unknown(story, tmp_path):
     folder, _ = story
     succeeded("report", folder / "clam", "--out", tmp_path / "report.html")
     assert "cannot know whether" in (tmp_path / "report.html").read_text()
-
-
-def test_freezing_needs_weights(story, tmp_path):
-    folder, _ = story
-    result = gcemil("train", folder / "cohort", "--freeze-host", "--out", tmp_path / "run")
-    assert isinstance(result.exception, UsageError)
-    assert "give --host-weights" in str(result.exception)
 
 
 def test_a_foreign_file_is_one_sentence_and_leaves_no_run(story, tmp_path):

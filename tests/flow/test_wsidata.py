@@ -6,14 +6,13 @@ import sys
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from builders import PATCH, make_cohort
+from command_builders import gcemil
 from gcemil.bags import store
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.foreign.source import ReadOptions
 from gcemil.bags.foreign.wsidata import read_wsidata
-from gcemil.cli.main import app
 from gcemil.errors import MissingExtraError, RunError, StoreError, UsageError
 from gcemil.records import read_evidence
 
@@ -24,15 +23,11 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 """Of the libraries below spatialdata, which are not ours to mend."""
 
 
-def run_command(*arguments):
-    return CliRunner().invoke(app, [str(word) for word in arguments])
-
-
 @needs_spatialdata
 def test_evidence_is_read_back_from_the_stores(classification_runs, tmp_path):
     import spatialdata
 
-    result = run_command("export", classification_runs.gce, "--wsidata", tmp_path / "stores")
+    result = gcemil("export", classification_runs.gce, "--wsidata", tmp_path / "stores")
     assert result.exit_code == 0, (result.output, result.exception)
     files = sorted((classification_runs.gce / "fold_0" / "evidence").glob("*.h5"))
     assert sorted(path.name for path in (tmp_path / "stores").iterdir()) == [
@@ -49,7 +44,7 @@ def test_evidence_is_read_back_from_the_stores(classification_runs, tmp_path):
     assert table.uns["gcemil"]["slide_id"] == evidence.slide_id
     size = int(Cohort.load(classification_runs.cohort).patch_size)
     assert found.attrs["tile_spec"]["tiles"]["width"] == size
-    again = run_command("export", classification_runs.gce, "--wsidata", tmp_path / "stores")
+    again = gcemil("export", classification_runs.gce, "--wsidata", tmp_path / "stores")
     assert isinstance(again.exception, UsageError)
     assert "exists. Give a new folder" in str(again.exception)
 
@@ -96,9 +91,7 @@ def test_features_of_lazyslide_become_a_cohort(lazy, tmp_path):
         write_store(
             stores / f"{row.slide_id}.zarr", features, store.read(path, "coords"), "uni_tiles", "gce_tiles"
         )
-    result = run_command(
-        "import", stores, "--labels", cohort.folder / "slides.csv", "--out", tmp_path / "new"
-    )
+    result = gcemil("import", stores, "--labels", cohort.folder / "slides.csv", "--out", tmp_path / "new")
     assert result.exit_code == 0, (result.output, result.exception)
     found = Cohort.load(tmp_path / "new")
     assert (found.card.encoder, found.card.patch_size_level0) == ("uni", PATCH)
@@ -153,13 +146,13 @@ def test_without_the_extra_both_ways_say_how_to_install_it(classification_runs, 
     (tmp_path / "stores" / "a.zarr").mkdir(parents=True)
     with pytest.raises(MissingExtraError, match="pip install 'gcemil\\[wsidata\\]'"):
         read_wsidata(tmp_path / "stores")
-    refused = run_command("export", classification_runs.gce, "--wsidata", tmp_path / "out")
+    refused = gcemil("export", classification_runs.gce, "--wsidata", tmp_path / "out")
     assert isinstance(refused.exception, MissingExtraError)
     assert not (tmp_path / "out").exists()
 
 
 @needs_spatialdata
 def test_a_plain_host_has_no_evidence_to_export(classification_runs, tmp_path):
-    refused = run_command("export", classification_runs.host, "--wsidata", tmp_path / "out")
+    refused = gcemil("export", classification_runs.host, "--wsidata", tmp_path / "out")
     assert isinstance(refused.exception, RunError)
     assert "has no evidence files" in str(refused.exception)

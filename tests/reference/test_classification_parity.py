@@ -3,13 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import (
-    accuracy_score,
-    confusion_matrix,
-    f1_score,
-    log_loss,
-    roc_auc_score,
-)
+from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, log_loss, roc_auc_score
 
 from gcemil.tasks.classification import confusion, cross_entropy
 from gcemil.tasks.task import ClassificationTask
