@@ -9,11 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from typer.main import get_command
 
 import gcemil
-from builders import make_bag
 from gcemil.cli.main import app
 
 ROOT = Path(__file__).parents[2]

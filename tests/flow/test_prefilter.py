@@ -10,7 +10,6 @@ import typer
 from typer.testing import CliRunner
 
 from gcemil.bags import store
-from gcemil.features.patching import find_slides, patch_slides
 from gcemil.bags.tables import read_table
 from gcemil.cli.predict import predict, prefilter
 from gcemil.config import EvidenceSettings, TrainSettings

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from gcemil.bags.foreign.recipes import _read_camelyon16, load_recipe
 
 from builders import make_cohort
 from gcemil.bags import validate
-from gcemil.bags.foreign.recipes import _read_camelyon16, load_recipe
 from gcemil.bags.foreign.splits import read_splits
 from gcemil.bags.foreign.torchmil import read_array
 from gcemil.benchmark.results import Results, read_log
