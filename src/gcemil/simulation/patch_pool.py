@@ -82,7 +82,7 @@ def read_pool(path: Path) -> PatchPool:
     """The patches of an HDF5 file."""
     if not is_file(path):
         raise InputError(
-            f"{path} does not exist, or is not a file. Patches lie in an HDF5 file with {LAYOUT}."
+            f"{path} does not exist or is not a file. Patches lie in an HDF5 file with {LAYOUT}."
         )
     layouts = store.describe(path)
     if missing := [name for name in ("features", "labels") if name not in layouts]:
