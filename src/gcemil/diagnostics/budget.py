@@ -131,10 +131,10 @@ class RuleTable:
         """
         explained = bag.explanation if rule in GATED_RULES else None
         gated = None if explained is None else explained.output.soft.logits
-        order, answers = ranking(scores), self._fold.answers(network)
+        order, output_scale = ranking(scores), self._fold.output_scale(network)
         outcomes = prefix_outcomes(view, scores, list(sizes.values()), gated)
         for (budget, size), outcome in zip(sizes.items(), outcomes, strict=True):
-            outputs = answers.read(outcome)
+            outputs = output_scale.read(outcome)
             removed = outputs.removed if self._fold.task.n_outputs > 1 else None
             figures: Figures = {
                 "full_kept_gap": outputs.full_kept_gap,

@@ -89,14 +89,14 @@ def measure_failures(
     budget = fold.own_budget
     records: list[Record] = []
     by_pixels = 0
-    while (bench := (yield "test")) is not None:
-        subsets = list(judge_subsets(bench, fold, tolerances, generator=generator, budget=budget))
-        is_artifact = _artifact_patches(fold, bench, numbers)
+    while (bag := (yield "test")) is not None:
+        subsets = list(judge_subsets(bag, fold, tolerances, generator=generator, budget=budget))
+        is_artifact = _artifact_patches(fold, bag, numbers)
         if is_artifact is None:
             chosen = torch.stack([judged.selected for judged in subsets]).any(dim=0)
-            is_artifact = artifacts_by_pixels(fold.cohort.folder, bench.bag, chosen)
+            is_artifact = artifacts_by_pixels(fold.cohort.folder, bag.bag, chosen)
             by_pixels += is_artifact is not None
-        records += [_failure_record(fold, bench, judged, is_artifact, lines) for judged in subsets]
+        records += [_failure_record(fold, bag, judged, is_artifact, lines) for judged in subsets]
     records = [{**record, **count_failures(record, lines)} for record in add_concordance(records, lines)]
     return Finding(
         name="failures",
@@ -113,9 +113,9 @@ def measure_failures(
     )
 
 
-def _artifact_patches(fold: TrainedFold, bench: FoldBag, numbers: Sequence[int] | None) -> Selected | None:
+def _artifact_patches(fold: TrainedFold, bag: FoldBag, numbers: Sequence[int] | None) -> Selected | None:
     """Which patches show an artifact, where the cohort knows."""
-    concepts = None if numbers is None else truth_column(fold.cohort, bench.bag, "concept")
+    concepts = None if numbers is None else truth_column(fold.cohort, bag.bag, "concept")
     return None if concepts is None else torch.isin(concepts, torch.tensor(numbers, dtype=torch.long))
 
 
@@ -141,18 +141,18 @@ def artifacts_by_pixels(cohort: Path, bag: Bag, chosen: Selected) -> Selected | 
 
 
 def _failure_record(
-    fold: TrainedFold, bench: FoldBag, judged: JudgedSubset, is_artifact: Selected | None, lines: Thresholds
+    fold: TrainedFold, bag: FoldBag, judged: JudgedSubset, is_artifact: Selected | None, lines: Thresholds
 ) -> Record:
     """Every type that one bag shows by itself; the concordance of a survival bag needs the others."""
     share = None if is_artifact is None else float(is_artifact[judged.selected].double().mean())
     return {
-        **bag_record(bench, judged, fold.task),
-        "case_failure": case_failure(judged.outcome.full, bench.spec.target, lines.ambiguity),
+        **bag_record(bag, judged, fold.task),
+        "case_failure": case_failure(judged.outcome.full, bag.spec.target, lines.ambiguity),
         "artifact_fraction": share,
         "artifact_evidence": None if share is None else share >= lines.artifact_share,
         "low_sufficiency": not judged.verdict.sufficient,
         "low_necessity": not judged.verdict.necessary,
-        **_anchor_facts(fold.model, bench, judged, lines.intended_weight_share),
+        **_anchor_facts(fold.model, bag, judged, lines.intended_weight_share),
     }
 
 
@@ -164,11 +164,11 @@ def case_failure(logits: Logits, target: int | tuple[float, int], ambiguity: flo
     return int(logits.argmax()) != target or first - second < ambiguity
 
 
-def _anchor_facts(model: GceMil | None, bench: FoldBag, judged: JudgedSubset, weight_share: float) -> Record:
+def _anchor_facts(model: GceMil | None, bag: FoldBag, judged: JudgedSubset, weight_share: float) -> Record:
     """The anchor that the subset shows, those its prediction uses, and whether they agree."""
-    if model is None or bench.explanation is None:
+    if model is None or bag.explanation is None:
         return {"shown_anchor": None, "intended_anchors": None, "semantic_mismatch": None}
-    shown = shown_anchor(judged.selected, bench.explanation.output.responses)
+    shown = shown_anchor(judged.selected, bag.explanation.output.responses)
     intended = intended_anchors(model.anchor_weights(judged.outcome.full), weight_share)
     prompts = model.bank.prompts
     return {

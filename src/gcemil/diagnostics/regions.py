@@ -24,7 +24,7 @@ from torch import Tensor
 
 from gcemil.bags.bag import Bag, connected_regions, coordinate_step, patch_cells
 from gcemil.diagnostics.rules import RuleSubset, rule_subsets
-from gcemil.diagnostics.snr import Answers, Tolerances, bag_outcome, judge_subset
+from gcemil.diagnostics.snr import OutputScale, Tolerances, bag_outcome, judge_subset
 from gcemil.diagnostics.trained_fold import Measure, Pass, PredictedBag, TrainedFold, prefix_logits
 from gcemil.errors import BagError, UsageError
 from gcemil.explain import Interventions
@@ -77,7 +77,7 @@ def find_regions(bag: Bag, selected: Selected, scores: Scores) -> Regions | None
 class RegionJudge:
     """How the regions of one network's bags are judged."""
 
-    answers: Answers
+    output_scale: OutputScale
     tolerances: Tolerances
     limit: int = MAX_ASKED
     """Regions that are asked, largest mass first."""
@@ -93,7 +93,7 @@ class RegionJudge:
             slide_id = next(span.slide_id for span in bag.spans if span.start <= first < span.stop)
             region = RegionVerdict(number, slide_id, size, mass)
             if number <= self.limit:
-                outputs = self.answers.read(bag_outcome(asked, members, full=full))
+                outputs = self.output_scale.read(bag_outcome(asked, members, full=full))
                 found = judge_subset(outputs, self.tolerances)
                 region = replace(
                     region,
@@ -111,9 +111,9 @@ class RegionJudge:
         full, count = view.full.logits, min(self.limit, len(regions))
         order = torch.cat([regions.members(number).nonzero().squeeze(1) for number in range(1, count + 1)])
         ends = regions.sizes.cumsum(0)[:count].tolist()
-        whole = self.answers.output(full, full)
+        whole = self.output_scale.output(full, full)
         for needed, logits in enumerate(prefix_logits(view, order, ends), start=1):
-            if abs(self.answers.output(full, logits) - whole) <= self.tolerances.sufficiency:
+            if abs(self.output_scale.output(full, logits) - whole) <= self.tolerances.sufficiency:
                 return needed
         return None
 
@@ -133,21 +133,21 @@ def measure_regions(
     tolerances = Tolerances(sufficiency_tolerance, necessity_tolerance)
     budget = fold.own_budget if budget is None else budget
     judges = {
-        network: RegionJudge(fold.answers(network), tolerances, max_regions) for network in fold.networks
+        network: RegionJudge(fold.output_scale(network), tolerances, max_regions) for network in fold.networks
     }
     generator = torch.Generator().manual_seed(fold.seed)
     records: list[dict[str, Any]] = []
     placeless: list[str] = []
-    while (bench := (yield "test")) is not None:
-        random = torch.rand(len(bench), generator=generator)
-        if bench.bag.coords is None:
-            placeless.append(bench.spec.bag_id)
+    while (bag := (yield "test")) is not None:
+        random = torch.rand(len(bag), generator=generator)
+        if bag.bag.coords is None:
+            placeless.append(bag.spec.bag_id)
             continue
         for network, judge in judges.items():
-            view = bench.predict(network)
-            for subset in rule_subsets(bench, network, view.full, random, budget=budget):
-                labels = {"bag_id": bench.spec.bag_id, "rule": subset.rule, "network": network}
-                records.append({**labels, **judge_rule(bench.bag, view, subset, judge)})
+            view = bag.predict(network)
+            for subset in rule_subsets(bag, network, view.full, random, budget=budget):
+                labels = {"bag_id": bag.spec.bag_id, "rule": subset.rule, "network": network}
+                records.append({**labels, **judge_rule(bag.bag, view, subset, judge)})
     return Finding(
         name="regions",
         rows=mean_rows(records, ("rule", "network")),

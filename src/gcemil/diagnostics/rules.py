@@ -98,10 +98,10 @@ class RuleSubset:
 
 
 def rule_subsets(
-    bench: FoldBag, network: NetworkName, full: HostOutput, random: Scores, *, budget: float
+    bag: FoldBag, network: NetworkName, full: HostOutput, random: Scores, *, budget: float
 ) -> Iterator[RuleSubset]:
     """Evidence where there is any, then its rivals at the same size."""
-    explanation, size = bench.explanation, subset_size(len(bench), budget)
+    explanation, size = bag.explanation, subset_size(len(bag), budget)
     if explanation is not None:
         selected, output = explanation.recovery.selected, explanation.output
         size = int(selected.sum())
@@ -109,8 +109,8 @@ def rule_subsets(
             yield RuleSubset("evidence", selected, output.scores, output.log_gates)
     yield RuleSubset("attention", top_k(full.scores, size), full.scores)
     yield RuleSubset("random", top_k(random, size), random)
-    if bench.truth is not None:
-        oracle = oracle_scores(bench.truth, bench.regions, full.scores)
+    if bag.truth is not None:
+        oracle = oracle_scores(bag.truth, bag.regions, full.scores)
         yield RuleSubset("oracle", top_k(oracle, size), oracle)
 
 

@@ -119,12 +119,10 @@ def measure_snr(
     generator = torch.Generator().manual_seed(fold.seed)
     rivals = {network: choose_attributions(fold.host_of(network), RIVALS) for network in fold.networks}
     trials: list[Trial] = []
-    while (bench := (yield "test")) is not None:
-        for judged in judge_subsets(
-            bench, fold, tolerances, generator=generator, budget=budget, rivals=rivals
-        ):
-            record = _snr_record(bench, fold, judged, complete, budget=budget, slope_points=slope_points)
-            trials.append(Trial(judged.outcome, target_tensor(bench.spec), record))
+    while (bag := (yield "test")) is not None:
+        for judged in judge_subsets(bag, fold, tolerances, generator=generator, budget=budget, rivals=rivals):
+            record = _snr_record(bag, fold, judged, complete, budget=budget, slope_points=slope_points)
+            trials.append(Trial(judged.outcome, target_tensor(bag.spec), record))
     return Finding(
         name="snr",
         rows=tuple(snr_rows(trials, fold.task, complete)),
@@ -141,7 +139,7 @@ def measure_snr(
 
 
 def _snr_record(
-    bench: FoldBag,
+    bag: FoldBag,
     fold: TrainedFold,
     judged: JudgedSubset,
     complete: Completeness | None,
@@ -151,18 +149,18 @@ def _snr_record(
 ) -> dict[str, Any]:
     """Everything that is known of one subset of one bag."""
     record = {
-        **bag_record(bench, judged, fold.task),
+        **bag_record(bag, judged, fold.task),
         **_output_figures(judged, fold.task),
-        **truth_figures(judged.selected, judged.scores, bench.truth, bench.regions),
+        **truth_figures(judged.selected, judged.scores, bag.truth, bag.regions),
     }
-    explanation = bench.explanation
+    explanation = bag.explanation
     if judged.rule != "evidence" or explanation is None or fold.model is None:
         return record
     return {
         **record,
         "no_evidence": not explanation.check.is_necessary,
         **_size_facts(fold.model, explanation, budget),
-        **recoverability_figures(fold.model, bench, fold, explanation, judged.outputs, points=slope_points),
+        **recoverability_figures(fold.model, bag, fold, explanation, judged.outputs, points=slope_points),
         **coverage_figures(fold.model, explanation, judged.outputs, complete),
     }
 
@@ -273,7 +271,7 @@ class JudgedSubset(RuleSubset):
 
 
 def judge_subsets(
-    bench: FoldBag,
+    bag: FoldBag,
     fold: TrainedFold,
     tolerances: Tolerances,
     *,
@@ -282,17 +280,17 @@ def judge_subsets(
     rivals: Mapping[NetworkName, Mapping[str, Attribution]] | None = None,
 ) -> Iterator[JudgedSubset]:
     """Every rule under every network, all of one size; `budget` gives it where there is no wrapper."""
-    random = torch.rand(len(bench), generator=generator)
+    random = torch.rand(len(bag), generator=generator)
     for network in fold.networks:
-        predicted = bench.predict(network)
-        subsets = list(rule_subsets(bench, network, predicted.full, random, budget=budget))
+        predicted = bag.predict(network)
+        subsets = list(rule_subsets(bag, network, predicted.full, random, budget=budget))
         if rivals is not None:
             size = int(subsets[0].selected.sum())
             subsets += rival_subsets(predicted, rivals[network], size)
         for subset in subsets:
             full = predicted.full.logits
             outcome = bag_outcome(predicted.asked, subset.selected, subset.log_gates, full=full)
-            outputs = fold.answers(network).read(outcome)
+            outputs = fold.output_scale(network).read(outcome)
             yield JudgedSubset(
                 **vars(subset),
                 network=network,
@@ -302,17 +300,17 @@ def judge_subsets(
             )
 
 
-def bag_record(bench: FoldBag, judged: JudgedSubset, task: Task) -> dict[str, Any]:
+def bag_record(bag: FoldBag, judged: JudgedSubset, task: Task) -> dict[str, Any]:
     """What identifies a judged subset in a list of slides, and the outputs and verdicts it has."""
     outputs = judged.outputs
     return {
-        "bag_id": bench.spec.bag_id,
-        "case_id": bench.spec.case_id,
-        "slide_ids": list(bench.bag.slide_ids),
+        "bag_id": bag.spec.bag_id,
+        "case_id": bag.spec.case_id,
+        "slide_ids": list(bag.bag.slide_ids),
         "rule": judged.rule,
         "network": judged.network,
-        **_named_target(task, bench.spec.target, judged.outcome.full),
-        "n_patches": len(bench),
+        **_named_target(task, bag.spec.target, judged.outcome.full),
+        "n_patches": len(bag),
         "n_selected": int(judged.selected.sum()),
         "phi_full": outputs.full,
         "phi_soft": outputs.gated,

@@ -137,7 +137,7 @@ class SubsetCache:
 def _cell_figures(
     outcome: BagOutcome, selected: Selected, truth: Tensor | None, fold: TrainedFold
 ) -> Figures:
-    outputs = fold.answers("wrapped").read(outcome)
+    outputs = fold.output_scale("wrapped").read(outcome)
     figures: Figures = {"evidence_fraction": outcome.fraction}
     figures |= (
         {"full_kept_gap": outputs.full_kept_gap} if outcome.gated is None else {"cd_gap": outputs.cd_gap}

@@ -3,7 +3,7 @@
 wrapped  F, host and evidence head together (or the host: of a run without evidence, around a given host, where the head has no vote)
 plain    the host of another run on the same folds, trained without the wrapper
 
-A bag is predicted once under a network, and then asked for the prefixes of any ranking. A host that pools linearly answers for every prefix in one pass down the ranking:
+A bag is predicted once under a network, and then asked for the prefixes of any ranking. A host that pools linearly output_scale for every prefix in one pass down the ranking:
 
   a = softmax(z),   pooled = sum_i a_i u_i,   logits = read_out(pooled)
 
@@ -38,7 +38,7 @@ from gcemil.bags.fingerprint import content_hash
 from gcemil.bags.folds import read_fold
 from gcemil.bags.loader import SampleRule, load_bags
 from gcemil.config import TrainSettings
-from gcemil.diagnostics.snr import RISK_TOLERANCE, Answers, RiskScale
+from gcemil.diagnostics.snr import RISK_TOLERANCE, OutputScale, RiskScale
 from gcemil.diagnostics.truth import true_evidence, true_regions
 from gcemil.errors import RunError, UsageError
 from gcemil.explain import Explanation, Interventions, bag_tensors, explain_bag
@@ -214,10 +214,10 @@ class TrainedFold(FoldNetwork):
         """The share of patches that the run means to be evidence."""
         return DEFAULT_BUDGET if self.model is None else self.model.settings.budget
 
-    def answers(self, network: NetworkName, *, risk_tolerance: float = RISK_TOLERANCE) -> Answers:
+    def output_scale(self, network: NetworkName, *, risk_tolerance: float = RISK_TOLERANCE) -> OutputScale:
         """How predictions of one network are compared, in units of that network's own training risks."""
         scale = self.scale if network == "wrapped" else self.plain_scale
-        return Answers(self.task.n_outputs, scale, risk_tolerance)
+        return OutputScale(self.task.n_outputs, scale, risk_tolerance)
 
     def specs(self, part: PartName = "test") -> Sequence[BagSpec]:
         """The bags of a part."""

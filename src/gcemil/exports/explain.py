@@ -17,7 +17,7 @@ from gcemil.bags.arrays import Bounds
 from gcemil.bags.bag import Bag, grid_stride
 from gcemil.config import TrainSettings
 from gcemil.diagnostics.regions import RegionJudge, find_regions
-from gcemil.diagnostics.snr import Answers, BagOutputs, Tolerances, bag_outcome, judge_subset
+from gcemil.diagnostics.snr import BagOutputs, OutputScale, Tolerances, bag_outcome, judge_subset
 from gcemil.diagnostics.trained_fold import DEFAULT_BUDGET, FoldNetwork, NetworkBag, read_risk_scale
 from gcemil.errors import BagError, UsageError
 from gcemil.explain import Explanation, slide_evidence
@@ -70,9 +70,9 @@ class AskedBag(NetworkBag):
         self.hashes = hashes
 
     @property
-    def answers(self) -> Answers:
+    def output_scale(self) -> OutputScale:
         """How predictions of the network are compared."""
-        return Answers(self.network.task.n_outputs, self.network.scale)
+        return OutputScale(self.network.task.n_outputs, self.network.scale)
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,7 +234,9 @@ def _judge_regions(asked: AskedBag, chosen: ChosenSet, options: ExplainOptions) 
                 f"Bag '{asked.bag.bag_id}' has no coordinates, so its patches form no regions. Leave --unit out."
             )
         return None
-    judge = RegionJudge(asked.answers, options.tolerances, MAX_REGIONS if options.unit == "region" else 0)
+    judge = RegionJudge(
+        asked.output_scale, options.tolerances, MAX_REGIONS if options.unit == "region" else 0
+    )
     verdicts = judge.judge(asked.wrapped, chosen.full, asked.bag, regions)
     return SlideRegions(regions.number.numpy(), tuple(verdicts))
 
@@ -249,7 +251,7 @@ def _certify(
     network, found, bag = asked.network, asked.explanation, asked.bag
     gates = None if found is None else found.output.log_gates
     outcome = bag_outcome(asked.wrapped, chosen.selected, gates, full=chosen.full)
-    outputs = asked.answers.read(outcome)
+    outputs = asked.output_scale.read(outcome)
     rows, selected = bag.rows_of(slide_id), chosen.selected.numpy()
     judged = regions.verdicts if regions is not None and options.unit == "region" else ()
     notes = chosen.notes

@@ -44,13 +44,13 @@ def judged_fold(run, *, against=None, budget=0.05):
     fold = TrainedFold.open(run, 0, against=against)
     generator = torch.Generator().manual_seed(0)
     return [
-        (bench, list(judge_subsets(bench, fold, Tolerances(), generator=generator, budget=budget)))
-        for bench in fold.bags()
+        (bag, list(judge_subsets(bag, fold, Tolerances(), generator=generator, budget=budget)))
+        for bag in fold.bags()
     ]
 
 
 def test_every_rule_has_the_size_of_the_evidence(classification_runs: TrainedRuns):
-    for bench, judged in judged_fold(classification_runs.gce, against=classification_runs.host):
+    for bag, judged in judged_fold(classification_runs.gce, against=classification_runs.host):
         assert [(one.network, one.rule) for one in judged] == [
             ("plain", "attention"),
             ("plain", "random"),
@@ -60,35 +60,35 @@ def test_every_rule_has_the_size_of_the_evidence(classification_runs: TrainedRun
             ("wrapped", "random"),
             ("wrapped", "oracle"),
         ]
-        assert {int(one.selected.sum()) for one in judged} == {int(bench.explanation.recovery.selected.sum())}
+        assert {int(one.selected.sum()) for one in judged} == {int(bag.explanation.recovery.selected.sum())}
         # Only the evidence has gates; both networks are asked about the same random patches.
         assert [one.rule for one in judged if one.outputs.gated is not None] == ["evidence"]
         assert judged[1].selected.equal(judged[5].selected)
 
 
 def test_without_a_wrapper_the_budget_is_the_size(classification_runs: TrainedRuns):
-    for bench, judged in judged_fold(classification_runs.host, budget=0.1):
+    for bag, judged in judged_fold(classification_runs.host, budget=0.1):
         assert [one.rule for one in judged] == ["attention", "random", "oracle"]
-        assert {int(one.selected.sum()) for one in judged} == {max(1, round(0.1 * len(bench)))}
+        assert {int(one.selected.sum()) for one in judged} == {max(1, round(0.1 * len(bag)))}
         assert {one.verdict.recoverable for one in judged} == {None}
 
 
 def test_the_oracle_takes_as_much_truth_as_its_size_allows(survival_runs: TrainedRuns):
-    for bench, judged in judged_fold(survival_runs.host):
-        found = {one.rule: int((one.selected & bench.truth).sum()) for one in judged}
+    for bag, judged in judged_fold(survival_runs.host):
+        found = {one.rule: int((one.selected & bag.truth).sum()) for one in judged}
         size = int(judged[0].selected.sum())
-        assert found["oracle"] == min(size, int(bench.truth.sum()))
+        assert found["oracle"] == min(size, int(bag.truth.sum()))
         assert found["oracle"] >= found["random"]
 
 
 def test_outputs_of_a_risk_are_in_training_deviations(survival_runs: TrainedRuns):
     fold = TrainedFold.open(survival_runs.host, 0)
-    bench = next(iter(fold.bags()))
+    bag = next(iter(fold.bags()))
     wide = dataclasses.replace(
         fold, scale=dataclasses.replace(fold.scale, deviation=2 * fold.scale.deviation)
     )
     one, other = (
-        next(judge_subsets(bench, f, Tolerances(), generator=torch.Generator().manual_seed(0), budget=0.05))
+        next(judge_subsets(bag, f, Tolerances(), generator=torch.Generator().manual_seed(0), budget=0.05))
         for f in (fold, wide)
     )
     assert one.outputs.full_kept_gap == pytest.approx(2 * other.outputs.full_kept_gap)
