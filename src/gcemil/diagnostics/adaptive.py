@@ -25,7 +25,7 @@ from statistics import fmean
 import torch
 
 from gcemil.diagnostics.budget import RuleTable
-from gcemil.diagnostics.rules import attribute_patches, choose_attributions, rule_scores
+from gcemil.diagnostics.rules import attribute_patches, choose_attributions, score_rules
 from gcemil.diagnostics.snr import RISK_TOLERANCE, OutputScale
 from gcemil.diagnostics.trained_fold import (
     FoldBag,
@@ -45,8 +45,6 @@ ADAPTIVE = "adaptive"
 TOLERANCES = (0.01, 0.02, 0.05, 0.1, 0.2)
 ROUNDING = 1e-9
 RANKING_RULE, RANKING_RULE_WITHOUT_WRAPPER = "gce_soft", "attention"
-NOT_COMPARED = ("gce_discrete",)
-"""It puts the evidence of another size first, so its prefixes are neither that evidence nor the selector's best."""
 NO_SELECTOR = "The run has no selector: its host's attention gives the sizes, and has the row of the walk."
 
 
@@ -156,10 +154,12 @@ def _fill_table(
         figures: Figures = {"reached_share": float(is_reached), "capped_share": float(not is_reached)}
         for network, view in views.items():
             rivals = attribute_patches(view, explainers[network])
-            for rule, scores in rule_scores(bag, network, rivals, random=random).items():
-                if rule not in NOT_COMPARED:
-                    is_own = network == "wrapped" and rule == own_rule
-                    table.add(bag, network, view, rule, scores, {ADAPTIVE: size}, figures if is_own else None)
+            scored = score_rules(
+                bag, network, random=random, attributions=rivals, ours=(RANKING_RULE,), smooth=True
+            )
+            for rule, scores in scored.items():
+                is_own = network == "wrapped" and rule == own_rule
+                table.add(bag, network, rule, scores, {ADAPTIVE: size}, figures if is_own else None)
     return table
 
 

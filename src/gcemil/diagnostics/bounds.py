@@ -35,7 +35,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gcemil.diagnostics.rules import rule_subsets
+from gcemil.diagnostics.rules import take_subsets
 from gcemil.diagnostics.snr import BagOutputs
 from gcemil.diagnostics.trained_fold import FoldBag, Measure, Pass, TrainedFold
 from gcemil.errors import UsageError
@@ -204,7 +204,7 @@ def _measure_variations(
     found: list[Variation] = []
     full, random = bag.wrapped.full(), torch.rand(len(bag), generator=generator)
     weights, responses = model.anchor_weights(full.logits), model.responses(bag.features)
-    for subset in rule_subsets(bag, "wrapped", full, random, budget=1.0):
+    for subset in take_subsets(bag, "wrapped", random, budget=1.0):
         if subset.rule == "oracle":
             continue
         kept = bag.wrapped.kept(subset.selected)
@@ -239,7 +239,7 @@ def _bound_records(model: GceMil, bag: FoldBag, generator: torch.Generator) -> l
     weights, responses = model.anchor_weights(full.logits).double(), model.responses(bag.features).double()
     whole = float(anchor_coverage(torch.ones(len(bag), dtype=torch.float64), responses) @ weights)
     curvature = total_curvature(responses, weights)
-    subsets = list(rule_subsets(bag, "wrapped", full, random, budget=model.settings.budget))
+    subsets = list(take_subsets(bag, "wrapped", random, budget=model.settings.budget))
     # All of a bag's rules take as many patches as its evidence.
     greedy = greedy_subset(responses, weights, int(subsets[0].selected.sum()))
 

@@ -49,7 +49,7 @@ from torch.utils._pytree import tree_leaves
 
 from gcemil.config import RANDOM_PREFIX
 from gcemil.diagnostics.attribution import supported_attributions
-from gcemil.diagnostics.rules import rule_subsets
+from gcemil.diagnostics.rules import take_subsets
 from gcemil.diagnostics.snr import task_metric
 from gcemil.diagnostics.trained_fold import (
     DEFAULT_BUDGET,
@@ -220,8 +220,8 @@ def list_control_modes(
 ) -> Iterator[InferenceMode]:
     """The host on as many patches by chance, and by the truth where it is known."""
     network = fold.networks[0]
-    full, random = bag.predict(network).full, torch.rand(len(bag), generator=generator)
-    for subset in rule_subsets(bag, network, full, random, budget=budget):
+    random = torch.rand(len(bag), generator=generator)
+    for subset in take_subsets(bag, network, random, budget=budget):
         if find_rule(subset.rule).is_control:
             yield build_subset_mode(subset.rule, network, fold.host_of(network), bag, subset.selected, None)
 

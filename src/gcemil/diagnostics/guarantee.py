@@ -40,7 +40,7 @@ from jaxtyping import Bool, Float
 from scipy.special import bdtr
 from scipy.stats import betabinom, binom
 
-from gcemil.diagnostics.rules import rank_by_rules
+from gcemil.diagnostics.rules import score_rules
 from gcemil.diagnostics.snr import RISK_TOLERANCE, OutputScale
 from gcemil.diagnostics.trained_fold import (
     FoldBag,
@@ -56,7 +56,7 @@ from gcemil.diagnostics.trained_fold import (
 from gcemil.diagnostics.truth import average_precision
 from gcemil.errors import UsageError
 from gcemil.findings import Figures, Finding, Row, mean_row
-from gcemil.recovery.recover import rank_scores, subset_size
+from gcemil.recovery.recover import rank_scores, ranking, subset_size
 
 FRACTIONS = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 SELECTION_NOTE = (
@@ -211,12 +211,12 @@ def _measure_part(
     records: dict[RuleKey, RuleRecord] = {}
     generator = torch.Generator().manual_seed(fold.seed)
     while (bag := (yield part)) is not None:
-        random_order = torch.randperm(len(bag), generator=generator)
+        random = rank_scores(torch.randperm(len(bag), generator=generator))
         for network, output_scale in judges.items():
             view = bag.predict(network)
-            for rule, order in rank_by_rules(bag, network, view, random_order=random_order).items():
+            for rule, scores in score_rules(bag, network, random=random).items():
                 record = records.setdefault((rule, network), RuleRecord())
-                _add_bag(record, bag, view, order, output_scale, fractions)
+                _add_bag(record, bag, view, ranking(scores), output_scale, fractions)
     return records
 
 

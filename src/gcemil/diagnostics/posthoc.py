@@ -36,8 +36,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gcemil.diagnostics.attribution import Attribution
-from gcemil.diagnostics.budget import RECOVERED, RuleTable, bag_sizes
-from gcemil.diagnostics.rules import choose_attributions, rule_scores
+from gcemil.diagnostics.budget import RuleTable, bag_sizes
+from gcemil.diagnostics.measurements import RECOVERED
+from gcemil.diagnostics.rules import RANKED, choose_attributions, score_rules
 from gcemil.diagnostics.snr import OutputScale
 from gcemil.diagnostics.trained_fold import (
     FoldBag,
@@ -82,10 +83,11 @@ def measure_posthoc(
             attributed, ratios = _time_attributions(bag, view.host, chosen[network], clock)
             if network == "wrapped" and fold.model is not None:
                 ratios |= _time_evidence(bag, fold.model, clock)
-            for rule, scores in rule_scores(bag, network, attributed, random=random, smooths=False).items():
+            rules = score_rules(bag, network, random=random, attributions=attributed, ours=RANKED)
+            for rule, scores in rules.items():
                 curves = flipping_curves(view, ranking(scores), output_scale)
                 more = {**curves.figures, "runtime_ratio": ratios.get(rule)}
-                table.add(bag, network, view, rule, scores, sizes, more)
+                table.add(bag, network, rule, scores, sizes, more)
     settings = {
         "budget": budget,
         "attributions": {network: list(names) for network, names in chosen.items()},

@@ -23,7 +23,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gcemil.bags.bag import Bag, connected_regions, coordinate_step, patch_cells
-from gcemil.diagnostics.rules import RuleSubset, rule_subsets
+from gcemil.diagnostics.rules import RuleSubset, take_subsets
 from gcemil.diagnostics.snr import OutputScale, Tolerances, bag_outcome, judge_subset
 from gcemil.diagnostics.trained_fold import Measure, Pass, PredictedBag, TrainedFold, prefix_logits
 from gcemil.errors import BagError, UsageError
@@ -145,7 +145,7 @@ def measure_regions(
             continue
         for network, judge in judges.items():
             view = bag.predict(network)
-            for subset in rule_subsets(bag, network, view.full, random, budget=budget):
+            for subset in take_subsets(bag, network, random, budget=budget):
                 labels = {"bag_id": bag.spec.bag_id, "rule": subset.rule, "network": network}
                 records.append({**labels, **judge_rule(bag.bag, view, subset, judge)})
     return Finding(

@@ -42,6 +42,7 @@ from numpy.random import Generator
 from torch import Tensor
 
 from gcemil.bags.bag import Bag, RowIndex
+from gcemil.diagnostics.measurements import gated_logits
 from gcemil.diagnostics.rules import attribute_patches, choose_attributions
 from gcemil.diagnostics.snr import RISK_TOLERANCE, OutputScale
 from gcemil.diagnostics.trained_fold import FoldBag, Measure, NetworkName, Pass, PredictedBag, TrainedFold
@@ -49,7 +50,6 @@ from gcemil.diagnostics.truth import oracle_scores, precision
 from gcemil.errors import RunError, UsageError
 from gcemil.findings import Figures, Finding, mean_row, mean_rows
 from gcemil.recovery.recover import above_threshold, members, random_k, subset_size, top_k
-from gcemil.rules import GATED_RULES
 from gcemil.shapes import Logits, Selected
 
 RIVALS = ("saliency", "occlusion")
@@ -299,10 +299,8 @@ class _EvidenceRules:
                 found[rule, network] = RuleEvidence(
                     selected=members(rows[selected], n_patches=original.n_patches),
                     full=view.full.logits,
-                    kept=view.asked.kept(selected).logits,
-                    gated=None
-                    if bag.explanation is None or rule not in GATED_RULES
-                    else bag.explanation.output.soft.logits,
+                    kept=view.kept(selected),
+                    gated=gated_logits(bag, rule),
                     output_scale=output_scale,
                 )
         return found

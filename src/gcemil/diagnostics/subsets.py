@@ -31,7 +31,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gcemil.diagnostics.rules import rank_by_rules
+from gcemil.diagnostics.rules import score_rules
 from gcemil.diagnostics.snr import RISK_TOLERANCE, OutputScale
 from gcemil.diagnostics.trained_fold import (
     Measure,
@@ -46,7 +46,7 @@ from gcemil.diagnostics.trained_fold import (
 from gcemil.diagnostics.truth import precision
 from gcemil.errors import UsageError
 from gcemil.findings import Figures, Finding, mean_rows
-from gcemil.recovery.recover import members
+from gcemil.recovery.recover import members, rank_scores, ranking
 from gcemil.shapes import Logits
 
 SIZES = (8, 16, 32)
@@ -107,7 +107,8 @@ def measure_subsets(
         random_order = torch.randperm(len(bag), generator=generator)
         for network, judge in judges.items():
             view = bag.predict(network)
-            orders = rank_by_rules(bag, network, view, random_order=random_order)
+            scores = score_rules(bag, network, random=rank_scores(random_order))
+            orders = {rule: ranking(values) for rule, values in scores.items()}
             # How many steps of k a candidate may take.
             policies = {"sufficient_prefix": (orders["attention"], MAX_STEPS)}
             policies |= {rule: (order, 1) for rule, order in orders.items()}
@@ -184,10 +185,8 @@ def _removal_drop(view: PredictedBag, patches: Ranking | None, output_scale: Out
     """Phi(X) - Phi of the bag without these patches; None when there are none to remove or none would be left."""
     if patches is None:
         return None
-    removed = view.asked.removed(members(patches, n_patches=len(view)))
-    return (
-        None if removed is None else float(output_scale.drops(view.full.logits, removed.logits.unsqueeze(0)))
-    )
+    removed = view.removed(members(patches, n_patches=len(view)))
+    return None if removed is None else float(output_scale.drops(view.full.logits, removed.unsqueeze(0)))
 
 
 def _first_precision(candidates: Sequence[_Candidate], truth: Tensor | None) -> float | None:
