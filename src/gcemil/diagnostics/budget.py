@@ -113,7 +113,7 @@ class RuleTable:
                 **(more or {}),
             }
             labels: Labels = {"rule": rule, "network": network, "budget": budget}
-            self._groups.add(labels, bag, one.outcome, figures)
+            self._groups.add(labels, bag.target, one.outcome, figures)
         self._slides.append({"bag_id": bag.spec.bag_id, **labels, "n_selected": sizes[budget], **figures})
 
     def to_finding(self, name: str, settings: dict[str, Any], notes: Sequence[str] = ()) -> Finding:

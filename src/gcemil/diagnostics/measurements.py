@@ -11,6 +11,7 @@ the test bags is also written as one long table, fold_<k>/diagnostics/measuremen
   class_full, class_kept,     number of the predicted class on X, X_S and X_notS; empty for survival
   class_removed
   precision                   share of the subset that is true evidence, where the truth is known
+  average_precision           of the ranking that the subset was taken from
   model                       the checkpoint, as the first digits of its hash
 """
 
@@ -47,7 +48,7 @@ from gcemil.findings import Figures, Labels
 from gcemil.recovery.recover import members, ranking
 from gcemil.rules import GATED_RULES
 from gcemil.shapes import Logits, Scores
-from gcemil.tasks.task import Task, target_tensor
+from gcemil.tasks.task import Task
 
 RECOVERED = "recovered"
 """The size of the recovered evidence."""
@@ -55,7 +56,7 @@ FILE = "measurements.csv.gz"
 KEY_COLUMNS = ("bag_id", "network", "rule", "size")
 VALUE_COLUMNS = (
     "n_selected", "n_patches", "phi_full", "phi_kept", "phi_removed", "phi_gated",
-    "class_full", "class_kept", "class_removed", "precision",
+    "class_full", "class_kept", "class_removed", "precision", "average_precision",
 )  # fmt: skip
 
 
@@ -135,6 +136,7 @@ def _add_measurement(
         outputs.gated,
         *(int(one.argmax()) if is_class and one is not None else None for one in logits),
         truth["precision"],
+        truth["average_precision"],
     )
     return Measurement(**vars(subset), network=network, outcome=outcome, outputs=outputs, truth=truth)
 
@@ -184,11 +186,11 @@ class Groups:
     def __init__(self) -> None:
         self._groups: dict[tuple[tuple[str, str], ...], MeasuredGroup] = {}
 
-    def add(self, labels: Labels, bag: FoldBag, outcome: BagOutcome, record: dict[str, Any]) -> None:
+    def add(self, labels: Labels, target: Tensor, outcome: BagOutcome, record: dict[str, Any]) -> None:
         """Add one bag to the group with these labels."""
         group = self._groups.setdefault(tuple(labels.items()), MeasuredGroup())
         group.outcomes.append(outcome)
-        group.targets.append(target_tensor(bag.spec))
+        group.targets.append(target)
         group.records.append(record)
 
     def items(self) -> Iterator[tuple[Labels, MeasuredGroup]]:

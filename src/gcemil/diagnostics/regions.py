@@ -14,7 +14,7 @@ Rules (rules.py), each at the size of the recovered evidence: evidence, attentio
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -24,14 +24,13 @@ from torch import Tensor
 
 from gcemil.bags.bag import Bag, connected_regions, coordinate_step, patch_cells
 from gcemil.diagnostics.rules import RuleSubset, take_subsets
-from gcemil.diagnostics.snr import OutputScale, Tolerances, bag_outcome, judge_subset
+from gcemil.diagnostics.snr import BagOutcome, OutputScale, Tolerances, judge_subset
 from gcemil.diagnostics.trained_fold import Measure, Pass, PredictedBag, TrainedFold, prefix_logits
 from gcemil.errors import BagError, UsageError
-from gcemil.explain import Interventions
 from gcemil.findings import Finding, mean_rows
 from gcemil.records import RegionVerdict
 from gcemil.recovery.recover import ranking
-from gcemil.shapes import Logits, Scores, Selected
+from gcemil.shapes import Scores, Selected
 
 MAX_ASKED = 16
 """Regions of a bag that are asked one by one."""
@@ -83,8 +82,10 @@ class RegionJudge:
     """Regions that are asked, largest mass first."""
 
     @torch.no_grad()
-    def judge(self, asked: Interventions, full: Logits, bag: Bag, regions: Regions) -> list[RegionVerdict]:
-        """Every region by itself; those beyond the limit are listed without a verdict."""
+    def judge(
+        self, outcome_of: Callable[[Selected], BagOutcome], bag: Bag, regions: Regions
+    ) -> list[RegionVerdict]:
+        """Every region by itself, `outcome_of` giving the predictions for a subset; those beyond the limit are listed without a verdict."""
         facts = zip(regions.masses.tolist(), regions.sizes.tolist(), strict=True)
         verdicts = []
         for number, (mass, size) in enumerate(facts, start=1):
@@ -93,7 +94,7 @@ class RegionJudge:
             slide_id = next(span.slide_id for span in bag.spans if span.start <= first < span.stop)
             region = RegionVerdict(number, slide_id, size, mass)
             if number <= self.limit:
-                outputs = self.output_scale.read(bag_outcome(asked, members, full=full))
+                outputs = self.output_scale.read(outcome_of(members))
                 found = judge_subset(outputs, self.tolerances)
                 region = replace(
                     region,
@@ -168,7 +169,7 @@ def judge_rule(bag: Bag, view: PredictedBag, subset: RuleSubset, judge: RegionJu
     regions = find_regions(bag, subset.selected, subset.scores)
     if regions is None:
         raise BagError(f"Bag '{bag.bag_id}' has no coordinates, so its patches form no regions.")
-    verdicts = judge.judge(view.asked, view.full.logits, bag, regions)
+    verdicts = judge.judge(view.outcome, bag, regions)
     figures = _region_figures(verdicts, judge.count_needed(view, regions))
     return {**figures, "regions": [asdict(one) for one in verdicts[: judge.limit]]}
 

@@ -26,7 +26,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import torch
+from sklearn.metrics import f1_score
 from torch import Tensor
 
 from gcemil.diagnostics.bounds import (
@@ -45,7 +47,6 @@ from gcemil.findings import Figures, Finding, Labels, Row, mean_row
 from gcemil.model import GceMil
 from gcemil.recovery.recover import subset_size
 from gcemil.shapes import Logits
-from gcemil.tasks.classification import confusion
 from gcemil.tasks.task import ClassificationTask, Task, as_array
 
 RIVALS = ("contribution", "occlusion", "single")
@@ -97,7 +98,7 @@ def measure_snr(
         random = torch.rand(len(bag), generator=generator)
         for one in measure_rules(bag, random, budget=budget, rivals=rivals):
             record = _snr_record(bag, one, tolerances, complete, budget=budget, slope_points=slope_points)
-            groups.add({"rule": one.rule, "network": one.network}, bag, one.outcome, record)
+            groups.add({"rule": one.rule, "network": one.network}, bag.target, one.outcome, record)
             slides.append(record)
     return Finding(
         name="snr",
@@ -205,9 +206,11 @@ def _class_f1(task: ClassificationTask, class_index: int) -> Score:
     """F1 of one class against all others; None where it is neither true nor predicted."""
 
     def score(targets: Tensor, logits: Sequence[Logits]) -> float | None:
-        matrix = confusion(as_array(targets), as_array(task.prediction(torch.stack(list(logits)))))
-        occurrences = matrix[class_index].sum() + matrix[:, class_index].sum()
-        return float(2 * matrix[class_index, class_index] / occurrences) if occurrences else None
+        predicted = as_array(task.prediction(torch.stack(list(logits)))).argmax(axis=1)
+        (f1,) = f1_score(
+            as_array(targets), predicted, labels=[class_index], average=None, zero_division=np.nan
+        )
+        return None if np.isnan(f1) else float(f1)
 
     return score
 

@@ -83,7 +83,7 @@ def sweep_bag(
                 figures["repaired_patches"] = float(len(recovery.added))
             wanted = "none" if target is None else f"{target:g}"
             labels = {"rule": rule, "threshold": f"{threshold:g}", "coverage_target": wanted}
-            groups.add(labels, bag, outcome, figures)
+            groups.add(labels, bag.target, outcome, figures)
 
 
 def recover_at(

@@ -58,7 +58,7 @@ from gcemil.runs.folder import (
     read_metrics,
 )
 from gcemil.shapes import Logits, Scores, Selected
-from gcemil.tasks.task import Task, create_task, stacked_targets
+from gcemil.tasks.task import Task, create_task, stacked_targets, target_tensor
 
 DEFAULT_BUDGET = 0.05
 """rho of the paper, for a run that has no wrapper to say its own."""
@@ -126,6 +126,11 @@ class FoldBag(NetworkBag):
         self.measurements: dict[MeasurementKey, tuple[Any, ...]] = {}
         """What was measured on the bag so far (measurements.py)."""
         self._predicted: dict[NetworkName, PredictedBag] = {}
+
+    @property
+    def target(self) -> Tensor:
+        """Its class, or time and event."""
+        return target_tensor(self.spec)
 
     def predict(self, network: NetworkName) -> PredictedBag:
         """The bag under the wrapped or the plain host, predicted once; the wrapper's own embedding is used where there is one."""

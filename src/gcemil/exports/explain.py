@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -237,7 +238,8 @@ def _judge_regions(asked: AskedBag, chosen: ChosenSet, options: ExplainOptions) 
     judge = RegionJudge(
         asked.output_scale, options.tolerances, MAX_REGIONS if options.unit == "region" else 0
     )
-    verdicts = judge.judge(asked.wrapped, chosen.full, asked.bag, regions)
+    outcome_of = partial(bag_outcome, asked.wrapped, full=chosen.full)
+    verdicts = judge.judge(outcome_of, asked.bag, regions)
     return SlideRegions(regions.number.numpy(), tuple(verdicts))
 
 

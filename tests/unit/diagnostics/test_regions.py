@@ -65,7 +65,7 @@ class TestVerdictsOfAHostSolvableByHand:
         view = toy_view(bag)
         selected = torch.tensor([True] * 5 + [False])
         regions = find_regions(bag, selected, torch.tensor([5.0, 5.0, 1.0, 1.0, 0.0, 0.0]))
-        first, second, third = self.judge.judge(view.asked, view.full.logits, bag, regions)
+        first, second, third = self.judge.judge(view.outcome, bag, regions)
         assert (first.n_patches, first.sufficient, first.necessary) == (2, True, False)
         assert first.kept == pytest.approx(1 / (1 + np.exp(-2.0)))
         assert (second.sufficient, second.necessary) == (False, True)
@@ -88,7 +88,7 @@ class TestVerdictsOfAHostSolvableByHand:
         view = toy_view(bag)
         regions = find_regions(bag, torch.ones(6, dtype=torch.bool), torch.arange(6.0))
         judge = RegionJudge(self.judge.output_scale, Tolerances(), limit=1)
-        verdicts = judge.judge(view.asked, view.full.logits, bag, regions)
+        verdicts = judge.judge(view.outcome, bag, regions)
         assert [one.sufficient is None for one in verdicts] == [False, True, True, True]
 
     def test_a_rule_needs_places(self):
