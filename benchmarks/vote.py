@@ -33,21 +33,21 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from gcemil.evidence.checking import Tolerances, check_subset, choose_evidence
 from scipy.special import logit
 from sklearn.metrics import average_precision_score
 from torch import Generator, Tensor
 
-from gcemil.diagnostics.snr import Answers
+from gcemil.diagnostics.snr import OutputScale
 from gcemil.diagnostics.trained_fold import FoldBag, TrainedFold, read_risk_scale
 from gcemil.errors import InputError
-from gcemil.explain import SEARCHED_SHARES, STRICTER
+from gcemil.explain import SEARCHED_SHARES, STRICTER, Search
 from gcemil.hosts.host import Embedded, Host, ask_subsets, shortcut
 from gcemil.predictor import GceEmbedded
 from gcemil.recovery.recover import members, ranking, subset_size
@@ -105,8 +105,8 @@ def measure_slides(fold: TrainedFold, judge: Path | None = None) -> tuple[pd.Dat
 class Judge:
     """A network and a bag: what it says of any set of patches, each set pooled once."""
 
-    def __init__(self, network: Host, embedded: Embedded, coords: Tensor | None, answers: Answers) -> None:
-        self._network, self._embedded, self._coords, self._answers = network, embedded, coords, answers
+    def __init__(self, network: Host, embedded: Embedded, coords: Tensor | None, scale: OutputScale) -> None:
+        self._network, self._embedded, self._coords, self._scale = network, embedded, coords, scale
         self._pool = ask_subsets(network, embedded, coords)
         self._known: dict[bytes, Tensor] = {}
         self.full = network.aggregate(embedded, coords).logits
@@ -115,7 +115,7 @@ class Judge:
 
     def phi(self, logits: Tensor) -> float:
         """The probability of the class predicted on X, or the risk in training deviations."""
-        return self._answers.output(self.full, logits)
+        return self._scale.output(self.full, logits)
 
     def ask(self, selected: Tensor) -> Tensor:
         """The logits of the selected patches alone."""
@@ -162,8 +162,8 @@ def make_judges(bag: FoldBag) -> dict[str, Judge]:
     of_host = embedded.host if isinstance(embedded, GceEmbedded) else embedded
     scale = read_risk_scale(fold.run, fold.fold, of_host=True)
     return {
-        "F": Judge(fold.explained, embedded, bag.coords, fold.answers("wrapped")),
-        "host": Judge(fold.host, of_host, bag.coords, Answers(fold.task.n_outputs, scale)),
+        "F": Judge(fold.explained, embedded, bag.coords, fold.output_scale("wrapped")),
+        "host": Judge(fold.host, of_host, bag.coords, OutputScale(fold.task.n_outputs, scale)),
     }
 
 
@@ -226,30 +226,22 @@ def rank_patches(bag: FoldBag, judge: Judge, generator: Generator) -> dict[str, 
 
 def choose_sets(bag: FoldBag, judge: Judge, scores: dict[str, Tensor]) -> dict[str, Tensor]:
     """The evidence, as many patches by every other rule, and what a search along each ranking finds."""
-    selected, given = bag.explanation.recovery.selected, bag.network.model.tolerances
-    stricter = Tolerances(STRICTER * given.sufficiency, given.necessity / STRICTER, given.unit)
+    selected, model = bag.explanation.recovery.selected, bag.network.model
+    given = model.tolerances
+    stricter = replace(given, sufficiency=STRICTER * given.sufficiency, necessity=given.necessity / STRICTER)
+    search = Search(judge.ask, judge.full, model.output_kind, stricter)
     size, n_patches = int(selected.sum()), len(selected)
     sets = {rule: members(ranking(values)[:size], n_patches=n_patches) for rule, values in scores.items()}
     sets["evidence"] = selected
     for rule in [one for one in scores if one != "oracle"]:
-        sets[f"{rule} searched"] = search_prefix(judge, scores[rule], stricter)
+        sets[f"{rule} searched"] = search_prefix(search, scores[rule])
     return sets
 
 
-def search_prefix(judge: Judge, scores: Tensor, tolerances: Tolerances) -> Tensor:
+def search_prefix(search: Search, scores: Tensor) -> Tensor:
     """The smallest first patches of one ranking that are sufficient and necessary, or the best there are."""
-    order, n_patches = ranking(scores), len(scores)
-    sizes = sorted({subset_size(n_patches, share) for share in SEARCHED_SHARES})
-    found = choose_evidence({"ranking": scores}, sizes, judge.ask, judge.full, tolerances)
-    size, step = found.size, found.size // 2 if found.check.is_faithful else 0
-    while step:
-        smaller = members(order[: size - step], n_patches=n_patches)
-        if check_subset(judge.ask, judge.full, smaller, tolerances).is_faithful:
-            size -= step
-            step = min(step, size // 2)
-        else:
-            step //= 2
-    return members(order[:size], n_patches=n_patches)
+    sizes = sorted({subset_size(len(scores), share) for share in SEARCHED_SHARES})
+    return search.shrink(search.choose([scores], sizes))
 
 
 def draw_curves(judge: Judge, order: Tensor) -> dict[str, float]:

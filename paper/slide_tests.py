@@ -1,6 +1,6 @@
 """Does +GCE predict otherwise than its host? A permutation test over test slides, for every host and dataset.
 
-The gated prediction of a slide and that of the plain host's full bag change sides (diagnostics/paired_tests.py). One fold is enough.
+The gated prediction of a slide and that of the plain host's full bag change sides (swap_test.py). One fold is enough.
 Folds, seeds and cohorts of a dataset are averaged within every swap; a slide that several seeds predicted is swapped in all of
 them together.
 """
@@ -14,10 +14,10 @@ import numpy as np
 
 from gcemil.bags.tables import read_table
 from gcemil.benchmark.figures import MeasuredRun
-from gcemil.diagnostics.paired_tests import SwappedBags, SwappedClasses, SwappedRisks, swap_test
 from gcemil.errors import CohortError, InputError, RunError
 from gcemil.runs.folder import FoldFolder, RunFolder, read_metrics
 from paper.measured import Measured, SlideTest
+from paper.swap_test import SwappedBags, SwappedClasses, SwappedRisks, swap_test
 
 SEED = 0
 CLASS_PREFIX = "prob_"

@@ -31,7 +31,7 @@ from gcemil.bags.memory import as_array, iterate_items, make_cohort, read_bag_it
 from gcemil.config import EvidenceSettings, HostSettings, TrainSettings
 from gcemil.diagnostics.audit_inputs import name_bag_in_errors
 from gcemil.diagnostics.bag_audit import Scoring, judge_outcome, measure_risks, try_rules
-from gcemil.diagnostics.snr import Answers, BagOutcome
+from gcemil.diagnostics.snr import BagOutcome, OutputScale
 from gcemil.errors import UsageError
 from gcemil.evidence.anchors import AnchorBank
 from gcemil.evidence.bridge import CentredBridge
@@ -397,7 +397,7 @@ def audit(
                 outcomes.append(outcome)
     if not rows:
         raise UsageError("There is no bag to audit. Give at least one bag.")
-    answers = Answers(network.n_outputs, measure_risks(network, outcomes))
+    answers = OutputScale(network.n_outputs, measure_risks(network, outcomes))
     return pd.DataFrame(
         [
             row | judge_outcome(answers, outcome, tolerances)

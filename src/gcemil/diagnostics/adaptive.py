@@ -25,8 +25,8 @@ from statistics import fmean
 import torch
 
 from gcemil.diagnostics.budget import RuleTable
-from gcemil.diagnostics.rules import attribute_patches, choose_attributions, rule_scores
-from gcemil.diagnostics.snr import RISK_TOLERANCE, Answers
+from gcemil.diagnostics.rules import attribute_patches, choose_attributions, score_rules
+from gcemil.diagnostics.snr import RISK_TOLERANCE, OutputScale
 from gcemil.diagnostics.trained_fold import (
     FoldBag,
     Measure,
@@ -45,8 +45,6 @@ ADAPTIVE = "adaptive"
 TOLERANCES = (0.01, 0.02, 0.05, 0.1, 0.2)
 ROUNDING = 1e-9
 RANKING_RULE, RANKING_RULE_WITHOUT_WRAPPER = "gce_soft", "attention"
-NOT_COMPARED = ("gce_discrete",)
-"""It puts the evidence of another size first, so its prefixes are neither that evidence nor the selector's best."""
 NO_SELECTOR = "The run has no selector: its host's attention gives the sizes, and has the row of the walk."
 
 
@@ -156,26 +154,28 @@ def _fill_table(
         figures: Figures = {"reached_share": float(is_reached), "capped_share": float(not is_reached)}
         for network, view in views.items():
             rivals = attribute_patches(view, explainers[network])
-            for rule, scores in rule_scores(bag, network, rivals, random=random).items():
-                if rule not in NOT_COMPARED:
-                    is_own = network == "wrapped" and rule == own_rule
-                    table.add(bag, network, view, rule, scores, {ADAPTIVE: size}, figures if is_own else None)
+            scored = score_rules(
+                bag, network, random=random, attributions=rivals, ours=(RANKING_RULE,), smooth=True
+            )
+            for rule, scores in scored.items():
+                is_own = network == "wrapped" and rule == own_rule
+                table.add(bag, network, rule, scores, {ADAPTIVE: size}, figures if is_own else None)
     return table
 
 
 def start_search(fold: TrainedFold, bag: FoldBag, view: PredictedBag, steps: Steps) -> _PrefixSearch:
     """The way down the selector's ranking of a bag, or down the attention of a host without a selector."""
     scores = view.full.scores if bag.explanation is None else bag.explanation.output.scores
-    answers = fold.answers("wrapped", risk_tolerance=steps.risk_tolerance)
-    return _PrefixSearch(view, ranking(scores), answers, steps)
+    output_scale = fold.output_scale("wrapped", risk_tolerance=steps.risk_tolerance)
+    return _PrefixSearch(view, ranking(scores), output_scale, steps)
 
 
 class _PrefixSearch:
     """One ranking of one bag, walked under any number of tolerances; no prefix is asked for twice."""
 
-    def __init__(self, view: PredictedBag, order: Order, answers: Answers, steps: Steps) -> None:
+    def __init__(self, view: PredictedBag, order: Order, output_scale: OutputScale, steps: Steps) -> None:
         n_patches, largest = len(order), subset_size(len(order), steps.max_fraction)
-        self._n_patches, self._sizes, self._answers = n_patches, steps.sizes(n_patches), answers
+        self._n_patches, self._sizes, self._output_scale = n_patches, steps.sizes(n_patches), output_scale
         self._full: Logits = view.full.logits
         self._kept = PrefixLogits(view, order, range(1, largest + 1))
         # The complement of the first k is the first N - k of the ranking turned round.
@@ -187,10 +187,10 @@ class _PrefixSearch:
         Where none is, the smallest that is sufficient, or the largest: a slide of the class that the host names by
         default says the same whatever is removed.
         """
-        whole, sufficient = self._answers.output(self._full, self._full), None
+        whole, sufficient = self._output_scale.output(self._full, self._full), None
         for size in self._sizes:
             # Written so that NaN does not suffice.
-            if not abs(whole - self._answers.output(self._full, self._kept.logits(size))) <= tolerance:
+            if not abs(whole - self._output_scale.output(self._full, self._kept.logits(size))) <= tolerance:
                 continue
             if size == self._n_patches or self._is_necessary(size):
                 return size, True
@@ -199,7 +199,7 @@ class _PrefixSearch:
 
     def _is_necessary(self, size: int) -> bool:
         rest = self._rest.logits(self._n_patches - size)
-        return not bool(self._answers.agree(self._full, rest.unsqueeze(0)))
+        return not bool(self._output_scale.agree(self._full, rest.unsqueeze(0)))
 
 
 class PrefixLogits:

@@ -36,8 +36,8 @@ from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.bags.loader import SampleRule, load_bags
 from gcemil.diagnostics.audit_inputs import name_bag_in_errors
 from gcemil.diagnostics.snr import (
-    Answers,
     BagOutcome,
+    OutputScale,
     RiskScale,
     Tolerances,
     bag_outcome,
@@ -252,8 +252,8 @@ class _AuditTable:
     tolerances: Tolerances
 
     @cached_property
-    def answers(self) -> Answers:
-        return Answers(self.task.n_outputs, self.scale)
+    def output_scale(self) -> OutputScale:
+        return OutputScale(self.task.n_outputs, self.scale)
 
     def rows(self) -> Iterator[Row]:
         yield Row(_audit_labels("whole bag", WHOLE_BAG), dict(self.whole_bag()))
@@ -279,7 +279,7 @@ class _AuditTable:
 
     def figures(self, trial: _AuditTrial) -> Figures:
         """What is said of one bag."""
-        outputs = self.answers.read(trial.outcome)
+        outputs = self.output_scale.read(trial.outcome)
         found = judge_subset(outputs, self.tolerances)
         return {
             "full_kept_gap": outputs.full_kept_gap,
@@ -293,7 +293,7 @@ class _AuditTable:
     def soft_kept(self, rule: str, trials: Sequence[_AuditTrial]) -> Row:
         """Recoverability of scores that are gates."""
         per_bag: list[Figures] = []
-        for outputs in (self.answers.read(trial.outcome) for trial in trials):
+        for outputs in (self.output_scale.read(trial.outcome) for trial in trials):
             is_recoverable = judge_subset(outputs, self.tolerances).recoverable
             share = None if is_recoverable is None else float(is_recoverable)
             per_bag.append({"cd_gap": outputs.cd_gap, "recoverable_share": share})
@@ -317,16 +317,16 @@ class _AuditTable:
 
     def compare_perturbed(self, trial: _AuditTrial, changed: _PerturbedTrial) -> Figures:
         full, kept = trial.outcome.full, trial.outcome.kept
-        before, after = self.answers.outputs(full, torch.stack([kept, changed.kept])).tolist()
+        before, after = self.output_scale.outputs(full, torch.stack([kept, changed.kept])).tolist()
         gap = abs(before - after)
-        flipped = self.answers.differ(kept, changed.kept, gap)
+        flipped = self.output_scale.differ(kept, changed.kept, gap)
         return {"jaccard": changed.overlap, "prediction_flip": float(flipped), "output_gap": gap}
 
     def records(self, specs: Sequence[BagSpec]) -> Iterator[dict[str, Any]]:
         """One entry per bag and rule."""
         for rule, trials in self.trials.items():
             for spec, trial in zip(specs, trials, strict=True):
-                outputs = self.answers.read(trial.outcome)
+                outputs = self.output_scale.read(trial.outcome)
                 yield {
                     "bag_id": spec.bag_id,
                     "slide_ids": list(spec.slide_ids),

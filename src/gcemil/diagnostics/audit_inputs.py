@@ -61,7 +61,7 @@ class BlackBox:
         return CallableHost(self._with_scores, self.in_dim, self.n_outputs, takes_coords=True, scores="model")
 
     def slopes(self, features: Tensor, coords: Tensor | None) -> Tensor:
-        """How the predicted output answers to each patch's gate, for a model that gives no scores."""
+        """How the predicted output responds to each patch's gate, for a model that gives no scores."""
         features = to_float32(features)
         with torch.enable_grad():
             gates = torch.ones_like(features[:, :1]).requires_grad_()

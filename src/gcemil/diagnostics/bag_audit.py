@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gcemil.bags.bag import Bag
 from gcemil.bags.memory import as_array
-from gcemil.diagnostics.snr import Answers, BagOutcome, RiskScale, Tolerances, bag_outcome, judge_subset
+from gcemil.diagnostics.snr import BagOutcome, OutputScale, RiskScale, Tolerances, bag_outcome, judge_subset
 from gcemil.errors import UsageError
 from gcemil.explain import Interventions, bag_tensors, explain_bag
 from gcemil.hosts.adapters import find_device
@@ -73,9 +73,11 @@ def measure_risks(network: Any, outcomes: Sequence[BagOutcome]) -> RiskScale:
     return RiskScale(float(np.mean(risks)), spread)
 
 
-def judge_outcome(answers: Answers, outcome: BagOutcome, tolerances: Sequence[float]) -> dict[str, Any]:
+def judge_outcome(
+    output_scale: OutputScale, outcome: BagOutcome, tolerances: Sequence[float]
+) -> dict[str, Any]:
     """Outputs, gaps and verdicts of one rule on one bag."""
-    outputs = answers.read(outcome)
+    outputs = output_scale.read(outcome)
     found: dict[str, Any] = {f"phi_{name}": value for name, value in vars(outputs).items()}
     found["sufficiency_gap"] = outputs.full_kept_gap
     found["necessity_gap"] = outputs.removal_gap

@@ -35,7 +35,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gcemil.diagnostics.rules import rule_subsets
+from gcemil.diagnostics.rules import take_subsets
 from gcemil.diagnostics.snr import BagOutputs
 from gcemil.diagnostics.trained_fold import FoldBag, Measure, Pass, TrainedFold
 from gcemil.errors import UsageError
@@ -131,7 +131,7 @@ ROUNDING = 1e-6
 
 def recoverability_figures(
     model: GceMil,
-    bench: FoldBag,
+    bag: FoldBag,
     fold: TrainedFold,
     explanation: Explanation,
     outputs: BagOutputs,
@@ -141,7 +141,7 @@ def recoverability_figures(
     """Margin, distance, right-hand side and slack of the recoverability bound for the evidence of one bag."""
     gates, selected = explanation.output.gates, explanation.recovery.selected
     distance = gate_distance(gates, selected)
-    slope = gate_slope(_output_under_gates(model, bench, fold, explanation), gates, selected, points=points)
+    slope = gate_slope(_output_under_gates(model, bag, fold, explanation), gates, selected, points=points)
     bound = None if slope is None else slope * distance
     slack = None if bound is None or outputs.cd_gap is None else bound - outputs.cd_gap
     return {
@@ -154,13 +154,13 @@ def recoverability_figures(
 
 
 def _output_under_gates(
-    model: GceMil, bench: FoldBag, fold: TrainedFold, explanation: Explanation
+    model: GceMil, bag: FoldBag, fold: TrainedFold, explanation: Explanation
 ) -> OutputUnder:
     """F of one bag under the wrapped host; the class is the one predicted on X."""
     embedded, predicted = explanation.output.embedded, int(explanation.output.answer.logits.argmax())
 
     def output_under(log_gates: LogGates) -> Float[Tensor, ""]:
-        logits: Logits = model.explained.gated(bench.features, embedded, bench.coords, log_gates).logits
+        logits: Logits = model.explained.gated(bag.features, embedded, bag.coords, log_gates).logits
         if fold.task.n_outputs == 1:
             return (logits[0] - fold.scale.mean) / fold.scale.deviation
         return torch.softmax(logits, dim=0)[predicted]
@@ -191,26 +191,26 @@ def estimate_completeness(fold: TrainedFold) -> Pass[Completeness | None]:
         return None
     generator = torch.Generator().manual_seed(fold.seed)
     found: list[Variation] = []
-    while (bench := (yield "val")) is not None:
-        found += _measure_variations(fold.model, bench, fold, generator)
+    while (bag := (yield "val")) is not None:
+        found += _measure_variations(fold.model, bag, fold, generator)
     return fit_completeness(found)
 
 
 @torch.no_grad()
 def _measure_variations(
-    model: GceMil, bench: FoldBag, fold: TrainedFold, generator: torch.Generator
+    model: GceMil, bag: FoldBag, fold: TrainedFold, generator: torch.Generator
 ) -> list[Variation]:
     """One for the evidence and one for each rival; truth has no part in an estimate."""
     found: list[Variation] = []
-    full, random = bench.wrapped.full(), torch.rand(len(bench), generator=generator)
-    weights, responses = model.anchor_weights(full.logits), model.responses(bench.features)
-    for subset in rule_subsets(bench, "wrapped", full, random, budget=1.0):
+    full, random = bag.wrapped.full(), torch.rand(len(bag), generator=generator)
+    weights, responses = model.anchor_weights(full.logits), model.responses(bag.features)
+    for subset in take_subsets(bag, "wrapped", random, budget=1.0):
         if subset.rule == "oracle":
             continue
-        kept = bench.wrapped.kept(subset.selected)
+        kept = bag.wrapped.kept(subset.selected)
         residual = coverage_residual(subset.selected, responses, weights)
         feature = float((full.bag_feature.double() - kept.bag_feature.double()).norm())
-        moved = fold.answers("wrapped").drops(full.logits, kept.logits.unsqueeze(0)).abs()
+        moved = fold.output_scale("wrapped").drops(full.logits, kept.logits.unsqueeze(0)).abs()
         found.append(Variation(residual, feature, float(moved)))
     return found
 
@@ -222,8 +222,8 @@ def measure_bounds(fold: TrainedFold) -> Pass[Finding]:
         return Finding("bounds", (), notes=("The run has no wrapper, so it has no coverage to bound.",))
     generator = torch.Generator().manual_seed(fold.seed)
     slides: list[dict[str, Any]] = []
-    while (bench := (yield "test")) is not None:
-        slides += _bound_records(fold.model, bench, generator)
+    while (bag := (yield "test")) is not None:
+        slides += _bound_records(fold.model, bag, generator)
     rows = mean_rows([{**record, "network": "wrapped"} for record in slides], ("rule", "network"))
     note = (
         "Curvature is 1 as soon as one patch adds nothing to all the others, and then the factor is 1 - 1/e: a bound for the "
@@ -233,13 +233,13 @@ def measure_bounds(fold: TrainedFold) -> Pass[Finding]:
 
 
 @torch.no_grad()
-def _bound_records(model: GceMil, bench: FoldBag, generator: torch.Generator) -> list[dict[str, Any]]:
+def _bound_records(model: GceMil, bag: FoldBag, generator: torch.Generator) -> list[dict[str, Any]]:
     """One record per rule: what the anchors of the predicted class are worth in its subset."""
-    full, random = bench.wrapped.full(), torch.rand(len(bench), generator=generator)
-    weights, responses = model.anchor_weights(full.logits).double(), model.responses(bench.features).double()
-    whole = float(anchor_coverage(torch.ones(len(bench), dtype=torch.float64), responses) @ weights)
+    full, random = bag.wrapped.full(), torch.rand(len(bag), generator=generator)
+    weights, responses = model.anchor_weights(full.logits).double(), model.responses(bag.features).double()
+    whole = float(anchor_coverage(torch.ones(len(bag), dtype=torch.float64), responses) @ weights)
     curvature = total_curvature(responses, weights)
-    subsets = list(rule_subsets(bench, "wrapped", full, random, budget=model.settings.budget))
+    subsets = list(take_subsets(bag, "wrapped", random, budget=model.settings.budget))
     # All of a bag's rules take as many patches as its evidence.
     greedy = greedy_subset(responses, weights, int(subsets[0].selected.sum()))
 
@@ -248,7 +248,7 @@ def _bound_records(model: GceMil, bench: FoldBag, generator: torch.Generator) ->
 
     return [
         {
-            "bag_id": bench.bag.bag_id,
+            "bag_id": bag.bag.bag_id,
             "rule": one.rule,
             "curvature": curvature,
             "greedy_factor": greedy_bound_factor(curvature),

@@ -1,4 +1,4 @@
-"""What each way to predict costs, relative to one pass of the host over the whole bag (paper, cost table).
+"""What each inference mode costs, relative to one pass of the host over the whole bag (paper, cost table).
 
   full         the host on all patches
   soft         gates from the selector, then the host on the gated bag
@@ -15,7 +15,7 @@
   patch_ratio        patches the host pools
   relative_utility   task metric over the task metric of the whole bags
 
-Occlusion the plain way is one pass per patch. That is never run here: some passes are timed and multiplied, and the row
+Plain occlusion is one pass per patch. That is never run here: some passes are timed and multiplied, and the row
 says `extrapolated`. Hosts that pool linearly have it in closed form, a row of its own. Times are medians of interleaved
 runs, so that a busy machine slows all of them; figures are means over bags.
 
@@ -49,7 +49,7 @@ from torch.utils._pytree import tree_leaves
 
 from gcemil.config import RANDOM_PREFIX
 from gcemil.diagnostics.attribution import supported_attributions
-from gcemil.diagnostics.rules import rule_subsets
+from gcemil.diagnostics.rules import take_subsets
 from gcemil.diagnostics.snr import task_metric
 from gcemil.diagnostics.trained_fold import (
     DEFAULT_BUDGET,
@@ -88,10 +88,10 @@ TIMED_PATCHES = 8
 
 
 @dataclass(frozen=True, eq=False)
-class Way:
+class InferenceMode:
     """One way to predict a bag."""
 
-    mode: str
+    name: str
     network: NetworkName
     selected: Selected
     """The patches the host pools."""
@@ -103,12 +103,12 @@ class Way:
 
     @property
     def labels(self) -> Labels:
-        return {"mode": self.mode, "network": self.network, "timing": "measured"}
+        return {"mode": self.name, "network": self.network, "timing": "measured"}
 
     @property
     def is_timed_alone(self) -> bool:
-        """A prefilter finds its subset while it encodes, which end_to_end_time counts; controls are no way to predict."""
-        return self.mode != PREFILTER_MODE and self.mode not in CONTROLS
+        """A prefilter finds its subset while it encodes, which end_to_end_time counts; controls are not inference modes."""
+        return self.name != PREFILTER_MODE and self.name not in CONTROLS
 
 
 @Measure
@@ -134,19 +134,19 @@ def measure_inference_cost(
     every = -(-len(fold.specs()) // timed_bags)
     generator = torch.Generator().manual_seed(fold.seed)
     numbers = itertools.count()
-    while (bench := (yield "test")) is not None:
-        ways = [
-            *list_ways(bench, fold, budget),
-            *list_control_ways(bench, fold, budget, generator),
-            *list_prefiltered_way(bench, fold, filtered),
+    while (bag := (yield "test")) is not None:
+        modes = [
+            *list_modes(bag, fold, budget),
+            *list_control_modes(bag, fold, budget, generator),
+            *list_prefiltered_mode(bag, fold, filtered),
         ]
-        for way in ways:
-            logits.setdefault(way.mode, []).append(way.predict())
+        for mode in modes:
+            logits.setdefault(mode.name, []).append(mode.predict())
         if next(numbers) % every:
             continue
-        for labels, figures in measure_ways(bench, ways, repeats, clock, encoding):
+        for labels, figures in measure_modes(bag, modes, repeats, clock, encoding):
             per_bag.setdefault(tuple(labels.items()), []).append(figures)
-            slides.append({"bag_id": bench.spec.bag_id, "n_patches": len(bench), **labels, **figures})
+            slides.append({"bag_id": bag.spec.bag_id, "n_patches": len(bag), **labels, **figures})
     utility = {mode: task_metric(fold.task, fold.targets(), found) for mode, found in logits.items()}
     rows = [add_utility(mean_row(dict(key), found), utility) for key, found in per_bag.items()]
     rows = [row if "encoder" in row.labels else add_encoding_cost(row, filtered) for row in rows]
@@ -169,19 +169,19 @@ def measure_inference_cost(
     )
 
 
-def list_ways(bench: FoldBag, fold: TrainedFold, budget: float) -> Iterator[Way]:
-    """Every way this fold has; the whole bag comes first."""
+def list_modes(bag: FoldBag, fold: TrainedFold, budget: float) -> Iterator[InferenceMode]:
+    """Every mode this fold has; the whole bag comes first."""
     network = fold.networks[0]
-    host, features, coords = fold.host_of(network), bench.features, bench.coords
-    everyone = torch.ones(len(bench), dtype=torch.bool)
+    host, features, coords = fold.host_of(network), bag.features, bag.coords
+    everyone = torch.ones(len(bag), dtype=torch.bool)
     handed = (features, coords)
-    yield Way("full", network, everyone, lambda: host(features, coords).logits, handed=handed)
-    size = subset_size(len(bench), budget)
-    model, explanation = fold.model, bench.explanation
+    yield InferenceMode("full", network, everyone, lambda: host(features, coords).logits, handed=handed)
+    size = subset_size(len(bag), budget)
+    model, explanation = fold.model, bag.explanation
     if model is not None and explanation is not None:
-        patch_size, evidence = bench.bag.patch_size, explanation.recovery.selected
+        patch_size, evidence = bag.bag.patch_size, explanation.recovery.selected
         size = int(evidence.sum())
-        yield Way(
+        yield InferenceMode(
             "soft",
             "wrapped",
             everyone,
@@ -194,14 +194,14 @@ def list_ways(bench: FoldBag, fold: TrainedFold, budget: float) -> Iterator[Way]
             asked = Interventions(fold.explained, features, coords, embedded=output.embedded)
             return asked.kept(recover_evidence(model, output, coords).selected).logits
 
-        yield build_subset_way("discrete", "wrapped", fold.explained, bench, evidence, evidence_found)
+        yield build_subset_mode("discrete", "wrapped", fold.explained, bag, evidence, evidence_found)
 
     def attention_found() -> Logits:
         asked = Interventions(host, features, coords)
         return asked.kept(top_k(asked.full().scores, size)).logits
 
-    attention = top_k(bench.predict(network).full.scores, size)
-    yield build_subset_way("attention", network, host, bench, attention, attention_found)
+    attention = top_k(bag.predict(network).full.scores, size)
+    yield build_subset_mode("attention", network, host, bag, attention, attention_found)
     found = supported_attributions(host)
     for mode, name in ((CLOSED_FORM, "occlusion"), (GRADIENTS, GRADIENTS)):
         if name in found:
@@ -212,41 +212,45 @@ def list_ways(bench: FoldBag, fold: TrainedFold, budget: float) -> Iterator[Way]
             def attribution_found(choose: Callable[[], Selected] = choose) -> Logits:
                 return Interventions(host, features, coords).kept(choose()).logits
 
-            yield build_subset_way(mode, network, host, bench, choose(), attribution_found)
+            yield build_subset_mode(mode, network, host, bag, choose(), attribution_found)
 
 
-def list_control_ways(
-    bench: FoldBag, fold: TrainedFold, budget: float, generator: torch.Generator
-) -> Iterator[Way]:
+def list_control_modes(
+    bag: FoldBag, fold: TrainedFold, budget: float, generator: torch.Generator
+) -> Iterator[InferenceMode]:
     """The host on as many patches by chance, and by the truth where it is known."""
     network = fold.networks[0]
-    full, random = bench.predict(network).full, torch.rand(len(bench), generator=generator)
-    for subset in rule_subsets(bench, network, full, random, budget=budget):
+    random = torch.rand(len(bag), generator=generator)
+    for subset in take_subsets(bag, network, random, budget=budget):
         if find_rule(subset.rule).is_control:
-            yield build_subset_way(subset.rule, network, fold.host_of(network), bench, subset.selected, None)
+            yield build_subset_mode(subset.rule, network, fold.host_of(network), bag, subset.selected, None)
 
 
-def list_prefiltered_way(bench: FoldBag, fold: TrainedFold, filtered: PrefilterCost | None) -> Iterator[Way]:
+def list_prefiltered_mode(
+    bag: FoldBag, fold: TrainedFold, filtered: PrefilterCost | None
+) -> Iterator[InferenceMode]:
     """The host on what a prefilter left of this bag."""
     if filtered is None:
         return
-    slide = next(one for one in filtered.slides if one.bag_id == bench.spec.bag_id)
-    if slide.n_patches != len(bench):
+    slide = next(one for one in filtered.slides if one.bag_id == bag.spec.bag_id)
+    if slide.n_patches != len(bag):
         raise RunError(
-            f"Slide '{slide.bag_id}' had {slide.n_patches} patches when the prefilter was measured, now {len(bench)}. "
+            f"Slide '{slide.bag_id}' had {slide.n_patches} patches when the prefilter was measured, now {len(bag)}. "
             "Measure again with 'gcemil prefilter --measure'."
         )
-    selected = members(torch.tensor(slide.selected, dtype=torch.long), n_patches=len(bench))
-    yield build_subset_way(PREFILTER_MODE, "wrapped", fold.explained, bench, selected, None)
+    selected = members(torch.tensor(slide.selected, dtype=torch.long), n_patches=len(bag))
+    yield build_subset_mode(PREFILTER_MODE, "wrapped", fold.explained, bag, selected, None)
 
 
-def build_subset_way(
-    mode: str, network: NetworkName, host: Host, bench: FoldBag, selected: Selected, explain: Call | None
-) -> Way:
+def build_subset_mode(
+    mode: str, network: NetworkName, host: Host, bag: FoldBag, selected: Selected, explain: Call | None
+) -> InferenceMode:
     """The host on some rows, which lie ready as if only they had been read."""
-    rows = bench.features[selected]
-    coords = None if bench.coords is None else bench.coords[selected]
-    return Way(mode, network, selected, lambda: host(rows, coords).logits, explain, handed=(rows, coords))
+    rows = bag.features[selected]
+    coords = None if bag.coords is None else bag.coords[selected]
+    return InferenceMode(
+        mode, network, selected, lambda: host(rows, coords).logits, explain, handed=(rows, coords)
+    )
 
 
 def time_encoder(name: str, *, repeats: int, clock: Clock) -> float:
@@ -258,39 +262,39 @@ def time_encoder(name: str, *, repeats: int, clock: Clock) -> float:
     return time_interleaved({name: lambda: network(patches)}, repeats, clock)[name] / TIMED_PATCHES
 
 
-def measure_ways(
-    bench: FoldBag, ways: Sequence[Way], repeats: int, clock: Clock, encoding: Mapping[str, float]
+def measure_modes(
+    bag: FoldBag, modes: Sequence[InferenceMode], repeats: int, clock: Clock, encoding: Mapping[str, float]
 ) -> Iterator[tuple[Labels, Figures]]:
-    """Time and memory of each way on one bag, over those of the first; with an encoder before it, from patch to answer."""
-    full = ways[0]
-    asked = bench.predict(full.network).asked
-    one_out = [leave_out_patch(len(bench), turn) for turn in range(repeats)]
-    calls = {f"predict {way.mode}": way.predict for way in ways}
-    calls |= {f"explain {way.mode}": way.explain for way in ways if way.explain is not None}
-    if len(bench) > 1:
+    """Time and memory of each mode on one bag, over those of the first; with an encoder before it, from patch to answer."""
+    full = modes[0]
+    asked = bag.predict(full.network).asked
+    one_out = [leave_out_patch(len(bag), turn) for turn in range(repeats)]
+    calls = {f"predict {mode.name}": mode.predict for mode in modes}
+    calls |= {f"explain {mode.name}": mode.explain for mode in modes if mode.explain is not None}
+    if len(bag) > 1:
         turns = iter(one_out)
         calls["one out"] = lambda: asked.kept(next(turns))
-    memory = {way.mode: count_bytes(way.handed) + peak_bytes(way.predict) for way in ways}
+    memory = {mode.name: count_bytes(mode.handed) + peak_bytes(mode.predict) for mode in modes}
     seconds = time_interleaved(calls, repeats, clock)
     unit = seconds["predict full"]
 
-    def measured(way: Way, explained: float | None) -> Figures:
+    def measured(mode: InferenceMode, explained: float | None) -> Figures:
         return {
-            "aggregation_time": seconds[f"predict {way.mode}"] / unit,
+            "aggregation_time": seconds[f"predict {mode.name}"] / unit,
             "explained_time": explained,
-            "peak_memory": memory[way.mode] / memory["full"],
-            "patch_ratio": float(way.selected.double().mean()),
+            "peak_memory": memory[mode.name] / memory["full"],
+            "patch_ratio": float(mode.selected.double().mean()),
         }
 
-    for way in ways:
-        explained = seconds.get(f"explain {way.mode}", seconds[f"predict {way.mode}"]) / unit
-        if way.is_timed_alone:
-            yield from end_to_end_rows(way.labels, explained * unit, unit, len(bench), encoding)
-        yield way.labels, measured(way, explained if way.is_timed_alone else None)
-    kept = next(way for way in ways if way.mode == "attention")
+    for mode in modes:
+        explained = seconds.get(f"explain {mode.name}", seconds[f"predict {mode.name}"]) / unit
+        if mode.is_timed_alone:
+            yield from end_to_end_rows(mode.labels, explained * unit, unit, len(bag), encoding)
+        yield mode.labels, measured(mode, explained if mode.is_timed_alone else None)
+    kept = next(mode for mode in modes if mode.name == "attention")
     labels = {"mode": "occlusion", "network": full.network, "timing": "extrapolated"}
-    occluded = unit + len(bench) * seconds.get("one out", 0.0) + seconds["predict attention"]
-    yield from end_to_end_rows(labels, occluded, unit, len(bench), encoding)
+    occluded = unit + len(bag) * seconds.get("one out", 0.0) + seconds["predict attention"]
+    yield from end_to_end_rows(labels, occluded, unit, len(bag), encoding)
     yield labels, measured(kept, occluded / unit)
 
 

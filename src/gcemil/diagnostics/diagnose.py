@@ -1,6 +1,7 @@
 """All diagnostics of a run: fold by fold, side by side on the cores, what is already there left alone.
 
 RUN/fold_<k>/diagnostics/<name>.json   one fold, slides in detail
+RUN/fold_<k>/diagnostics/measurements.csv.gz   what was measured of every bag, network, rule and size (measurements.py)
 RUN/diagnostics/<name>.json            joined over folds: mean and deviation between folds
 RUN/diagnostics/significance.json      the run against another, paired by fold
 
@@ -22,6 +23,7 @@ from typing import Any
 import torch
 
 from gcemil.bags.fingerprint import content_hash
+from gcemil.diagnostics.measurements import write_measurements
 from gcemil.diagnostics.table import DIAGNOSTICS as DIAGNOSTICS
 from gcemil.diagnostics.table import SIGNIFICANCE
 from gcemil.diagnostics.trained_fold import Measure, TrainedFold, read_risk_scale, run_passes
@@ -59,12 +61,13 @@ def measure_fold(comparison: Comparison, fold: int, names: Sequence[str]) -> lis
     }
     if comparison.against is not None:
         origin[SAME_NETWORK] = opened.is_same_network
+    folder = RunFolder(run).fold(fold).diagnostics
+    if opened.measurements:
+        write_measurements(folder, opened.measurements, opened.model_hash)
     written = []
     for name, finding in findings.items():
         provenance = origin | {"options": dict(comparison.options.get(name, {}))}
-        written.append(
-            write_finding(RunFolder(run).fold(fold).diagnostics, replace(finding, provenance=provenance))
-        )
+        written.append(write_finding(folder, replace(finding, provenance=provenance)))
     return written
 
 

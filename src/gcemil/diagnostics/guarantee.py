@@ -40,8 +40,8 @@ from jaxtyping import Bool, Float
 from scipy.special import bdtr
 from scipy.stats import betabinom, binom
 
-from gcemil.diagnostics.rules import rank_by_rules
-from gcemil.diagnostics.snr import RISK_TOLERANCE, Answers
+from gcemil.diagnostics.rules import score_rules
+from gcemil.diagnostics.snr import RISK_TOLERANCE, OutputScale
 from gcemil.diagnostics.trained_fold import (
     FoldBag,
     Measure,
@@ -56,7 +56,7 @@ from gcemil.diagnostics.trained_fold import (
 from gcemil.diagnostics.truth import average_precision
 from gcemil.errors import UsageError
 from gcemil.findings import Figures, Finding, Row, mean_row
-from gcemil.recovery.recover import rank_scores, subset_size
+from gcemil.recovery.recover import rank_scores, ranking, subset_size
 
 FRACTIONS = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 SELECTION_NOTE = (
@@ -176,7 +176,7 @@ def measure_guarantee(
     if not fractions or not rising or fractions[0] <= 0 or fractions[-1] != WHOLE_BAG:
         raise UsageError(f"Sizes are rising fractions of the bag that end with 1, got {list(fractions)}.")
     fold.require_parts("a guarantee is made on val and shown on test")
-    judges = {name: fold.answers(name, risk_tolerance=risk_tolerance) for name in fold.networks}
+    judges = {name: fold.output_scale(name, risk_tolerance=risk_tolerance) for name in fold.networks}
     calibration = yield from _measure_part(fold, "val", judges, fractions)
     test = yield from _measure_part(fold, "test", judges, fractions)
     rows, slides, notes = [], [], [SELECTION_NOTE]
@@ -204,19 +204,19 @@ def measure_guarantee(
 def _measure_part(
     fold: TrainedFold,
     part: PartName,
-    judges: dict[NetworkName, Answers],
+    judges: dict[NetworkName, OutputScale],
     fractions: Sequence[float],
 ) -> Pass[dict[RuleKey, RuleRecord]]:
     """Agreement of every bag of a part at every size, by rule and network."""
     records: dict[RuleKey, RuleRecord] = {}
     generator = torch.Generator().manual_seed(fold.seed)
     while (bag := (yield part)) is not None:
-        random_order = torch.randperm(len(bag), generator=generator)
-        for network, answers in judges.items():
+        random = rank_scores(torch.randperm(len(bag), generator=generator))
+        for network, output_scale in judges.items():
             view = bag.predict(network)
-            for rule, order in rank_by_rules(bag, network, view, random_order=random_order).items():
+            for rule, scores in score_rules(bag, network, random=random).items():
                 record = records.setdefault((rule, network), RuleRecord())
-                _add_bag(record, bag, view, order, answers, fractions)
+                _add_bag(record, bag, view, ranking(scores), output_scale, fractions)
     return records
 
 
@@ -225,11 +225,11 @@ def _add_bag(
     bag: FoldBag,
     view: PredictedBag,
     order: Order,
-    answers: Answers,
+    output_scale: OutputScale,
     fractions: Sequence[float],
 ) -> None:
     sizes = [subset_size(len(bag), fraction) for fraction in fractions]
-    agrees = answers.agree(view.full.logits, prefix_logits(view, order, sizes))
+    agrees = output_scale.agree(view.full.logits, prefix_logits(view, order, sizes))
     # Near a tie between classes the two ways to pool a whole bag may round to different answers.
     agrees = agrees | (torch.tensor(sizes) == len(bag))
     record.bag_ids.append(bag.bag.bag_id)

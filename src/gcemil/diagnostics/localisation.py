@@ -92,26 +92,26 @@ class MappedSlide:
 
 
 def _map_slides(
-    fold: TrainedFold, bench: FoldBag, min_overlap: float, microns_per_pixel: float | None
+    fold: TrainedFold, bag: FoldBag, min_overlap: float, microns_per_pixel: float | None
 ) -> tuple[list[MappedSlide], dict[str, str]]:
     """Every slide of a bag with its maps, and the reason why others cannot be judged."""
     unfit = lesion_exclusions(fold.cohort.card.provenance)
     truths, excluded = [], {}
-    for slide_id in bench.bag.slide_ids:
+    for slide_id in bag.bag.slide_ids:
         path = fold.cohort.truth_file(slide_id)
         truth = (
             unfit[slide_id]
             if slide_id in unfit
-            else slide_truth(path, bench.bag, slide_id, min_overlap, microns_per_pixel)
+            else slide_truth(path, bag.bag, slide_id, min_overlap, microns_per_pixel)
         )
         if isinstance(truth, str):
             excluded[slide_id] = truth
         else:
             truths.append(truth)
-    maps = _bag_maps(fold, bench) if truths else {}
+    maps = _bag_maps(fold, bag) if truths else {}
     mapped = []
     for truth in truths:
-        rows = bench.bag.rows_of(truth.slide_id)
+        rows = bag.bag.rows_of(truth.slide_id)
         own = {name: scores[rows] for name, scores in maps.items()}
         mapped.append(MappedSlide(truth, {**own, **control_maps(truth, fold.seed)}))
     return mapped, excluded
@@ -144,15 +144,15 @@ def slide_truth(
     return SlideTruth(slide_id, cells, positive, lesion, isolated, mpp is not None)
 
 
-def _bag_maps(fold: TrainedFold, bench: FoldBag) -> dict[MapKey, PatchScores]:
+def _bag_maps(fold: TrainedFold, bag: FoldBag) -> dict[MapKey, PatchScores]:
     """Every ranking of the bag's patches by a trained network; scores are raw, so that one threshold fits all slides."""
-    maps = {("attention", str(name)): bench.predict(name).full.scores for name in fold.networks}
-    if bench.explanation is not None:
-        maps["evidence scores", "wrapped"] = bench.explanation.output.scores
-        maps["gates", "wrapped"] = bench.explanation.output.gates
-        selected = bench.explanation.recovery.selected
+    maps = {("attention", str(name)): bag.predict(name).full.scores for name in fold.networks}
+    if bag.explanation is not None:
+        maps["evidence scores", "wrapped"] = bag.explanation.output.scores
+        maps["gates", "wrapped"] = bag.explanation.output.gates
+        selected = bag.explanation.recovery.selected
         maps[RECOVERED_MAP] = selected
-        maps[CONFIRMED_MAP] = selected & bench.explanation.verdict.is_necessary
+        maps[CONFIRMED_MAP] = selected & bag.explanation.verdict.is_necessary
     return {rule: scores.detach().double().numpy() for rule, scores in maps.items()}
 
 
@@ -191,8 +191,8 @@ def measure_localisation(
     judged: dict[PartName, list[MappedSlide]] = {"val": [], "test": []}
     excluded: dict[str, str] = {}
     for part, slides in judged.items():
-        while (bench := (yield part)) is not None:
-            mapped, left_out = _map_slides(fold, bench, min_overlap, microns_per_pixel)
+        while (bag := (yield part)) is not None:
+            mapped, left_out = _map_slides(fold, bag, min_overlap, microns_per_pixel)
             slides += mapped
             excluded |= left_out
     rows, details = localisation_rows(judged["val"], judged["test"])

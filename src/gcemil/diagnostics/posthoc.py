@@ -36,9 +36,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gcemil.diagnostics.attribution import Attribution
-from gcemil.diagnostics.budget import RECOVERED, RuleTable, bag_sizes
-from gcemil.diagnostics.rules import choose_attributions, rule_scores
-from gcemil.diagnostics.snr import Answers
+from gcemil.diagnostics.budget import RuleTable, bag_sizes
+from gcemil.diagnostics.measurements import RECOVERED
+from gcemil.diagnostics.rules import RANKED, choose_attributions, score_rules
+from gcemil.diagnostics.snr import OutputScale
 from gcemil.diagnostics.trained_fold import (
     FoldBag,
     Measure,
@@ -78,14 +79,15 @@ def measure_posthoc(
         random = torch.rand(len(bag), generator=generator)
         sizes = bag_sizes(bag, (budget,))
         for network in fold.networks:
-            view, answers = bag.predict(network), fold.answers(network)
+            view, output_scale = bag.predict(network), fold.output_scale(network)
             attributed, ratios = _time_attributions(bag, view.host, chosen[network], clock)
             if network == "wrapped" and fold.model is not None:
                 ratios |= _time_evidence(bag, fold.model, clock)
-            for rule, scores in rule_scores(bag, network, attributed, random=random, smooths=False).items():
-                curves = flipping_curves(view, ranking(scores), answers)
+            rules = score_rules(bag, network, random=random, attributions=attributed, ours=RANKED)
+            for rule, scores in rules.items():
+                curves = flipping_curves(view, ranking(scores), output_scale)
                 more = {**curves.figures, "runtime_ratio": ratios.get(rule)}
-                table.add(bag, network, view, rule, scores, sizes, more)
+                table.add(bag, network, rule, scores, sizes, more)
     settings = {
         "budget": budget,
         "attributions": {network: list(names) for network, names in chosen.items()},
@@ -168,7 +170,7 @@ class _FlippingCurves:
 def flipping_curves(
     view: PredictedBag,
     order: Int[Tensor, "n"],
-    answers: Answers,
+    output_scale: OutputScale,
     *,
     removed_shares: Sequence[float] = REMOVED_SHARES,
 ) -> _FlippingCurves:
@@ -180,8 +182,8 @@ def flipping_curves(
     left = [n_patches - count for count in counts]
     return _FlippingCurves(
         removed=torch.tensor(counts, dtype=torch.float64) / n_patches,
-        most_first=answers.outputs(full, prefix_logits(view, order.flip(0), left)),
-        least_first=answers.outputs(full, prefix_logits(view, order, left)),
+        most_first=output_scale.outputs(full, prefix_logits(view, order.flip(0), left)),
+        least_first=output_scale.outputs(full, prefix_logits(view, order, left)),
     )
 
 

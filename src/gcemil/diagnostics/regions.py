@@ -14,7 +14,7 @@ Rules (rules.py), each at the size of the recovered evidence: evidence, attentio
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -23,15 +23,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gcemil.bags.bag import Bag, connected_regions, coordinate_step, patch_cells
-from gcemil.diagnostics.rules import RuleSubset, rule_subsets
-from gcemil.diagnostics.snr import Answers, Tolerances, bag_outcome, judge_subset
+from gcemil.diagnostics.rules import RuleSubset, take_subsets
+from gcemil.diagnostics.snr import BagOutcome, OutputScale, Tolerances, judge_subset
 from gcemil.diagnostics.trained_fold import Measure, Pass, PredictedBag, TrainedFold, prefix_logits
 from gcemil.errors import BagError, UsageError
-from gcemil.explain import Interventions
 from gcemil.findings import Finding, mean_rows
 from gcemil.records import RegionVerdict
 from gcemil.recovery.recover import ranking
-from gcemil.shapes import Logits, Scores, Selected
+from gcemil.shapes import Scores, Selected
 
 MAX_ASKED = 16
 """Regions of a bag that are asked one by one."""
@@ -77,14 +76,16 @@ def find_regions(bag: Bag, selected: Selected, scores: Scores) -> Regions | None
 class RegionJudge:
     """How the regions of one network's bags are judged."""
 
-    answers: Answers
+    output_scale: OutputScale
     tolerances: Tolerances
     limit: int = MAX_ASKED
     """Regions that are asked, largest mass first."""
 
     @torch.no_grad()
-    def judge(self, asked: Interventions, full: Logits, bag: Bag, regions: Regions) -> list[RegionVerdict]:
-        """Every region by itself; those beyond the limit are listed without a verdict."""
+    def judge(
+        self, outcome_of: Callable[[Selected], BagOutcome], bag: Bag, regions: Regions
+    ) -> list[RegionVerdict]:
+        """Every region by itself, `outcome_of` giving the predictions for a subset; those beyond the limit are listed without a verdict."""
         facts = zip(regions.masses.tolist(), regions.sizes.tolist(), strict=True)
         verdicts = []
         for number, (mass, size) in enumerate(facts, start=1):
@@ -93,7 +94,7 @@ class RegionJudge:
             slide_id = next(span.slide_id for span in bag.spans if span.start <= first < span.stop)
             region = RegionVerdict(number, slide_id, size, mass)
             if number <= self.limit:
-                outputs = self.answers.read(bag_outcome(asked, members, full=full))
+                outputs = self.output_scale.read(outcome_of(members))
                 found = judge_subset(outputs, self.tolerances)
                 region = replace(
                     region,
@@ -111,9 +112,9 @@ class RegionJudge:
         full, count = view.full.logits, min(self.limit, len(regions))
         order = torch.cat([regions.members(number).nonzero().squeeze(1) for number in range(1, count + 1)])
         ends = regions.sizes.cumsum(0)[:count].tolist()
-        whole = self.answers.output(full, full)
+        whole = self.output_scale.output(full, full)
         for needed, logits in enumerate(prefix_logits(view, order, ends), start=1):
-            if abs(self.answers.output(full, logits) - whole) <= self.tolerances.sufficiency:
+            if abs(self.output_scale.output(full, logits) - whole) <= self.tolerances.sufficiency:
                 return needed
         return None
 
@@ -133,21 +134,21 @@ def measure_regions(
     tolerances = Tolerances(sufficiency_tolerance, necessity_tolerance)
     budget = fold.own_budget if budget is None else budget
     judges = {
-        network: RegionJudge(fold.answers(network), tolerances, max_regions) for network in fold.networks
+        network: RegionJudge(fold.output_scale(network), tolerances, max_regions) for network in fold.networks
     }
     generator = torch.Generator().manual_seed(fold.seed)
     records: list[dict[str, Any]] = []
     placeless: list[str] = []
-    while (bench := (yield "test")) is not None:
-        random = torch.rand(len(bench), generator=generator)
-        if bench.bag.coords is None:
-            placeless.append(bench.spec.bag_id)
+    while (bag := (yield "test")) is not None:
+        random = torch.rand(len(bag), generator=generator)
+        if bag.bag.coords is None:
+            placeless.append(bag.spec.bag_id)
             continue
         for network, judge in judges.items():
-            view = bench.predict(network)
-            for subset in rule_subsets(bench, network, view.full, random, budget=budget):
-                labels = {"bag_id": bench.spec.bag_id, "rule": subset.rule, "network": network}
-                records.append({**labels, **judge_rule(bench.bag, view, subset, judge)})
+            view = bag.predict(network)
+            for subset in take_subsets(bag, network, random, budget=budget):
+                labels = {"bag_id": bag.spec.bag_id, "rule": subset.rule, "network": network}
+                records.append({**labels, **judge_rule(bag.bag, view, subset, judge)})
     return Finding(
         name="regions",
         rows=mean_rows(records, ("rule", "network")),
@@ -168,7 +169,7 @@ def judge_rule(bag: Bag, view: PredictedBag, subset: RuleSubset, judge: RegionJu
     regions = find_regions(bag, subset.selected, subset.scores)
     if regions is None:
         raise BagError(f"Bag '{bag.bag_id}' has no coordinates, so its patches form no regions.")
-    verdicts = judge.judge(view.asked, view.full.logits, bag, regions)
+    verdicts = judge.judge(view.outcome, bag, regions)
     figures = _region_figures(verdicts, judge.count_needed(view, regions))
     return {**figures, "regions": [asdict(one) for one in verdicts[: judge.limit]]}
 

@@ -248,27 +248,27 @@ def _review_slide(
     fold: TrainedFold, slide_id: str, marks: _MarkFile, notes: list[str]
 ) -> Iterator[RuleReview]:
     spec = _find_spec(fold.cohort, slide_id)
-    bench = FoldBag(spec, fold.cohort.read_bag(spec), fold)
-    rows = bench.bag.rows_of(slide_id)
+    bag = FoldBag(spec, fold.cohort.read_bag(spec), fold)
+    rows = bag.bag.rows_of(slide_id)
     verdicts, remarks = marks.verdicts(fold.cohort, slide_id, rows.stop - rows.start)
     notes += [f"{slide_id}: {remark}." for remark in remarks]
-    for (rule, network), chosen in choose_patches(fold, bench, slide_id).items():
+    for (rule, network), chosen in choose_patches(fold, bag, slide_id).items():
         yield RuleReview(
             slide_id, fold.fold, rule, network, count_agreement(verdicts, chosen), int(chosen.sum())
         )
 
 
-def choose_patches(fold: TrainedFold, bench: FoldBag, slide_id: str) -> Mapping[tuple[str, str], Chosen]:
+def choose_patches(fold: TrainedFold, bag: FoldBag, slide_id: str) -> Mapping[tuple[str, str], Chosen]:
     """What every rule takes from a slide, all of them as many patches."""
-    rows = bench.bag.rows_of(slide_id)
+    rows = bag.bag.rows_of(slide_id)
     n_patches = rows.stop - rows.start
     found: dict[tuple[str, str], Chosen] = {}
     size = subset_size(n_patches, fold.own_budget)
-    if bench.explanation is not None:
-        evidence = bench.explanation.recovery.selected[rows].numpy()
+    if bag.explanation is not None:
+        evidence = bag.explanation.recovery.selected[rows].numpy()
         found["evidence", "wrapped"], size = evidence, int(evidence.sum())
     for network in reversed(fold.networks):
-        found["attention", network] = _take_first(bench.predict(network).full.scores[rows], size)
+        found["attention", network] = _take_first(bag.predict(network).full.scores[rows], size)
     # Drawn from the slide's own name, so that no other slide changes what is drawn.
     draws = np.random.default_rng([fold.seed, *slide_id.encode()])
     found["random", "none"] = _take_first(torch.from_numpy(draws.random(n_patches)), size)

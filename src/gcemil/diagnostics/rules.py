@@ -8,8 +8,10 @@
                     evidence it is the evidence, and at any other size it has as many patches as the other rules
   oracle            truth first, one region after another, then attention; only where the truth is known
 
-`rule_scores` ranks by every rule; `rank_by_rules` by the few that need no attribution; `rule_subsets` takes from each of
-these as many patches as the recovered evidence has, `rival_subsets` as many by attributions. Names, labels and colours: gcemil/rules.py.
+  evidence          the selector's scores too, under the name of the set that is recovered from them
+
+`score_rules` scores the patches by the rules that are named; `take_subsets` takes from each rule as many patches as the
+recovered evidence has. Names, labels and colours: gcemil/rules.py.
 
 Rivals are made from the host that is asked, wrapped or plain. The two gce rules are the wrapper's, whose gates exist
 under the wrapped host only.
@@ -21,38 +23,44 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from gcemil.diagnostics.attribution import ATTRIBUTIONS, Attribution, supported_attributions
-from gcemil.diagnostics.trained_fold import FoldBag, NetworkName, Order, PredictedBag
+from gcemil.diagnostics.trained_fold import FoldBag, NetworkName, PredictedBag
 from gcemil.diagnostics.truth import oracle_scores
 from gcemil.errors import UsageError
 from gcemil.evidence.spatial import Neighbourhood, smoothed
-from gcemil.hosts.host import Host, HostOutput
+from gcemil.hosts.host import Host
 from gcemil.recovery.recover import rank_scores, ranking, subset_size, top_k
 from gcemil.rules import SMOOTHED
-from gcemil.shapes import LogGates, Scores, Selected
+from gcemil.shapes import Scores, Selected
+
+RANKED = ("gce_soft", "gce_discrete")
+"""The rules of the wrapper as rankings, comparable with others at any number of patches."""
 
 
-def rule_scores(
+def score_rules(
     bag: FoldBag,
     network: NetworkName,
-    attributions: Mapping[str, Scores],
     *,
     random: Scores,
-    smooths: bool = True,
+    attributions: Mapping[str, Scores] | None = None,
+    ours: Sequence[str] = ("evidence",),
+    smooth: bool = False,
 ) -> dict[str, Scores]:
-    """Scores of every rule for the patches of a bag, from the attributions of the network that is asked."""
-    found = {"random": random, **attributions}
-    if smooths:
-        found |= smooth_scores(bag, attributions)
+    """Scores of every rule for the patches of a bag; `ours` names the wrapper's rules, None attributes by attention alone."""
+    attention = bag.predict(network).full.scores
+    attributions = {"attention": attention} if attributions is None else attributions
+    scores = {"random": random, **attributions}
+    if smooth:
+        scores |= smooth_scores(bag, attributions)
     if network == "wrapped" and bag.explanation is not None:
         soft = bag.explanation.output.scores
-        found["gce_soft"] = soft
-        found["gce_discrete"] = rank_selected_first(bag.explanation.recovery.selected, soft)
+        for rule in ours:
+            is_set = rule == "gce_discrete"
+            scores[rule] = rank_selected_first(bag.explanation.recovery.selected, soft) if is_set else soft
     if bag.truth is not None:
-        found["oracle"] = oracle_scores(bag.truth, bag.regions, attributions["attention"])
-    return found
+        scores["oracle"] = oracle_scores(bag.truth, bag.regions, attention)
+    return scores
 
 
 def attribute_patches(view: PredictedBag, attributions: Mapping[str, Attribution]) -> dict[str, Scores]:
@@ -94,41 +102,29 @@ class RuleSubset:
     selected: Selected
     scores: Scores
     """The ranking of all patches from which the rule takes its subset."""
-    log_gates: LogGates | None = None
 
 
-def rule_subsets(
-    bench: FoldBag, network: NetworkName, full: HostOutput, random: Scores, *, budget: float
+def take_subsets(
+    bag: FoldBag,
+    network: NetworkName,
+    random: Scores,
+    *,
+    budget: float,
+    rivals: Mapping[str, Attribution] | None = None,
 ) -> Iterator[RuleSubset]:
-    """Evidence where there is any, then its rivals at the same size."""
-    explanation, size = bench.explanation, subset_size(len(bench), budget)
-    if explanation is not None:
-        selected, output = explanation.recovery.selected, explanation.output
-        size = int(selected.sum())
-        if network == "wrapped":
-            yield RuleSubset("evidence", selected, output.scores, output.log_gates)
-    yield RuleSubset("attention", top_k(full.scores, size), full.scores)
-    yield RuleSubset("random", top_k(random, size), random)
-    if bench.truth is not None:
-        oracle = oracle_scores(bench.truth, bench.regions, full.scores)
-        yield RuleSubset("oracle", top_k(oracle, size), oracle)
+    """Evidence where there is any, then attention, random, oracle and rivals at the same size.
 
-
-def rival_subsets(view: PredictedBag, rivals: Mapping[str, Attribution], size: int) -> Iterator[RuleSubset]:
-    """The first so many patches by each rival; attention is among the rules of `rule_subsets` already."""
-    for name, scores in attribute_patches(view, rivals).items():
-        if name != "attention":
-            yield RuleSubset(name, top_k(scores, size), scores)
-
-
-def rank_by_rules(
-    bag: FoldBag, network: NetworkName, view: PredictedBag, *, random_order: Order
-) -> dict[str, Tensor]:
-    """Every rule's order of the patches, best first: evidence where there are gates, oracle where there is truth."""
-    attention = view.full.scores
-    orders = {"random": random_order, "attention": ranking(attention)}
-    if network == "wrapped" and bag.explanation is not None:
-        orders["evidence"] = ranking(bag.explanation.output.scores)
-    if bag.truth is not None:
-        orders["oracle"] = ranking(oracle_scores(bag.truth, bag.regions, attention))
-    return orders
+    `budget` gives the size where there is no wrapper.
+    """
+    scores = score_rules(bag, network, random=random)
+    explanation = bag.explanation
+    selected = None if explanation is None else explanation.recovery.selected
+    size = subset_size(len(bag), budget) if selected is None else int(selected.sum())
+    if selected is not None and "evidence" in scores:
+        yield RuleSubset("evidence", selected, scores["evidence"])
+    for rule in ("attention", "random", "oracle"):
+        if rule in scores:
+            yield RuleSubset(rule, top_k(scores[rule], size), scores[rule])
+    for rule, values in attribute_patches(bag.predict(network), rivals or {}).items():
+        if rule != "attention":
+            yield RuleSubset(rule, top_k(values, size), values)

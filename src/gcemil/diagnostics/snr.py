@@ -136,8 +136,8 @@ def snr_scores(
         for name in ("full", "kept")
     )
     metrics = subset_metrics(outcomes, targets, partial(task_metric, task))
-    answers = Answers(task.n_outputs, scale or RiskScale())
-    outputs = [answers.read(outcome) for outcome in outcomes]
+    output_scale = OutputScale(task.n_outputs, scale or RiskScale())
+    outputs = [output_scale.read(outcome) for outcome in outcomes]
     cd_gaps = [one.cd_gap for one in outputs if one.cd_gap is not None]
     return SnrScores(
         keep_only_drop=full - kept,
@@ -236,7 +236,7 @@ def task_metric(task: Task, targets: Tensor, logits: Sequence[Logits]) -> float:
 
 
 @dataclass(frozen=True)
-class Answers:
+class OutputScale:
     """Phi, and how the predictions of one network are compared."""
 
     n_outputs: int

@@ -22,43 +22,32 @@ Rules that are judged (rules.py), each at the size of the recovered evidence:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import torch
+from sklearn.metrics import f1_score
 from torch import Tensor
 
-from gcemil.diagnostics.attribution import Attribution
 from gcemil.diagnostics.bounds import (
     Completeness,
     coverage_figures,
     estimate_completeness,
     recoverability_figures,
 )
-from gcemil.diagnostics.rules import RuleSubset, choose_attributions, rival_subsets, rule_subsets
-from gcemil.diagnostics.snr import (
-    BagOutcome,
-    BagOutputs,
-    Score,
-    Tolerances,
-    Verdict,
-    bag_outcome,
-    explain_missing_metric,
-    gated_metrics,
-    judge_subset,
-    score_where_defined,
-    subset_metrics,
-)
-from gcemil.diagnostics.trained_fold import FoldBag, Measure, NetworkName, Pass, TrainedFold
-from gcemil.diagnostics.truth import NO_TRUTH, TRUTH_FIGURES, truth_figures
+from gcemil.diagnostics.measurements import Groups, MeasuredGroup, Measurement, measure_rules
+from gcemil.diagnostics.rules import choose_attributions
+from gcemil.diagnostics.snr import Score, Tolerances, judge_subset, score_where_defined
+from gcemil.diagnostics.trained_fold import FoldBag, Measure, Pass, TrainedFold
+from gcemil.diagnostics.truth import NO_TRUTH, TRUTH_FIGURES
 from gcemil.explain import Explanation
 from gcemil.findings import Figures, Finding, Labels, Row, mean_row
 from gcemil.model import GceMil
 from gcemil.recovery.recover import subset_size
 from gcemil.shapes import Logits
-from gcemil.tasks.classification import confusion
-from gcemil.tasks.task import ClassificationTask, Task, as_array, target_tensor
+from gcemil.tasks.task import ClassificationTask, Task, as_array
 
 RIVALS = ("contribution", "occlusion", "single")
 """Rankings of the host itself that cost no more than a pass; `budget` and `posthoc` ask the dearer ones too."""
@@ -88,20 +77,6 @@ SOFT_KEPT = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, eq=False)
-class Trial:
-    """What is kept of one judged subset: four predictions, the target, and the slide's record."""
-
-    outcome: BagOutcome
-    target: Tensor
-    record: dict[str, Any]
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """Network and rule."""
-        return self.record["network"], self.record["rule"]
-
-
 @Measure
 def measure_snr(
     fold: TrainedFold,
@@ -118,18 +93,18 @@ def measure_snr(
     complete = yield from estimate_completeness.steps(fold)
     generator = torch.Generator().manual_seed(fold.seed)
     rivals = {network: choose_attributions(fold.host_of(network), RIVALS) for network in fold.networks}
-    trials: list[Trial] = []
-    while (bench := (yield "test")) is not None:
-        for judged in judge_subsets(
-            bench, fold, tolerances, generator=generator, budget=budget, rivals=rivals
-        ):
-            record = _snr_record(bench, fold, judged, complete, budget=budget, slope_points=slope_points)
-            trials.append(Trial(judged.outcome, target_tensor(bench.spec), record))
+    groups, slides = Groups(), []
+    while (bag := (yield "test")) is not None:
+        random = torch.rand(len(bag), generator=generator)
+        for one in measure_rules(bag, random, budget=budget, rivals=rivals):
+            record = _snr_record(bag, one, tolerances, complete, budget=budget, slope_points=slope_points)
+            groups.add({"rule": one.rule, "network": one.network}, bag.target, one.outcome, record)
+            slides.append(record)
     return Finding(
         name="snr",
-        rows=tuple(snr_rows(trials, fold.task, complete)),
-        slides=tuple(one.record for one in trials),
-        notes=tuple(_snr_notes(fold, trials, complete)),
+        rows=tuple(snr_rows(groups, fold.task, complete)),
+        slides=tuple(slides),
+        notes=tuple(_snr_notes(fold, groups, complete)),
         settings={
             **{f"{name}_tolerance": value for name, value in asdict(tolerances).items()},
             "budget": budget,
@@ -141,35 +116,31 @@ def measure_snr(
 
 
 def _snr_record(
-    bench: FoldBag,
-    fold: TrainedFold,
-    judged: JudgedSubset,
+    bag: FoldBag,
+    one: Measurement,
+    tolerances: Tolerances,
     complete: Completeness | None,
     *,
     budget: float,
     slope_points: int,
 ) -> dict[str, Any]:
     """Everything that is known of one subset of one bag."""
-    record = {
-        **bag_record(bench, judged, fold.task),
-        **_output_figures(judged, fold.task),
-        **truth_figures(judged.selected, judged.scores, bench.truth, bench.regions),
-    }
-    explanation = bench.explanation
-    if judged.rule != "evidence" or explanation is None or fold.model is None:
+    fold, explanation = bag.fold, bag.explanation
+    record = {**bag_record(bag, one, tolerances), **_output_figures(one, fold.task), **one.truth}
+    if one.rule != "evidence" or explanation is None or fold.model is None:
         return record
     return {
         **record,
         "no_evidence": not explanation.verdict.is_necessary,
         **_size_facts(fold.model, explanation, budget),
-        **recoverability_figures(fold.model, bench, fold, explanation, judged.outputs, points=slope_points),
-        **coverage_figures(fold.model, explanation, judged.outputs, complete),
+        **recoverability_figures(fold.model, bag, fold, explanation, one.outputs, points=slope_points),
+        **coverage_figures(fold.model, explanation, one.outputs, complete),
     }
 
 
-def _output_figures(judged: JudgedSubset, task: Task) -> Figures:
+def _output_figures(one: Measurement, task: Task) -> Figures:
     """The interventions on Phi."""
-    outputs = judged.outputs
+    outputs = one.outputs
     removed = outputs.removed
     signed = task.n_outputs > 1
     return {
@@ -179,7 +150,7 @@ def _output_figures(judged: JudgedSubset, task: Task) -> Figures:
         "kept_output": outputs.kept if signed else None,
         "keep_only_effect": outputs.full - outputs.kept if signed else None,
         "removal_effect": outputs.full - removed if signed and removed is not None else None,
-        "evidence_fraction": judged.outcome.fraction,
+        "evidence_fraction": one.outcome.fraction,
     }
 
 
@@ -194,43 +165,39 @@ def _size_facts(model: GceMil, explanation: Explanation, budget: float) -> dict[
     }
 
 
-def snr_rows(trials: Sequence[Trial], task: Task, complete: Completeness | None) -> Iterator[Row]:
+def snr_rows(groups: Groups, task: Task, complete: Completeness | None) -> Iterator[Row]:
     """One row for every rule, network, class and comparison."""
-    for network, rule in dict.fromkeys(one.key for one in trials):
-        own = [one for one in trials if one.key == (network, rule)]
-        outcomes, targets = [one.outcome for one in own], torch.stack([one.target for one in own])
-        for name, members, score in _class_groups(own, task):
-            labels = {"rule": rule, "network": network, "class": name}
-            values = subset_metrics(outcomes, targets, score)
-            if rule == "evidence" and complete is not None:
+    for labels, group in groups.items():
+        for name, records, score in _class_groups(group, task):
+            own = {**labels, "class": name}
+            values = group.metrics(score)
+            if labels["rule"] == "evidence" and complete is not None:
                 values |= {"anchor_completeness": complete.eta, "output_slope": complete.output_slope}
-            yield _add_slide_means({**labels, "comparison": "full-kept"}, values, members, FULL_KEPT)
-            if rule == "evidence":
-                values = gated_metrics(outcomes, targets, score)
-                yield _add_slide_means({**labels, "comparison": "soft-kept"}, values, members, SOFT_KEPT)
+            yield _add_slide_means({**own, "comparison": "full-kept"}, values, records, FULL_KEPT)
+            if labels["rule"] == "evidence":
+                values = group.gated_metrics(score)
+                yield _add_slide_means({**own, "comparison": "soft-kept"}, values, records, SOFT_KEPT)
 
 
-def _class_groups(own: Sequence[Trial], task: Task) -> Iterator[tuple[str, Sequence[Trial], Score]]:
+def _class_groups(group: MeasuredGroup, task: Task) -> Iterator[tuple[str, Sequence[dict[str, Any]], Score]]:
     """All bags, then the bags of each class that occurs; with the M by which each group is judged."""
-    yield "all", own, score_where_defined(task)
+    yield "all", group.records, score_where_defined(task)
     if not isinstance(task, ClassificationTask):
         return
     for index, name in enumerate(task.classes):
-        members = [one for one in own if int(one.target) == index]
-        if members:
-            yield name, members, _class_f1(task, index)
+        pairs = zip(group.records, group.targets, strict=True)
+        if records := [record for record, target in pairs if int(target) == index]:
+            yield name, records, _class_f1(task, index)
 
 
-def _add_slide_means(labels: Labels, values: Figures, members: Sequence[Trial], names: Sequence[str]) -> Row:
+def _add_slide_means(
+    labels: Labels, values: Figures, records: Sequence[dict[str, Any]], names: Sequence[str]
+) -> Row:
     """Figures of M beside means over slides; figures that the rule does not have are left out."""
     keys = {name: SHARES.get(name, name) for name in names}
-    per_slide = [
-        {
-            name: None if one.record[key] is None else float(one.record[key])
-            for name, key in keys.items()
-            if key in one.record
-        }
-        for one in members
+    per_slide: list[Figures] = [
+        {name: None if one[key] is None else float(one[key]) for name, key in keys.items() if key in one}
+        for one in records
     ]
     return mean_row(labels, per_slide, values)
 
@@ -239,19 +206,19 @@ def _class_f1(task: ClassificationTask, class_index: int) -> Score:
     """F1 of one class against all others; None where it is neither true nor predicted."""
 
     def score(targets: Tensor, logits: Sequence[Logits]) -> float | None:
-        matrix = confusion(as_array(targets), as_array(task.prediction(torch.stack(list(logits)))))
-        occurrences = matrix[class_index].sum() + matrix[:, class_index].sum()
-        return float(2 * matrix[class_index, class_index] / occurrences) if occurrences else None
+        predicted = as_array(task.prediction(torch.stack(list(logits)))).argmax(axis=1)
+        (f1,) = f1_score(
+            as_array(targets), predicted, labels=[class_index], average=None, zero_division=np.nan
+        )
+        return None if np.isnan(f1) else float(f1)
 
     return score
 
 
-def _snr_notes(fold: TrainedFold, trials: Sequence[Trial], complete: Completeness | None) -> Iterator[str]:
+def _snr_notes(fold: TrainedFold, groups: Groups, complete: Completeness | None) -> Iterator[str]:
     """What a reader of the rows must know."""
-    own = [one for one in trials if one.key == trials[0].key]
-    targets = torch.stack([one.target for one in own])
-    yield from explain_missing_metric(fold.task, targets, [one.outcome.full for one in own])
-    if not any(one.record["rule"] == "oracle" for one in trials):
+    yield from groups.explain_missing_metric(fold.task)
+    if not any(labels["rule"] == "oracle" for labels, _ in groups.items()):
         yield NO_TRUTH
     if fold.model is None:
         yield "The run has no wrapper: 'wrapped' is its own host, and subsets hold the budget's share of each bag."
@@ -262,64 +229,24 @@ def _snr_notes(fold: TrainedFold, trials: Sequence[Trial], complete: Completenes
         yield "This host multiplies features by gates: a gate of 0 is no removal, and the recoverability bound may be broken."
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class JudgedSubset(RuleSubset):
-    """A rule's subset, put to the test under one network."""
-
-    network: NetworkName
-    outcome: BagOutcome
-    outputs: BagOutputs
-    verdict: Verdict
-
-
-def judge_subsets(
-    bench: FoldBag,
-    fold: TrainedFold,
-    tolerances: Tolerances,
-    *,
-    generator: torch.Generator,
-    budget: float,
-    rivals: Mapping[NetworkName, Mapping[str, Attribution]] | None = None,
-) -> Iterator[JudgedSubset]:
-    """Every rule under every network, all of one size; `budget` gives it where there is no wrapper."""
-    random = torch.rand(len(bench), generator=generator)
-    for network in fold.networks:
-        predicted = bench.predict(network)
-        subsets = list(rule_subsets(bench, network, predicted.full, random, budget=budget))
-        if rivals is not None:
-            size = int(subsets[0].selected.sum())
-            subsets += rival_subsets(predicted, rivals[network], size)
-        for subset in subsets:
-            full = predicted.full.logits
-            outcome = bag_outcome(predicted.asked, subset.selected, subset.log_gates, full=full)
-            outputs = fold.answers(network).read(outcome)
-            yield JudgedSubset(
-                **vars(subset),
-                network=network,
-                outcome=outcome,
-                outputs=outputs,
-                verdict=judge_subset(outputs, tolerances),
-            )
-
-
-def bag_record(bench: FoldBag, judged: JudgedSubset, task: Task) -> dict[str, Any]:
-    """What identifies a judged subset in a list of slides, and the outputs and verdicts it has."""
-    outputs = judged.outputs
+def bag_record(bag: FoldBag, one: Measurement, tolerances: Tolerances) -> dict[str, Any]:
+    """What identifies a measured subset in a list of slides, and the outputs and verdicts it has."""
+    outputs, verdict = one.outputs, judge_subset(one.outputs, tolerances)
     return {
-        "bag_id": bench.spec.bag_id,
-        "case_id": bench.spec.case_id,
-        "slide_ids": list(bench.bag.slide_ids),
-        "rule": judged.rule,
-        "network": judged.network,
-        **_named_target(task, bench.spec.target, judged.outcome.full),
-        "n_patches": len(bench),
-        "n_selected": int(judged.selected.sum()),
+        "bag_id": bag.spec.bag_id,
+        "case_id": bag.spec.case_id,
+        "slide_ids": list(bag.bag.slide_ids),
+        "rule": one.rule,
+        "network": one.network,
+        **_named_target(bag.fold.task, bag.spec.target, one.outcome.full),
+        "n_patches": len(bag),
+        "n_selected": int(one.selected.sum()),
         "phi_full": outputs.full,
         "phi_soft": outputs.gated,
         "phi_kept": outputs.kept,
         "phi_removed": outputs.removed,
-        **vars(judged.verdict),
-        "both": judged.verdict.sufficient and judged.verdict.necessary,
+        **vars(verdict),
+        "both": verdict.sufficient and verdict.necessary,
     }
 
 

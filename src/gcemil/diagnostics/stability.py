@@ -42,14 +42,14 @@ from numpy.random import Generator
 from torch import Tensor
 
 from gcemil.bags.bag import Bag, RowIndex
+from gcemil.diagnostics.measurements import gated_logits
 from gcemil.diagnostics.rules import attribute_patches, choose_attributions
-from gcemil.diagnostics.snr import RISK_TOLERANCE, Answers
+from gcemil.diagnostics.snr import RISK_TOLERANCE, OutputScale
 from gcemil.diagnostics.trained_fold import FoldBag, Measure, NetworkName, Pass, PredictedBag, TrainedFold
 from gcemil.diagnostics.truth import oracle_scores, precision
 from gcemil.errors import RunError, UsageError
 from gcemil.findings import Figures, Finding, mean_row, mean_rows
 from gcemil.recovery.recover import above_threshold, members, random_k, subset_size, top_k
-from gcemil.rules import GATED_RULES
 from gcemil.shapes import Logits, Selected
 
 RIVALS = ("saliency", "occlusion")
@@ -256,7 +256,7 @@ class RuleEvidence:
     full: Logits
     kept: Logits
     gated: Logits | None
-    answers: Answers
+    output_scale: OutputScale
 
 
 @dataclass(frozen=True, eq=False)
@@ -294,16 +294,14 @@ class _EvidenceRules:
         found: dict[RuleKey, RuleEvidence] = {}
         for network in fold.networks:
             view = bag.predict(network)
-            answers = fold.answers(network, risk_tolerance=self.risk_tolerance)
+            output_scale = fold.output_scale(network, risk_tolerance=self.risk_tolerance)
             for rule, selected in self._select_patches(fold, bag, view, network, original, rows).items():
                 found[rule, network] = RuleEvidence(
                     selected=members(rows[selected], n_patches=original.n_patches),
                     full=view.full.logits,
-                    kept=view.asked.kept(selected).logits,
-                    gated=None
-                    if bag.explanation is None or rule not in GATED_RULES
-                    else bag.explanation.output.soft.logits,
-                    answers=answers,
+                    kept=view.kept(selected),
+                    gated=gated_logits(bag, rule),
+                    output_scale=output_scale,
                 )
         return found
 
@@ -346,18 +344,18 @@ def jaccard(one: Selected, other: Selected) -> float:
 
 def predictions_differ(one: RuleEvidence, other: RuleEvidence) -> bool:
     """Whether the two predictions from the evidence are different answers."""
-    return one.answers.differ(one.kept, other.kept, output_gap(one, other))
+    return one.output_scale.differ(one.kept, other.kept, output_gap(one, other))
 
 
 def output_gap(one: RuleEvidence, other: RuleEvidence) -> float:
     """|Phi - Phi'| of the predictions from the evidence, a risk in units of its own network's training risks."""
-    return abs(one.answers.output(one.full, one.kept) - other.answers.output(one.full, other.kept))
+    return abs(one.output_scale.output(one.full, one.kept) - other.output_scale.output(one.full, other.kept))
 
 
 def own_gap(judged: RuleEvidence) -> float:
     """|Phi(X_pi) - Phi(X_S)| of a rule made from gates, |Phi(X) - Phi(X_S)| of any other."""
     reference = judged.full if judged.gated is None else judged.gated
-    one, other = judged.answers.outputs(judged.full, torch.stack([reference, judged.kept])).tolist()
+    one, other = judged.output_scale.outputs(judged.full, torch.stack([reference, judged.kept])).tolist()
     return abs(one - other)
 
 

@@ -31,8 +31,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gcemil.diagnostics.rules import rank_by_rules
-from gcemil.diagnostics.snr import RISK_TOLERANCE, Answers
+from gcemil.diagnostics.rules import score_rules
+from gcemil.diagnostics.snr import RISK_TOLERANCE, OutputScale
 from gcemil.diagnostics.trained_fold import (
     Measure,
     Order,
@@ -46,7 +46,7 @@ from gcemil.diagnostics.trained_fold import (
 from gcemil.diagnostics.truth import precision
 from gcemil.errors import UsageError
 from gcemil.findings import Figures, Finding, mean_rows
-from gcemil.recovery.recover import members
+from gcemil.recovery.recover import members, rank_scores, ranking
 from gcemil.shapes import Logits
 
 SIZES = (8, 16, 32)
@@ -60,14 +60,18 @@ RANDOM_SEED = 42
 class Sufficiency:
     """When a subset carries the prediction of its bag."""
 
-    answers: Answers
+    output_scale: OutputScale
     tolerance: float = 0.05
     """Largest drop of the class probability."""
 
     def holds(self, full: Logits, logits: Float[Tensor, "k c"]) -> Bool[Tensor, "k"]:
         """Whether each subset says of the bag what the whole bag says."""
-        same = self.answers.agree(full, logits)
-        return same if self.answers.is_risk else same & (self.answers.drops(full, logits) <= self.tolerance)
+        same = self.output_scale.agree(full, logits)
+        return (
+            same
+            if self.output_scale.is_risk
+            else same & (self.output_scale.drops(full, logits) <= self.tolerance)
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +98,7 @@ def measure_subsets(
         )
     generator = torch.Generator().manual_seed(seed)
     judges = {
-        network: Sufficiency(fold.answers(network, risk_tolerance=risk_tolerance), tolerance)
+        network: Sufficiency(fold.output_scale(network, risk_tolerance=risk_tolerance), tolerance)
         for network in fold.networks
     }
     slides: list[dict[str, Any]] = []
@@ -103,14 +107,15 @@ def measure_subsets(
         random_order = torch.randperm(len(bag), generator=generator)
         for network, judge in judges.items():
             view = bag.predict(network)
-            orders = rank_by_rules(bag, network, view, random_order=random_order)
+            scores = score_rules(bag, network, random=rank_scores(random_order))
+            orders = {rule: ranking(values) for rule, values in scores.items()}
             # How many steps of k a candidate may take.
             policies = {"sufficient_prefix": (orders["attention"], MAX_STEPS)}
             policies |= {rule: (order, 1) for rule, order in orders.items()}
             for k in sizes:
                 for rule, (order, steps) in policies.items():
                     candidates = disjoint_candidates(view, order, judge, k=k, steps=steps)
-                    figures = subset_figures(view, candidates, judge.answers, random_order)
+                    figures = subset_figures(view, candidates, judge.output_scale, random_order)
                     figures["precision"] = _first_precision(candidates, bag.truth)
                     slides.append(
                         {"bag_id": bag.bag.bag_id, "rule": rule, "network": network, "k": k, **figures}
@@ -151,12 +156,12 @@ def _next_candidate(
     full = view.full.logits
     sufficient = judge.holds(full, logits)
     chosen = int(sufficient.int().argmax()) if bool(sufficient.any()) else len(sizes) - 1
-    drop = float(judge.answers.drops(full, logits[chosen : chosen + 1]))
+    drop = float(judge.output_scale.drops(full, logits[chosen : chosen + 1]))
     return _Candidate(left[: sizes[chosen]], drop, bool(sufficient[chosen]))
 
 
 def subset_figures(
-    view: PredictedBag, candidates: Sequence[_Candidate], answers: Answers, random_order: Order
+    view: PredictedBag, candidates: Sequence[_Candidate], output_scale: OutputScale, random_order: Order
 ) -> Figures:
     """The columns of the paper's table for one bag."""
     subsets = [candidate.patches for candidate in candidates if candidate.is_sufficient]
@@ -170,18 +175,18 @@ def subset_figures(
     }
     for j in range(1, MAX_SUBSETS + 1):
         union = torch.cat(subsets[:j]) if count >= j else None
-        figures[f"remove_union_{j}"] = _removal_drop(view, union, answers)
+        figures[f"remove_union_{j}"] = _removal_drop(view, union, output_scale)
     as_many = random_order[: sum(len(subset) for subset in subsets)] if count else None
-    figures["remove_random"] = _removal_drop(view, as_many, answers)
+    figures["remove_random"] = _removal_drop(view, as_many, output_scale)
     return figures
 
 
-def _removal_drop(view: PredictedBag, patches: Ranking | None, answers: Answers) -> float | None:
+def _removal_drop(view: PredictedBag, patches: Ranking | None, output_scale: OutputScale) -> float | None:
     """Phi(X) - Phi of the bag without these patches; None when there are none to remove or none would be left."""
     if patches is None:
         return None
-    removed = view.asked.removed(members(patches, n_patches=len(view)))
-    return None if removed is None else float(answers.drops(view.full.logits, removed.logits.unsqueeze(0)))
+    removed = view.removed(members(patches, n_patches=len(view)))
+    return None if removed is None else float(output_scale.drops(view.full.logits, removed.unsqueeze(0)))
 
 
 def _first_precision(candidates: Sequence[_Candidate], truth: Tensor | None) -> float | None:

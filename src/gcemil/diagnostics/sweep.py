@@ -11,25 +11,17 @@ full_kept_gap, that of the evidence cd_gap: only the evidence has gates to be co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from gcemil.diagnostics.budget import RuleOutcomes
-from gcemil.diagnostics.snr import (
-    BagOutcome,
-    bag_outcome,
-    explain_missing_metric,
-    score_where_defined,
-    subset_metrics,
-)
+from gcemil.diagnostics.measurements import Groups, MeasuredGroup
+from gcemil.diagnostics.snr import BagOutcome, score_where_defined
 from gcemil.diagnostics.trained_fold import FoldBag, Measure, Pass, TrainedFold
 from gcemil.diagnostics.truth import oracle_scores, precision, recall
 from gcemil.errors import UsageError
-from gcemil.explain import Explanation, Interventions
-from gcemil.findings import Figures, Finding, Row, mean_row
+from gcemil.explain import Explanation
+from gcemil.findings import Figures, Finding, Labels, Row, mean_row
 from gcemil.model import GceMil
 from gcemil.recovery.recover import Recovery, members, ranking, recover
 from gcemil.shapes import Selected
@@ -38,7 +30,6 @@ THRESHOLDS = (0.1, 0.3, 0.5, 0.7, 0.9)
 COVERAGE_TARGETS = (None, 0.5, 0.8, 0.9, 0.95, 0.99)
 
 SweepCell = tuple[float, float | None]
-CellKey = tuple[str, float, float | None]
 
 
 @Measure
@@ -55,20 +46,18 @@ def measure_sweep(
     if fold.model is None:
         return Finding("sweep", (), notes=("The run has no gates to sweep over.",), settings=settings)
     cells = [(threshold, target) for threshold in thresholds for target in coverage_targets]
-    records: dict[CellKey, RuleOutcomes] = {}
+    groups = Groups()
     generator = torch.Generator().manual_seed(fold.seed)
     while (bag := (yield "test")) is not None:
         random_order = torch.randperm(len(bag), generator=generator)
-        sweep_bag(records, fold, fold.model, bag, cells, random_order)
-    targets = fold.targets()
-    rows = tuple(_cell_row(key, record, targets, fold) for key, record in records.items())
-    full = [outcome.full for outcome in next(iter(records.values())).outcomes]
-    notes = tuple(explain_missing_metric(fold.task, targets, full))
+        sweep_bag(groups, fold, fold.model, bag, cells, random_order)
+    rows = tuple(_cell_row(labels, group, fold) for labels, group in groups.items())
+    notes = tuple(groups.explain_missing_metric(fold.task))
     return Finding("sweep", rows, notes=notes, settings=settings)
 
 
 def sweep_bag(
-    records: dict[CellKey, RuleOutcomes],
+    groups: Groups,
     fold: TrainedFold,
     model: GceMil,
     bag: FoldBag,
@@ -79,7 +68,7 @@ def sweep_bag(
     explanation = bag.explanation
     if explanation is None:
         return
-    pooled = SubsetCache(model, bag, explanation)
+    view, soft = bag.predict("wrapped"), explanation.output.soft.logits
     orders = {"random": random_order}
     if bag.truth is not None:
         orders["oracle"] = ranking(oracle_scores(bag.truth, bag.regions, explanation.output.full.scores))
@@ -88,13 +77,13 @@ def sweep_bag(
         size = int(recovery.selected.sum())
         subsets = {name: members(order[:size], n_patches=len(bag)) for name, order in orders.items()}
         for rule, selected in {"evidence": recovery.selected, **subsets}.items():
-            record = records.setdefault((rule, threshold, target), RuleOutcomes())
-            outcome = pooled.outcome(selected, gated=rule == "evidence")
+            outcome = view.outcome(selected, soft if rule == "evidence" else None)
             figures = _cell_figures(outcome, selected, bag.truth, fold)
             if rule == "evidence":
                 figures["repaired_patches"] = float(len(recovery.added))
-            record.outcomes.append(outcome)
-            record.figures.append(figures)
+            wanted = "none" if target is None else f"{target:g}"
+            labels = {"rule": rule, "threshold": f"{threshold:g}", "coverage_target": wanted}
+            groups.add(labels, bag.target, outcome, figures)
 
 
 def recover_at(
@@ -116,28 +105,10 @@ def recover_at(
     )
 
 
-class SubsetCache:
-    """The host on the subsets of one bag; cells often share a subset, which is then pooled once."""
-
-    def __init__(self, model: GceMil, bag: FoldBag, explanation: Explanation) -> None:
-        embedded = explanation.output.embedded
-        self._bench = Interventions(model.explained, bag.features, bag.coords, embedded=embedded)
-        self._full = explanation.output.answer.logits
-        self._gated = explanation.output.soft.logits
-        self._seen: dict[bytes, BagOutcome] = {}
-
-    def outcome(self, selected: Selected, *, gated: bool) -> BagOutcome:
-        """The predictions for a subset, asked once."""
-        key = np.packbits(selected.numpy()).tobytes()
-        if key not in self._seen:
-            self._seen[key] = bag_outcome(self._bench, selected, full=self._full)
-        return replace(self._seen[key], gated=self._gated) if gated else self._seen[key]
-
-
 def _cell_figures(
     outcome: BagOutcome, selected: Selected, truth: Tensor | None, fold: TrainedFold
 ) -> Figures:
-    outputs = fold.answers("wrapped").read(outcome)
+    outputs = fold.output_scale("wrapped").read(outcome)
     figures: Figures = {"evidence_fraction": outcome.fraction}
     figures |= (
         {"full_kept_gap": outputs.full_kept_gap} if outcome.gated is None else {"cd_gap": outputs.cd_gap}
@@ -147,10 +118,7 @@ def _cell_figures(
     return figures
 
 
-def _cell_row(key: CellKey, record: RuleOutcomes, targets: Tensor, fold: TrainedFold) -> Row:
-    rule, threshold, target = key
-    wanted = "none" if target is None else f"{target:g}"
-    labels = {"rule": rule, "threshold": f"{threshold:g}", "coverage_target": wanted}
-    found = subset_metrics(record.outcomes, targets, score_where_defined(fold.task))
-    values = {name: found[name] for name in ("keep_only_drop", "complement_degradation")}
-    return mean_row(labels, record.figures, values)
+def _cell_row(labels: Labels, group: MeasuredGroup, fold: TrainedFold) -> Row:
+    metrics = group.metrics(score_where_defined(fold.task))
+    values = {name: metrics[name] for name in ("keep_only_drop", "complement_degradation")}
+    return mean_row(labels, group.records, values)

@@ -3,7 +3,7 @@
 wrapped  F, host and evidence head together (or the host: of a run without evidence, around a given host, where the head has no vote)
 plain    the host of another run on the same folds, trained without the wrapper
 
-A bag is predicted once under a network, and then asked for the prefixes of any ranking. A host that pools linearly answers for every prefix in one pass down the ranking:
+A bag is predicted once under a network, and then asked for the prefixes of any ranking. A host that pools linearly predicts every prefix in one pass down the ranking:
 
   a = softmax(z),   pooled = sum_i a_i u_i,   logits = read_out(pooled)
 
@@ -26,8 +26,9 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, update_wrapper
 from pathlib import Path
-from typing import Concatenate, Generic, Literal, ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -38,7 +39,7 @@ from gcemil.bags.fingerprint import content_hash
 from gcemil.bags.folds import read_fold
 from gcemil.bags.loader import SampleRule, load_bags
 from gcemil.config import TrainSettings
-from gcemil.diagnostics.snr import RISK_TOLERANCE, Answers, RiskScale
+from gcemil.diagnostics.snr import RISK_TOLERANCE, BagOutcome, OutputScale, RiskScale
 from gcemil.diagnostics.truth import true_evidence, true_regions
 from gcemil.errors import RunError, UsageError
 from gcemil.explain import Explanation, Interventions, bag_tensors, explain_bag
@@ -56,8 +57,8 @@ from gcemil.runs.folder import (
     open_cohort,
     read_metrics,
 )
-from gcemil.shapes import Scores
-from gcemil.tasks.task import Task, create_task, stacked_targets
+from gcemil.shapes import Logits, Scores, Selected
+from gcemil.tasks.task import Task, create_task, stacked_targets, target_tensor
 
 DEFAULT_BUDGET = 0.05
 """rho of the paper, for a run that has no wrapper to say its own."""
@@ -65,6 +66,8 @@ DEFAULT_BUDGET = 0.05
 NetworkName = Literal["wrapped", "plain"]
 PartName = Literal["train", "val", "test"]
 PARTS: tuple[PartName, ...] = ("train", "val", "test")
+MeasurementKey = tuple[str, NetworkName, str, str]
+"""Bag, network, rule and requested size."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,8 +122,15 @@ class FoldBag(NetworkBag):
     def __init__(self, spec: BagSpec, bag: Bag, fold: TrainedFold) -> None:
         super().__init__(bag, fold)
         self.spec = spec
-        self._fold = fold
+        self.fold = fold
+        self.measurements: dict[MeasurementKey, tuple[Any, ...]] = {}
+        """What was measured on the bag so far (measurements.py)."""
         self._predicted: dict[NetworkName, PredictedBag] = {}
+
+    @property
+    def target(self) -> Tensor:
+        """Its class, or time and event."""
+        return target_tensor(self.spec)
 
     def predict(self, network: NetworkName) -> PredictedBag:
         """The bag under the wrapped or the plain host, predicted once; the wrapper's own embedding is used where there is one."""
@@ -129,21 +139,23 @@ class FoldBag(NetworkBag):
         return self._predicted[network]
 
     def _predict(self, network: NetworkName) -> PredictedBag:
-        host = self._fold.host_of(network)
+        host = self.fold.host_of(network)
         if network == "wrapped" and self.explanation is not None:
-            output = self.explanation.output
-            return PredictedBag(host, self.features, self.coords, output.embedded, output.answer)
+            output, recovery = self.explanation.output, self.explanation.recovery
+            view = PredictedBag(host, self.features, self.coords, output.embedded, output.answer)
+            view.predicted[_subset_key(recovery.selected)] = self.explanation.kept.logits
+            return view
         return predict_bag(host, self.features, self.coords)
 
     @cached_property
     def truth(self) -> Tensor | None:
         """Which patches are evidence, where the cohort knows."""
-        return true_evidence(self._fold.cohort, self.bag)
+        return true_evidence(self.fold.cohort, self.bag)
 
     @cached_property
     def regions(self) -> Tensor | None:
         """The connected true region of each patch, 0 = none; numbered apart for the slides of a case."""
-        return true_regions(self._fold.cohort, self.bag)
+        return true_regions(self.fold.cohort, self.bag)
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,6 +167,8 @@ class TrainedFold(FoldNetwork):
     plain: Host | None
     plain_scale: RiskScale
     seed: int = 0
+    measurements: dict[MeasurementKey, tuple[Any, ...]] = field(default_factory=dict)
+    """What the diagnostics measured on the test bags, by bag, network, rule and size (measurements.py)."""
 
     @classmethod
     def open(
@@ -214,10 +228,10 @@ class TrainedFold(FoldNetwork):
         """The share of patches that the run means to be evidence."""
         return DEFAULT_BUDGET if self.model is None else self.model.settings.budget
 
-    def answers(self, network: NetworkName, *, risk_tolerance: float = RISK_TOLERANCE) -> Answers:
+    def output_scale(self, network: NetworkName, *, risk_tolerance: float = RISK_TOLERANCE) -> OutputScale:
         """How predictions of one network are compared, in units of that network's own training risks."""
         scale = self.scale if network == "wrapped" else self.plain_scale
-        return Answers(self.task.n_outputs, scale, risk_tolerance)
+        return OutputScale(self.task.n_outputs, scale, risk_tolerance)
 
     def specs(self, part: PartName = "test") -> Sequence[BagSpec]:
         """The bags of a part."""
@@ -281,6 +295,8 @@ def run_passes(fold: TrainedFold, passes: Mapping[str, Pass[T]]) -> dict[str, T]
         for bag in fold.bags(part) if readers else ():
             for name in readers:
                 advance(name, bag)
+            if part == "test":
+                fold.measurements.update(bag.measurements)
             del bag
         for name in readers:
             advance(name, None)
@@ -316,6 +332,8 @@ class PredictedBag:
     full: HostOutput
     attributed: dict[str, Scores] = field(default_factory=dict)
     """Scores of the attributions that were computed so far, by name."""
+    predicted: dict[bytes, Logits] = field(default_factory=dict)
+    """Predictions from the subsets that were kept so far, so that all diagnostics of a pass share them."""
 
     def __len__(self) -> int:
         return len(self.features)
@@ -335,12 +353,34 @@ class PredictedBag:
         """The interventions on the bag, which is not embedded again."""
         return Interventions(self.host, self.features, self.coords, embedded=self.embedded)
 
+    def kept(self, selected: Selected) -> Logits:
+        """The prediction from the selected patches alone, computed once."""
+        if bool(selected.all()):
+            return self.full.logits
+        key = _subset_key(selected)
+        if key not in self.predicted:
+            self.predicted[key] = self.asked.kept(selected).logits
+        return self.predicted[key]
+
+    def removed(self, selected: Selected) -> Logits | None:
+        """The prediction without the selected patches, computed once; None when nothing is left."""
+        return None if bool(selected.all()) else self.kept(~selected)
+
+    def outcome(self, selected: Selected, gated: Logits | None = None) -> BagOutcome:
+        """The four predictions for a subset; `gated` is the one under gates, for a rule that has them."""
+        kept, removed = self.kept(selected), self.removed(selected)
+        return BagOutcome(self.full.logits, kept, removed, gated, float(selected.double().mean()))
+
     @cached_property
     def linear(self) -> LinearPooling | None:
         """None for a host whose patches see each other before they are pooled."""
         form = linear_form(self.host)
         with torch.no_grad():
             return None if form is None else form(self.embedded)
+
+
+def _subset_key(selected: Selected) -> bytes:
+    return np.packbits(selected.cpu().numpy()).tobytes()
 
 
 @torch.no_grad()
@@ -383,10 +423,10 @@ def prefix_logits(bag: PredictedBag, order: Ranking, sizes: Sequence[int]) -> Fl
     if bag.linear is None:
         # The whole bag is the dearest prefix, and its answer is known.
         pooled = [
-            bag.full
+            bag.full.logits
             if len(order[:size]) == len(bag)
-            else bag.asked.kept(members(order[:size], n_patches=len(bag)))
+            else bag.kept(members(order[:size], n_patches=len(bag)))
             for size in sizes
         ]
-        return torch.stack([one.logits for one in pooled])
+        return torch.stack(pooled)
     return bag.linear.read_out(_pool_prefixes(bag.linear, order, sizes).to(bag.full.logits.dtype))

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from jaxtyping import Int
+from sklearn.metrics import average_precision_score
 from torch import Tensor
 
 from gcemil.bags import store
@@ -58,14 +59,7 @@ def recall(selected: Selected, truth: Selected) -> float:
 
 def average_precision(scores: Scores, truth: Selected) -> float:
     """Area under the steps of precision over recall, down the ranking."""
-    order = ranking(scores)
-    hits = truth[order].double().cumsum(0)
-    ordered = scores[order]
-    # A threshold admits all patches of a score at once, so only the last of them is a point of the curve.
-    last = torch.cat([ordered[1:] != ordered[:-1], torch.ones(1, dtype=torch.bool)])
-    found, taken = hits[last], (torch.arange(len(order))[last] + 1).double()
-    gained = torch.diff(found, prepend=found.new_zeros(1))
-    return float((gained * found / taken).sum() / truth.sum())
+    return float(average_precision_score(truth.numpy(), scores.numpy()))
 
 
 def region_coverage(selected: Selected, regions: RegionNumbers) -> float | None:

@@ -7,6 +7,7 @@ nothing of the cohort is needed. With `unit="region"` every connected region of 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ import torch
 from gcemil.bags.bag import Bag, grid_stride
 from gcemil.config import TrainSettings
 from gcemil.diagnostics.regions import RegionJudge, find_regions
-from gcemil.diagnostics.snr import Answers, BagOutputs, Tolerances, bag_outcome, judge_subset
+from gcemil.diagnostics.snr import BagOutputs, OutputScale, Tolerances, bag_outcome, judge_subset
 from gcemil.diagnostics.trained_fold import DEFAULT_BUDGET, FoldNetwork, NetworkBag, read_risk_scale
 from gcemil.errors import BagError, UsageError
 from gcemil.explain import Explanation, slide_evidence
@@ -67,9 +68,9 @@ class SourceBag(NetworkBag):
         self.hashes = hashes
 
     @property
-    def answers(self) -> Answers:
+    def output_scale(self) -> OutputScale:
         """How predictions of the network are compared."""
-        return Answers(self.network.task.n_outputs, self.network.scale)
+        return OutputScale(self.network.task.n_outputs, self.network.scale)
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,8 +195,11 @@ def _judge_regions(source: SourceBag, chosen: ChosenSet, options: ExplainOptions
                 f"Bag '{source.bag.bag_id}' has no coordinates, so its patches form no regions. Leave --unit out."
             )
         return None
-    judge = RegionJudge(source.answers, options.tolerances, MAX_REGIONS if options.unit == "region" else 0)
-    verdicts = judge.judge(source.wrapped, chosen.full, source.bag, regions)
+    judge = RegionJudge(
+        source.output_scale, options.tolerances, MAX_REGIONS if options.unit == "region" else 0
+    )
+    outcome_of = partial(bag_outcome, source.wrapped, full=chosen.full)
+    verdicts = judge.judge(outcome_of, source.bag, regions)
     return SlideRegions(regions.number.numpy(), tuple(verdicts))
 
 
@@ -209,7 +213,7 @@ def _certify(
     network, found, bag = source.network, source.explanation, source.bag
     gates = None if found is None else found.output.log_gates
     outcome = bag_outcome(source.wrapped, chosen.selected, gates, full=chosen.full)
-    outputs = source.answers.read(outcome)
+    outputs = source.output_scale.read(outcome)
     rows, selected = bag.rows_of(slide_id), chosen.selected.numpy()
     judged = regions.verdicts if regions is not None and options.unit == "region" else ()
     notes = chosen.notes

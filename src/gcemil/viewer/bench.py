@@ -115,7 +115,7 @@ def region_numbers(slide: OpenedSlide) -> list[int]:
 def subset_groups(slide: OpenedSlide) -> Int[np.ndarray, "n"]:
     """Which disjoint sufficient subset each patch is in, 0 = none; the shortest prefixes by attention, in steps of 8."""
     view = slide.bench.predict("wrapped")
-    judge = Sufficiency(slide.fold.answers("wrapped"))
+    judge = Sufficiency(slide.fold.output_scale("wrapped"))
     order = ranking(view.full.scores)
     groups = np.zeros(len(slide.bench), dtype=np.uint8)
     for number, one in enumerate(
@@ -154,7 +154,7 @@ def judge_set(
     if kept is not None:
         fraction = float(selected.double().mean())
         outcome = BagOutcome(slide.full.logits, kept, removed, slide.gated, fraction)
-        judged = judge_outputs(slide.fold.answers("wrapped").read(outcome), tolerances)
+        judged = judge_outputs(slide.fold.output_scale("wrapped").read(outcome), tolerances)
         verdicts = [
             {"name": name, "held": one.held, "sentence": one.sentence(name)} for name, one in judged.items()
         ]
@@ -188,7 +188,7 @@ def _prediction(slide: OpenedSlide, logits: Logits | None) -> dict[str, Any] | N
     fold = slide.fold
     return {
         "values": name_prediction(fold.task, logits),
-        "output": fold.answers("wrapped").output(slide.full.logits, logits),
+        "output": fold.output_scale("wrapped").output(slide.full.logits, logits),
     }
 
 

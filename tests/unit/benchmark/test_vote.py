@@ -12,7 +12,7 @@ from benchmarks import vote
 from gcemil.evidence.checking import Tolerances
 from sklearn.metrics import f1_score
 
-from gcemil.diagnostics.snr import Answers, RiskScale
+from gcemil.diagnostics.snr import OutputScale, RiskScale
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.hosts.abmil import Abmil
 from gcemil.hosts.host import Embedded, HostOutput
@@ -88,7 +88,7 @@ class LargestPatch(Abmil):
 def judge():
     tokens = torch.zeros(20, 1)
     tokens[3] = tokens[4] = 1.0
-    return vote.Judge(LargestPatch(1, 2).eval(), Embedded(tokens), None, Answers(2, RiskScale()))
+    return vote.Judge(LargestPatch(1, 2).eval(), Embedded(tokens), None, OutputScale(2, RiskScale()))
 
 
 def test_replacing_by_background_removes_what_the_patches_show(judge):

@@ -113,11 +113,11 @@ def test_gates_on_the_simplex_select_where_anything_is_left(gate, expected):
 
 def test_the_recoverability_bound_holds_on_trained_slides(classification_runs: TrainedRuns):
     fold = TrainedFold.open(classification_runs.gce, 0)
-    for bench in fold.bags():
-        explanation = bench.explanation
-        outcome = bag_outcome(bench.wrapped, explanation.recovery.selected, explanation.output.log_gates)
-        outputs = fold.answers("wrapped").read(outcome)
-        figures = recoverability_figures(fold.model, bench, fold, explanation, outputs, points=5)
+    for bag in fold.bags():
+        explanation = bag.explanation
+        outcome = bag_outcome(bag.wrapped, explanation.recovery.selected, explanation.output.log_gates)
+        outputs = fold.output_scale("wrapped").read(outcome)
+        figures = recoverability_figures(fold.model, bag, fold, explanation, outputs, points=5)
         assert 0 <= figures["gate_margin"] <= 0.5
         assert figures["margin_bound"] == pytest.approx(figures["margin_slack"] + outputs.cd_gap)
         assert not figures["margin_broken"]

@@ -7,7 +7,7 @@ import torch
 
 from fold_builders import few_bags, fold_of, one_patch_fold
 from gcemil.diagnostics import budget
-from gcemil.diagnostics.budget import prefix_outcomes
+from gcemil.diagnostics.measurements import prefix_outcomes
 from gcemil.diagnostics.snr import bag_outcome
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError

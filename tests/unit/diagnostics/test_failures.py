@@ -129,7 +129,7 @@ def test_thresholds_are_stated(found):
 
 def test_truth_is_never_an_artifact(classification_runs: TrainedRuns):
     fold = TrainedFold.open(classification_runs.host, 0)
-    truths = {bench.spec.bag_id: bench.truth for bench in fold.bags()}
+    truths = {bag.spec.bag_id: bag.truth for bag in fold.bags()}
     found = measure_failures(fold, artifact_share=0.0)
     oracle = {s["bag_id"]: s for s in found.slides if s["rule"] == "oracle"}
     for bag_id, truth in truths.items():

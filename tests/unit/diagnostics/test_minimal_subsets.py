@@ -5,7 +5,7 @@ import torch
 
 from fold_builders import few_bags
 from gcemil.diagnostics import subsets
-from gcemil.diagnostics.snr import Answers, RiskScale
+from gcemil.diagnostics.snr import OutputScale, RiskScale
 from gcemil.diagnostics.subsets import Sufficiency, disjoint_candidates, subset_figures
 from gcemil.diagnostics.trained_fold import TrainedFold, linear_form, predict_bag, prefix_logits
 from gcemil.errors import UsageError
@@ -42,14 +42,14 @@ def mean_risk(features):
     return features.mean().unsqueeze(0)
 
 
-CLASSES = Sufficiency(Answers(2, RiskScale()))
-RISK = Sufficiency(Answers(1, RiskScale(mean=1.0, deviation=2.0), risk_tolerance=0.2))
+CLASSES = Sufficiency(OutputScale(2, RiskScale()))
+RISK = Sufficiency(OutputScale(1, RiskScale(mean=1.0, deviation=2.0), risk_tolerance=0.2))
 
 
 def searched(view, *, judge=CLASSES, k=1, steps=1):
     order = torch.arange(len(view.embedded.tokens))
     candidates = disjoint_candidates(view, order, judge, k=k, steps=steps)
-    return candidates, subset_figures(view, candidates, judge.answers, order)
+    return candidates, subset_figures(view, candidates, judge.output_scale, order)
 
 
 def test_each_of_two_tumour_patches_is_a_subset_of_its_own():
@@ -128,9 +128,9 @@ def test_the_search_ends_after_three_subsets_where_every_patch_is_sufficient():
 
 def test_a_model_without_a_spread_of_risks_has_no_unit():
     with pytest.raises(UsageError, match="standard deviation 0"):
-        Answers(1, RiskScale(mean=0.0, deviation=0.0))
+        OutputScale(1, RiskScale(mean=0.0, deviation=0.0))
     with pytest.raises(UsageError, match="at least 0, got -1"):
-        Answers(2, RiskScale(), risk_tolerance=-1.0)
+        OutputScale(2, RiskScale(), risk_tolerance=-1.0)
 
 
 def test_the_hosts_that_pool_linearly_are_known():

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from gcemil.diagnostics.posthoc import area, flipping_curves
-from gcemil.diagnostics.snr import Answers, RiskScale
+from gcemil.diagnostics.snr import OutputScale, RiskScale
 from gcemil.diagnostics.trained_fold import predict_bag
 from gcemil.errors import UsageError
 from gcemil.hosts.adapters import CallableHost
 from wrapper_builders import prepared_host, tensor_bag
 
-CLASSES = Answers(2, RiskScale())
+CLASSES = OutputScale(2, RiskScale())
 SURE, UNSURE = float(torch.tensor(8.0).sigmoid()), float(torch.tensor(-8.0).sigmoid())
 
 
@@ -27,7 +27,7 @@ def toy(*values, model=any_positive, n_outputs=2):
     return view_of(host, torch.tensor(values, dtype=torch.float32).unsqueeze(1))
 
 
-def curves(view, *order, answers=CLASSES, **options):
+def curves(view, *order, output_scale=CLASSES, **options):
     return flipping_curves(view, torch.tensor(order), answers, **options)
 
 
@@ -56,7 +56,7 @@ def test_a_host_that_looks_at_nothing_gives_no_ranking_a_gain():
 
 def test_a_risk_is_read_in_units_of_the_training_risks():
     view = toy(1, 3, 8, model=lambda features: features.mean().unsqueeze(0), n_outputs=1)
-    found = curves(view, 2, 1, 0, answers=Answers(1, RiskScale(mean=1.0, deviation=2.0)))
+    found = curves(view, 2, 1, 0, output_scale=OutputScale(1, RiskScale(mean=1.0, deviation=2.0)))
     assert found.most_first.tolist() == pytest.approx([1.5, 0.5, 0])
     assert found.least_first.tolist() == pytest.approx([1.5, 2.25, 3.5])
     assert found.figures["srg"] == pytest.approx((0.5 * 1.5 + 2.25 + 0.5 * 3.5 - 0.5 * 1.5 - 0.5) / 2)
@@ -82,7 +82,7 @@ def test_the_area_is_the_mean_height_on_an_uneven_axis():
 def test_points_of_a_curve_are_real_removals(name):
     view = view_of(prepared_host(name), *tensor_bag(12))
     order = torch.randperm(12, generator=torch.Generator().manual_seed(0))
-    found = flipping_curves(view, order, Answers(3, RiskScale()))
+    found = flipping_curves(view, order, OutputScale(3, RiskScale()))
     for position, share in enumerate(found.removed.tolist()):
         gone = torch.zeros(12, dtype=torch.bool)
         gone[order[: round(share * 12)]] = True

@@ -7,7 +7,7 @@ import torch
 from gcemil.bags.bag import case_bag, slide_bag
 from gcemil.diagnostics.regions import RegionJudge, find_regions, judge_rule, measure_regions
 from gcemil.diagnostics.rules import RuleSubset
-from gcemil.diagnostics.snr import Answers, RiskScale, Tolerances
+from gcemil.diagnostics.snr import OutputScale, RiskScale, Tolerances
 from gcemil.diagnostics.trained_fold import TrainedFold, predict_bag
 from gcemil.errors import BagError, UsageError
 from gcemil.hosts.adapters import CallableHost
@@ -57,7 +57,7 @@ def test_a_bag_without_coordinates_has_no_regions():
 class TestVerdictsOfAHostSolvableByHand:
     """The host's logit is the mean feature: sigmoid(mean) is the probability of class 1."""
 
-    judge = RegionJudge(Answers(2, RiskScale()), Tolerances(0.05, 0.05))
+    judge = RegionJudge(OutputScale(2, RiskScale()), Tolerances(0.05, 0.05))
 
     def test_a_region_that_carries_the_mean_is_sufficient_and_one_that_shifts_it_is_necessary(self):
         # Mean 2: the first pair has it, the pair side by side lies above, the single ones below.
@@ -65,7 +65,7 @@ class TestVerdictsOfAHostSolvableByHand:
         view = toy_view(bag)
         selected = torch.tensor([True] * 5 + [False])
         regions = find_regions(bag, selected, torch.tensor([5.0, 5.0, 1.0, 1.0, 0.0, 0.0]))
-        first, second, third = self.judge.judge(view.asked, view.full.logits, bag, regions)
+        first, second, third = self.judge.judge(view.outcome, bag, regions)
         assert (first.n_patches, first.sufficient, first.necessary) == (2, True, False)
         assert first.kept == pytest.approx(1 / (1 + np.exp(-2.0)))
         assert (second.sufficient, second.necessary) == (False, True)
@@ -87,8 +87,8 @@ class TestVerdictsOfAHostSolvableByHand:
         bag = toy_bag([2.0, 2.0, 6.0, 6.0, -2.0, -2.0])
         view = toy_view(bag)
         regions = find_regions(bag, torch.ones(6, dtype=torch.bool), torch.arange(6.0))
-        judge = RegionJudge(self.judge.answers, Tolerances(), limit=1)
-        verdicts = judge.judge(view.asked, view.full.logits, bag, regions)
+        judge = RegionJudge(self.judge.output_scale, Tolerances(), limit=1)
+        verdicts = judge.judge(view.outcome, bag, regions)
         assert [one.sufficient is None for one in verdicts] == [False, True, True, True]
 
     def test_a_rule_needs_places(self):

@@ -6,7 +6,7 @@ A patch is (lesion, context). The hosts say 'tumour' or 'normal' with the probab
 import pytest
 import torch
 
-from gcemil.diagnostics.snr import Answers, RiskScale, Tolerances, Verdict, bag_outcome, judge_subset
+from gcemil.diagnostics.snr import OutputScale, RiskScale, Tolerances, Verdict, bag_outcome, judge_subset
 from gcemil.explain import Interventions
 from gcemil.hosts.adapters import CallableHost
 from gcemil.recovery.recover import above_threshold
@@ -39,7 +39,7 @@ def judged(model, patches, gates):
     outcome = bag_outcome(
         Interventions(host, torch.tensor(patches)), above_threshold(gates, 0.5), gates.log()
     )
-    return judge_subset(Answers(TASK.n_outputs, RiskScale()).read(outcome), Tolerances())
+    return judge_subset(OutputScale(TASK.n_outputs, RiskScale()).read(outcome), Tolerances())
 
 
 def test_the_whole_bag_is_sufficient_but_not_necessary():

@@ -9,8 +9,9 @@ import torch
 
 from builders import make_cohort
 from gcemil.config import EvidenceSettings, TrainSettings
+from gcemil.diagnostics.measurements import Groups
 from gcemil.diagnostics.snr import BagOutcome, RiskScale
-from gcemil.diagnostics.snr_report import Trial, measure_snr, snr_rows
+from gcemil.diagnostics.snr_report import measure_snr, snr_rows
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
 from gcemil.evidence.anchors import AnchorBank
@@ -29,7 +30,14 @@ TASK = ClassificationTask(("normal", "tumour"))
 def trial(target, full, kept, removed, gated, **record):
     outcome = BagOutcome(full, kept, removed, gated, 0.1)
     known = {"network": "wrapped", "rule": "evidence", "evidence_fraction": 0.1, **record}
-    return Trial(outcome, torch.tensor(target), known)
+    return torch.tensor(target), outcome, known
+
+
+def rows_of(bags, task):
+    groups = Groups()
+    for bag in bags:
+        groups.add({"rule": "evidence", "network": "wrapped"}, *bag)
+    return list(snr_rows(groups, task, None))
 
 
 def row_of(found, **labels):
@@ -42,7 +50,7 @@ def test_rows_of_two_bags_by_hand():
         trial(0, NORMAL, NORMAL, NORMAL, NORMAL, cd_gap=0.25, full_kept_gap=0.0, necessary=False),
         trial(1, TUMOUR, TUMOUR, NORMAL, NORMAL, cd_gap=0.75, full_kept_gap=0.5, necessary=True),
     ]
-    found = list(snr_rows(bags, TASK, None))
+    found = rows_of(bags, TASK)
     assert [(row.labels["class"], row.labels["comparison"]) for row in found] == [
         (name, comparison)
         for name in ("all", "normal", "tumour")
@@ -66,7 +74,7 @@ def test_the_row_of_a_class_has_its_own_f1_and_its_own_slides():
         trial(0, NORMAL, NORMAL, NORMAL, NORMAL, full_kept_gap=0.0),
         trial(1, TUMOUR, TUMOUR, NORMAL, TUMOUR, full_kept_gap=0.5),
     ]
-    found = list(snr_rows(bags, TASK, None))
+    found = rows_of(bags, TASK)
     normal = row_of(found, **{"class": "normal", "comparison": "full-kept"}).values
     tumour = row_of(found, **{"class": "tumour", "comparison": "full-kept"}).values
     assert (normal["full_kept_gap"], tumour["full_kept_gap"]) == pytest.approx((0.0, 0.5), abs=1e-6)
@@ -76,7 +84,7 @@ def test_the_row_of_a_class_has_its_own_f1_and_its_own_slides():
 
 def test_whole_bags_of_one_class_have_no_complement_and_still_a_macro_f1():
     bags = [trial(0, NORMAL, NORMAL, None, NORMAL), trial(0, TUMOUR, NORMAL, None, NORMAL)]
-    values = row_of(snr_rows(bags, TASK, None), **{"class": "all", "comparison": "full-kept"}).values
+    values = row_of(rows_of(bags, TASK), **{"class": "all", "comparison": "full-kept"}).values
     # One of two normal bags right: F1 of normal 2/3, of tumour, predicted in vain, 0.
     assert values["task_metric"] == pytest.approx(1 / 3)
     assert values["keep_only_drop"] == pytest.approx(1 / 3 - 1)
@@ -86,7 +94,7 @@ def test_whole_bags_of_one_class_have_no_complement_and_still_a_macro_f1():
 def test_all_censored_bags_have_no_metric():
     risk = torch.tensor([0.5])
     bags = [trial([time, 0.0], risk, risk, risk, risk, full_kept_gap=0.25) for time in (3.0, 5.0)]
-    values = row_of(snr_rows(bags, SurvivalTask(), None), comparison="full-kept").values
+    values = row_of(rows_of(bags, SurvivalTask()), comparison="full-kept").values
     assert (values["task_metric"], values["keep_only_drop"]) == (None, None)
     assert values["full_kept_gap"] == pytest.approx(0.25)
 

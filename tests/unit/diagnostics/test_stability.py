@@ -11,7 +11,7 @@ from builders import make_bag
 from fold_builders import few_bags, fold_of, one_patch_fold
 from gcemil.diagnostics import stability
 from gcemil.diagnostics.diagnose import Comparison, measure_fold
-from gcemil.diagnostics.snr import Answers, RiskScale
+from gcemil.diagnostics.snr import OutputScale, RiskScale
 from gcemil.diagnostics.stability import (
     OriginalBag,
     RuleEvidence,
@@ -30,7 +30,7 @@ from run_builders import TrainedRuns
 NORMAL, TUMOUR = torch.tensor([2.0, 0.0]), torch.tensor([0.0, 2.0])
 # Probability .88 of tumour beside .12.
 APART = float(torch.tensor(2.0).sigmoid() - torch.tensor(-2.0).sigmoid())
-CLASSES = Answers(2, RiskScale())
+CLASSES = OutputScale(2, RiskScale())
 RULES = {"whole_bag", "random", "attention", "saliency", "occlusion", "oracle"}
 GATED = {"evidence", "soft_thresholded"}
 
@@ -39,7 +39,7 @@ def mask(text):
     return torch.tensor([char == "x" for char in text])
 
 
-def judged(selected, kept, *, full=TUMOUR, gated=None, answers=CLASSES):
+def judged(selected, kept, *, full=TUMOUR, gated=None, output_scale=CLASSES):
     return RuleEvidence(mask(selected), full, kept, gated, answers)
 
 
@@ -64,12 +64,12 @@ def test_a_flip_is_another_class_from_the_evidence_alone():
 
 
 def test_a_flip_of_risks_is_a_move_beyond_the_tolerance():
-    ours = Answers(1, RiskScale(mean=0.0, deviation=1.0), risk_tolerance=0.2)
-    theirs = Answers(1, RiskScale(mean=10.0, deviation=2.0), risk_tolerance=0.2)
-    one = judged("x", torch.tensor([1.0]), full=torch.tensor([1.0]), answers=ours)
+    ours = OutputScale(1, RiskScale(mean=0.0, deviation=1.0), risk_tolerance=0.2)
+    theirs = OutputScale(1, RiskScale(mean=10.0, deviation=2.0), risk_tolerance=0.2)
+    one = judged("x", torch.tensor([1.0]), full=torch.tensor([1.0]), output_scale=ours)
     # One deviation above the mean is the same risk in both networks' units.
-    same = judged("x", torch.tensor([12.0]), full=torch.tensor([9.0]), answers=theirs)
-    more = judged("x", torch.tensor([12.5]), full=torch.tensor([9.0]), answers=theirs)
+    same = judged("x", torch.tensor([12.0]), full=torch.tensor([9.0]), output_scale=theirs)
+    more = judged("x", torch.tensor([12.5]), full=torch.tensor([9.0]), output_scale=theirs)
     assert output_gap(one, same) == pytest.approx(0)
     assert not predictions_differ(one, same)
     assert output_gap(one, more) == pytest.approx(0.25)

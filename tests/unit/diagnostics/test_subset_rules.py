@@ -2,10 +2,11 @@ import pytest
 import torch
 
 from gcemil.diagnostics.rules import (
+    RANKED,
     attribute_patches,
     choose_attributions,
     rank_selected_first,
-    rule_scores,
+    score_rules,
     smooth_scores,
 )
 from gcemil.diagnostics.trained_fold import TrainedFold, predict_bag
@@ -21,7 +22,7 @@ def scores_of(fold, bag, network="wrapped", names=("attention", "occlusion")):
     view = bag.predict(network)
     random = torch.rand(len(bag), generator=torch.Generator().manual_seed(0))
     rivals = attribute_patches(view, choose_attributions(view.host, names))
-    return rule_scores(bag, network, rivals, random=random)
+    return score_rules(bag, network, random=random, attributions=rivals, ours=RANKED, smooth=True)
 
 
 def test_the_selected_come_first_and_scores_decide_among_them_and_among_the_rest():

@@ -5,10 +5,11 @@ import torch
 
 from fold_builders import few_bags, fold_of, one_patch_fold
 from gcemil.diagnostics import sweep
-from gcemil.diagnostics.sweep import SubsetCache, recover_at, sweep_bag
+from gcemil.diagnostics.measurements import Groups
+from gcemil.diagnostics.sweep import recover_at, sweep_bag
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
-from gcemil.explain import explain_bag, recover_evidence
+from gcemil.explain import recover_evidence
 from run_builders import TrainedRuns
 
 
@@ -41,26 +42,14 @@ def test_without_a_target_nothing_is_repaired(first_bag):
     assert found.selected.equal(bag.explanation.output.gates > 0.5)
 
 
-def test_a_subset_that_two_cells_share_is_pooled_once(first_bag):
-    fold, bag = first_bag
-    explanation = explain_bag(fold.model, bag.bag)
-    pooled = SubsetCache(fold.model, bag, explanation)
-    selected = explanation.recovery.selected
-    once, again = pooled.outcome(selected, gated=True), pooled.outcome(selected, gated=False)
-    assert once.kept is again.kept
-    assert once.kept.allclose(explanation.kept.logits)
-    assert again.gated is None
-    whole = pooled.outcome(torch.ones_like(selected), gated=True)
-    assert whole.removed is None
-
-
 def test_what_is_kept_of_a_bag_does_not_grow_with_its_patches(first_bag):
     fold, bag = first_bag
-    records: dict = {}
-    sweep_bag(records, fold, fold.model, bag, [(0.5, None), (0.5, 0.9)], torch.arange(len(bag)))
-    assert set(records) == {(rule, 0.5, t) for rule in ("evidence", "random", "oracle") for t in (None, 0.9)}
-    for record in records.values():
-        (outcome,) = record.outcomes
+    groups = Groups()
+    sweep_bag(groups, fold, fold.model, bag, [(0.5, None), (0.5, 0.9)], torch.arange(len(bag)))
+    cells = [(labels["rule"], labels["coverage_target"]) for labels, _ in groups.items()]
+    assert cells == [(rule, t) for t in ("none", "0.9") for rule in ("evidence", "random", "oracle")]
+    for _, group in groups.items():
+        (outcome,) = group.outcomes
         kept = [outcome.full, outcome.kept, outcome.removed, outcome.gated]
         assert all(logits is None or logits.shape == (2,) for logits in kept)
 
