@@ -6,14 +6,16 @@ goes wrong is one sentence on standard error; `--debug` (or GCEMIL_DEBUG=1) show
 
 from __future__ import annotations
 
+import inspect
 import os
 import select
 import shlex
 import sys
 import traceback
 from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -63,6 +65,9 @@ def _bare_flags(params: list[Any]) -> list[Any]:
     for param in params:
         if getattr(param, "is_flag", False):
             param.metavar = ""
+        elif param.param_type_name == "argument":
+            # Its name says what it is; typer shows a type of Python beside it.
+            param.display_type_rich = lambda ctx: None
     return params
 
 
@@ -142,11 +147,29 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
 """The commands as '--help' groups them."""
 
 
+def _name_values(function: Callable[..., None]) -> Callable[..., None]:
+    """The command with a word for what each option takes, in place of a type of Python."""
+    kinds = get_type_hints(function)
+    for name, parameter in inspect.signature(function).parameters.items():
+        declared, parts = parameter.default, get_args(kinds[name]) or (kinds[name],)
+        if getattr(declared, "metavar", "given") is not None:
+            continue
+        if type(declared).__name__ == "ArgumentInfo":
+            declared.metavar = name.upper() + ("..." if get_origin(kinds[name]) is list else "")
+        elif issubclass(parts[0], StrEnum):
+            declared.metavar = "|".join(choice.value for choice in parts[0])
+        else:
+            declared.metavar = {Path: "PATH", int: "NUMBER", float: "NUMBER", bool: ""}.get(parts[0], "TEXT")
+    return function
+
+
 for _group, _commands in GROUPS.items():
     for _name, _function in _commands.items():
-        app.command(_name, cls=Command, rich_help_panel=_group)(_function)
+        app.command(_name, cls=Command, rich_help_panel=_group)(_name_values(_function))
     if _group == "Make a cohort":
         for _info in anchors.app.registered_commands:
+            if _info.callback is not None:
+                _name_values(_info.callback)
             _info.cls = Command
         app.add_typer(anchors.app, name="anchors", rich_help_panel=_group)
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from gcemil.bags import store
 from gcemil.bags.foreign.inspect import inspect
 from gcemil.bags.foreign.trident import find_patch_size, read_trident
-from gcemil.cli.slides import patch
+from gcemil.cli.slides import encode
 from gcemil.errors import StoreError, UsageError
 from gcemil.features.patching import PatchingRules, find_slides, patch_slides, patches_path, read_patch_file
 from gcemil.slides.grid import PatchSettings, read_patch
@@ -227,8 +227,8 @@ def test_more_than_48_slides_fill_a_second_sheet(tmp_path):
 
 def run(*arguments):
     app = typer.Typer()
-    app.command()(patch)
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+    app.command()(encode)
+    return CliRunner().invoke(app, ["--patches-only", *map(str, arguments)])
 
 
 def test_the_command_exits_with_1_and_lists_what_failed(tmp_path):
