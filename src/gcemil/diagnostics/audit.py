@@ -141,8 +141,8 @@ def _try_rules(
 ) -> list[_AuditTrial]:
     """Every rule on one bag and on its changed versions."""
     truth, regions = true_evidence(cohort, bag), true_regions(cohort, bag)
-    bench = Interventions(host, *bag_tensors(bag))
-    full = bench.full()
+    interventions = Interventions(host, *bag_tensors(bag))
+    full = interventions.full()
     everyone = torch.arange(len(bag))
     draw = _random_stream(seed, bag, "random")
     fixed = {"oracle": oracle_scores(truth, regions, torch.zeros(len(bag)))} if truth is not None else {}
@@ -153,7 +153,7 @@ def _try_rules(
     for rule, scores in rankings.items():
         gates = rule in sources and sources[rule].are_gates
         outcome = bag_outcome(
-            bench, chosen[rule], _take_log_gates(scores) if gates else None, full=full.logits
+            interventions, chosen[rule], _take_log_gates(scores) if gates else None, full=full.logits
         )
         found[rule] = _AuditTrial(rule, outcome, truth_figures(chosen[rule], scores, truth, regions))
     following = {name: source for name, source in sources.items() if source.follows_bag}

@@ -38,12 +38,12 @@ def try_rules(
     chosen: dict[str, tuple[Tensor, Tensor | None]] = {}
     if isinstance(network, GceMil):
         found = explain_bag(network, bag)
-        bench = Interventions(network.explained, features, coords, embedded=found.output.embedded)
+        interventions = Interventions(network.explained, features, coords, embedded=found.output.embedded)
         full = found.output.answer
         own = {"evidence": (found.recovery.selected, found.output.log_gates)}
     else:
-        bench = Interventions(network, features, coords)
-        full, own = bench.full(), {}
+        interventions = Interventions(network, features, coords)
+        full, own = interventions.full(), {}
     if not asked:
         chosen = {**own, "attention": (top_k(full.scores, size), None)}
     for rule, function in asked.items():
@@ -61,7 +61,7 @@ def try_rules(
     draw = np.random.default_rng([seed, *bag.bag_id.encode()]).random(n_patches)
     chosen["random"] = top_k(torch.from_numpy(draw).to(device), int(first.sum())), None
     for rule, (selected, log_gates) in chosen.items():
-        yield rule, selected, bag_outcome(bench, selected, log_gates, full=full.logits)
+        yield rule, selected, bag_outcome(interventions, selected, log_gates, full=full.logits)
 
 
 def measure_risks(network: Any, outcomes: Sequence[BagOutcome]) -> RiskScale:

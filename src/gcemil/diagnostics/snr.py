@@ -108,19 +108,19 @@ class RiskScale:
 
 
 def bag_outcome(
-    bench: Interventions,
+    interventions: Interventions,
     selected: Selected,
     log_gates: LogGates | None = None,
     *,
     full: Logits | None = None,
 ) -> BagOutcome:
     """Put one subset to the test; `full` is what the host says of X, where that is known."""
-    removed = bench.removed(selected)
+    removed = interventions.removed(selected)
     return BagOutcome(
-        full=bench.full().logits if full is None else full,
-        kept=bench.kept(selected).logits,
+        full=interventions.full().logits if full is None else full,
+        kept=interventions.kept(selected).logits,
         removed=None if removed is None else removed.logits,
-        gated=None if log_gates is None else bench.gated(log_gates).logits,
+        gated=None if log_gates is None else interventions.gated(log_gates).logits,
         fraction=float(selected.double().mean()),
     )
 
@@ -165,9 +165,9 @@ def snr(
     for bag in bags:
         features, coords = bag_tensors(bag, model.anchors.device)
         output = read_evidence_output(model, features, coords, bag.patch_size)
-        bench = Interventions(model.explained, features, coords, embedded=output.embedded)
+        interventions = Interventions(model.explained, features, coords, embedded=output.embedded)
         outcomes.append(
-            bag_outcome(bench, recover_evidence(model, output, coords).selected, output.log_gates)
+            bag_outcome(interventions, recover_evidence(model, output, coords).selected, output.log_gates)
         )
     names = classes or tuple(str(index) for index in range(model.n_outputs))
     task: Task = SurvivalTask() if model.n_outputs == 1 else ClassificationTask(names)

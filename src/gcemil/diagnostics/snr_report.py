@@ -93,7 +93,8 @@ def measure_snr(
     complete = yield from estimate_completeness.steps(fold)
     generator = torch.Generator().manual_seed(fold.seed)
     rivals = {network: choose_attributions(fold.host_of(network), RIVALS) for network in fold.networks}
-    groups, slides = Groups(), []
+    groups = Groups()
+    slides: list[dict[str, Any]] = []
     while (bag := (yield "test")) is not None:
         random = torch.rand(len(bag), generator=generator)
         for one in measure_rules(bag, random, budget=budget, rivals=rivals):
