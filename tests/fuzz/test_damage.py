@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from gcemil.bags.foreign.recipes import _read_camelyon16, load_recipe
 
 from builders import make_cohort
 from gcemil.bags import validate
+from gcemil.bags.foreign.datasets import _read_camelyon16, load_dataset_spec
 from gcemil.bags.foreign.splits import read_splits
 from gcemil.bags.foreign.torchmil import read_array
 from gcemil.benchmark.results import Results, read_log
@@ -56,7 +56,9 @@ def test_a_finding_of_an_unknown_metric_is_refused(tmp_path: Path) -> None:
 def test_a_reference_of_one_column_is_refused(tmp_path: Path) -> None:
     (tmp_path / "reference.csv").write_text("test_001\ntest_002\n")
     with pytest.raises(CohortError, match="has one column, not slide and label"):
-        _read_camelyon16(load_recipe("camelyon16"), tmp_path / "reference.csv", ["test_001"], source=tmp_path)
+        _read_camelyon16(
+            load_dataset_spec("camelyon16"), tmp_path / "reference.csv", ["test_001"], source=tmp_path
+        )
 
 
 def test_the_spread_of_folds_leaves_out_what_is_no_number() -> None:

@@ -12,11 +12,11 @@ from benchmarks import vote
 from sklearn.metrics import f1_score
 
 from gcemil.diagnostics.snr import OutputScale, RiskScale
-from gcemil.explain import Search
-from gcemil.outputs import ClassOutput, Tolerances
 from gcemil.diagnostics.trained_fold import TrainedFold
+from gcemil.explain import Search
 from gcemil.hosts.abmil import Abmil
 from gcemil.hosts.host import Embedded, HostOutput
+from gcemil.outputs import ClassOutput, Tolerances
 
 RULES = {"evidence", "attention", "contribution", "occlusion", "random", "oracle"}
 
@@ -119,7 +119,9 @@ def test_the_search_takes_the_smallest_prefix(judge):
     order = torch.tensor([3, 4, *range(3), *range(5, 20)])
     scores = torch.zeros(20)
     scores[order] = torch.arange(20, 0, -1).float()
-    assert vote.search_prefix(Search(judge.ask, judge.full, ClassOutput(2), Tolerances(0.02, 0.125)), scores).nonzero().flatten().tolist() == [3, 4]
+    assert vote.search_prefix(
+        Search(judge.ask, judge.full, ClassOutput(2), Tolerances(0.02, 0.125)), scores
+    ).nonzero().flatten().tolist() == [3, 4]
 
 
 def test_macro_f1_is_that_of_scikit_learn():
