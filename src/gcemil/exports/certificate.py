@@ -71,7 +71,7 @@ class Predictions:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether one definition holds; None where it cannot be asked."""
+    """Whether one definition holds; None where it does not apply."""
 
     held: bool | None
     change: float | None
@@ -155,7 +155,7 @@ class Certificate:
     provenance: dict[str, Any]
     notes: tuple[str, ...] = ()
     regions: tuple[RegionVerdict, ...] = ()
-    """Connected regions of the patches by score mass, where they were asked for."""
+    """Connected regions of the patches by score mass, where they were judged."""
     is_confirmed: bool | None = None
     """Whether the evidence exceeds what slides without a lesion show; None: not measured."""
     model_warning: str | None = None

@@ -187,7 +187,7 @@ def _choose_attention(source: SourceBag, options: ExplainOptions) -> ChosenSet:
 
 
 def _judge_regions(source: SourceBag, chosen: ChosenSet, options: ExplainOptions) -> SlideRegions | None:
-    """Regions are always told apart; each is kept and removed by itself where that is wanted. None without coordinates."""
+    """The connected regions, each judged by itself with `unit="region"`; None without coordinates."""
     regions = find_regions(source.bag, chosen.selected, chosen.scores)
     if regions is None:
         if options.unit == "region":

@@ -37,7 +37,7 @@ COLUMNS = ("slide_id", "fold", "status", "n_patches", "n_selected", *CRITERIA, "
 
 @dataclass(frozen=True)
 class ExplainOutcome:
-    """What became of one of many slides."""
+    """The result of one of many slides."""
 
     slide_id: str
     fold: int | None = None
@@ -69,7 +69,7 @@ def explain_cohort_slide(
     fold: int | None = None,
     options: ExplainOptions | None = None,
 ) -> ExplainedSlide:
-    """The slide's bag through the network of the fold asked for, or of the first that tests it."""
+    """The slide's bag through the network of a given fold, or of the first that tests it."""
     opened = open_cohort(run)
     index = choose_fold(run, opened[1], slide_id, fold)
     with one_thread():
@@ -147,7 +147,7 @@ def choose_slides(run: Path, what: str, *, fold: int | None = None) -> list[str]
 
 
 def list_trained_folds(run: Path, fold: int | None) -> list[int]:
-    """The numbers of all trained folds, or of the one that is asked for."""
+    """The numbers of all trained folds, or of the given one."""
     trained = [one.number for one in RunFolder(run).trained_folds()]
     if fold is not None and fold not in trained:
         raise RunError(f"{run} has no trained fold {fold}, only: {', '.join(map(str, trained))}.")
@@ -182,7 +182,7 @@ def _read_ids(path: Path) -> list[str]:
 
 
 def choose_fold(run: Path, cohort: Cohort, slide_id: str, fold: int | None) -> int:
-    """The fold asked for, or the first that tests the slide; without one, the first that is trained."""
+    """The given fold, or the first that tests the slide; without one, the first that is trained."""
     known = [row.slide_id for row in cohort.slides]
     if slide_id not in known:
         meant = did_you_mean(plain_id(slide_id), known)

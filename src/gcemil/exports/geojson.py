@@ -3,7 +3,7 @@
 What QuPath wants of every object, and what happens otherwise:
   objectType inside `properties`            it becomes an annotation: slow by the thousand, no measurement maps
   a classification has a name and a colour  the whole file is refused
-  NaN is the string "NaN"                   a bare NaN is no JSON
+  NaN is the string "NaN"                   a bare NaN is not JSON
   the id is a UUID                          it is ignored
   metadata are strings
   pixels count from the top left of the image as QuPath shows it: the slide's bounds are subtracted

@@ -4,7 +4,7 @@ OUT/predictions.csv             one line per slide of the command: prediction, m
 OUT/<slide>.h5                  the evidence; with an explanation OUT/<slide>/ holds it and everything 'gcemil explain' writes
 OUT/records/<slide>.json        what is known of the slide, and the key under which it was made
 
-The key is a hash of the input, of the checkpoints of all folds, and of everything that was asked. A slide whose record has the
+The key is a hash of the input, of the checkpoints of all folds, and of all options. A slide whose record has the
 key of today, and whose files are there, is not done again. One that fails is a line with its reason; the others are done.
 """
 
@@ -62,7 +62,7 @@ class FoundInputs:
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """What is asked of every slide."""
+    """How every slide is predicted and explained."""
 
     mode: FileMode | None = None
     """None is the main prediction of the run: host and evidence together, or the host alone where it is plain or given."""
@@ -83,7 +83,7 @@ class PredictOptions:
 
 @dataclass(frozen=True)
 class NewPrediction:
-    """What became of one slide: a record, and a line of predictions.csv."""
+    """The result of one slide: a record, and a line of predictions.csv."""
 
     slide_id: str
     file: str
@@ -195,7 +195,7 @@ class NewSlides:
 
     @classmethod
     def open(cls, run: Path, options: PredictOptions, *, source: WeightSource | None = None) -> NewSlides:
-        """The folds are loaded now, the encoder when the first slide file is met."""
+        """The folds are loaded now, the encoder with the first slide file."""
         models = load_fold_models(run, fold=options.fold, needs_evidence=options.mode not in (None, "full"))
         if options.mode is None:
             main = main_mode(available_modes(models[0].loaded.network))
@@ -352,13 +352,13 @@ class NewSlides:
         if self.options.mode == "prefilter":
             fitted = (one.folder / PREFILTER_FILE for one in self.models)
             networks += [content_hash(path) for path in fitted if path.is_file()]
-        told = {
+        parts = {
             "input": self._hash_inputs(path),
             "networks": networks,
             "options": options,
             "gcemil": __version__,
         }
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def _read_finished(path: Path, key: str, out: Path) -> NewPrediction | None:

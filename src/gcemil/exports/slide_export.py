@@ -39,7 +39,7 @@ from gcemil.files import write_json
 from gcemil.records import SlideEvidence, write_evidence
 
 HEATMAPS = ("evidence_score", "gate", "attention_score", "marginal_gain")
-"""Measurements of which a heat map can be asked; a run without the wrapper has attention alone."""
+"""Measurements that a heat map can show; a run without the wrapper has attention alone."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@
                       verdict and hashes in uns
   attrs               tile_spec: how the tiles lie
 
-Read from RUN/fold_<k>/evidence: no network is asked. All that can be refused is refused before the first store is written.
+Read from RUN/fold_<k>/evidence: no network is needed. Everything is checked before the first store is written.
 """
 
 from __future__ import annotations

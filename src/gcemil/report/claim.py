@@ -60,9 +60,9 @@ class Count:
 
 
 def count_slides(records: Sequence[Record], *criteria: str) -> Count:
-    """Slides in which all these criteria hold, of those where all can be asked."""
-    asked = [record for record in records if all(record.get(name) is not None for name in criteria)]
-    return Count(sum(all(record[name] for name in criteria) for record in asked), len(asked))
+    """Slides in which all these criteria hold, of those where all apply."""
+    judged = [record for record in records if all(record.get(name) is not None for name in criteria)]
+    return Count(sum(all(record[name] for name in criteria) for record in judged), len(judged))
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,7 +209,7 @@ def sign_test(won: int, lost: int) -> float:
 def make_claim(records: Sequence[Record], *, rule: str, is_same_network: bool) -> Claim | None:
     """The claim of a run whose own rule is this; None where it was not judged.
 
-    Rivals are those of the plain host where there is one: a wrapped host that was changed is no one else's model.
+    Rivals are those of the plain host where there is one: a host that the wrapper changed belongs to this run.
     """
     rules = group_rules(records, is_same_network=is_same_network)
     own = next((one for one in rules if one.rule == rule and one.network in ("", "wrapped")), None)

@@ -165,7 +165,7 @@ class RunData:
 
     @property
     def task(self) -> str:
-        """Classification or survival, told by the metrics."""
+        """Classification or survival, by the metrics of the run."""
         return "survival" if "c_index" in self.folds[0].metrics["full"] else "classification"
 
     @property

@@ -36,7 +36,7 @@ def write_report(
     run: Path, out: Path, *, against: Path | None = None, seed: int = 0, on_step: OnStep | None = None
 ) -> Path:
     """Write the page to `out` and the figures to RUN/figures; `run` may be a results folder of `gcemil benchmark`."""
-    # A results folder keeps its grids and is no run itself.
+    # A results folder keeps its grids and is not a run.
     if (run / "grids").is_dir() and not RunFolder(run).is_begun:
         if against is not None:
             raise RunError(

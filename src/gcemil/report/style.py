@@ -49,7 +49,7 @@ NAMES = {
     "wrapped": "host + GCE",
     "plain": "plain host",
 }
-"""Words for what findings name by key and is no rule; anything else is its key with spaces."""
+"""Words for keys in findings that are not rules; anything else is its key with spaces."""
 STYLE: Any = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],

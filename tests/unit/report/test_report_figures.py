@@ -114,13 +114,12 @@ def test_a_curve_falls_at_events_and_ticks_mark_censored_cases():
     assert ticks.get_xydata() == pytest.approx(np.array([[2, 0.75]]))
 
 
-@pytest.mark.parametrize("high", [[True, True], [False, False]])
-def test_one_group_alone_has_no_log_rank(high):
-    assert log_rank_p(RiskGroups(np.array([1.0, 2.0]), np.array([True, True]), np.array(high))) is None
-
-
-def test_no_event_means_no_log_rank():
-    groups = RiskGroups(np.array([1.0, 2.0]), np.array([False, False]), np.array([True, False]))
+@pytest.mark.parametrize(
+    ("events", "high"),
+    [([True, True], [True, True]), ([True, True], [False, False]), ([False, False], [True, False])],
+)
+def test_one_group_alone_and_no_event_have_no_log_rank(events, high):
+    groups = RiskGroups(np.array([1.0, 2.0]), np.array(events), np.array(high))
     assert log_rank_p(groups) is None
     assert "not defined" in texts(draw_risk_groups({"All": groups}))
 
@@ -232,15 +231,12 @@ def test_a_thumbnail_of_the_scanned_part_lies_where_the_part_lies(tmp_path):
     assert np.abs(canvas[0, -1].astype(int) - RED).max() < 16
 
 
-def test_a_slide_without_a_picture_has_none(tmp_path):
-    assert read_own_thumbnail(tmp_path, "s0") is None
-    assert read_patch_pixels(tmp_path, "s0", grid_coords(2), [0], patch_size=PATCH) is None
-
-
 def test_patches_are_cut_from_the_slide_file(tmp_path):
     pytest.importorskip("openslide")
     from slide_builders import write_slide as write_slide_file
 
+    assert read_own_thumbnail(tmp_path, "s0") is None
+    assert read_patch_pixels(tmp_path, "s0", grid_coords(2), [0], patch_size=PATCH) is None
     image = np.full((1024, 1024, 3), 255, dtype=np.uint8)
     image[:512, 512:] = (200, 30, 30)
     (tmp_path / "slides").mkdir()

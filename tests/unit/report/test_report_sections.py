@@ -156,24 +156,15 @@ def test_lines_compete_only_within_their_block():
     assert best_cells(made) == {(0, 0), (3, 0)}
 
 
-def test_a_figure_without_direction_is_never_bold():
+def test_a_figure_without_direction_is_never_bold_and_one_that_does_not_exist_is_a_dash():
     rows = [
-        Row({"rule": "evidence"}, {"evidence_fraction": 0.1}),
-        Row({"rule": "lrp"}, {"evidence_fraction": 0.2}),
+        Row({"rule": "evidence"}, {"evidence_fraction": 0.1, "cd_gap": 0.1}, {"cd_gap": 0.02}),
+        Row({"rule": "lrp"}, {"evidence_fraction": 0.2, "cd_gap": None}),
     ]
-    made = finding_table(rows, {"rule": "Rule"}, ["evidence_fraction", "precision"])
-    assert best_cells(made) == set()
-    assert len(made.columns) == 1, "a figure nobody has needs no column"
-
-
-def test_a_figure_that_does_not_exist_is_a_dash():
-    rows = [
-        Row({"rule": "evidence"}, {"cd_gap": 0.1}, {"cd_gap": 0.02}),
-        Row({"rule": "lrp"}, {"cd_gap": None}),
-    ]
-    made = finding_table(rows, {"rule": "Rule"}, ["cd_gap"])
-    assert made.lines[0].cells[0].text == "0.100±0.020"
-    assert made.lines[1].cells[0].text == "—"
+    made = finding_table(rows, {"rule": "Rule"}, ["evidence_fraction", "cd_gap", "precision"])
+    assert not [cell for cell in best_cells(made) if cell[1] == 0]
+    assert len(made.columns) == 2, "a figure nobody has needs no column"
+    assert [line.cells[1].text for line in made.lines] == ["0.100±0.020", "—"]
 
 
 @pytest.mark.parametrize(
@@ -335,15 +326,19 @@ def test_risk_groups_come_from_predictions_and_from_bags_without_evidence():
     assert groups.events.tolist() == [True, False, True, True]
 
 
+def store_representations(path, *modes):
+    """Ten test bags of two classes."""
+    draws = np.random.default_rng(0)
+    found = {mode: draws.normal(size=(10, 4)).astype(np.float32) for mode in modes}
+    ids = tuple(f"b{number}" for number in range(10))
+    write_representations(path, Representations(found, ids, ("test",) * 10, ("a", "b") * 5))
+
+
 def test_representations_of_both_runs_are_drawn_side_by_side(tmp_path, toy_run):
     host = run_folder(tmp_path / "host", wrapped=False)
     host.fold(0, ["s0"], wrapped=False)
-    draws = np.random.default_rng(0)
-    ids, groups = tuple(f"b{number}" for number in range(10)), ("a", "b") * 5
-    for folder, modes in ((toy_run.folder, ("full", "soft")), (host.folder, ("full",))):
-        found = {mode: draws.normal(size=(10, 4)).astype(np.float32) for mode in modes}
-        made = Representations(found, ids, ("test",) * 10, groups)
-        write_representations(folder / "fold_0" / "representations.h5", made)
+    store_representations(toy_run.folder / "fold_0" / "representations.h5", "full", "soft")
+    store_representations(host.folder / "fold_0" / "representations.h5", "full")
     context = context_of(toy_run.folder, host.folder)
     text = representations.render_representations(context).body
     assert "--keep-epochs" in str(context.render_missing().body)
@@ -353,13 +348,9 @@ def test_representations_of_both_runs_are_drawn_side_by_side(tmp_path, toy_run):
 
 
 def test_kept_epochs_are_drawn_from_the_first_to_the_last(toy_run):
-    draws = np.random.default_rng(0)
-    ids, groups = tuple(f"b{number}" for number in range(10)), ("a", "b") * 5
     fold = FoldFolder(toy_run.folder / "fold_0")
     for path in (fold.representations, *(fold.epoch_representations(epoch) for epoch in range(7))):
-        found = {mode: draws.normal(size=(10, 4)).astype(np.float32) for mode in ("full", "soft")}
-        made = Representations(found, ids, ("test",) * 10, groups)
-        write_representations(path, made)
+        store_representations(path, "full", "soft")
     context = context_of(toy_run.folder)
     assert "after each of these epochs" in representations.render_representations(context).body
     drawn = (toy_run.folder / "figures" / "representations_epochs.svg").read_text()

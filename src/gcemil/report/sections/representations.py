@@ -1,4 +1,4 @@
-"""Slide representations in two dimensions, from RUN/fold_<k>/representations.h5 where it was asked for.
+"""Slide representations in two dimensions, from RUN/fold_<k>/representations.h5.
 
 full, soft, discrete (bags, d)    what the head sees of every validation and test bag
 attributes: bag_ids, parts, groups as JSON lists in the same order
