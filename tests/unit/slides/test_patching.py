@@ -259,7 +259,7 @@ def test_the_command_refuses_a_folder_of_masks_that_is_not_there(tmp_path):
     one_slide(tmp_path)
     result = run(tmp_path / "slides", "--out", tmp_path / "out", "--masks", tmp_path / "gone")
     assert isinstance(result.exception, UsageError)
-    assert "is no folder of masks" in str(result.exception)
+    assert "is not a folder of masks" in str(result.exception)
 
 
 @pytest.mark.skipif(not REAL_SLIDE.is_file(), reason=f"{REAL_SLIDE} is absent; 'make install' fetches it")
