@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from gcemil.bags.cohort import Cohort
+from gcemil.bags.fingerprint import CACHE as HASH_CACHE
 from gcemil.bags.fingerprint import record_cohort
 from gcemil.bags.folds import fold_indices, read_fold
 from gcemil.bags.validate import refuse_errors, validate
@@ -122,7 +123,7 @@ def claim_run(out: Path, cohort: Cohort, settings: TrainSettings) -> None:
         check_run(out, cohort, settings)
         return
     # What a run may hold before it is one.
-    known = {LOCK_NAME, run.environment.name, run.cohort_record.name}
+    known = {LOCK_NAME, HASH_CACHE, run.environment.name, run.cohort_record.name}
     if out.exists() and (strange := sorted(path.name for path in out.iterdir() if path.name not in known)):
         raise RunError(f"{out} is no run, and not empty: it holds '{strange[0]}'. Give another --out.")
     record, device = record_cohort(cohort), pick_device(settings.device)
