@@ -16,7 +16,7 @@ from jaxtyping import install_import_hook
 from gcemil.features.loaders import repair_torchvision
 
 if TYPE_CHECKING:
-    from run_builders import TrainedRuns
+    from builders.runs import TrainedRuns
 
 CHECKED = (
     "bags", "config", "diagnostics", "evidence", "explain", "families", "features", "findings", "hosts", "model", "predictor", "records",
@@ -35,12 +35,14 @@ settings.load_profile("gcemil")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--noisy-cpu", action="store_true", help="Pretend another CPU; see tests/noisy_cpu.py.")
+    parser.addoption(
+        "--noisy-cpu", action="store_true", help="Pretend another CPU; see tests/builders/noisy_cpu.py."
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--noisy-cpu"):
-        import noisy_cpu
+        from builders import noisy_cpu
 
         config.pluginmanager.register(noisy_cpu)
 
@@ -54,7 +56,7 @@ def seeded_torch() -> None:
 @pytest.fixture(scope="session")
 def classification_runs(tmp_path_factory: pytest.TempPathFactory) -> TrainedRuns:
     """Read-only: a test that writes copies the run first."""
-    from run_builders import make_runs
+    from builders.runs import make_runs
 
     return make_runs(tmp_path_factory.mktemp("classification"))
 
@@ -62,6 +64,6 @@ def classification_runs(tmp_path_factory: pytest.TempPathFactory) -> TrainedRuns
 @pytest.fixture(scope="session")
 def survival_runs(tmp_path_factory: pytest.TempPathFactory) -> TrainedRuns:
     """Read-only: a test that writes copies the run first."""
-    from run_builders import make_runs
+    from builders.runs import make_runs
 
     return make_runs(tmp_path_factory.mktemp("survival"), "kirc", slides=40)

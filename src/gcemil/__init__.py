@@ -115,5 +115,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names, also before they are loaded, so that tab completion shows them."""
-    return sorted([*globals(), *__all__])
+    """The public names, also before they are loaded, so that tab completion shows them and nothing else."""
+    return [*__all__, "__version__"]

@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 import gcemil
+from builders.results import toy_results
 from gcemil.cli.main import app
-from results_builders import toy_results
 
 SOURCE = Path(gcemil.__file__).parent
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from browser_builders import NEEDS_CHROMIUM, PATIENCE_MS, launched
+from builders.browser import NEEDS_CHROMIUM, PATIENCE_MS, launched
+from builders.geojson_rules import violations
+from builders.viewer import running
 from gcemil.viewer.bench import region_numbers
 from gcemil.viewer.session import ViewerSession
-from geojson_rules import violations
-from viewer_builders import running
 
 pytestmark = NEEDS_CHROMIUM
 

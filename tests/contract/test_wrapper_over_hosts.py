@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from builders.wrappers import PATCH, make_bank, prepared_host, tensor_bag, training_bags, wrapped
 from gcemil.bags.bag import case_bag, slide_bag
 from gcemil.evidence.gates import budget_count
 from gcemil.explain import Interventions, explain_bag, slide_evidence
@@ -10,7 +11,6 @@ from gcemil.hosts.table import HOSTS
 from gcemil.model import GceMil
 from gcemil.tasks.task import ClassificationTask, SurvivalTask
 from gcemil.training.objective import create_null, evidence_terms
-from wrapper_builders import PATCH, make_bank, prepared_host, tensor_bag, training_bags, wrapped
 
 NAMES = list(HOSTS)
 NYSTROM = {"transmil", "camil"}

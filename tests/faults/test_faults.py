@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from builders import PATCH, make_cohort
-from foreign_builders import grid, trident_features, write_table
+from builders.foreign import grid, trident_features, write_table
 from gcemil.bags.folds import make_folds, write_folds
 from gcemil.cli.main import main
 from gcemil.config import EvidenceSettings, TrainSettings

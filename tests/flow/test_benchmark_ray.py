@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from builders.grids import events, executed_twice, run_inline, small_grid
 from gcemil.benchmark.results import Results, read_log
-from grid_builders import events, executed_twice, run_inline, small_grid
 
 pytest.importorskip("ray", reason="needs the extra 'cluster': pip install 'gcemil[cluster]'")
 

@@ -12,11 +12,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from builders.grids import events, executed_twice, run_inline, small_grid
 from gcemil.benchmark.grid import Grid
 from gcemil.benchmark.results import Results, read_log
 from gcemil.benchmark.runner import Ending
 from gcemil.cli.benchmark import benchmark
-from grid_builders import events, executed_twice, run_inline, small_grid
 
 CHILD = """
 import sys

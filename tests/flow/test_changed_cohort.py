@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from builders import make_cohort
+from builders.runs import TrainedRuns
 from gcemil.bags import store
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import make_folds, write_folds
@@ -20,7 +21,6 @@ from gcemil.files import LOCK_NAME, lock_folder
 from gcemil.prefilter.slide_files import read_run_origin
 from gcemil.report.run_report import write_report
 from gcemil.training.run import evaluate_run, train_run
-from run_builders import TrainedRuns
 
 COMMANDS = {
     "train": lambda run, cohort: train_run(cohort, run, read_settings(run), folds=[0], jobs=1),

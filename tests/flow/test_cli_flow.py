@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from builders import grid_coords, make_cohort, write_slide
-from command_builders import gcemil, succeeded
+from builders.commands import gcemil, succeeded
 from gcemil.cli.main import app
 
 

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from command_builders import gcemil, succeeded
+from builders.commands import gcemil, succeeded
+from builders.pools import make_pool
 from gcemil.bags import store
 from gcemil.errors import UsageError
-from pool_builders import make_pool
 
 RECIPE = (
     "--background",

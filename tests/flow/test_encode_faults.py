@@ -13,12 +13,12 @@ import torch
 import typer
 from typer.testing import CliRunner
 
+from builders.slides import damage_level, glass, tissue_image, truncate, write_plain_tiff, write_slide
 from gcemil.bags import store
 from gcemil.cli.slides import encode
 from gcemil.errors import UsageError
 from gcemil.features import extract, patching
 from gcemil.features.encoders import EncoderSpec, PatchEncoder
-from slide_builders import damage_level, glass, tissue_image, truncate, write_plain_tiff, write_slide
 
 LARGE = (1200, 1200)
 

@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 
 from builders import grid_coords, make_cohort, write_slide
-from command_builders import answer, refused, succeeded
+from builders.commands import answer, refused, succeeded
+from builders.geojson_rules import violations
 from gcemil.bags import store
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import make_folds, read_fold, write_folds
@@ -19,7 +20,6 @@ from gcemil.errors import GcemilError
 from gcemil.exports.certificate import read_certificate
 from gcemil.findings import read_finding
 from gcemil.training.run import train_run
-from geojson_rules import violations
 
 FILES = {
     "evidence.h5",

@@ -12,7 +12,7 @@ import h5py
 import pytest
 import yaml
 
-from foreign_builders import grid, rows, torchmil_set, trident_features, write_table
+from builders.foreign import grid, rows, torchmil_set, trident_features, write_table
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import read_fold
 from gcemil.cli import main

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from builders import make_cohort
-from command_builders import answer, succeeded
+from builders.commands import answer, succeeded
 from gcemil.bags.folds import make_parts, write_folds
 from gcemil.records import NOT_CERTIFIED
 from gcemil.runs.folder import read_model_warning

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from command_builders import answer, gcemil, refused, succeeded
+from builders.commands import answer, gcemil, refused, succeeded
+from builders.geojson_rules import violations
+from builders.slides import truncate
 from gcemil.bags import store
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import read_fold
 from gcemil.errors import GcemilError
 from gcemil.exports.certificate import read_certificate
-from geojson_rules import violations
-from slide_builders import truncate
 
 FILES = {
     "evidence.h5",

@@ -13,8 +13,9 @@ from torch import nn
 
 import gcemil
 from builders import make_cohort
-from command_builders import refused
-from command_builders import succeeded as command
+from builders.commands import refused
+from builders.commands import succeeded as command
+from builders.grids import small_grid
 from gcemil.bags.folds import make_folds, read_fold, write_folds
 from gcemil.benchmark.grid import RunKey, plan_work
 from gcemil.benchmark.results import Results
@@ -24,7 +25,6 @@ from gcemil.hosts import own
 from gcemil.hosts.adapters import CallableHost
 from gcemil.hosts.table import HOSTS, HostSpec, create_host, host_spec
 from gcemil.viewer.session import ViewerSession
-from grid_builders import small_grid
 
 PAGE = Path(__file__).parents[2] / "docs" / "hosts.md"
 OURS = "test_own_host:QuarterPool"

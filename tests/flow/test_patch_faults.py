@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from builders.slides import glass, tissue_image, write_slide
 from gcemil.features import patching
 from gcemil.features.patching import PatchingRules, patch_slides, patches_path, read_patch_file
 from gcemil.slides.grid import PatchSettings
-from slide_builders import glass, tissue_image, write_slide
 
 
 @pytest.fixture

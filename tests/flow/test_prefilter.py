@@ -9,6 +9,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from builders.runs import TrainedRuns
+from builders.slides import glass, tissue_image, truncate, write_plain_tiff, write_slide
 from gcemil.bags import store
 from gcemil.bags.tables import read_table
 from gcemil.cli.predict import predict, prefilter
@@ -26,8 +28,6 @@ from gcemil.simulation.pixels import simulate_pixels
 from gcemil.slides.grid import PatchSettings
 from gcemil.slides.reader import open_slide
 from gcemil.training.run import train_run
-from run_builders import TrainedRuns
-from slide_builders import glass, tissue_image, truncate, write_plain_tiff, write_slide
 
 PARTS = ("train", "train", "val", "val", "test", "test")
 

@@ -13,7 +13,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 import gcemil
-from command_builders import gcemil as run_command
+from builders.commands import gcemil as run_command
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import read_fold
 from gcemil.errors import RunError, UsageError

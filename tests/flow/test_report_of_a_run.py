@@ -9,6 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from builders.reports import run_folder, toy_evidence
 from gcemil.cli.report import report
 from gcemil.diagnostics.diagnose import Comparison, measure_fold
 from gcemil.diagnostics.table import QUESTIONS
@@ -17,7 +18,6 @@ from gcemil.records import read_representations, write_evidence
 from gcemil.report.run_data import read_run_data
 from gcemil.report.run_report import write_report
 from gcemil.report.sections.representations import FEWEST
-from report_builders import run_folder, toy_evidence
 
 app = typer.Typer()
 app.command("report")(report)

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from command_builders import gcemil
+from builders.commands import gcemil
 from gcemil.bags.cohort import Cohort
 from gcemil.errors import InputError, RunError, UsageError
 from gcemil.findings import read_finding

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from command_builders import succeeded
+from builders.commands import succeeded
 from gcemil.bags import store, validate
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import Fold, read_fold, write_folds

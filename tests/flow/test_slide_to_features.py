@@ -8,6 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from builders.slides import REAL_SLIDE, glass, tissue_image, write_slide
 from gcemil.bags import store, validate
 from gcemil.bags.cohort import Cohort
 from gcemil.cli.anchors import app as anchors_app
@@ -16,7 +17,6 @@ from gcemil.errors import UsageError
 from gcemil.features.patching import read_patch_file
 from gcemil.simulation.pixels import simulate_pixels
 from gcemil.simulation.simulate import simulate
-from slide_builders import REAL_SLIDE, glass, tissue_image, write_slide
 
 
 def run(*arguments):

@@ -11,15 +11,15 @@ from contextlib import closing
 import pytest
 import torch
 
-from authors_builders import small_checkpoint
 from builders import grid_coords, make_bag, write_slide
-from command_builders import gcemil, succeeded
+from builders.authors import small_checkpoint
+from builders.commands import gcemil, succeeded
+from builders.viewer import opened
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import make_folds, write_folds
 from gcemil.errors import WeightsError
 from gcemil.hosts.published import LAYOUTS
 from gcemil.simulation.simulate import simulate
-from viewer_builders import opened
 
 
 @pytest.fixture(scope="module")

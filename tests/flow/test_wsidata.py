@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from builders import PATCH, make_cohort
-from command_builders import gcemil
+from builders.commands import gcemil
 from gcemil.bags import store
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.foreign.source import ReadOptions

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from command_builders import gcemil
+from builders.commands import gcemil
 from fuzz.damage import damage_file
 from fuzz.inputs import INPUTS, Input
 from gcemil.errors import describe_fault

@@ -15,16 +15,16 @@ import yaml
 from openpyxl import Workbook
 from PIL import Image
 
-import foreign_builders as foreign
-import slide_builders as slides
-from authors_builders import small_checkpoint
+from builders import foreign as foreign
 from builders import grid_coords, make_cohort
-from command_builders import succeeded
+from builders import slides as slides
+from builders.authors import small_checkpoint
+from builders.commands import succeeded
+from builders.results import toy_results
 from gcemil.bags import arrays, store
 from gcemil.bags.folds import make_folds, write_folds
 from gcemil.config import TrainSettings
 from gcemil.families import read_family
-from results_builders import toy_results
 
 TRAIN = (
     "train cohort --out {run} --folds 0 --epochs 1 --jobs 1 --set min_steps=1 --set evidence.n_prototypes=2 --set evidence.hidden=4 "

@@ -3,7 +3,7 @@
 import numpy as np
 from torchmil.datasets import ProcessedMILDataset
 
-from foreign_builders import grid, torchmil_set
+from builders.foreign import grid, torchmil_set
 from gcemil.bags import store
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.foreign.cohort_import import import_cohort

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from builders.wrappers import PATCH, prepared_host, tensor_bag, wrapped
 from gcemil.bags.bag import case_bag, slide_bag
 from gcemil.errors import BagError, UsageError
 from gcemil.evidence.anchors import AnchorBank
@@ -20,7 +21,6 @@ from gcemil.explain import (
 )
 from gcemil.records import describe_verdict
 from gcemil.recovery.recover import StopReason, drop_free_riders, recover
-from wrapper_builders import PATCH, prepared_host, tensor_bag, wrapped
 
 
 def class_probability(logits, index):

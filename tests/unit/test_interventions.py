@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from builders.wrappers import prepared_host, tensor_bag
 from gcemil.errors import BagError
 from gcemil.explain import Interventions
 from gcemil.hosts.host import Embedded, HostOutput, MilHost
-from wrapper_builders import prepared_host, tensor_bag
 
 
 class MeanHost(MilHost[Embedded]):

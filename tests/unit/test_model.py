@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from builders.wrappers import PATCH, make_bank, prepared_host, tensor_bag, wrapped
 from gcemil.config import PAPER, EvidenceSettings
 from gcemil.errors import BagError, UsageError
 from gcemil.evidence.anchors import AnchorBank, PaperResponse
@@ -11,7 +12,6 @@ from gcemil.evidence.coverage import WEIGHT_GAIN, ClassUtility, RiskPathways, an
 from gcemil.evidence.gates import GATES
 from gcemil.evidence.spatial import Neighbourhood, smoothed
 from gcemil.model import EvidenceOutput, GatedOutput, GceMil, bridge_kind
-from wrapper_builders import PATCH, make_bank, prepared_host, tensor_bag, wrapped
 
 
 class Calls:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from builders.wrappers import PATCH, prepared_host, tensor_bag, wrapped
 from gcemil.bags.bag import slide_bag
 from gcemil.evidence.anchors import AnchorBank
 from gcemil.explain import Interventions, explain_bag
@@ -10,7 +11,6 @@ from gcemil.hosts.host import Host, ask_subsets
 from gcemil.hosts.table import HOSTS, create_host
 from gcemil.model import GceMil
 from gcemil.predictor import GcePredictor
-from wrapper_builders import PATCH, prepared_host, tensor_bag, wrapped
 
 
 def voting_model(name="abmil", n_outputs=3, weight=0.6):

@@ -5,6 +5,7 @@ import torch
 from captum.attr import InputXGradient, IntegratedGradients, Saliency
 
 from builders import make_bag
+from builders.wrappers import PATCH, prepared_host, tensor_bag, wrapped
 from gcemil import row_blocks
 from gcemil.bags.bag import slide_bag
 from gcemil.diagnostics import attribution as gradient
@@ -16,7 +17,6 @@ from gcemil.hosts.adapters import CallableHost
 from gcemil.hosts.host import embedded_bag, logarithm
 from gcemil.hosts.table import HOSTS
 from gcemil.row_blocks import mapped_rows, to_float32
-from wrapper_builders import PATCH, prepared_host, tensor_bag, wrapped
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 SLOPES = {

@@ -2,6 +2,7 @@
 
 import pytest
 
+from builders.grids import small_grid
 from gcemil.benchmark.grid import (
     DiagnosisKey,
     RunKey,
@@ -12,7 +13,6 @@ from gcemil.benchmark.grid import (
 )
 from gcemil.config import PAPER, PAPER_CONSTRAINED, EvidenceSettings
 from gcemil.errors import ConfigError, UsageError
-from grid_builders import small_grid
 
 
 def paths(keys):

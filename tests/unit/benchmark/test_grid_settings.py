@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from builders.grids import small_grid
 from gcemil.benchmark.grid import Grid, check_names_exist, plan_runs, plan_work, run_settings
 from gcemil.benchmark.runner import check_diagnostics
 from gcemil.errors import ConfigError
-from grid_builders import small_grid
 
 ROOT = Path(__file__).parents[3]
 GRIDS = ROOT / "paper" / "grids"

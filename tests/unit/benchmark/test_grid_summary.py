@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from builders.grids import InlinePool, cohort_record, events, small_grid
 from gcemil.benchmark import runner
 from gcemil.benchmark.engines import check_results, enter_grid, list_unfinished, run_grid
 from gcemil.benchmark.grid import CohortKey, DiagnosisKey, RunKey, plan_runs
@@ -15,7 +16,6 @@ from gcemil.benchmark.summary import write_summary
 from gcemil.errors import RunError
 from gcemil.findings import Finding, Row, write_finding
 from gcemil.report.run_report import read_grid_summary
-from grid_builders import InlinePool, cohort_record, events, small_grid
 
 SIMULATED = {"profile": "nsclc", "size": "tiny"}
 

@@ -2,13 +2,13 @@
 
 import pytest
 
+from builders.grids import small_grid
 from gcemil.benchmark import engines as local
 from gcemil.benchmark.engines import affordable_workers, visible_accelerators
 from gcemil.benchmark.grid import CohortKey, DiagnosisKey, Resources, RunKey, plan_work
 from gcemil.benchmark.progress import UnitTimes, duration, show_board
 from gcemil.benchmark.results import Results, append_log
 from gcemil.benchmark.runner import Ending, Outcome
-from grid_builders import small_grid
 
 PLAIN = RunKey("lung", "abmil", "host", None, 0, 0)
 WRAPPED = RunKey("lung", "abmil", "gce", None, 0, 0)

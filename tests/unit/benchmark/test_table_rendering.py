@@ -4,10 +4,10 @@ import io
 import pytest
 from typer.testing import CliRunner
 
+from builders.results import ResultsFolder, diagnose, gce_folds, host_folds
 from gcemil.errors import UsageError
 from gcemil.findings import Row
 from gcemil.tables import MISSING, UNDEFINED, Cell, Column, Line, Table, best_cells, render_tables
-from results_builders import ResultsFolder, diagnose, gce_folds, host_folds
 
 COLUMNS = (
     Column("macro_f1", "Macro-F1", "macro_f1", group="BRACS"),

@@ -5,11 +5,11 @@ import re
 import pytest
 from rich.console import Console
 
+from builders.reports import judged_slide, run_folder
 from gcemil.cli import console
 from gcemil.cli.diagnose import print_answer, print_finding
 from gcemil.findings import SAME_NETWORK, Finding, Row
 from gcemil.metrics import METRICS
-from report_builders import judged_slide, run_folder
 
 WIDTHS = (80, 100)
 BORDERS = "┏┃┡│└"

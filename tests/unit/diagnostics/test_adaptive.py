@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fold_builders import few_bags, fold_of, one_patch_fold
+from builders.folds import few_bags, fold_of, one_patch_fold
+from builders.planted_folds import planted_fold
+from builders.runs import TrainedRuns
 from gcemil.diagnostics import adaptive
 from gcemil.diagnostics.adaptive import PrefixLogits, Steps, choose_tolerance, start_search
 from gcemil.diagnostics.trained_fold import TrainedFold
@@ -14,8 +16,6 @@ from gcemil.findings import Finding, Row, read_finding, write_finding
 from gcemil.hosts.abmil import Abmil
 from gcemil.recovery.recover import ranking, top_k
 from gcemil.report.sections.robustness import choose_main_rows, sort_rows
-from planted_folds import planted_fold
-from run_builders import TrainedRuns
 
 SHARES = [[0.1, 0.06, 0.02], [0.1, 0.04, 0.01], [0.1, 0.05, 0.03]]
 """Three bags under three tolerances: means .1, .05 and .02."""

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from builders.occlusion_loops import keep_one, leave_one_out
+from builders.wrappers import prepared_host, tensor_bag
 from gcemil.diagnostics import attribution as attribution_table
 from gcemil.diagnostics.attribution import (
     ATTRIBUTIONS,
@@ -19,8 +21,6 @@ from gcemil.hosts.abmil import Abmil
 from gcemil.hosts.adapters import CallableHost
 from gcemil.hosts.clam_sb import ClamSb
 from gcemil.hosts.table import HOSTS, create_host
-from occlusion_loops import keep_one, leave_one_out
-from wrapper_builders import prepared_host, tensor_bag
 
 THREE = torch.tensor([[3.0], [1.0], [2.0]])
 THIRD = 1 / 3

@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from builders.runs import TrainedRuns
 from gcemil.config import EvidenceSettings
 from gcemil.diagnostics.bounds import (
     Completeness,
@@ -21,7 +22,6 @@ from gcemil.diagnostics.snr import BagOutputs, bag_outcome
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
 from gcemil.evidence.coverage import anchor_coverage
-from run_builders import TrainedRuns
 
 GATES = torch.tensor([0.9, 0.6, 0.2, 0.0])
 SELECTED = torch.tensor([True, True, False, False])

@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fold_builders import few_bags, fold_of, one_patch_fold
+from builders.folds import few_bags, fold_of, one_patch_fold
+from builders.planted_folds import planted_fold
+from builders.runs import TrainedRuns
 from gcemil.diagnostics import budget
 from gcemil.diagnostics.measurements import prefix_outcomes
 from gcemil.diagnostics.snr import bag_outcome
@@ -14,8 +16,6 @@ from gcemil.errors import UsageError
 from gcemil.findings import read_finding, write_finding
 from gcemil.metrics import METRICS
 from gcemil.recovery.recover import ranking, top_k
-from planted_folds import planted_fold
-from run_builders import TrainedRuns
 
 TRUTH = ("precision", "recall", "average_precision", "region_coverage")
 FEW = ("attention", "occlusion")

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from builders.occlusion_loops import keep_one, leave_one_out
+from builders.wrappers import prepared_host, tensor_bag
 from gcemil.diagnostics.attribution import (
     captum_occlusion,
     has_closed_form,
@@ -17,8 +19,6 @@ from gcemil.hosts.attention import means_without_each, softmax
 from gcemil.hosts.dtfd import group_of
 from gcemil.hosts.hdmil import chebyshev_sums
 from gcemil.hosts.table import HOSTS, create_host
-from occlusion_loops import keep_one, leave_one_out
-from wrapper_builders import prepared_host, tensor_bag
 
 POOLING = ["abmil", "clam_sb", "dsmil", "dtfd", "ibmil", "mhim", "hdmil"]
 LAST_LAYER = {

@@ -3,7 +3,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fold_builders import one_patch_fold
+from builders.folds import one_patch_fold
+from builders.runs import TrainedRuns
 from gcemil.diagnostics import cost
 from gcemil.diagnostics.cost import (
     count_bytes,
@@ -15,7 +16,6 @@ from gcemil.diagnostics.cost import (
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
 from gcemil.hosts.adapters import CallableHost
-from run_builders import TrainedRuns
 
 
 class Stopwatch:

@@ -2,12 +2,12 @@
 
 import torch
 
-from fold_builders import few_bags
+from builders.folds import few_bags
+from builders.runs import TrainedRuns
 from gcemil.diagnostics.bounds import measure_bounds
 from gcemil.diagnostics.diagnose import load_measure
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.recovery.recover import greedy_subset
-from run_builders import TrainedRuns
 
 
 def test_greedy_selection_takes_complementary_patches_and_stops_when_nothing_is_left():

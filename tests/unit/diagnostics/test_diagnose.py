@@ -3,11 +3,11 @@
 import shutil
 from dataclasses import replace
 
+from builders.runs import TrainedRuns
 from gcemil.diagnostics import trained_fold
 from gcemil.diagnostics.diagnose import Comparison, diagnose_run, is_current, measure_fold
 from gcemil.diagnostics.table import DIAGNOSTICS
 from gcemil.runs.folder import RunFolder
-from run_builders import TrainedRuns
 
 
 def test_a_finding_beside_a_plain_host_is_not_measured_again(classification_runs: TrainedRuns, tmp_path):

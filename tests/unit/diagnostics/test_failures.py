@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from builders.runs import TrainedRuns
 from gcemil.diagnostics.failures import (
     BASIC_TYPES,
     Thresholds,
@@ -19,7 +20,6 @@ from gcemil.diagnostics.failures import (
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
 from gcemil.metrics import FAILURE_TYPES, METRICS
-from run_builders import TrainedRuns
 
 
 @pytest.mark.parametrize(

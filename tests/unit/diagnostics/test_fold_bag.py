@@ -1,5 +1,5 @@
+from builders.runs import TrainedRuns
 from gcemil.diagnostics.trained_fold import TrainedFold
-from run_builders import TrainedRuns
 
 
 def test_a_bag_of_a_fold_has_truth_evidence_and_both_networks(classification_runs: TrainedRuns):

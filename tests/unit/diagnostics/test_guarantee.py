@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fold_builders import fold_of, one_patch_fold
+from builders.folds import fold_of, one_patch_fold
+from builders.runs import TrainedRuns
 from gcemil.diagnostics import guarantee
 from gcemil.diagnostics.guarantee import (
     Certificate,
@@ -16,7 +17,6 @@ from gcemil.diagnostics.guarantee import (
 )
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
-from run_builders import TrainedRuns
 
 SIZES = (0.25, 0.5, 1.0)
 KEY = ("attention", "plain")

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from builders.runs import TrainedRuns
 from gcemil.bags import store
 from gcemil.bags.bag import slide_bag
 from gcemil.diagnostics import trained_fold
@@ -34,7 +35,6 @@ from gcemil.errors import StoreError
 from gcemil.explain import explain_bag
 from gcemil.findings import join_folds, read_finding, write_finding
 from gcemil.simulation.simulate import simulate
-from run_builders import TrainedRuns
 
 PAPER = (0.01, None)
 """Least overlap of a positive patch, micrometres per pixel."""

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
+from builders.wrappers import prepared_host, tensor_bag
 from gcemil.diagnostics.attribution import has_lrp_rules, hold_constant, lrp, normalise_by_constant
 from gcemil.diagnostics.trained_fold import predict_bag
 from gcemil.hosts.host import shortcut
 from gcemil.hosts.table import HOSTS
-from wrapper_builders import prepared_host, tensor_bag
 
 LINEAR_HEADS = ["abmil", "clam_sb", "mhim", "dtfd", "dsmil"]
 

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from fold_builders import few_bags
+from builders.folds import few_bags
+from builders.runs import TrainedRuns
+from builders.wrappers import prepared_host, tensor_bag
 from gcemil.diagnostics import subsets
 from gcemil.diagnostics.snr import OutputScale, RiskScale
 from gcemil.diagnostics.subsets import Sufficiency, disjoint_candidates, subset_figures
@@ -12,8 +14,6 @@ from gcemil.errors import UsageError
 from gcemil.hosts.adapters import CallableHost
 from gcemil.hosts.table import HOSTS
 from gcemil.recovery.recover import members
-from run_builders import TrainedRuns
-from wrapper_builders import prepared_host, tensor_bag
 
 NORMAL, TUMOUR = torch.tensor([4.0, -4.0]), torch.tensor([-4.0, 4.0])
 # What is lost when a bag of class tumour looks normal.

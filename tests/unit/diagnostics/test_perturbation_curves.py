@@ -3,12 +3,12 @@
 import pytest
 import torch
 
+from builders.wrappers import prepared_host, tensor_bag
 from gcemil.diagnostics.posthoc import area, flipping_curves
 from gcemil.diagnostics.snr import OutputScale, RiskScale
 from gcemil.diagnostics.trained_fold import predict_bag
 from gcemil.errors import UsageError
 from gcemil.hosts.adapters import CallableHost
-from wrapper_builders import prepared_host, tensor_bag
 
 CLASSES = OutputScale(2, RiskScale())
 SURE, UNSURE = float(torch.tensor(8.0).sigmoid()), float(torch.tensor(-8.0).sigmoid())

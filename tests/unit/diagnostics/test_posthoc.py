@@ -3,12 +3,12 @@ from itertools import count
 import pytest
 import torch
 
-from fold_builders import few_bags, one_patch_fold
+from builders.folds import few_bags, one_patch_fold
+from builders.planted_folds import planted_fold
+from builders.runs import TrainedRuns
 from gcemil.diagnostics import posthoc
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.findings import read_finding, write_finding
-from planted_folds import planted_fold
-from run_builders import TrainedRuns
 
 TRUTH = ("precision", "recall", "average_precision", "region_coverage")
 ABMIL = {

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from builders.runs import TrainedRuns
 from gcemil.bags.bag import case_bag, slide_bag
 from gcemil.diagnostics.regions import RegionJudge, find_regions, judge_rule, measure_regions
 from gcemil.diagnostics.rules import RuleSubset
@@ -12,7 +13,6 @@ from gcemil.diagnostics.trained_fold import TrainedFold, predict_bag
 from gcemil.errors import BagError, UsageError
 from gcemil.hosts.adapters import CallableHost
 from gcemil.metrics import METRICS
-from run_builders import TrainedRuns
 
 CELLS = np.array([[0, 0], [1, 1], [4, 0], [4, 1], [7, 7], [2, 5]])
 """A pair that touches at a corner, a pair side by side, two alone."""

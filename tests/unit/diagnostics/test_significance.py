@@ -10,6 +10,7 @@ import torch
 import yaml
 
 from builders import make_cohort
+from builders.runs import TrainedRuns
 from gcemil.config import EvidenceSettings, HostSettings, TrainSettings
 from gcemil.diagnostics.significance import (
     BagPredictions,
@@ -23,7 +24,6 @@ from gcemil.errors import RunError
 from gcemil.files import write_table
 from gcemil.findings import read_finding, write_finding
 from gcemil.tasks.task import ClassificationTask, SurvivalTask
-from run_builders import TrainedRuns
 
 TASK = ClassificationTask(("benign", "malignant"))
 

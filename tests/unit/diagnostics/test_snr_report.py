@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from builders import make_cohort
+from builders.runs import TrainedRuns
 from gcemil.config import EvidenceSettings, TrainSettings
 from gcemil.diagnostics.measurements import Groups
 from gcemil.diagnostics.snr import BagOutcome, RiskScale
@@ -21,7 +22,6 @@ from gcemil.metrics import METRICS
 from gcemil.model import GceMil
 from gcemil.runs.folder import FoldParts
 from gcemil.tasks.task import ClassificationTask, SurvivalTask, create_task
-from run_builders import TrainedRuns
 
 NORMAL, TUMOUR = torch.tensor([4.0, -4.0]), torch.tensor([-4.0, 4.0])
 TASK = ClassificationTask(("normal", "tumour"))

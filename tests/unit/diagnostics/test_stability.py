@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from builders import make_bag
-from fold_builders import few_bags, fold_of, one_patch_fold
+from builders.folds import few_bags, fold_of, one_patch_fold
+from builders.runs import TrainedRuns
 from gcemil.diagnostics import stability
 from gcemil.diagnostics.diagnose import Comparison, measure_fold
 from gcemil.diagnostics.snr import OutputScale, RiskScale
@@ -25,7 +26,6 @@ from gcemil.diagnostics.stability import (
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import RunError, UsageError
 from gcemil.findings import read_finding
-from run_builders import TrainedRuns
 
 NORMAL, TUMOUR = torch.tensor([2.0, 0.0]), torch.tensor([0.0, 2.0])
 # Probability .88 of tumour beside .12.

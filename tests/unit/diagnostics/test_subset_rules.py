@@ -1,6 +1,10 @@
 import pytest
 import torch
 
+from builders.occlusion_loops import leave_one_out
+from builders.planted_folds import planted_fold, planted_host
+from builders.runs import TrainedRuns
+from builders.wrappers import prepared_host
 from gcemil.diagnostics.rules import (
     RANKED,
     attribute_patches,
@@ -12,10 +16,6 @@ from gcemil.diagnostics.rules import (
 from gcemil.diagnostics.trained_fold import TrainedFold, predict_bag
 from gcemil.errors import UsageError
 from gcemil.recovery.recover import top_k
-from occlusion_loops import leave_one_out
-from planted_folds import planted_fold, planted_host
-from run_builders import TrainedRuns
-from wrapper_builders import prepared_host
 
 
 def scores_of(fold, bag, network="wrapped", names=("attention", "occlusion")):

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from fold_builders import few_bags, fold_of, one_patch_fold
+from builders.folds import few_bags, fold_of, one_patch_fold
+from builders.runs import TrainedRuns
 from gcemil.diagnostics import sweep
 from gcemil.diagnostics.measurements import Groups
 from gcemil.diagnostics.sweep import recover_at, sweep_bag
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
 from gcemil.explain import recover_evidence
-from run_builders import TrainedRuns
 
 
 def values(finding, metric, **labels):

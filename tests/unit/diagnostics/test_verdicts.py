@@ -5,7 +5,8 @@ import pandas as pd
 import pytest
 import torch
 
-from fold_builders import few_bags
+from builders.folds import few_bags
+from builders.runs import TrainedRuns
 from gcemil.diagnostics.budget import measure_budget
 from gcemil.diagnostics.failures import measure_failures
 from gcemil.diagnostics.measurements import KEY_COLUMNS, measure_rules, write_measurements
@@ -15,7 +16,6 @@ from gcemil.diagnostics.sweep import measure_sweep
 from gcemil.diagnostics.trained_fold import TrainedFold, run_passes
 from gcemil.errors import UsageError
 from gcemil.explain import Interventions
-from run_builders import TrainedRuns
 
 TOLERANCES = Tolerances(sufficiency=0.125, necessity=0.25, recoverability=0.0625)
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from builders.reports import toy_evidence
 from gcemil.exports.geojson import BLOCK, EVIDENCE, NO_EVIDENCE, encode_list
 from gcemil.exports.slide_export import SlideExport
-from report_builders import toy_evidence
 
 
 def export(coords, selected=(False, True)):

@@ -4,6 +4,7 @@ import uuid
 import numpy as np
 import pytest
 
+from builders.geojson_rules import violations
 from gcemil.bags.arrays import stated_bounds
 from gcemil.errors import BagError, StoreError, UsageError
 from gcemil.exports.geojson import (
@@ -17,7 +18,6 @@ from gcemil.exports.geojson import (
     write_geojson,
 )
 from gcemil.records import SlideEvidence
-from geojson_rules import violations
 
 COORDS = np.array([[0, 0], [512, 0], [1024, 512]])
 SELECTED = np.array([True, False, True])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from checkpoint_builders import write_titan_folder
+from builders.checkpoints import write_titan_folder
 from gcemil.bags import store
 from gcemil.errors import InputError, UsageError
 from gcemil.evidence.anchors import AnchorBank

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from checkpoint_builders import LAYOUTS, write_timm_folder, write_titan_folder
+from builders.checkpoints import LAYOUTS, write_timm_folder, write_titan_folder
 from gcemil.errors import InputError, UsageError
 from gcemil.features.encoders import (
     ENCODERS,

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from builders import PATCH, make_cohort, write_slide
+from builders.pools import make_pool
 from gcemil.bags import store
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.examples import EXAMPLES_FILE, choose_for_fold, read_examples
@@ -13,7 +14,6 @@ from gcemil.config import EvidenceSettings, HostSettings, TrainSettings
 from gcemil.errors import CohortError, ConfigError, InputError, StoreError, UsageError
 from gcemil.features.example_anchors import ExampleRequest, write_example_anchors
 from gcemil.training.fold import create_network
-from pool_builders import make_pool
 
 TABLE = "slide,x,y,concept\n"
 

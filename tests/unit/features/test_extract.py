@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from builders.slides import tissue_image, write_slide
 from gcemil.bags import store
 from gcemil.bags.foreign.trident import read_trident
 from gcemil.errors import UsageError
@@ -22,7 +23,6 @@ from gcemil.features.patching import find_slides, patch_slides, patches_path, re
 from gcemil.features.reading import SlideEnd, SlideJob, read_ahead
 from gcemil.slides.grid import PatchSettings, read_patch
 from gcemil.slides.reader import open_slide
-from slide_builders import tissue_image, write_slide
 
 
 class MeanColour(torch.nn.Module):

@@ -7,6 +7,7 @@ import typer
 from PIL import Image
 from typer.testing import CliRunner
 
+from builders.slides import PINK, REAL_SLIDE, tissue_image, write_plain_tiff, write_slide
 from gcemil.bags import store
 from gcemil.bags.foreign.inspect import inspect
 from gcemil.bags.foreign.trident import find_patch_size, read_trident
@@ -15,7 +16,6 @@ from gcemil.errors import StoreError, UsageError
 from gcemil.features.patching import PatchingRules, find_slides, patch_slides, patches_path, read_patch_file
 from gcemil.slides.grid import PatchSettings, read_patch
 from gcemil.slides.reader import open_slide
-from slide_builders import PINK, REAL_SLIDE, tissue_image, write_plain_tiff, write_slide
 
 RUN = "20x_256px_0px_overlap"
 

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 from paper.comparison import TIMES
 
-from gcemil.findings import Row
-from results_builders import (
+from builders.results import (
     column,
     diagnose,
     gce_folds,
@@ -16,6 +15,7 @@ from results_builders import (
     texts,
     toy_results,
 )
+from gcemil.findings import Row
 
 
 @pytest.fixture

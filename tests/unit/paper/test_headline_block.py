@@ -5,8 +5,8 @@ from paper.comparison import TIMES, paper_figures
 from paper.measured import read_measured
 from paper.overview import headline_table
 
+from builders.results import ResultsFolder, diagnose, gce_folds, host_folds
 from gcemil.findings import Row
-from results_builders import ResultsFolder, diagnose, gce_folds, host_folds
 
 
 @pytest.fixture

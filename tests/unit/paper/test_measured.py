@@ -9,10 +9,10 @@ from paper.comparison import cell, paper_figures
 from paper.measured import UNIT, Query, estimate, read_measured, select_values, write_measured
 from paper.tables import TABLES
 
+from builders.results import ResultsFolder, diagnose, gce_folds, host_folds
 from gcemil.errors import RunError
 from gcemil.findings import Finding, Row, write_finding
 from gcemil.tables import render_tables
-from results_builders import ResultsFolder, diagnose, gce_folds, host_folds
 
 
 @pytest.fixture

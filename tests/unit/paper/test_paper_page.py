@@ -16,8 +16,8 @@ from paper.page import (
 )
 from paper.tables import TABLES
 
+from builders.results import toy_results
 from gcemil.tables import MISSING, Cell, Column, Line, Table
-from results_builders import toy_results
 
 ROOT = Path(__file__).parents[3]
 

@@ -8,8 +8,8 @@ from paper.measured import read_measured, write_measured
 from paper.page import judge_table
 from paper.tables import TABLES
 
+from builders.results import ResultsFolder, gce_folds, host_folds, made_table, texts
 from gcemil.errors import RunError
-from results_builders import ResultsFolder, gce_folds, host_folds, made_table, texts
 
 LABELS = ["a", "a", "b", "b"]
 SWAPS, SWAPS_HOLM = "permutation over slides", "permutation over slides, Holm"

@@ -8,14 +8,7 @@ from paper.measured import read_measured
 from paper.overview import headline_table
 from paper.tables import TABLES
 
-from gcemil.config import EvidenceSettings
-from gcemil.evidence.anchors import AnchorBank
-from gcemil.findings import Row
-from gcemil.hosts.table import HOSTS, create_host
-from gcemil.model import GceMil
-from gcemil.simulation.profile import SIZES
-from gcemil.tables import render_tables
-from results_builders import (
+from builders.results import (
     column,
     diagnose,
     gce_folds,
@@ -26,6 +19,13 @@ from results_builders import (
     texts,
     toy_results,
 )
+from gcemil.config import EvidenceSettings
+from gcemil.evidence.anchors import AnchorBank
+from gcemil.findings import Row
+from gcemil.hosts.table import HOSTS, create_host
+from gcemil.model import GceMil
+from gcemil.simulation.profile import SIZES
+from gcemil.tables import render_tables
 
 
 @pytest.fixture

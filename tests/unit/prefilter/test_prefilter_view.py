@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from builders.slides import write_slide
 from gcemil.prefilter.student import LowView, cut_crops, densities, density_table, read_view
 from gcemil.slides.grid import PatchGrid, PatchSettings
 from gcemil.slides.reader import Bounds, open_slide
-from slide_builders import write_slide
 
 SETTINGS = PatchSettings(patch_px=16, target_mpp=0.5)
 

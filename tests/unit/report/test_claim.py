@@ -2,6 +2,7 @@
 
 import pytest
 
+from builders.reports import judged_slide
 from gcemil.report.claim import (
     SAME_NETWORK_MEANING,
     Count,
@@ -11,7 +12,6 @@ from gcemil.report.claim import (
     make_claim,
     sign_test,
 )
-from report_builders import judged_slide
 
 
 def test_the_interval_of_a_share_is_wilsons():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
 
+from builders.reports import run_folder
 from gcemil.errors import RunError
 from gcemil.report.bootstrap import (
     FoldPredictions,
@@ -21,7 +22,6 @@ from gcemil.report.bootstrap import (
 from gcemil.report.run_data import read_run_data
 from gcemil.report.sections import headline, performance
 from gcemil.report.sections.context import Context, FigureFolder
-from report_builders import run_folder
 
 
 def fold_of(n=60, classes=("a", "b", "c"), seed=0, **modes) -> FoldPredictions:

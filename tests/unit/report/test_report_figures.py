@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from builders import PATCH, grid_coords, write_slide
+from builders.reports import toy_evidence
 from gcemil.bags import store
 from gcemil.config import PAPER, EvidenceSettings
 from gcemil.exports.overlay import SlideFrame, draw_attention, draw_evidence, read_own_thumbnail
@@ -54,7 +55,6 @@ from gcemil.report.slide_view import (
 )
 from gcemil.report.style import GROUPS, encode_png, encode_svg, fix_layout, readable_name, shorten_label
 from gcemil.rules import find_rule, order_rules
-from report_builders import toy_evidence
 
 RED, GREY = (214, 39, 40), (222, 222, 222)
 # How eyes without one kind of cone see linear light (Machado et al. 2009, severity 1).
@@ -233,7 +233,7 @@ def test_a_thumbnail_of_the_scanned_part_lies_where_the_part_lies(tmp_path):
 
 def test_patches_are_cut_from_the_slide_file(tmp_path):
     pytest.importorskip("openslide")
-    from slide_builders import write_slide as write_slide_file
+    from builders.slides import write_slide as write_slide_file
 
     assert read_own_thumbnail(tmp_path, "s0") is None
     assert read_patch_pixels(tmp_path, "s0", grid_coords(2), [0], patch_size=PATCH) is None

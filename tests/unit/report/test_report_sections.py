@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from builders.reports import judged_slide, run_folder, toy_evidence
+from builders.results import ResultsFolder, diagnose, gce_folds, toy_results
 from gcemil.benchmark.results import Results
 from gcemil.benchmark.summary import write_summary
 from gcemil.diagnostics.table import QUESTIONS
@@ -40,8 +42,6 @@ from gcemil.report.sections.slides import (
 from gcemil.report.slide_view import name_anchor, read_slide_view
 from gcemil.runs.folder import FoldFolder
 from gcemil.tables import best_cells, format_metric
-from report_builders import judged_slide, run_folder, toy_evidence
-from results_builders import ResultsFolder, diagnose, gce_folds, toy_results
 
 
 def context_of(run: Path, against: Path | None = None) -> Context:

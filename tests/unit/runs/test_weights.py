@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from authors_builders import (
+from builders import make_cohort
+from builders.authors import (
     EXPECTED,
     authors_bag,
     authors_checkpoint,
@@ -16,7 +17,6 @@ from authors_builders import (
     authors_weights,
     parity_facts,
 )
-from builders import make_cohort
 from gcemil.config import HostSettings, TrainSettings
 from gcemil.errors import UsageError, WeightsError
 from gcemil.hosts.table import HOSTS, create_host

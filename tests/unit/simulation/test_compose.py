@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from builders.pools import CLASSES, make_pool, make_recipe
 from gcemil.bags import store
 from gcemil.bags.arrays import read_anchors, read_pairs
 from gcemil.bags.bag import connected_regions, patch_cells
@@ -12,7 +13,6 @@ from gcemil.bags.folds import read_fold
 from gcemil.errors import UsageError
 from gcemil.simulation.compose import compose
 from gcemil.simulation.patch_pool import read_pool
-from pool_builders import CLASSES, make_pool, make_recipe
 
 
 def truth_of(cohort, slide_id, name):

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from builders.pools import CLASSES, make_pool
 from gcemil.bags import store
 from gcemil.errors import InputError
 from gcemil.simulation.patch_pool import UNUSED, deal_patches, hold_out, read_pool
-from pool_builders import CLASSES, make_pool
 
 
 def test_a_pool_reads_back_as_it_was_written(tmp_path):

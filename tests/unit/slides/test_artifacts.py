@@ -5,10 +5,10 @@ import pytest
 import torch
 from scipy import ndimage
 
+from builders.slides import write_slide
 from gcemil.bags.bag import slide_bag
 from gcemil.diagnostics.failures import artifacts_by_pixels
 from gcemil.slides.artifacts import measure_quality
-from slide_builders import write_slide
 
 SIDE = 128
 

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from builders.slides import ArraySlide, glass, tissue_image
 from gcemil.bags import store
 from gcemil.bags.arrays import stated_bounds
 from gcemil.bags.foreign.trident import read_trident
@@ -13,7 +14,6 @@ from gcemil.exports.overlay import Thumbnail, fit_frame
 from gcemil.features import patching
 from gcemil.features.patching import PatchingRules, patch_slide, patches_path, read_patch_file
 from gcemil.slides.grid import PatchSettings
-from slide_builders import ArraySlide, glass, tissue_image
 
 LEFT, TOP = 700, 300
 SETTINGS = PatchSettings()

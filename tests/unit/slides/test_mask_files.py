@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from builders.slides import ArraySlide, glass
 from gcemil.errors import InputError
 from gcemil.slides.mask_files import (
     find_mask_file,
@@ -13,7 +14,6 @@ from gcemil.slides.mask_files import (
 )
 from gcemil.slides.reader import Bounds
 from gcemil.slides.tissue import TissueMask
-from slide_builders import ArraySlide, glass
 
 
 def slide(**options):

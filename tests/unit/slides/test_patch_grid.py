@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from shapely import Polygon
 
+from builders.slides import PINK, ArraySlide, SceneSlide, glass, tissue_image
 from gcemil.errors import InputError, UsageError
 from gcemil.slides.contours import trace_outlines
 from gcemil.slides.grid import (
@@ -13,7 +14,6 @@ from gcemil.slides.grid import (
     read_patches,
 )
 from gcemil.slides.tissue import TissueMask, find_tissue
-from slide_builders import PINK, ArraySlide, SceneSlide, glass, tissue_image
 
 
 def everywhere(slide, rows=8, columns=8):

@@ -4,6 +4,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from builders.slides import (
+    REAL_SLIDE,
+    ArraySlide,
+    damage_level,
+    glass,
+    tissue_image,
+    write_plain_tiff,
+    write_slide,
+)
 from gcemil.errors import InputError, MissingExtraError
 from gcemil.slides.reader import (
     Bounds,
@@ -14,15 +23,6 @@ from gcemil.slides.reader import (
     resolve_mpp,
     scanned_bounds,
     stated_mpp,
-)
-from slide_builders import (
-    REAL_SLIDE,
-    ArraySlide,
-    damage_level,
-    glass,
-    tissue_image,
-    write_plain_tiff,
-    write_slide,
 )
 
 NAME = Path("s.tif")

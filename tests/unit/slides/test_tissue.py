@@ -3,6 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from builders.slides import GLASS, PINK, PURPLE, REAL_SLIDE, ArraySlide, tissue_image
 from gcemil.slides.tissue import (
     TissueSettings,
     disk,
@@ -12,7 +13,6 @@ from gcemil.slides.tissue import (
     hue_saturation_value,
     segment_tissue,
 )
-from slide_builders import GLASS, PINK, PURPLE, REAL_SLIDE, ArraySlide, tissue_image
 
 # Overviews here have 10 micrometres per pixel: 100 pixels are 0.01 square millimetres.
 RULES = TissueSettings(

@@ -6,8 +6,8 @@ import json
 import pytest
 import torch
 
-from authors_builders import small_checkpoint
 from builders import make_cohort
+from builders.authors import small_checkpoint
 from gcemil.bags.folds import make_folds, read_fold, write_folds
 from gcemil.config import HostSettings, TrainSettings
 from gcemil.errors import RunError, UsageError, WeightsError

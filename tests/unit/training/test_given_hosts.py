@@ -5,8 +5,8 @@ import csv
 import pytest
 import torch
 
-from authors_builders import small_checkpoint
 from builders import make_cohort
+from builders.authors import small_checkpoint
 from gcemil.bags.folds import make_folds, write_folds
 from gcemil.config import EvidenceSettings, HostSettings, HostWeights, TrainSettings
 from gcemil.errors import RunError, UsageError, WeightsError

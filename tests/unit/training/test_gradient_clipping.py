@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from builders.wrappers import prepared_host, wrapped
 from gcemil.runs.checkpoint import LoadedNetwork
 from gcemil.training.epochs import GradientNorms, find_failures
 from gcemil.training.optimizer import clip_gradients
-from wrapper_builders import prepared_host, wrapped
 
 
 def filled(*, host, wrapper):

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from builders.wrappers import PATCH, make_bank, prepared_host, tensor_bag, training_bags, wrapped
 from gcemil.config import PAPER
 from gcemil.evidence.anchors import AnchorBank
 from gcemil.evidence.coverage import WEIGHT_GAIN
@@ -25,7 +26,6 @@ from gcemil.training.objective import (
     subset_terms,
     task_terms,
 )
-from wrapper_builders import PATCH, make_bank, prepared_host, tensor_bag, training_bags, wrapped
 
 THREE = ClassificationTask(("a", "b", "c"))
 TWO = ClassificationTask(("a", "b"))

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from builders.wrappers import prepared_host, wrapped
 from gcemil.config import TrainSettings
 from gcemil.runs import checkpoint
 from gcemil.training.optimizer import LookaheadRAdam, create_optimizer
-from wrapper_builders import prepared_host, wrapped
 
 
 @pytest.mark.parametrize(("rate", "narrow"), [(2.5e-4, 2e-3), (2e-3, 2e-3), (5e-3, 5e-3)])

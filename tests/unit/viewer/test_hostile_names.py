@@ -6,11 +6,8 @@ from urllib.parse import quote
 
 import pytest
 
-from gcemil.report.html import Picture
-from gcemil.report.run_report import write_report
-from gcemil.report.sections.context import FigureFolder
-from geojson_rules import violations
-from hostile_builders import (
+from builders.geojson_rules import violations
+from builders.hostile import (
     CLASSES,
     COHORT_NAME,
     IMAGE,
@@ -21,8 +18,11 @@ from hostile_builders import (
     Document,
     make_hostile_run,
 )
-from report_builders import judged_slide, run_folder, toy_evidence
-from viewer_builders import bits, opened, running
+from builders.reports import judged_slide, run_folder, toy_evidence
+from builders.viewer import bits, opened, running
+from gcemil.report.html import Picture
+from gcemil.report.run_report import write_report
+from gcemil.report.sections.context import FigureFolder
 
 BYTES = "application/octet-stream"
 

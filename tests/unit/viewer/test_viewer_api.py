@@ -6,6 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from builders.geojson_rules import violations
+from builders.reports import toy_evidence
+from builders.slides import write_slide
+from builders.viewer import bits, opened, send_bits, visitor
 from gcemil.bags import store
 from gcemil.diagnostics.agreement import Agreement
 from gcemil.diagnostics.diagnose import Comparison, diagnose_run
@@ -18,10 +22,6 @@ from gcemil.runs.folder import FoldFolder
 from gcemil.viewer import overview
 from gcemil.viewer.bench import read_masks
 from gcemil.viewer.session import ViewerSession
-from geojson_rules import violations
-from report_builders import toy_evidence
-from slide_builders import write_slide
-from viewer_builders import bits, opened, send_bits, visitor
 
 
 def class_probability(logits, index):

@@ -4,9 +4,9 @@ import shutil
 
 import pytest
 
+from builders.viewer import PORT, bits, opened, running, send_bits, stranger, visitor
 from gcemil.viewer.app import create_app
 from gcemil.viewer.security import Entry
-from viewer_builders import PORT, bits, opened, running, send_bits, stranger, visitor
 
 BYTES = "application/octet-stream"
 TRAVERSALS = [

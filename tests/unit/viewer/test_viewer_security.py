@@ -1,10 +1,10 @@
 import pytest
 
+from builders.viewer import opened, visitor
 from gcemil.errors import UsageError
 from gcemil.viewer.app import STATIC
 from gcemil.viewer.security import Entry
 from gcemil.viewer.server import listen
-from viewer_builders import opened, visitor
 
 
 def test_a_code_gives_the_session_once():

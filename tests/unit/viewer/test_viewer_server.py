@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
+from builders.viewer import bits, opened, read_answer, running, visitor
 from gcemil.viewer import bench
-from viewer_builders import bits, opened, read_answer, running, visitor
 
 BYTES = "application/octet-stream"
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from builders.slides import write_slide
 from gcemil.bags.cohort import find_slide_file
 from gcemil.errors import UsageError
 from gcemil.exports.overlay import Thumbnail
@@ -17,7 +18,6 @@ from gcemil.viewer.tiles import (
     ThumbnailTiles,
     open_slide_tiles,
 )
-from slide_builders import write_slide
 
 RED, BLUE = (200, 10, 10), (10, 10, 200)
 

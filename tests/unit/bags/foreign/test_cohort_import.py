@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 import yaml
 
-from foreign_builders import (
+from builders.foreign import (
     clam_coords,
     clam_features,
     clam_tensor,

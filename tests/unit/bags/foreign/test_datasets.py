@@ -3,7 +3,7 @@ from importlib.resources import files
 import openpyxl
 import pytest
 
-from foreign_builders import grid, trident_features, write_table
+from builders.foreign import grid, trident_features, write_table
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import fold_indices, read_fold
 from gcemil.bags.foreign.datasets import import_dataset, load_dataset_spec

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from foreign_builders import clam_coords, clam_features, clam_tensor, grid, rows
+from builders.foreign import clam_coords, clam_features, clam_tensor, grid, rows
 from gcemil.bags.foreign.clam import read_clam
 from gcemil.bags.foreign.source import ReadOptions
 from gcemil.errors import CohortError, StoreError

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from foreign_builders import (
+from builders.foreign import (
     clam_coords,
     clam_features,
     clam_tensor,

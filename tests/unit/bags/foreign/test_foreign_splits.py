@@ -1,6 +1,6 @@
 import pytest
 
-from foreign_builders import stamp_splits, write_table
+from builders.foreign import stamp_splits, write_table
 from gcemil.bags.cohort import SlideRow
 from gcemil.bags.foreign.splits import match_folds, read_splits
 from gcemil.errors import CohortError

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from foreign_builders import grid, rows, stamp_features, write_table
+from builders.foreign import grid, rows, stamp_features, write_table
 from gcemil.bags.foreign.source import ReadOptions
 from gcemil.bags.foreign.stamp import parse_mpp, read_stamp
 from gcemil.errors import CohortError, UsageError

@@ -2,7 +2,7 @@ import h5py
 import numpy as np
 import pytest
 
-from foreign_builders import grid, rows, torchmil_set
+from builders.foreign import grid, rows, torchmil_set
 from gcemil.bags.foreign.source import ReadOptions
 from gcemil.bags.foreign.torchmil import (
     read_bag_labels,

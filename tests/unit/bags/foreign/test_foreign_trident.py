@@ -2,7 +2,7 @@ import h5py
 import numpy as np
 import pytest
 
-from foreign_builders import grid, trident_features
+from builders.foreign import grid, trident_features
 from gcemil.bags.foreign.source import ReadOptions
 from gcemil.bags.foreign.trident import read_trident
 from gcemil.errors import CohortError, UsageError

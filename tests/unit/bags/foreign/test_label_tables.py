@@ -3,7 +3,7 @@ import sys
 import openpyxl
 import pytest
 
-from foreign_builders import write_table
+from builders.foreign import write_table
 from gcemil.bags.cohort import SlideRow
 from gcemil.bags.foreign.dialects import Choice
 from gcemil.bags.foreign.label_tables import count_targets, find_label_faults, read_labels

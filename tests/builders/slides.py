@@ -12,7 +12,7 @@ from PIL import Image
 from gcemil.simulation.drawn_slide import write_pyramid_tiff
 from gcemil.slides.reader import Bounds
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 REAL_SLIDE = ROOT / ".cache" / "slides" / "cmu_small_region.svs"
 
 GLASS, PINK, PURPLE = (245, 244, 246), (226, 160, 196), (120, 80, 150)

@@ -14,7 +14,7 @@ from builders import grid_coords, make_cohort, write_slide
 from gcemil.bags.cohort import Cohort
 from gcemil.hosts.published import LAYOUTS, expected_length
 
-PARITY = Path(__file__).parent / "reference" / "parity"
+PARITY = Path(__file__).parents[1] / "reference" / "parity"
 EXPECTED = {
     "abmil": ("eval", "logit"),
     "clam_sb": ("eval", "logits"),
