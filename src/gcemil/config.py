@@ -241,7 +241,7 @@ PAPER = EvidenceSettings(
         until_sufficient=True,
     ),
 )
-"""The paper read literally. Where it gives no formula (B, L_ground, what teaches alpha_cm), docs/method.md has our reading."""
+"""The paper read literally. Where it gives no formula (B, L_ground, what teaches alpha_cm), docs/departures.md has our reading."""
 
 PAPER_CONSTRAINED = PAPER.model_copy(update={"bridge": "proximal"})
 """The same with a bridge fitted on pairs and held near the fit: the other reading of the paper's "Full" row."""

@@ -15,6 +15,8 @@ QUICK = {
     ("abmil", "survival", True),
     ("dtfd", "classification", True),
     ("mhim", "survival", True),
+    ("transmil", "classification", False),
+    ("ibmil", "classification", False),
     ("camil", "classification", True),
     ("hdmil", "survival", False),
 }

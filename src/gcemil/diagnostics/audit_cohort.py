@@ -130,7 +130,7 @@ def _collect_sources(
     for folder in folders:
         if not folder.is_dir():
             raise UsageError(
-                f"--scores {folder} is no folder. Give the folder of <slide_id>.h5, .csv or .npy files."
+                f"--scores {folder} is not a folder. Give the folder of <slide_id>.h5, .csv or .npy files."
             )
         name = folder.resolve().name
         if name in found:

@@ -10,7 +10,7 @@
 v_m never falls when a patch is added, and k is that of the whole slide, so removing patches can only lower it. nu_m is the lower quartile of v_m over
 the training slides: an anchor of which S holds nothing counts as on a slide that does not show it, not as less than any slide.
 Noisy-OR coverage saturates on slides of hundreds of patches: with the responses of Eq. 2 a random 5 % covers every anchor. Learned offsets
-cure that on simulated slides and overfit on tissue (docs/method.md has the comparison).
+cure that on simulated slides and overfit on tissue (docs/ablations.md has the comparison).
 
 w is chosen on validation slides, which neither host nor head was trained on. Under a flat prior over (0, 1] its posterior mean is taken; where
 the host alone explains the validation labels better than a mixture of unknown weight does, w is 0, and F is the host, bit for bit.

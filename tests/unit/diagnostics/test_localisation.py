@@ -264,7 +264,7 @@ def test_a_slide_without_evidence_marks_nothing_once_its_verdict_counts(
 
     def explain_in_vain(model, bag):
         found = explain_bag(model, bag)
-        return replace(found, check=replace(found.check, is_necessary=False))
+        return replace(found, verdict=replace(found.verdict, is_necessary=False))
 
     monkeypatch.setattr(trained_fold, "explain_bag", explain_in_vain)
     finding = measure_localisation(TrainedFold.open(classification_runs.gce, 0))

@@ -28,7 +28,7 @@ def toy(*values, model=any_positive, n_outputs=2):
 
 
 def curves(view, *order, output_scale=CLASSES, **options):
-    return flipping_curves(view, torch.tensor(order), answers, **options)
+    return flipping_curves(view, torch.tensor(order), output_scale, **options)
 
 
 def test_a_ranking_that_finds_the_one_patch_falls_at_once_and_stays_up_to_the_end():

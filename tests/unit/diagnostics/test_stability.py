@@ -40,7 +40,7 @@ def mask(text):
 
 
 def judged(selected, kept, *, full=TUMOUR, gated=None, output_scale=CLASSES):
-    return RuleEvidence(mask(selected), full, kept, gated, answers)
+    return RuleEvidence(mask(selected), full, kept, gated, output_scale)
 
 
 def rng(seed=0):
