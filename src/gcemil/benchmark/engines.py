@@ -1,7 +1,7 @@
 """The order of work, and the two engines: worker processes on this machine, or tasks on a Ray cluster.
 
-An engine takes a key and returns a future. A grid is executed in three stages, each parallel in itself: cohorts, folds to
-train, folds to diagnose.
+An engine takes a key and returns a future. A grid is executed in four stages, each parallel in itself: cohorts, one run
+of each host, runs that take over the host of another, folds to diagnose.
 
 Local: processes of joblib's executor, as many as cores, memory and accelerators allow. When one dies, the executor ends
 the others too; the keys that were at work are then executed one at a time, and the one that loses its worker again is
@@ -67,8 +67,7 @@ def run_grid(
     todo = list_unfinished(grid, results)
     outcomes: dict[Key, Outcome] = {}
     try:
-        for kind in (CohortKey, RunKey, DiagnosisKey):
-            stage = [key for key in todo if isinstance(key, kind)]
+        for stage in _split_stages(todo):
             for key, outcome in _execute_keys(results, stage, pool):
                 outcomes[key] = outcome
                 if on_end:
@@ -77,6 +76,18 @@ def run_grid(
     finally:
         results.remove_empty_failures()
         write_summary(results)
+
+
+def _split_stages(todo: Sequence[Key]) -> list[list[Key]]:
+    """Cohorts, then one run of each host, then the runs that may take over its host, then diagnoses."""
+    runs = [key for key in todo if isinstance(key, RunKey)]
+    first = {(key.cohort, key.host, key.seed, key.fold): key for key in reversed(runs)}.values()
+    return [
+        [key for key in todo if isinstance(key, CohortKey)],
+        [key for key in runs if key in first],
+        [key for key in runs if key not in first],
+        [key for key in todo if isinstance(key, DiagnosisKey)],
+    ]
 
 
 def _execute_keys(results: Results, keys: Sequence[Key], pool: Pool) -> Iterator[tuple[Key, Outcome]]:

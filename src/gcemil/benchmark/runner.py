@@ -147,7 +147,9 @@ def train(grid: Grid, results: Results, run: RunKey) -> None:
     settings = run_settings(grid, run)
     with claim(results.lock(run.run_path), wait=True):
         _open_run(results.run(run), cohort, settings, warnings)
-    train_fold(cohort, run.fold, settings, results.path(run))
+    # Runs that differ in evidence alone have the same host, which is trained once.
+    siblings = sorted(results.path(run).parents[2].glob(f"*/{run.run_path.name}"))
+    train_fold(cohort, run.fold, settings, results.path(run), hosts_from=siblings)
     _refresh_summary(results, run)
 
 

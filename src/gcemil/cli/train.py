@@ -49,6 +49,10 @@ def train(
     freeze_host: bool = typer.Option(
         False, "--freeze-host", help="Never change the host: only the evidence around it learns."
     ),
+    host_from: Path | None = typer.Option(
+        None,
+        help="Take the trained hosts of this run of the same settings, and fit only the evidence; the result is the same.",
+    ),
     gce: bool = GCE,
     recipe: Recipe = RECIPE,
     preset: Preset = PRESET,
@@ -119,8 +123,9 @@ def train(
     n_epochs = planned_epochs(Cohort.load(cohort), settings, chosen)
     with show_training(chosen, n_epochs, out) as watch:
         summary = train_run(
-            cohort, out, settings, folds=chosen, jobs=jobs, on_epoch=watch.epoch, on_bag=watch.bag
-        )
+            cohort, out, settings, folds=chosen, jobs=jobs, host_from=host_from,
+            on_epoch=watch.epoch, on_bag=watch.bag,
+        )  # fmt: skip
     if as_json:
         print_json(summary)
     else:

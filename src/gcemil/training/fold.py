@@ -8,7 +8,7 @@ fold's training patches. Every record says which.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ from gcemil.bags import arrays
 from gcemil.bags.bag import Bag
 from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.bags.examples import EXAMPLES, EXAMPLES_FILE, choose_for_fold, read_examples
-from gcemil.bags.fingerprint import content_hash
-from gcemil.bags.folds import read_fold
+from gcemil.bags.fingerprint import content_hash, record_cohort
+from gcemil.bags.folds import read_fold, split_file
 from gcemil.bags.loader import sample_patches
 from gcemil.config import EvidenceSettings, TrainSettings
 from gcemil.errors import CohortError, ConfigError, RunError
@@ -34,14 +34,19 @@ from gcemil.files import lock_folder, write_json, write_table
 from gcemil.model import GceMil, bridge_kind
 from gcemil.processes import SHUTDOWN_TIMEOUT_S
 from gcemil.records import write_evidence
-from gcemil.runs.checkpoint import LoadedNetwork, build_host, save_network
+from gcemil.runs.checkpoint import LoadedNetwork, build_host, load_network, save_network
 from gcemil.runs.environment import pick_device
 from gcemil.runs.folder import (
     FoldFolder,
     FoldParts,
+    RunFolder,
     check_cohort,
     fold_parts,
     main_mode,
+    read_history,
+    read_metrics,
+    read_run,
+    read_training_cohort,
 )
 from gcemil.runs.learning import Learning, bootstrap_error
 from gcemil.runs.predict import Mode, available_modes, evaluate_bags
@@ -55,7 +60,7 @@ from gcemil.tasks.task import (
 )
 from gcemil.training.directions import FALSE_EVIDENCE_RATE, anchor_prompts_in_patches
 from gcemil.training.epochs import Tracker, merge_warnings
-from gcemil.training.loop import EpochRecord, OnBag, OnEpoch, train
+from gcemil.training.loop import EpochRecord, OnBag, OnEpoch, Progress, fit_evidence, train, write_history
 from gcemil.training.optimizer import stream_seed
 
 REFERENCE_PATCHES_PER_BAG = 20
@@ -71,10 +76,15 @@ def train_fold(
     settings: TrainSettings,
     folder: Path,
     *,
+    hosts_from: Iterable[Path] = (),
     on_epoch: OnEpoch | None = None,
     on_bag: OnBag | None = None,
 ) -> None:
-    """Train fold `index` into its folder of a run that was begun; a fold that is complete is left alone."""
+    """Train fold `index` into its folder of a run that was begun; a fold that is complete is left alone.
+
+    Of the runs in `hosts_from`, the first whose host was trained with the same settings gives its host, so that only the
+    evidence is fitted. The result is the same, bit for bit.
+    """
     fold = FoldFolder(folder)
     if fold.is_finished:
         return
@@ -95,10 +105,16 @@ def train_fold(
                 if on_epoch:
                     on_epoch(record)
 
-            progress = train(
-                loaded, cohort, parts, task, settings, fold,
-                fold=index, on_epoch=report, on_bag=on_bag,
-            )  # fmt: skip
+            progress = reuse_host(loaded, cohort, settings, fold, hosts_from)
+            if progress is None:
+                progress = train(
+                    loaded, cohort, parts, task, settings, fold,
+                    fold=index, on_epoch=report, on_bag=on_bag,
+                )  # fmt: skip
+            else:
+                for record in progress.history:
+                    report(record)
+        fit_evidence(loaded, cohort, parts, settings, fold=index)
         save_network(fold.checkpoint, loaded, cohort, settings)
         details = {
             "best_epoch": progress.best_epoch,
@@ -118,6 +134,39 @@ def train_fold(
                 path.unlink(missing_ok=True)
             raise
         write_json(fold.timing, {"seconds": time.monotonic() - started})
+
+
+def reuse_host(
+    loaded: LoadedNetwork, cohort: Cohort, settings: TrainSettings, fold: FoldFolder, runs: Iterable[Path]
+) -> Progress | None:
+    """Take the host of the first run that trained it in the same way, and how that training went; None if there is none."""
+    if not settings.host_is_unchanged:
+        return None
+    for run in runs:
+        trained = RunFolder(run).fold(fold.number)
+        if not trained.is_finished or not trains_same_host(run, cohort, settings, fold.number):
+            continue
+        network, record = load_network(trained.checkpoint)
+        if (record["task"], list(record["classes"])) != (cohort.card.task, list(cohort.card.classes)):
+            continue
+        loaded.host.load_state_dict(network.host.state_dict())
+        history, details = read_history(trained.path), read_metrics(trained.path).details
+        write_history(fold.history, history)
+        return Progress(best=details.validation or 0.0, best_epoch=details.best_epoch or 0, history=history)
+    return None
+
+
+def trains_same_host(run: Path, cohort: Cohort, settings: TrainSettings, index: int) -> bool:
+    """Whether fold `index` of a run has the host that these settings would train: other evidence and other anchors do not matter."""
+    before = read_run(run).settings
+    if before.evidence is not None and not before.host_is_unchanged:
+        return False
+    if before.model_copy(update={"evidence": settings.evidence}) != settings:
+        return False
+    then, now = read_training_cohort(run).parts, record_cohort(cohort).parts
+    split = split_file(cohort.folder, index).name
+    same_split = then["splits"].get(split) == now["splits"].get(split)
+    return same_split and all(then[part] == now[part] for part in ("labels", "features"))
 
 
 # Its network

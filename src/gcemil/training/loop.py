@@ -93,7 +93,10 @@ def train(
     on_epoch: OnEpoch | None = None,
     on_bag: OnBag | None = None,
 ) -> Progress:
-    """Train to the end, from the last saved epoch if there is one; the network then has the weights of the chosen epoch."""
+    """Train to the end, from the last saved epoch if there is one; the network then has the weights of the chosen epoch.
+
+    Evidence that is not trained with the host is fitted afterwards, by `fit_evidence`.
+    """
     device = next(loaded.network.parameters()).device
     null = create_null(settings.evidence, cohort.n_outputs).to(device) if settings.evidence else nn.Identity()
     modules = {"network": loaded.network, "null": null}
@@ -154,21 +157,29 @@ def train(
         raise RunError(f"{folder.path}: training ended without a chosen epoch.")
     if best is not None:
         loaded.network.load_state_dict(best)
-    if loaded.model is not None:
-        # Training needs warm gates, reading them does not: every chosen epoch is read at one temperature.
-        loaded.model.set_temperature(reading_temperature(settings))
-        if loaded.model.output_kind.is_risk:
-            risks = evaluate_bags(loaded.host, cohort, parts.train, modes=("full",))
-            loaded.model.risk_spread.copy_(risks["full"].std().clamp_min(1e-12))
-        elif loaded.model.settings.likeness_term and loaded.reference is not None:
-            directions = find_class_directions(
-                loaded.model, cohort, parts.train, loaded.reference, seed=stream_seed(settings.seed, fold, 4)
-            )
-            loaded.model.class_directions.copy_(directions)
-        if loaded.model.settings.head and loaded.reference is not None:
-            fit_head(loaded.model, cohort, parts, loaded.reference)
-        calibrate_confirmation(loaded.model, cohort, parts.val)
     return progress
+
+
+def fit_evidence(
+    loaded: LoadedNetwork, cohort: Cohort, parts: FoldParts, settings: TrainSettings, *, fold: int = 0
+) -> None:
+    """Fit what the evidence needs around a trained host: class directions, head, its vote, and the confirmation threshold."""
+    model = loaded.model
+    if model is None:
+        return
+    # Training needs warm gates, reading them does not: every chosen epoch is read at one temperature.
+    model.set_temperature(reading_temperature(settings))
+    if model.output_kind.is_risk:
+        risks = evaluate_bags(loaded.host, cohort, parts.train, modes=("full",))
+        model.risk_spread.copy_(risks["full"].std().clamp_min(1e-12))
+    elif model.settings.likeness_term and loaded.reference is not None:
+        directions = find_class_directions(
+            model, cohort, parts.train, loaded.reference, seed=stream_seed(settings.seed, fold, 4)
+        )
+        model.class_directions.copy_(directions)
+    if model.settings.head and loaded.reference is not None:
+        fit_head(model, cohort, parts, loaded.reference)
+    calibrate_confirmation(model, cohort, parts.val)
 
 
 def training_stages(host: AnyHost, settings: TrainSettings) -> tuple[Stage, ...]:

@@ -37,7 +37,7 @@ from gcemil.runs.folder import (
 )
 from gcemil.runs.weights import resolve_pretrained_host
 from gcemil.tasks.task import create_task
-from gcemil.training.fold import check_parts, evaluate_fold, train_fold
+from gcemil.training.fold import check_parts, evaluate_fold, train_fold, trains_same_host
 
 OnFoldEpoch = Callable[[int, dict[str, Any]], None]
 OnFoldBag = Callable[[int, int, int], None]
@@ -53,10 +53,14 @@ def train_run(
     *,
     folds: Sequence[int] | None = None,
     jobs: int | None = None,
+    host_from: Path | None = None,
     on_epoch: OnFoldEpoch | None = None,
     on_bag: OnFoldBag | None = None,
 ) -> dict[str, Any]:
-    """Train the given folds (by default all), as many in parallel as there are cores."""
+    """Train the given folds (by default all), as many in parallel as there are cores.
+
+    With `host_from`, a run of the same cohort and settings, its hosts are taken and only the evidence is fitted.
+    """
     cohort = Cohort.load(cohort_folder)
     chosen = list(folds) if folds is not None else fold_indices(cohort_folder)
     if not chosen:
@@ -71,6 +75,9 @@ def train_run(
     if run.is_begun:
         check_run(out, cohort, settings)
     warnings = refuse_faulty(cohort, settings, chosen)
+    if host_from is not None:
+        check_hosts_fit(host_from, cohort, settings, chosen)
+    sources = () if host_from is None else (host_from,)
     with lock_folder(out):
         claim_run(out, cohort, settings)
         write_json(run.warnings, warnings)
@@ -80,14 +87,17 @@ def train_run(
         unfinished = [index for index in chosen if not run.fold(index).is_finished]
         workers = min(jobs or _default_jobs(settings), len(unfinished))
         if workers > 1:
-            _train_in_processes(cohort_folder, out, settings, unfinished, workers, on_epoch, on_bag)
+            _train_in_processes(cohort_folder, out, settings, unfinished, workers, sources, on_epoch, on_bag)
         else:
             for index in unfinished:
                 report = None if on_epoch is None else partial(on_epoch, index)
                 tick = None if on_bag is None else partial(on_bag, index)
                 # Bags of 512 patches are too small for several threads; cores are used by folds side by side.
                 with one_thread():
-                    train_fold(cohort, index, settings, run.fold(index).path, on_epoch=report, on_bag=tick)
+                    train_fold(
+                        cohort, index, settings, run.fold(index).path,
+                        hosts_from=sources, on_epoch=report, on_bag=tick,
+                    )  # fmt: skip
         return write_summary(out)
 
 
@@ -166,6 +176,23 @@ def refuse_faulty(cohort: Cohort, settings: TrainSettings, folds: Sequence[int])
     return [f"{problem.where}: {problem.what}" for problem in problems]
 
 
+def check_hosts_fit(source: Path, cohort: Cohort, settings: TrainSettings, folds: Sequence[int]) -> None:
+    """Refuse hosts that training with these settings would not give."""
+    if not settings.host_is_unchanged:
+        raise UsageError(
+            "--host-from takes the hosts of another run, and these settings train the host with its evidence, or "
+            "start from given weights. Leave one of the two out."
+        )
+    for index in folds:
+        if not RunFolder(source).fold(index).is_finished:
+            raise RunError(f"{source} has no trained fold {index}. Train it there, or leave --host-from out.")
+        if not trains_same_host(source, cohort, settings, index):
+            raise RunError(
+                f"{source} did not train its host with these settings on the labels, features and fold {index} of "
+                f"{cohort.folder}. Leave --host-from out, or give its settings with --config {source}."
+            )
+
+
 def differences(before: Any, after: Any, path: str = "") -> list[str]:
     """Dotted names of what changed, with both values."""
     if isinstance(before, dict) and isinstance(after, dict):
@@ -194,6 +221,7 @@ def _train_in_processes(
     settings: TrainSettings,
     folds: Sequence[int],
     workers: int,
+    sources: Sequence[Path],
     on_epoch: OnFoldEpoch | None,
     on_bag: OnFoldBag | None,
 ) -> None:
@@ -211,12 +239,14 @@ def _train_in_processes(
                 done, total = read_json(run.fold(index).progress)
                 on_bag(index, done, total)  # type: ignore[misc]
 
-    work = partial(_train_one, cohort_folder, out, settings)
+    work = partial(_train_one, cohort_folder, out, settings, sources)
     for _ in run_jobs(work, folds, workers, on_poll=report_epochs):
         pass
 
 
-def _train_one(cohort_folder: Path, out: Path, settings: TrainSettings, index: int) -> None:
+def _train_one(
+    cohort_folder: Path, out: Path, settings: TrainSettings, sources: Sequence[Path], index: int
+) -> None:
     fold, last = RunFolder(out).fold(index), time.monotonic()
 
     def tick(done: int, total: int) -> None:
@@ -226,5 +256,5 @@ def _train_one(cohort_folder: Path, out: Path, settings: TrainSettings, index: i
             write_json(fold.progress, [done, total])
 
     with one_thread():
-        train_fold(Cohort.load(cohort_folder), index, settings, fold.path, on_bag=tick)
+        train_fold(Cohort.load(cohort_folder), index, settings, fold.path, hosts_from=sources, on_bag=tick)
     fold.progress.unlink(missing_ok=True)
