@@ -54,7 +54,7 @@ from gcemil.runs.pretrained import UNKNOWN_LICENSE, write_folder
 from gcemil.runs.weights import pretrained_host_of_fold, resolve_pretrained_host
 from gcemil.tasks.task import create_task, stacked_targets, training_task
 from gcemil.training.fold import PAIRS_FILE, create_network, reference_patches
-from gcemil.training.loop import OnEpoch, train
+from gcemil.training.loop import OnEpoch, fit_evidence, train
 from gcemil.training.optimizer import stream_seed
 
 Anchors = AnchorBank | Mapping[str, Any] | int | None
@@ -259,6 +259,7 @@ def fit(
         loaded = create_network(cohort, parts.train, values, pick_device(values.device), weights, bank)
         objective = training_task(cohort, values, parts.train)
         progress = train(loaded, cohort, parts, objective, values, FoldFolder(folder), on_epoch=on_epoch)
+        fit_evidence(loaded, cohort, parts, values)
         if out is not None:
             save_network(FoldFolder(folder).checkpoint, loaded, cohort, values)
     loaded.network.eval()

@@ -78,6 +78,14 @@ def test_a_fitted_model_predicts_and_finds_the_lesion(fitted):
     assert isinstance(evidence.verdict, str)
 
 
+def test_the_evidence_of_a_fitted_model_has_a_vote():
+    bags = make_bags()
+    examples = {"lesion": bags[1][:4], "stroma": bags[0][:8]}
+    model = gcemil.fit(bags, LABELS, anchors=examples, epochs=2)
+    assert model.network.head.is_fitted
+    assert model.network.head.has_vote
+
+
 def test_training_is_repeatable_and_leaves_the_generator_of_the_user_alone():
     torch.manual_seed(5)
     before = torch.get_rng_state()
