@@ -5,8 +5,10 @@ how much). Plans, tissue outlines, regions and survival times are those of the s
 the patches themselves are real. Patches are dealt to the parts of the cohort before any bag is filled, so no bag of one part
 holds a patch (or, where they are known, a patient) of another: training, validation and test never meet.
 
-A slide takes each patch of its part once if there are enough, else as evenly often as possible. What that means for the bags at
-hand is stated in the notes, with all other assumptions.
+A slide draws its background from its own random share of the patches of its part, so that slides differ as slides do. If all
+slides of a part held the same patches, one misread patch would change the prediction of every slide without evidence, and a
+test of 200 slides would be a test of one. A patch stands as rarely as possible on a slide. What that means for the bags at hand
+is stated in the notes, with all other assumptions.
 
 Held-out patches enter no bag. They are written as examples.h5 and, on request, as a stand-in for a text bank:
   space    the leading principal axes of the held-out patches about their mean, turned by a random rotation
@@ -39,7 +41,7 @@ from gcemil.simulation.plan import plan_classification, plan_survival, stream
 from gcemil.simulation.profile import ClassRule, Dials, Profile, Tissue
 from gcemil.simulation.simulate import PlannedSlide, is_whole, target_slides, write_layout, writing_slides
 
-GENERATION = 1
+GENERATION = 2
 """Raised whenever equal arguments would give another cohort than before."""
 PATCH_SIZE = 256
 """Grid step in level-0 pixels: where a patch lies on its composed slide, whatever it measured on the real one."""
@@ -72,6 +74,8 @@ class ComposeSettings(Settings):
     """Folds of cross-validation."""
     parts: tuple[int, int, int] | None = None
     """One split in place of folds: slides to train, validate and test on."""
+    slide_pool: float = Field(0.25, gt=0, le=1)
+    """Share of the background patches of its part that a slide draws from."""
     pool_shares: tuple[float, float, float] = (0.5, 0.15, 0.35)
     """With parts: shares of the patches that each of the three gets."""
     examples_per_class: int = Field(0, ge=0, le=100_000)
@@ -198,6 +202,7 @@ def compose(
         """features/<slide>.h5 and truth/<slide>.h5 from the patches that this slide may hold."""
         name, own = slide.row.slide_id, np.flatnonzero(part == part_of[slide.row.slide_id])
         layout = draw_layout(profile, dials, slide.n_patches, slide.regions, stream(seed, "layout", name))
+        own = _draw_slide_pool(pool, recipe, own, stream(seed, "slide pool", name))
         rows = _choose_patches(pool, profile, layout.concept, own, stream(seed, "patches", name))
         place = stream(seed, "offset", name)
         write_layout(out, slide, layout, pool.features[rows], PATCH_SIZE, place, more_truth={"patch": rows})
@@ -269,6 +274,16 @@ def _pool_part(folds: Sequence[Fold], recipe: ComposeSettings) -> dict[str, int]
         for name in fold.slides("test"):
             part_of[name] = 2 * fold.index + (before.part_of[name] == "val")
     return part_of
+
+
+def _draw_slide_pool(pool: PatchPool, recipe: ComposeSettings, own: Rows, generator: Generator) -> Rows:
+    """The patches that one slide may hold: a share of those of each background class, and all others."""
+    labels, kept = pool.labels[own], [own[~np.isin(pool.labels[own], [*recipe.background])]]
+    for name in recipe.background:
+        candidates = own[labels == name]
+        count = max(1, round(recipe.slide_pool * len(candidates)))
+        kept.append(generator.choice(candidates, size=count, replace=False))
+    return np.sort(np.concatenate(kept))
 
 
 def _choose_patches(
@@ -376,10 +391,12 @@ def _describe_repeats(
     """How often one background patch stands on one slide and in all bags of its part."""
     background = np.isin(pool.labels, [*recipe.background]) & (part != UNUSED)
     available = np.bincount(part[background], minlength=int(part.max()) + 1)
-    ratios = [slide.n_patches / available[part_of[slide.row.slide_id]] for slide in slides]
+    ratios = [
+        slide.n_patches / (recipe.slide_pool * available[part_of[slide.row.slide_id]]) for slide in slides
+    ]
     uses = sum(slide.n_patches for slide in slides) / available.sum()
     once = "at most once" if max(ratios) <= 1 else f"about {max(ratios):.1f} times"
-    return f"repeats: on the largest slide for its part a background patch stands {once}, over all bags about {uses:.1f} times"
+    return f"repeats: a slide draws from {recipe.slide_pool:.0%} of the background patches of its part; on the largest slide for its part a background patch stands {once}, over all bags about {uses:.1f} times"
 
 
 def _cohort_card(pool: PatchPool, recipe: ComposeSettings, seed: int) -> CohortCard:

@@ -101,6 +101,18 @@ def test_a_patch_stands_twice_on_a_slide_only_after_all_others_stood_once(tmp_pa
             assert counts.max() - counts.min() <= 1
 
 
+def test_a_slide_draws_its_background_from_its_own_share_of_the_patches(tmp_path):
+    pool = make_pool(60)
+    cohort = compose(pool, make_recipe(slide_pool=0.25), tmp_path / "cohort", seed=3).cohort
+    test = [row for row in cohort.slides if read_fold(cohort, 0).part_of[row.slide_id] == "test"]
+    of_slides = [
+        {row for row in patches_of(cohort, [slide.slide_id]) if pool.labels[row] == "normal"} for slide in test
+    ]
+    everything = set.union(*of_slides)
+    assert max(map(len, of_slides)) < 0.75 * len(everything)
+    assert not set.intersection(*of_slides)
+
+
 def test_equal_arguments_give_equal_bytes_and_another_seed_others(tmp_path):
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         compose(make_pool(60), make_recipe(slides=9), tmp_path / name, seed=seed)
