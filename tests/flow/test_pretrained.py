@@ -19,7 +19,7 @@ from gcemil.bags.folds import read_fold
 from gcemil.errors import RunError, UsageError
 from gcemil.explain import explain_bag
 from gcemil.findings import Finding, Row, write_finding
-from gcemil.runs.folder import RunFolder
+from gcemil.runs.folder import Run
 
 ELSEWHERE = """
 import sys
@@ -55,7 +55,7 @@ def first_bag(runs):
 
 def test_it_says_elsewhere_what_the_run_says(folder, classification_runs, tmp_path):
     cohort, spec = first_bag(classification_runs)
-    model = gcemil.load_network(RunFolder(classification_runs.gce).fold(0).checkpoint)[0].model
+    model = gcemil.load_network(Run(classification_runs.gce).fold(0).checkpoint)[0].model
     expected = explain_bag(model, cohort.read_bag(spec))
     shutil.copytree(folder, tmp_path / "alone" / "model")
     (tmp_path / "home").mkdir()
@@ -96,7 +96,7 @@ def test_the_card_names_data_figures_and_limits(classification_runs, tmp_path):
         Row({**labels, "comparison": "soft-kept"}, {"cd_gap": 0.02}),
         Row({**labels, "class": "LUAD", "comparison": "full-kept"}, {"evidence_sufficiency": 0.1}),
     )
-    write_finding(RunFolder(tmp_path / "run").fold(0).diagnostics, Finding("snr", rows))
+    write_finding(Run(tmp_path / "run").fold(0).diagnostics, Finding("snr", rows))
     result = run_command(
         "export", tmp_path / "run", "--pretrained", tmp_path / "model", "--license", "cc-by-4.0"
     )

@@ -44,7 +44,7 @@ def diagnose(
     """
     from gcemil.diagnostics.diagnose import Comparison, diagnose_run
     from gcemil.files import without_nan
-    from gcemil.runs.folder import read_model_warning
+    from gcemil.runs.folder import Run
 
     comparison = Comparison(runs[0], against, tuple(runs[1:]), seed)
     with progress("diagnosing") as advance:
@@ -59,7 +59,7 @@ def diagnose(
     if as_json:
         print_json(without_nan({finding.name: finding.to_json() for finding in found}))
         return
-    warn_of_model(read_model_warning(runs[0]))
+    warn_of_model(Run(runs[0]).model_warning)
     for finding in found:
         if finding.name == "snr":
             print_answer(runs[0])
@@ -75,7 +75,7 @@ def diagnose(
 def print_answer(run: Path) -> None:
     """Does the evidence hold? Every rule by the same criteria, and the sentence that follows."""
     from gcemil.report.claim import describe_claim, group_rules, read_judged_slides
-    from gcemil.runs.folder import read_run
+    from gcemil.runs.folder import Run
 
     records, is_same_network = read_judged_slides(run)
     rules = group_rules(records, is_same_network=is_same_network)
@@ -99,7 +99,7 @@ def print_answer(run: Path) -> None:
         [*columns, "Precision"] if knows_truth else columns,
         rows,
     )
-    rule = "attention" if read_run(run).settings.evidence is None else "evidence"
+    rule = "attention" if Run(run).card.settings.evidence is None else "evidence"
     for text in describe_claim(records, rule=rule, is_same_network=is_same_network):
         say(text)
 

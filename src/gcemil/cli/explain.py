@@ -95,7 +95,7 @@ def explain(
     from gcemil.exports.new_slides import NewSlides, PredictOptions, find_inputs
     from gcemil.exports.slide_export import ExplainedSlide
     from gcemil.features.loaders import WeightSource
-    from gcemil.runs.folder import RunFolder
+    from gcemil.runs.folder import Run
 
     if sum(given is not None for given in (file, slide, slides)) != 1:
         raise UsageError(
@@ -126,7 +126,7 @@ def explain(
                 f"{file} is {len(inputs)} slides. Explain many new slides with 'gcemil predict {run} {file} --explain'."
             )
         (path,) = inputs.values()
-        chosen = RunFolder(run).trained_folds()[0].number if fold is None else fold
+        chosen = Run(run).trained_folds()[0].number if fold is None else fold
         plan = PredictOptions(mode="full", fold=chosen, mpp=mpp)
         opened = NewSlides.open(run, plan, source=WeightSource(weights, trust_remote_code))
         found = opened.explain(path, options)
@@ -268,7 +268,7 @@ def export(
 
     Example: gcemil export runs/bracs_abmil --pretrained models/bracs_abmil --fold 0
     """
-    from gcemil.runs.folder import RunFolder
+    from gcemil.runs.folder import Run
 
     if pretrained is None and wsidata is None:
         raise UsageError("Say what to export: --pretrained FOLDER, --wsidata FOLDER, or both.")
@@ -276,7 +276,7 @@ def export(
     if pretrained is not None:
         from gcemil.runs.pretrained import save_pretrained
 
-        chosen = RunFolder(run).trained_folds()[0] if fold is None else RunFolder(run).fold(fold)
+        chosen = Run(run).trained_folds()[0] if fold is None else Run(run).fold(fold)
         written["pretrained"] = [str(save_pretrained(chosen.path, pretrained, license_name=license_name))]
     if wsidata is not None:
         from gcemil.exports.wsidata import write_wsidata

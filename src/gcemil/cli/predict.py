@@ -81,7 +81,7 @@ def predict(
     from gcemil.exports.explain import ExplainOptions
     from gcemil.exports.new_slides import NewSlides, PredictOptions, find_inputs
     from gcemil.features.loaders import WeightSource
-    from gcemil.runs.folder import RunFolder
+    from gcemil.runs.folder import Run
 
     if not explain and (heatmap or all_patches or unit is not Unit.patch):
         raise UsageError("--unit, --heatmap and --all-patches are about explanations: add --explain.")
@@ -93,7 +93,7 @@ def predict(
         heatmaps=tuple(one.value for one in heatmap),
         all_patches=all_patches,
     )
-    target = out or RunFolder(run).new_slides
+    target = out or Run(run).new_slides
     inputs = find_inputs(slides, out=target)
     opened = NewSlides.open(run, options, source=WeightSource(weights, trust_remote_code))
     with progress("predicting slides") as advance:
@@ -177,10 +177,10 @@ def prefilter(
     from gcemil.prefilter.cost import measure_cost
     from gcemil.prefilter.distil import fit_prefilter
     from gcemil.prefilter.student import PrefilterSettings
-    from gcemil.runs.folder import RunFolder
+    from gcemil.runs.folder import Run
 
     found = find_slides(slides)
-    folds = [one.number for one in RunFolder(run).trained_folds()] if fold is None else [fold]
+    folds = [one.number for one in Run(run).trained_folds()] if fold is None else [fold]
     sight = PrefilterSettings(view_mpp=view_mpp, epochs=epochs, seed=seed)
     promise = CertificateSettings(utility_share=utility, risk=risk)
     reports, costs = [], []

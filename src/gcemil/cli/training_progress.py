@@ -17,7 +17,7 @@ from gcemil.cli.console import QUIET, bar_columns, is_set, print_table, say, sho
 from gcemil.errors import printable
 from gcemil.files import is_file, read_text, write_text
 from gcemil.records import MODES
-from gcemil.runs.folder import RunFolder, describe_vote, read_history
+from gcemil.runs.folder import Run, describe_vote
 from gcemil.tables import UNDEFINED, format_spread
 from gcemil.training.epochs import warning_kind
 
@@ -89,7 +89,7 @@ class TrainingWatch:
 
     def _add_to_log(self, lines: Sequence[str]) -> None:
         """Rewritten whole, so that a run that is killed leaves no half line."""
-        path = RunFolder(self._out).log
+        path = Run(self._out).log
         before = read_text(path) if is_file(path) else ""
         write_text(path, before + "".join(f"{printable(line)}\n" for line in lines))
 
@@ -106,8 +106,8 @@ def show_training(folds: Sequence[int], n_epochs: int, out: Path) -> Iterator[Tr
 
 def _count_epochs(out: Path, folds: Sequence[int]) -> int:
     """Epochs that a run which goes on has behind it."""
-    run = RunFolder(out)
-    return sum(len(read_history(run.fold(fold).path)) for fold in folds)
+    run = Run(out)
+    return sum(len(run.fold(fold).read_history()) for fold in folds)
 
 
 def _describe_epoch(record: dict[str, Any]) -> str:

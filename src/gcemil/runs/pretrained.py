@@ -28,14 +28,7 @@ from gcemil.metrics import METRICS
 from gcemil.model import GceMil
 from gcemil.rules import find_rule
 from gcemil.runs.checkpoint import PRETRAINED_FORMAT, LoadedNetwork, load_network, save_tensors
-from gcemil.runs.folder import (
-    PRETRAINED_CONFIG,
-    PRETRAINED_WEIGHTS,
-    FoldFolder,
-    RunFolder,
-    read_metrics,
-    read_run,
-)
+from gcemil.runs.folder import PRETRAINED_CONFIG, PRETRAINED_WEIGHTS, Run, RunFold
 from gcemil.tables import format_metric
 
 README = "README.md"
@@ -90,7 +83,7 @@ Record = dict[str, Any]
 
 def save_pretrained(fold: Path, folder: Path, *, license_name: str = UNKNOWN_LICENSE) -> Path:
     """Write a trained fold (RUN/fold_<k>, or the first of RUN) as a folder that `from_pretrained` opens."""
-    source = RunFolder(fold).trained_folds()[0] if RunFolder(fold).is_begun else FoldFolder(fold)
+    source = Run(fold).trained_folds()[0] if Run(fold).is_begun else RunFold(fold)
     loaded, network = load_network(source.checkpoint)
     snr = source.finding("snr")
     config: Record = {
@@ -100,13 +93,13 @@ def save_pretrained(fold: Path, folder: Path, *, license_name: str = UNKNOWN_LIC
         "license": license_name,
         "data": _describe_data(source, network),
         "measured": {
-            "task": read_metrics(source.path).modes,
+            "task": source.read_metrics().modes,
             "snr": _pick_snr(read_finding(snr)) if snr.is_file() else None,
         },
         "provenance": {
             "fold": source.number,
             "checkpoint_sha256": content_hash(source.checkpoint),
-            "settings_hash": read_run(source.run.path).settings.hash,
+            "settings_hash": source.run.card.settings.hash,
         },
     }
     return write_folder(folder, loaded, config)
@@ -134,9 +127,9 @@ def from_pretrained(folder: Path | str, device: torch.device | str = "cpu") -> G
     return loaded.model
 
 
-def _describe_data(fold: FoldFolder, network: Mapping[str, Any]) -> Record:
+def _describe_data(fold: RunFold, network: Mapping[str, Any]) -> Record:
     """What the cohort was; its counts are None where it no longer lies where it lay in training."""
-    run = read_run(fold.run.path)
+    run = fold.run.card
     facts: Record = {
         "cohort": run.cohort.name,
         "cohort_fingerprint": run.cohort_fingerprint,

@@ -29,7 +29,7 @@ from gcemil.files import is_file, parse_json, validate_as
 from gcemil.hosts.published import LAYOUTS, Tensors, describe_misfit, listed, named_tensors, read_published
 from gcemil.hosts.table import HOSTS, host_spec
 from gcemil.runs.checkpoint import NetworkRecord, build_host
-from gcemil.runs.folder import RunFolder, check_cohort, read_run
+from gcemil.runs.folder import Run
 from gcemil.wording import near_path
 
 SAVE_AGAIN = "Where it was trained, save the tensors alone: torch.save(model.state_dict(), 'weights.pt')."
@@ -250,7 +250,7 @@ def _weights_of_folds(source: Path) -> dict[int, Path] | None:
     """The checkpoint of every trained fold of a run; None for a file, which serves every fold."""
     if not source.is_dir():
         return None
-    return {fold.number: fold.checkpoint for fold in RunFolder(source).trained_folds()}
+    return {fold.number: fold.checkpoint for fold in Run(source).trained_folds()}
 
 
 def pretrained_host_of_fold(settings: TrainSettings, cohort: Cohort, fold: int) -> PretrainedHost | None:
@@ -273,11 +273,11 @@ def resolve_pretrained_host(settings: TrainSettings, cohort: Cohort, folds: Sequ
         return settings
     source = Path(weights.source)
     if (per_fold := _weights_of_folds(source)) is not None:
-        if read_run(source).settings.host.name != settings.host.name:
+        if Run(source).card.settings.host.name != settings.host.name:
             raise UsageError(
-                f"{source} is a run of host '{read_run(source).settings.host.name}', not of '{settings.host.name}'."
+                f"{source} is a run of host '{Run(source).card.settings.host.name}', not of '{settings.host.name}'."
             )
-        check_cohort(source, cohort)
+        Run(source).check_cohort(cohort)
     found = [one for fold in folds if (one := pretrained_host_of_fold(settings, cohort, fold)) is not None]
     check_same_sizes(found)
     sha256 = join_hashes([content_hash(path) for path in (per_fold or {0: source}).values()])

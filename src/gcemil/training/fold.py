@@ -37,9 +37,8 @@ from gcemil.records import write_evidence
 from gcemil.runs.checkpoint import LoadedNetwork, build_host, save_network
 from gcemil.runs.environment import pick_device
 from gcemil.runs.folder import (
-    FoldFolder,
     FoldParts,
-    check_cohort,
+    RunFold,
     fold_parts,
     main_mode,
 )
@@ -75,7 +74,7 @@ def train_fold(
     on_bag: OnBag | None = None,
 ) -> None:
     """Train fold `index` into its folder of a run that was begun; a fold that is complete is left alone."""
-    fold = FoldFolder(folder)
+    fold = RunFold(folder)
     if fold.is_finished:
         return
     # A worker of a run that was just killed may still be on its way out.
@@ -268,7 +267,7 @@ def evaluate_fold(
     cohort: Cohort,
     parts: FoldParts,
     task: Task,
-    folder: FoldFolder,
+    folder: RunFold,
     details: dict[str, Any],
 ) -> None:
     """Write predictions, evidence and metrics of a trained fold; metrics.json comes last and marks it complete.
@@ -321,7 +320,7 @@ def evaluate_fold(
             "n_test": len(false_evidence),
             "reached_rate": sum(false_evidence) / len(false_evidence),
         }
-    check_cohort(folder.run.path, cohort)
+    folder.run.check_cohort(cohort)
     write_json(folder.metrics, {**metrics, "details": details})
 
 

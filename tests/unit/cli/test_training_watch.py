@@ -6,7 +6,7 @@ import pytest
 
 from gcemil.cli import training_progress
 from gcemil.cli.training_progress import show_training, suggest_next
-from gcemil.runs.folder import RunFolder
+from gcemil.runs.folder import Run
 from gcemil.training.epochs import find_failures, merge_warnings
 
 
@@ -48,7 +48,7 @@ def test_the_run_keeps_a_log_and_says_a_warning_once(tmp_path, capsys, clock):
         for epoch in range(2):
             clock[0] += 1
             watch.epoch(0, record(epoch, ["gates are all open"]))
-    lines = RunFolder(tmp_path).log.read_text(encoding="utf-8").splitlines()
+    lines = Run(tmp_path).log.read_text(encoding="utf-8").splitlines()
     assert [line.startswith("fold 0 train epoch") for line in lines] == [True, False, True]
     assert lines[1] == "warning: fold 0, epoch 1: gates are all open"
     assert capsys.readouterr().err.count("gates are all open") == 1

@@ -67,7 +67,7 @@ def test_the_run_predicts_what_the_given_model_predicts_bit_for_bit(made):
 
 def test_a_run_says_where_its_weights_came_from_and_what_nobody_knows(made):
     folder, _, adopted = made
-    assert [one.fold for one in adopted.folds] == [0, 2]
+    assert [number for number, _, _ in adopted.folds] == [0, 2]
     assert adopted.settings.host.options == {"width": 16, "hidden": 8}
     assert adopted.summary["warnings"] == [UNKNOWN_TRAINING]
     details = json.loads((folder / "run" / "fold_2" / "metrics.json").read_text())["details"]

@@ -13,7 +13,7 @@ from gcemil.files import read_json
 from gcemil.hosts.mhim import Mhim
 from gcemil.model import GceMil
 from gcemil.records import read_adapter, read_representations
-from gcemil.runs.folder import FoldFolder
+from gcemil.runs.folder import RunFold
 from gcemil.runs.predict import represent_runs
 from gcemil.training import loop
 from gcemil.training.run import train_run
@@ -114,7 +114,7 @@ def test_kept_epochs_are_stored_and_change_nothing_of_the_training(cohort, tmp_p
     for keeps in (False, True):
         chosen = settings("abmil", wrapped=wrapped, keep_epochs=keeps)
         train_run(cohort, tmp_path / str(keeps), chosen, folds=[0], jobs=1)
-        folds.append(FoldFolder(tmp_path / str(keeps) / "fold_0"))
+        folds.append(RunFold(tmp_path / str(keeps) / "fold_0"))
     plain, kept = folds
     assert plain.kept_epochs() == []
     assert kept.kept_epochs() == [0, 1, 2, 3, 4]
@@ -131,8 +131,8 @@ def test_the_adapter_is_measured_for_a_recipe_that_has_one(cohort, tmp_path):
         chosen = settings("abmil").model_copy(update={"evidence": evidence, "epochs": 1})
         train_run(cohort, tmp_path / name, chosen, folds=[0], jobs=1)
         represent_runs([tmp_path / name])
-    assert not FoldFolder(tmp_path / "ours" / "fold_0").adapter.is_file()
-    found = read_adapter(FoldFolder(tmp_path / "paper" / "fold_0").adapter)
+    assert not RunFold(tmp_path / "ours" / "fold_0").adapter.is_file()
+    found = read_adapter(RunFold(tmp_path / "paper" / "fold_0").adapter)
     assert len(found.cosines) == len(found.selected)
     # One epoch from near zero: patches are still about where the encoder put them.
     assert np.median(found.cosines) > 0.9
