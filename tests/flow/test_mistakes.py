@@ -66,7 +66,7 @@ MISTAKES = [
     ("predict cohort trident", 1, IS_COHORT),
     ("diagnose gce/fold_0", 1, "gce/fold_0 is a fold of a run. Give gce."),
     ("inspect nowhere", 1, "nowhere does not exist. Give a file or a folder."),
-    ("train cohort --out cohort", 1, "cohort is no run, and not empty: it holds 'anchor_pairs.h5'. Give another --out."),
+    ("train cohort --out cohort", 1, "cohort is not a run, and not empty: it holds 'anchor_pairs.h5'. Give another --out."),
     ("validate badcard", 1, None),
     ("split badcard", 1, "badcard/cohort.yaml is not what it should be: there is no key 'patchsize'. Did you mean patch_size_level0? There are: name, task, classes, negative_class, feature_dim, encoder, patch_size_level0, anchors, bag_unit, provenance. Correct the card."),
     # Folds

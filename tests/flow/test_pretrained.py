@@ -134,7 +134,7 @@ def shorten(tensors):
 
 
 DAMAGES = {
-    "is no exported fold: it has no config.json": lambda path: (path / "config.json").unlink(),
+    "is not an exported fold: it has no config.json": lambda path: (path / "config.json").unlink(),
     "config.json is not what it should be: in_dim": lambda path: edit_network(path, in_dim="wide"),
     "model.safetensors is not a gcemil checkpoint": lambda path: (path / "model.safetensors").write_bytes(
         b"x" * 99
@@ -172,7 +172,7 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(classificatio
     for arguments, kind, message in (
         ((classification_runs.gce, "--pretrained", tmp_path / "full"), UsageError, "exists and is not empty"),
         ((classification_runs.gce, "--pretrained", tmp_path / "new", "--fold", 3), RunError, "fold_3"),
-        ((tmp_path, "--pretrained", tmp_path / "new"), RunError, "is no run: it has no config.yaml"),
+        ((tmp_path, "--pretrained", tmp_path / "new"), RunError, "is not a run: it has no config.yaml"),
         ((classification_runs.gce,), UsageError, "Say what to export"),
     ):
         refused = run_command("export", *arguments)

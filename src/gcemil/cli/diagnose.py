@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
@@ -225,20 +224,12 @@ def _print_review(table: Table) -> None:
     print_table(table.title, (*table.row_labels, *columns), rows)
 
 
-class Part(StrEnum):
-    """Bags of a fold, or all bags."""
-
-    train = "train"
-    val = "val"
-    test = "test"
-    all = "all"
+Part = Literal["train", "val", "test", "all"]
+"""Bags of a fold, or all bags."""
 
 
-class Arrays(StrEnum):
-    """What a callable is handed."""
-
-    torch = "torch"
-    numpy = "numpy"
+Arrays = Literal["torch", "numpy"]
+"""What a callable is handed."""
 
 
 def audit(
@@ -256,10 +247,10 @@ def audit(
     gates: bool = typer.Option(
         False, "--gates", help="The score files hold gates in [0, 1]: measure recoverability too."
     ),
-    part: Part = typer.Option(Part.test, help="Which bags of the fold; all needs no folds."),
+    part: Part = typer.Option("test", help="Which bags of the fold; all needs no folds."),
     fold: int = typer.Option(0, min=0, help="The fold the model was not trained on."),
     budget: float = typer.Option(0.05, min=0, max=1, help="Share of patches every rule may keep."),
-    arrays: Arrays = typer.Option(Arrays.torch, help="What the callable is handed."),
+    arrays: Arrays = typer.Option("torch", help="What the callable is handed."),
     repeats: int = typer.Option(
         3, min=0, help="Changed versions of each bag, for stability; 0 leaves it out."
     ),
@@ -285,10 +276,10 @@ def audit(
             scores=scores,
             column=column,
             gates=gates,
-            part=part.value,
+            part=part,
             fold=fold,
             budget=budget,
-            arrays=arrays.value,
+            arrays=arrays,
             repeats=repeats,
             seed=seed,
             on_bag=advance,

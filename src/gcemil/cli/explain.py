@@ -107,14 +107,14 @@ def explain(
         raise UsageError(
             "--thumbnail, --downsample and the bounds are of one slide. Leave them out with --slides."
         )
-    options = ExplainOptions(budget, Tolerances(sufficiency, necessity, recoverability), unit.value)
+    options = ExplainOptions(budget, Tolerances(sufficiency, necessity, recoverability), unit)
     write = partial(
         ExplainedSlide.write_files,
         bounds=None if bounds_x is None or bounds_y is None else (bounds_x, bounds_y),
         thumbnail=thumbnail,
         downsample=downsample,
         all_patches=all_patches,
-        heatmaps=tuple(one.value for one in heatmap),
+        heatmaps=tuple(name.value for name in heatmap),
     )
     if slides is not None:
         _explain_many(run, choose_slides(run, slides, fold=fold), write, options, fold, out, as_json)

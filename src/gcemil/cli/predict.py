@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
@@ -29,14 +28,8 @@ if TYPE_CHECKING:
     from gcemil.exports.new_slides import NewPrediction
 
 
-class Mode(StrEnum):
-    """The predictions of a run that new slides can have, and the prefilter for slide files."""
-
-    full = "full"
-    gce = "gce"
-    soft = "soft"
-    discrete = "discrete"
-    prefilter = "prefilter"
+Mode = Literal["full", "gce", "soft", "discrete", "prefilter"]
+"""The predictions of a run that new slides can have, and the prefilter for slide files."""
 
 
 def predict(
@@ -83,14 +76,14 @@ def predict(
     from gcemil.features.loaders import WeightSource
     from gcemil.runs.folder import Run
 
-    if not explain and (heatmap or all_patches or unit is not Unit.patch):
+    if not explain and (heatmap or all_patches or unit != "patch"):
         raise UsageError("--unit, --heatmap and --all-patches are about explanations: add --explain.")
     options = PredictOptions(
-        mode=None if mode is None else mode.value,
+        mode=mode,
         fold=fold,
         mpp=mpp,
-        explain=ExplainOptions(unit=unit.value) if explain else None,
-        heatmaps=tuple(one.value for one in heatmap),
+        explain=ExplainOptions(unit=unit) if explain else None,
+        heatmaps=tuple(name.value for name in heatmap),
         all_patches=all_patches,
     )
     target = out or Run(run).new_slides

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
@@ -21,19 +20,14 @@ if TYPE_CHECKING:
 PROFILES = " ".join(shipped_names("simulator"))
 
 
-class Size(StrEnum):
-    """Names of simulation.profile.SIZES."""
-
-    tiny = "tiny"
-    default = "default"
-    wide = "wide"
-    full = "full"
+Size = Literal["tiny", "default", "wide", "full"]
+"""Names of simulation.profile.SIZES."""
 
 
 def simulate(
     profile: str = typer.Argument(help=f"One of: {PROFILES}."),
     out: Path = typer.Option(..., help="The cohort folder to write."),
-    size: Size = typer.Option(Size.default, help="Rung of the size ladder; see docs/simulator.md."),
+    size: Size = typer.Option("default", help="Rung of the size ladder; see docs/simulator.md."),
     slides: int | None = typer.Option(None, min=5, help="Number of slides, in place of the size's."),
     dim: int | None = typer.Option(None, min=8, help="Feature width, in place of the size's."),
     dial: list[str] = typer.Option([], help="A dial of the simulator as name=value; may be repeated."),
@@ -72,7 +66,7 @@ def simulate(
         cohort = make(
             profile,
             out,
-            size=size.value,
+            size=size,
             seed=seed,
             slides=slides,
             dials=overrides,

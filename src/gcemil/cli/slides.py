@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
@@ -32,11 +31,8 @@ if TYPE_CHECKING:
     from gcemil.slides.grid import PatchSettings
 
 
-class Dtype(StrEnum):
-    """Types of features on disk."""
-
-    float16 = "float16"
-    float32 = "float32"
+Dtype = Literal["float16", "float32"]
+"""Types of features on disk."""
 
 
 def encode(
@@ -47,7 +43,7 @@ def encode(
     ),
     batch_size: int = typer.Option(32, min=1, help="Patches the model sees at once."),
     jobs: int = jobs_option("threads that read patches ahead of the model", default=2, old="--workers"),
-    dtype: Dtype = typer.Option(Dtype.float16, help="Type of the features on disk."),
+    dtype: Dtype = typer.Option("float16", help="Type of the features on disk."),
     device: str | None = DEVICE,
     weights: Path | None = WEIGHTS,
     trust_remote_code: bool = TRUST_REMOTE_CODE,
@@ -118,7 +114,7 @@ def encode(
     network = load_encoder(encoder, source=WeightSource(weights, trust_remote_code), device=device)
     source = None
     if labels is not None:
-        choice = Choice(task=None if task is None else task.value, target=target)
+        choice = Choice(task=task, target=target)
         source = LabelSource(labels, choice, None if classes is None else classes.split(","))
     with lock_folder(out):
         encoded = encode_cohort(
@@ -126,7 +122,7 @@ def encode(
             out,
             network,
             PatchingRules(patches=patches, mpp=None if mpp is None else parse_mpp(mpp)),
-            EncodeSettings(batch_size=batch_size, workers=jobs, dtype=dtype.value),
+            EncodeSettings(batch_size=batch_size, workers=jobs, dtype=dtype),
             labels=source,
             force=force,
             progress=progress,

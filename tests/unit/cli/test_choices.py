@@ -26,7 +26,7 @@ from gcemil.tables import FORMATS
     ],
 )
 def test_a_command_offers_what_its_table_holds(choices, known):
-    assert [choice.value for choice in choices] == list(known)
+    assert list(get_args(choices) or choices) == list(known)
 
 
 @pytest.mark.parametrize(

@@ -111,12 +111,6 @@ def test_a_command_that_resumes_exists():
     assert {command.name for command in main.app.registered_commands} >= main.RESUMING
 
 
-def test_a_pipe_to_a_worker_that_breaks_is_told(ending):
-    code, said = ending(BrokenPipeError(errno.EPIPE, "Broken pipe"))
-    assert code == 1
-    assert "A process that worked for this command ended before its time" in said
-
-
 def command(*arguments):
     code = "import sys; from gcemil.cli.main import main; sys.argv = ['gcemil', *sys.argv[1:]]; main()"
     return [sys.executable, "-c", code, *map(str, arguments)]

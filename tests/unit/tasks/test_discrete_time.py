@@ -64,11 +64,6 @@ def test_extreme_logits_keep_loss_and_gradient_finite():
     assert logits.grad[0].tolist() == pytest.approx([1.0, -1.0, 0.0, 0.0])
 
 
-def test_an_interval_beyond_the_last_is_refused():
-    with pytest.raises(InputError, match=r"Intervals are 0 to 3, got \[4\]"):
-        discrete_time_loss(HALVES, torch.tensor([4]), torch.tensor([True]))
-
-
 def test_the_baseline_is_the_hazard_of_the_cases_still_at_risk():
     # Interval 0: 1 death among 5. Interval 1: 1 among 4. Interval 2: none among 2. Interval 3: 1 among 1.
     intervals = np.array([0, 1, 1, 2, 3])

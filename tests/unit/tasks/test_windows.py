@@ -42,10 +42,5 @@ def test_windows_without_any_event_are_refused():
         event_balanced_windows(np.zeros(3, dtype=bool), window_size=2, generator=np.random.default_rng(0))
 
 
-def test_an_empty_window_is_refused():
-    with pytest.raises(UsageError, match="window_size=0"):
-        shuffled_windows(3, window_size=0, generator=np.random.default_rng(0))
-
-
 def test_no_bags_make_no_windows():
     assert shuffled_windows(0, window_size=4, generator=np.random.default_rng(0)) == []
