@@ -167,7 +167,6 @@ def tables(
 
     Example: gcemil tables results/smoke --table task --metric macro_f1 --format latex
     """
-    from gcemil.cli.console import say
     from gcemil.files import is_file
     from gcemil.tables import render_tables
 
@@ -181,5 +180,4 @@ def tables(
         from gcemil.benchmark.figures import read_figures, summary_tables
 
         chosen = summary_tables(read_figures(results), table, metric) + chosen
-    for line in render_tables(chosen, form).splitlines():
-        say(line)
+    typer.echo(render_tables(chosen, form).rstrip("\n"))

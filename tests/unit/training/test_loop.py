@@ -7,14 +7,18 @@ import pytest
 import torch
 
 from builders import make_cohort
+from builders.wrappers import prepared_host, wrapped
+from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import make_folds, write_folds
 from gcemil.config import PAPER, EvidenceSettings, HostSettings, TrainSettings
 from gcemil.files import read_json
 from gcemil.hosts.mhim import Mhim
 from gcemil.model import GceMil
 from gcemil.records import read_adapter, read_representations
+from gcemil.runs import predict
 from gcemil.runs.folder import RunFold
 from gcemil.runs.predict import represent_runs
+from gcemil.tasks.task import create_task
 from gcemil.training import loop
 from gcemil.training.run import train_run
 
@@ -96,6 +100,17 @@ def test_the_settings_say_which_epoch_is_chosen(cohort, tmp_path, monkeypatch, c
     metrics = read_json(tmp_path / "run" / "fold_0" / "metrics.json")
     assert metrics["details"]["best_epoch"] == chosen
     assert len(watched.weights) == (3 if "early_stopping" in changes else 5)
+
+
+def test_validation_searches_for_no_evidence(cohort, monkeypatch):
+    def fail(*_):
+        raise AssertionError("validation asks for the evidence of a bag")
+
+    monkeypatch.setattr(predict, "explain_bag", fail)
+    loaded = Cohort.load(cohort)
+    model = wrapped(prepared_host("abmil", n_outputs=2, dim=8))
+    record = loop.validate(model, loaded, loaded.bags, create_task(loaded, TrainSettings()))
+    assert 0 <= record["val"] <= 1
 
 
 def test_gradients_are_clipped_only_where_the_settings_say_so(cohort, tmp_path):
