@@ -181,12 +181,6 @@ def test_a_mistake_is_answered_in_one_sentence(answer, world, classification_run
     assert not re.search(r"Error\b|Traceback|replace=True|NoneType|TrainSettings|\bself\b", said)
 
 
-def test_the_settings_of_a_run_are_taken_as_they_are(answer):
-    code, printed, _ = answer("config --config gce/config.yaml")
-    assert code == 0
-    assert yaml.safe_load(printed) == yaml.safe_load(answer("config --epochs 4")[1])
-
-
 def test_the_longer_of_two_names_is_the_patient(answer, tmp_path):
     for slide in ("P1-2-A", "P1-A", "P10-A"):
         trident_features(tmp_path / "job", slide, grid(4, 512))
@@ -235,15 +229,3 @@ def test_a_published_test_set_is_kept_and_validation_comes_out_of_training(answe
 def test_quiet_and_verbose_may_stand_behind_the_command(answer, world):
     assert "checking slides" not in answer("validate cohort --quiet")[2]
     assert "checking slides: 24/24" in answer("validate cohort --verbose")[2]
-
-
-def test_flags_show_as_flags_and_no_type_of_python_is_shown(answer):
-    shown = answer("train --help")[1] + answer("--help")[1] + answer("anchors embed --help")[1]
-    assert "--freeze-host" in shown
-    assert not re.search(r"<bool>|<path>|list\[|<str>|<int", shown)
-
-
-def test_commands_stand_in_groups(answer):
-    shown = answer("--help")[1]
-    found = re.findall(r"─ ([A-Z][a-z ]+) ─", shown)
-    assert found == ["Options", *main.GROUPS]

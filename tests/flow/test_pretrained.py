@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import torch
 import yaml
@@ -179,12 +178,3 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(classificatio
         assert isinstance(refused.exception, kind), refused.exception
         assert message in str(refused.exception)
     assert not (tmp_path / "new").exists()
-
-
-def test_a_plain_host_is_given_away_and_opened_by_name(classification_runs, tmp_path):
-    gcemil.save_pretrained(classification_runs.host, tmp_path / "host")
-    with pytest.raises(UsageError, match="holds a plain host, which has no evidence"):
-        gcemil.from_pretrained(tmp_path / "host")
-    loaded, meta = gcemil.load_network(tmp_path / "host")
-    assert (loaded.model, meta["settings"]["host"]["name"]) == (None, "abmil")
-    assert np.isfinite(loaded.host(torch.zeros(3, meta["in_dim"]), None).logits.detach().numpy()).all()

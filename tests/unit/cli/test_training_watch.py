@@ -7,7 +7,7 @@ import pytest
 from gcemil.cli import training_progress
 from gcemil.cli.training_progress import show_training, suggest_next
 from gcemil.runs.folder import Run
-from gcemil.training.epochs import find_failures, merge_warnings
+from gcemil.training.epochs import find_failures
 
 
 @pytest.fixture
@@ -68,11 +68,3 @@ def test_a_solved_task_is_no_reason_to_lower_a_weight():
     assert "'utility' is 98% of the loss" in said
     # Terms that train other weights than the task's take nothing from it.
     assert find_failures({}, {**solved, "task": 0.2, "utility": 9.0}, competes=False) == []
-
-
-def test_a_warning_of_many_epochs_is_one_line():
-    history = [
-        record(number, [f"gates are all open (mean 0.9{number})", "once"][: 2 - (number > 0)])
-        for number in range(3)
-    ]
-    assert merge_warnings(history) == ["gates are all open (mean 0.92) (in 3 epochs)", "once"]

@@ -10,7 +10,6 @@ from gcemil.errors import InputError
 from gcemil.tasks.survival import baseline_logits, discrete_time_loss, interval_edges, interval_index
 from gcemil.tasks.task import DiscreteTimeTask
 
-HALVES = torch.zeros(1, 4, dtype=torch.float64)
 MIXED = torch.tensor([[0.0, math.log(3), 0.0, 0.0]], dtype=torch.float64)
 
 
@@ -48,11 +47,6 @@ def test_edges_that_coincide_are_refused():
 def test_likelihood_of_one_case_is_the_product_along_its_intervals(interval, event, likelihood):
     loss = discrete_time_loss(MIXED, torch.tensor([interval]), torch.tensor([event]))
     assert loss.item() == pytest.approx(-math.log(likelihood))
-
-
-def test_the_loss_is_the_mean_over_cases():
-    loss = discrete_time_loss(HALVES.expand(2, 4), torch.tensor([0, 2]), torch.tensor([True, True]))
-    assert loss.item() == pytest.approx((math.log(2) + 3 * math.log(2)) / 2)
 
 
 def test_extreme_logits_keep_loss_and_gradient_finite():

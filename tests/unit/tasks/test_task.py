@@ -14,14 +14,6 @@ SURVIVAL = SurvivalTask()
 
 
 @pytest.mark.parametrize(
-    ("task", "n_outputs", "names"),
-    [(GRADES, 3, ("prob_low", "prob_mid", "prob_high")), (SURVIVAL, 1, ("risk",))],
-)
-def test_outputs_and_columns_follow_the_target(task, n_outputs, names):
-    assert (task.n_outputs, task.prediction_names) == (n_outputs, names)
-
-
-@pytest.mark.parametrize(
     ("task", "targets", "predictions"),
     [
         (GRADES, torch.tensor([0, 1, 2]), torch.eye(3)),

@@ -1,7 +1,5 @@
 """Which epoch is kept, in the last stage and in one that prepares."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -111,16 +109,6 @@ def test_validation_searches_for_no_evidence(cohort, monkeypatch):
     model = wrapped(prepared_host("abmil", n_outputs=2, dim=8))
     record = loop.validate(model, loaded, loaded.bags, create_task(loaded, TrainSettings()))
     assert 0 <= record["val"] <= 1
-
-
-def test_gradients_are_clipped_only_where_the_settings_say_so(cohort, tmp_path):
-    shares = {}
-    for clip in (1e-9, 1e9, None):
-        folder = tmp_path / str(clip)
-        train_run(cohort, folder, settings("abmil", clip=clip), folds=[0], jobs=1)
-        lines = (folder / "fold_0" / "history.jsonl").read_text().splitlines()
-        shares[clip] = {json.loads(line)["host_clipped"] for line in lines}
-    assert shares == {1e-9: {1.0}, 1e9: {0.0}, None: {0.0}}
 
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "gce"])
