@@ -77,7 +77,7 @@ MISTAKES = [
     ("train unsplit --out new", 1, "unsplit has no folds. Make them with 'gcemil split unsplit'."),
     ("split cohort", 2, "cohort/splits already holds folds. Add --force to replace them."),
     ("split few", 1, "few: 6 cases are too few for 5 folds: fold 0 would validate on nothing. Give --folds 3 or fewer, or add cases. Nothing was written."),
-    ("split few --parts 1,2", 2, "--parts are three whole numbers such as 90,30,300, got '1,2'."),
+    ("split few --parts 1,2", 2, "--parts are three whole numbers such as 90,30,300; got '1,2'."),
     # Features and labels
     ("import nowhere --labels labels.csv --out new", 1, "nowhere does not exist. Give the folder that holds the features of your slides."),
     ("import notes.txt --labels labels.csv --out new", 1, "notes.txt is a file. Give the folder that holds the features of your slides."),

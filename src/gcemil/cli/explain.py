@@ -133,20 +133,15 @@ def explain(
     else:
         found = explain_cohort_slide(run, str(slide), fold=fold, options=options)
     files = write(found, out)
-    _print_explained(found, files, as_json)
-    if not as_json and found.coords is None:
-        say("The slide has no coordinates: neither GeoJSON nor overlay can be drawn.")
-
-
-def _print_explained(found: ExplainedSlide, files: dict[str, Path], as_json: bool) -> None:
-    """The certificate and where the files are."""
     if as_json:
-        shown = {name: str(path) for name, path in files.items()}
-        print_json({"certificate": found.certificate.to_json(), "files": shown})
+        paths = {name: str(path) for name, path in files.items()}
+        print_json({"certificate": found.certificate.to_json(), "files": paths})
         return
     _print_certificate(found.certificate)
     for path in files.values():
         say(f"wrote {path}")
+    if found.coords is None:
+        say("The slide has no coordinates: neither GeoJSON nor overlay can be drawn.")
 
 
 def _explain_many(

@@ -214,8 +214,9 @@ def parse_pairs(texts: list[str], form: str, read: Callable[[str], T]) -> dict[s
 
 def parse_parts(text: str) -> tuple[int, int, int]:
     """Sizes of the three parts of a split, from '90,30,300'."""
-    numbers = text.split(",")
-    if len(numbers) != 3 or not all(number.strip().isdigit() for number in numbers):
-        raise UsageError(f"--parts are three whole numbers such as 90,30,300, got '{text}'.")
-    train, val, test = map(int, numbers)
+    form = "--parts are three whole numbers such as 90,30,300"
+    numbers = parse_numbers(text, form)
+    if len(numbers) != 3 or min(numbers) < 0:
+        raise UsageError(f"{form}; got '{text}'.")
+    train, val, test = numbers
     return train, val, test

@@ -27,7 +27,6 @@ from gcemil.errors import UsageError
 
 if TYPE_CHECKING:
     from gcemil.bags.annotations.shapes import Role
-    from gcemil.features.encode_cohort import CohortTables
     from gcemil.slides.grid import PatchSettings
 
 
@@ -143,15 +142,12 @@ def encode(
             )
         for line in (*encoded.notes, *(tables.lines if tables else ())):
             say(line)
-        say(_describe_next_step(out, slides, tables))
+        if tables is not None or (out / "cohort.yaml").is_file():
+            say(f"next: gcemil validate {out}, then gcemil split {out}")
+        else:
+            again = f"gcemil encode {' '.join(map(str, slides))} --out {out} --labels labels.csv"
+            say(f"next: {again}   (features are kept; this adds the labels)")
     raise typer.Exit(1 if encoded.has_troubles else 0)
-
-
-def _describe_next_step(out: Path, slides: list[Path], tables: CohortTables | None) -> str:
-    if tables is not None or (out / "cohort.yaml").is_file():
-        return f"next: gcemil validate {out}, then gcemil split {out}"
-    given = " ".join(str(path) for path in slides)
-    return f"next: gcemil encode {given} --out {out} --labels labels.csv   (features are kept; this adds the labels)"
 
 
 def _write_patches(
@@ -260,8 +256,6 @@ def annotate(
 
 def _parse_role(text: str) -> Role:
     """One of the two meanings of a group."""
-    if text == "tumour":
-        return "tumour"
-    if text == "exclusion":
-        return "exclusion"
-    raise ValueError
+    if text not in ("tumour", "exclusion"):
+        raise ValueError
+    return text  # type: ignore[return-value]
