@@ -16,7 +16,7 @@ from rich.progress import Progress
 from gcemil.cli.console import QUIET, bar_columns, is_set, print_table, say, shows_bars, warn_of_model
 from gcemil.errors import printable
 from gcemil.files import is_file, read_text, write_text
-from gcemil.records import MODES
+from gcemil.records import MODE_WORDS, MODES
 from gcemil.runs.folder import Run, describe_vote
 from gcemil.tables import UNDEFINED, format_spread
 from gcemil.training.epochs import warning_kind
@@ -24,14 +24,6 @@ from gcemil.training.epochs import warning_kind
 FIRST_WORD_S = 10.0
 """Seconds after which a training without a terminal says how long it will take, be the first epoch over or not."""
 BLOCKS = " ▁▂▃▄▅▆▇█"
-MODE_WORDS = {
-    "full": "full: the host",
-    "head": "head: the evidence head alone",
-    "gce": "gce: host and evidence together",
-    "soft": "soft: the same, gated",
-    "discrete": "discrete: the same, evidence alone",
-    "opinion": "opinion: host and evidence together",
-}
 
 
 class TrainingWatch:
@@ -122,7 +114,7 @@ def print_summary(out: Path, summary: dict[str, Any]) -> None:
     for mode in modes:
         spreads = [summary[mode].get(name) for name in names]
         texts = [UNDEFINED.text if one is None else format_spread(one["mean"], one["std"]) for one in spreads]
-        rows.append((MODE_WORDS[mode], *texts))
+        rows.append((f"{mode}: {MODE_WORDS[mode]}", *texts))
     print_table(f"{out}: test, {len(summary['folds'])} folds", ("bag", *names), rows)
     if (said := describe_vote(summary.get("vote"))) is not None:
         say(said)

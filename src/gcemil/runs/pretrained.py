@@ -26,6 +26,7 @@ from gcemil.files import atomic_folder, write_json, write_text
 from gcemil.findings import Finding, read_finding
 from gcemil.metrics import METRICS
 from gcemil.model import GceMil
+from gcemil.records import MODE_WORDS
 from gcemil.rules import find_rule
 from gcemil.runs.checkpoint import PRETRAINED_FORMAT, LoadedNetwork, load_network, save_tensors
 from gcemil.runs.folder import PRETRAINED_CONFIG, PRETRAINED_WEIGHTS, Run, RunFold
@@ -206,16 +207,8 @@ def _task_table(modes: Mapping[str, Mapping[str, float | None]]) -> list[str]:
     if not modes:
         return ["Not measured."]
     names = list(dict.fromkeys(name for figures in modes.values() for name in figures))
-    words = {
-        "full": "host, all patches",
-        "head": "evidence head alone",
-        "gce": "host and evidence",
-        "soft": "gated",
-        "discrete": "evidence alone",
-        "opinion": "second opinion",
-    }
     rows = [
-        (words[mode], *(_figure(name, figures.get(name)) for name in names))
+        (MODE_WORDS[mode], *(_figure(name, figures.get(name)) for name in names))
         for mode, figures in modes.items()
     ]
     return _markdown_table(("bag", *map(_label, names)), rows)
