@@ -146,29 +146,21 @@ def error_text(error: BaseException) -> str:
 
 
 _REMEDIES = {
-    **dict.fromkeys(
-        (errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "Free some space, or give a folder on another disk."
-    ),
-    errno.EROFS: "Give a folder you may write to.",
-    **dict.fromkeys((errno.EACCES, errno.EPERM), "Check its permissions and those of its folder."),
-    **dict.fromkeys(
-        (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY),
-        "Something else stands in its place: move it, or give another path.",
-    ),
-    errno.ENAMETOOLONG: "Use shorter names.",
-    **dict.fromkeys(
-        (errno.EMFILE, errno.ENFILE), "Raise the limit with 'ulimit -n 4096', or give fewer --jobs."
-    ),
-    **dict.fromkeys(
-        (errno.EIO, errno.ESTALE, errno.ETIMEDOUT),
-        "Check the disk or the network it lies on, then run the same command again.",
-    ),
+    "ENOSPC EDQUOT EFBIG": "Free some space, or give a folder on another disk.",
+    "EROFS": "Give a folder you may write to.",
+    "EACCES EPERM": "Check its permissions and those of its folder.",
+    "EEXIST ENOTDIR EISDIR ENOTEMPTY": "Something else stands in its place: move it, or give another path.",
+    "ENAMETOOLONG": "Use shorter names.",
+    "EMFILE ENFILE": "Raise the limit with 'ulimit -n 4096', or give fewer --jobs.",
+    "EIO ESTALE ETIMEDOUT": "Check the disk or the network it lies on, then run the same command again.",
 }
 
 
 def write_remedy(error: OSError) -> str:
     """What to do about a path that could not be read or written."""
-    return _REMEDIES.get(error.errno or 0, "Check free space and permissions.")
+    name = errno.errorcode.get(error.errno or 0, "")
+    remedies = [remedy for names, remedy in _REMEDIES.items() if name in names.split()]
+    return remedies[0] if remedies else "Check free space and permissions."
 
 
 def _describe_os_error(error: OSError, unnamed: object) -> str:
