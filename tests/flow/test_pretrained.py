@@ -138,10 +138,10 @@ DAMAGES = {
     "model.safetensors is not a gcemil checkpoint": lambda path: (path / "model.safetensors").write_bytes(
         b"x" * 99
     ),
-    "'temperature' is in the network alone": lambda path: edit_tensors(
+    'Missing key(s) in state_dict: "temperature"': lambda path: edit_tensors(
         path, lambda found: found.pop("temperature")
     ),
-    "' has shape (": lambda path: edit_tensors(path, shorten),
+    "size mismatch for ": lambda path: edit_tensors(path, shorten),
     "needs anchors as wide as the features": lambda path: edit_network(path, in_dim=7),
 }
 
