@@ -51,7 +51,7 @@ from gcemil.explain import SEARCHED_SHARES, STRICTER, Search
 from gcemil.hosts.host import Embedded, Host, ask_subsets, shortcut
 from gcemil.predictor import GceEmbedded
 from gcemil.recovery.recover import members, ranking, subset_size
-from gcemil.runs.folder import check_same_cohort
+from gcemil.runs.folder import Run
 from gcemil.tasks.survival import c_index
 
 SHARES = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2)
@@ -88,7 +88,7 @@ def main() -> None:
 def measure_slides(fold: TrainedFold, judge: Path | None = None) -> tuple[pd.DataFrame, pd.DataFrame]:
     """One row per test slide, and one per slide and rule."""
     if judge is not None:
-        check_same_cohort(fold.run, judge)
+        Run(fold.run).check_same_cohort(judge)
     other, slides, rules = None if judge is None else TrainedFold.open(judge, 0), [], []
     for one in (fold, other):
         if one is not None and one.model is None:

@@ -15,7 +15,7 @@ import numpy as np
 from gcemil.bags.tables import read_table
 from gcemil.benchmark.figures import MeasuredRun
 from gcemil.errors import CohortError, InputError, RunError
-from gcemil.runs.folder import FoldFolder, RunFolder, read_metrics
+from gcemil.runs.folder import Run, RunFold
 from paper.measured import Measured, SlideTest
 from paper.swap_test import SwappedBags, SwappedClasses, SwappedRisks, swap_test
 
@@ -31,7 +31,7 @@ def run_slide_tests(
     groups: dict[tuple[str, str], list[SwappedBags]] = {}
     for dataset, run, plain in _pair_runs(measured, runs, holders):
         folds = groups.setdefault((dataset, run.host), [])
-        folds += _read_folds(RunFolder(run.folder), RunFolder(plain.folder), run.cohort)
+        folds += _read_folds(Run(run.folder), Run(plain.folder), run.cohort)
     return [_test_slides(dataset, host, folds) for (dataset, host), folds in groups.items() if folds]
 
 
@@ -57,7 +57,7 @@ def _pair_runs(
             yield cohort.dataset, run, other
 
 
-def _read_folds(wrapped: RunFolder, plain: RunFolder, cohort: str) -> Iterator[SwappedBags]:
+def _read_folds(wrapped: Run, plain: Run, cohort: str) -> Iterator[SwappedBags]:
     """The folds that both sides have, with their tables of predictions."""
     for fold in wrapped.finished_folds():
         ours = _prediction_file(fold, "gce") or _prediction_file(fold, "soft")
@@ -68,11 +68,11 @@ def _read_folds(wrapped: RunFolder, plain: RunFolder, cohort: str) -> Iterator[S
                 yield bags
 
 
-def _prediction_file(fold: FoldFolder, mode: str) -> Path | None:
+def _prediction_file(fold: RunFold, mode: str) -> Path | None:
     """The table of predictions of this mode; None where there is none."""
     if not fold.is_finished:
         return None
-    modes = read_metrics(fold.path).modes
+    modes = fold.read_metrics().modes
     path = fold.predictions(mode, modes)
     return path if mode in modes and path.is_file() else None
 

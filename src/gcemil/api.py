@@ -49,7 +49,7 @@ from gcemil.runs.checkpoint import (
     save_network,
 )
 from gcemil.runs.environment import one_thread, pick_device
-from gcemil.runs.folder import FoldFolder, FoldParts, RunFolder, fold_parts
+from gcemil.runs.folder import FoldParts, Run, RunFold, fold_parts
 from gcemil.runs.pretrained import UNKNOWN_LICENSE, write_folder
 from gcemil.runs.weights import pretrained_host_of_fold, resolve_pretrained_host
 from gcemil.tasks.task import create_task, stacked_targets, training_task
@@ -258,10 +258,10 @@ def fit(
             bank = _make_bank(anchors, reference_patches(cohort, parts.train, seed=values.seed))
         loaded = create_network(cohort, parts.train, values, pick_device(values.device), weights, bank)
         objective = training_task(cohort, values, parts.train)
-        progress = train(loaded, cohort, parts, objective, values, FoldFolder(folder), on_epoch=on_epoch)
+        progress = train(loaded, cohort, parts, objective, values, RunFold(folder), on_epoch=on_epoch)
         fit_evidence(loaded, cohort, parts, values)
         if out is not None:
-            save_network(FoldFolder(folder).checkpoint, loaded, cohort, values)
+            save_network(RunFold(folder).checkpoint, loaded, cohort, values)
     loaded.network.eval()
     counts = {"train": len(parts.train), "val": len(parts.val), "test": 0}
     data = {"cohort": cohort.card.name, "slides": counts}
@@ -475,6 +475,6 @@ def load(path: Path | str, device: torch.device | str = "cpu") -> FittedModel:
         True
     """
     place = Path(path)
-    if RunFolder(place).is_begun:
-        place = RunFolder(place).trained_folds()[0].path
-    return FittedModel(*load_network(FoldFolder(place).checkpoint if place.is_dir() else place, device))
+    if Run(place).is_begun:
+        place = Run(place).trained_folds()[0].path
+    return FittedModel(*load_network(RunFold(place).checkpoint if place.is_dir() else place, device))

@@ -458,11 +458,13 @@ def _refuse_unknown(path: str) -> None:
     known = list(dotted_names(TrainSettings))
     if path in known or path.startswith("host.options."):
         return
-    stages = [name.rpartition(".")[0] for name in known if "." in name]
-    above = max((f"{name}." for name in stages if path.startswith(f"{name}.")), key=len, default="")
-    there = [name for name in known if name.startswith(above) and "." not in name.removeprefix(above)]
+    above = path
+    while above and not any(name.startswith(f"{above}.") for name in known):
+        above = above.rpartition(".")[0]
+    depth = above.count(".") + 1 if above else 0
+    stage = [name for name in known if name.count(".") == depth and name.startswith(above)]
     raise ConfigError(
-        f"There is no setting '{path}'.{did_you_mean(path, [*there, *known])} There are: {', '.join(there)}. "
+        f"There is no setting '{path}'.{did_you_mean(path, [*stage, *known])} There are: {', '.join(stage)}. "
         "'gcemil config' explains all of them."
     )
 

@@ -145,37 +145,33 @@ def error_text(error: BaseException) -> str:
     return text if len(text) <= 300 else f"{text[:300]} …"
 
 
+_REMEDIES = {
+    "ENOSPC EDQUOT EFBIG": "Free some space, or give a folder on another disk.",
+    "EROFS": "Give a folder you may write to.",
+    "EACCES EPERM": "Check its permissions and those of its folder.",
+    "EEXIST ENOTDIR EISDIR ENOTEMPTY": "Something else stands in its place: move it, or give another path.",
+    "ENAMETOOLONG": "Use shorter names.",
+    "EMFILE ENFILE": "Raise the limit with 'ulimit -n 4096', or give fewer --jobs.",
+    "EIO ESTALE ETIMEDOUT": "Check the disk or the network it lies on, then run the same command again.",
+}
+
+
 def write_remedy(error: OSError) -> str:
-    """What to do about a path that could not be written."""
-    if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
-        return "Free some space, or give a folder on another disk."
-    if error.errno in {errno.EROFS, errno.EACCES, errno.EPERM}:
-        return "Give a folder you may write to."
-    if error.errno in {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY}:
-        return "Something else stands in its place: move it, or give another path."
-    if error.errno == errno.ENAMETOOLONG:
-        return "Use shorter names."
-    return "Check free space and permissions."
+    """What to do about a path that could not be read or written."""
+    name = errno.errorcode.get(error.errno or 0, "")
+    remedies = [remedy for names, remedy in _REMEDIES.items() if name in names.split()]
+    return remedies[0] if remedies else "Check free space and permissions."
 
 
 def _describe_os_error(error: OSError, unnamed: object) -> str:
-    named = [
-        os.fsdecode(name)
-        for name in (error.filename, error.filename2)
-        if isinstance(name, str | bytes | os.PathLike)
-    ]
+    names = (error.filename, error.filename2)
+    named = [os.fsdecode(name) for name in names if isinstance(name, str | bytes | os.PathLike)]
     path = named[0] if named else unnamed
     if error.errno == errno.ENOENT:
         return (
             f"{path} is not there. It was moved or removed, or a link to it points nowhere: "
             "put it back, then run the same command again."
         )
-    if error.errno in {errno.EACCES, errno.EPERM}:
-        return f"{path} may not be opened or written ({error_text(error)}). Check its permissions and those of its folder."
-    if error.errno in {errno.EMFILE, errno.ENFILE}:
-        return f"{path} cannot be opened ({error_text(error)}). Raise the limit with 'ulimit -n 4096', or give fewer --jobs."
-    if error.errno in {errno.EIO, errno.ESTALE, errno.ETIMEDOUT}:
-        return f"{path} cannot be reached ({error_text(error)}). Check the disk or the network it lies on, then run the same command again."
     return f"{path} cannot be read or written ({error_text(error)}). {write_remedy(error)}"
 
 

@@ -405,7 +405,7 @@ class Interventions:
     @torch.no_grad()
     def kept(self, selected: Tensor) -> HostOutput:
         """X_S: only the selected patches exist."""
-        check_selected(selected, n_patches=len(self._features))
+        self._check_selected(selected)
         if not bool(selected.any()):
             raise BagError(
                 "A subset without a patch has no prediction. Keep at least the patch of highest score."
@@ -417,17 +417,16 @@ class Interventions:
 
     def removed(self, selected: Tensor) -> HostOutput | None:
         """X_notS: the selected patches do not exist. None when nothing is left."""
-        check_selected(selected, n_patches=len(self._features))
+        self._check_selected(selected)
         return None if bool(selected.all()) else self.kept(~selected)
 
-
-def check_selected(selected: Tensor, *, n_patches: int) -> None:
-    """Raise BagError unless `selected` is a bool mask over the patches of the bag."""
-    # Users call this with tensors of their own: a message says more than a failed annotation.
-    if selected.dtype != torch.bool or selected.shape != (n_patches,):
-        raise BagError(
-            f"A selection is a bool mask over the bag's {n_patches} patches, got {selected.dtype} {tuple(selected.shape)}."
-        )
+    def _check_selected(self, selected: Tensor) -> None:
+        # Users call this with tensors of their own: a message says more than a failed annotation.
+        if selected.dtype != torch.bool or selected.shape != (len(self._features),):
+            raise BagError(
+                f"A selection is a bool mask over the bag's {len(self._features)} patches, got {selected.dtype} "
+                f"{tuple(selected.shape)}."
+            )
 
 
 class _CallableModule(ModuleType):

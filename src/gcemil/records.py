@@ -22,8 +22,16 @@ from gcemil.bags import store
 from gcemil.errors import RunError
 from gcemil.files import parse_json, validate_as
 
-MODES = ("full", "head", "gce", "soft", "discrete", "opinion")
-"""How a bag is seen: all patches, all of them gated, the evidence alone."""
+MODE_WORDS = {
+    "full": "host, all patches",
+    "head": "evidence head alone",
+    "gce": "host and evidence",
+    "soft": "gated",
+    "discrete": "evidence alone",
+    "opinion": "second opinion",
+}
+"""How a bag is predicted, with the words for it."""
+MODES = tuple(MODE_WORDS)
 REMEDY = "Make it again with 'gcemil evaluate'."
 OPTIONAL = ("coords", "anchor_weights")
 """Columns that an evidence file may lack."""

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import re
+import resource
 import shlex
 import subprocess
 import sys
@@ -46,13 +47,33 @@ def test_public_names_are_sorted_and_exist():
             "from gcemil.cli.main import app; from typer.testing import CliRunner; CliRunner().invoke(app, ['--help'])",
             {"torch", "numpy", "pandas", "pydantic", "scipy", "rich.progress"},
         ),
+        ("import gcemil", {"torch", "numpy", "pandas", "pydantic"}),
         ("import gcemil.benchmark.figures, gcemil.diagnostics.agreement", {"torch"}),
     ],
-    ids=["help", "tables"],
+    ids=["help", "import", "tables"],
 )
 def test_nothing_heavy_is_imported_where_it_is_not_needed(code, heavy):
     done = run(sys.executable, "-c", f"import sys; {code}; print({heavy!r} & set(sys.modules))")
     assert done.stdout.strip() == "set()", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "most"),
+    [
+        ("import sys; from gcemil.cli.main import main; sys.argv = ['gcemil', '--help']; main()", 0.4),
+        ("import gcemil", 0.3),
+    ],
+    ids=["help", "import"],
+)
+def test_starting_takes_little_processor_time(code, most):
+    def seconds():
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        run(sys.executable, "-c", code)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+    # The best of three: the first may compile files, and other processes disturb.
+    assert min(seconds() for _ in range(3)) <= most
 
 
 def test_nothing_is_unpickled_and_input_is_never_checked_by_assert():

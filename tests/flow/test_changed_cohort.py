@@ -154,15 +154,6 @@ def test_a_run_without_the_record_of_its_cohort_is_refused(copied):
         evaluate_run(copied.host)
 
 
-@pytest.mark.parametrize("command", ["evaluate", "report"])
-def test_an_empty_config_is_one_sentence(copied, command):
-    (copied.host / "config.yaml").write_text("")
-    with pytest.raises(RunError, match=r"config\.yaml .*train into another folder"):
-        COMMANDS[command](copied.host, copied.cohort)
-    with pytest.raises(RunError, match=r"config\.yaml .*train into another folder"):
-        train_run(copied.cohort, copied.host, plain(), folds=[0], jobs=1)
-
-
 def test_a_run_killed_while_it_began_begins_again(cohort, tmp_path):
     train_run(cohort, tmp_path / "whole", plain(1), folds=[0], jobs=1)
     begun = tmp_path / "begun"

@@ -7,7 +7,6 @@ import pytest
 
 from builders import grid_coords, make_cohort, write_slide
 from builders.commands import gcemil, succeeded
-from gcemil.cli.main import app
 
 
 @pytest.fixture(scope="module")
@@ -140,8 +139,3 @@ def test_repack_and_inspect_and_doctor(tmp_path):
         "torch",
         "device",
     }
-
-
-def test_every_verb_shows_an_example():
-    for command in app.registered_commands:
-        assert f"gcemil {command.name}" in succeeded(command.name, "--help"), command.name

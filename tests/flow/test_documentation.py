@@ -16,11 +16,6 @@ ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
 
 
-def test_there_is_a_tutorial_for_every_way_in():
-    names = {path.stem for path in NOTEBOOKS}
-    assert names == {"audit", "features", "python", "slides", "survival", "trained_model"}
-
-
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_holds_text_alone_and_no_path_of_a_machine(path):
     cells = json.loads(path.read_text())["cells"]

@@ -106,13 +106,6 @@ def test_a_bad_slide_is_one_line(batch, make, message):
     assert message in fault(batch)
 
 
-def test_a_slide_truncated_after_it_was_patched(batch):
-    path = write_slide(batch / "slides" / "m.tif", tissue_image(*LARGE, seed=3))
-    patching.patch_slides([batch / "slides"], batch / "out")
-    truncate(path)
-    assert "was made from another file" in fault(batch)
-
-
 def test_a_slide_without_a_pixel_size_needs_it_once(batch):
     write_plain_tiff(batch / "slides" / "m.tif", tissue_image())
     assert "Give it with --mpp" in fault(batch)

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from pathlib import Path
 
 import h5py
 import numpy as np
@@ -45,12 +44,6 @@ class TestExplain:
         assert certificate.subject.part == "test"
         assert certificate.notes == ()
         assert violations((tmp_path / "evidence.geojson").read_text()) == []
-
-    def test_the_evidence_is_that_of_the_run_to_the_byte(self, classification_runs, tmp_path):
-        slide = unseen_slide(classification_runs)
-        succeeded("explain", classification_runs.gce, "--slide", slide, "--out", tmp_path)
-        theirs = classification_runs.gce / "fold_0" / "evidence" / f"{slide}.h5"
-        assert (tmp_path / "evidence.h5").read_bytes() == theirs.read_bytes()
 
     def test_files_of_one_slide_tell_one_story(self, classification_runs, tmp_path):
         slide = unseen_slide(classification_runs)
@@ -97,11 +90,6 @@ class TestExplain:
             found = read_certificate(tmp_path / "certificate.json").verdicts
             held = tuple(found[name].held for name in ("sufficient", "necessary", "recoverable"))
             assert held[: len(expected)] == expected
-
-    def test_by_default_files_lie_in_the_fold_that_tests_the_slide(self, trained_cases):
-        files = answer("explain", trained_cases / "run", "--slide", "s000_0")["files"]
-        assert all("explain" in path for path in files.values())
-        assert read_certificate(Path(files["certificate"])).subject.slide_id == "s000_0"
 
     def test_bounds_are_subtracted_whether_given_or_read(self, classification_runs, tmp_path):
         slide = unseen_slide(classification_runs)
@@ -187,12 +175,6 @@ class TestExplainOddSlides:
             "overlay.png",
         }
 
-    def test_a_patch_whose_size_nobody_knows_is_not_drawn(self, trained_cases, tmp_path):
-        message = refused(
-            "explain", trained_cases / "run", "--slide", "s002_0", "--out", tmp_path, error=GcemilError
-        )
-        assert "Write patch_size_level0 into" in message
-
     def test_a_slide_of_one_patch_is_its_own_evidence_and_leaves_no_complement(self, trained_cases, tmp_path):
         succeeded("explain", trained_cases / "run", "--slide", "s004_0", "--out", tmp_path)
         found = read_certificate(tmp_path / "certificate.json")
@@ -202,11 +184,6 @@ class TestExplainOddSlides:
         assert found.verdicts["necessary"].held is False
         (only,) = json.loads((tmp_path / "evidence.geojson").read_text())["features"]
         assert only["geometry"]["coordinates"][0][2] == [1024, 1024]
-
-    def test_the_grid_tells_the_patch_size_and_the_file_its_bounds(self, trained_cases, tmp_path):
-        succeeded("explain", trained_cases / "run", "--slide", "s003_0", "--out", tmp_path, "--all-patches")
-        first = json.loads((tmp_path / "evidence.geojson").read_text())["features"][0]
-        assert first["geometry"]["coordinates"][0] == [[0, 0], [512, 0], [512, 512], [0, 512], [0, 0]]
 
     def test_a_thumbnail_lies_under_the_overlay(self, trained_cases, tmp_path):
         Image.new("RGB", (512, 384), "pink").save(tmp_path / "t.png")

@@ -11,7 +11,7 @@ from builders import make_cohort
 from builders.commands import answer, succeeded
 from gcemil.bags.folds import make_parts, write_folds
 from gcemil.records import NOT_CERTIFIED
-from gcemil.runs.folder import read_model_warning
+from gcemil.runs.folder import Run
 
 PARTS = (24, 8, 24)
 AT_CHANCE = "no better than chance"
@@ -46,7 +46,7 @@ def test_training_on_shuffled_labels_says_so_and_what_to_try(shuffled):
     run, said = shuffled
     assert AT_CHANCE in said
     assert "--set min_steps=" in said
-    assert json.loads((run / "summary.json").read_text())["model_warning"] == read_model_warning(run)
+    assert json.loads((run / "summary.json").read_text())["model_warning"] == Run(run).model_warning
 
 
 def test_diagnose_and_report_say_it_before_the_evidence(shuffled):
@@ -76,4 +76,4 @@ def test_a_model_that_has_learned_is_not_warned_of(tmp_path):
     said = run_command("train", cohort, "--epochs", 15, "--no-gce", "--out", tmp_path / "run")
     assert "has not learned" not in said
     assert AT_CHANCE not in said
-    assert read_model_warning(tmp_path / "run") is None
+    assert Run(tmp_path / "run").model_warning is None

@@ -201,14 +201,6 @@ class TestAPlainModule:
         assert isinstance(network.host.model, PlainMean)
         assert (tmp_path / "fold_0" / "diagnostics" / "snr.json").is_file()
 
-    def test_hard_gates_remove_rows_and_soft_gates_scale_them(self):
-        host = create_host(PLAIN, in_dim=3, n_outputs=2).eval()
-        features = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
-        gates = torch.tensor([1.0, 0.0, 1.0, 0.0, 1.0])
-        torch.testing.assert_close(host(features, gates=gates).logits, host(features[gates > 0]).logits)
-        halved = host(features, gates=torch.full((5,), 0.5)).logits
-        torch.testing.assert_close(halved, host(features / 2).logits)
-
     def test_sizes_may_come_from_the_options_and_coords_and_scores_are_its_own(self):
         host = create_host(
             "test_own_host:PlainWithCoords", in_dim=3, n_outputs=2, options={"dim": 3, "classes": 2}
@@ -357,14 +349,6 @@ class TestRegisteredHosts:
         network, record = gcemil.load_network(tmp_path / "run" / "fold_0" / "checkpoint.safetensors")
         assert (type(network.host), record["settings"]["host"]["name"]) == (QuarterPool, "quarter")
 
-    def test_a_name_that_two_packages_register_is_refused(self, installed):
-        installed("lab_hosts", [f"quarter = {OURS}"])
-        installed("other_hosts", [f"quarter = {PLAIN}"])
-        with pytest.raises(
-            UsageError, match=f"Two installed packages register a host 'quarter': {PLAIN}, {OURS}"
-        ):
-            host_spec("quarter")
-
 
 class TestThePage:
     """docs/hosts.md: the host to copy, trained as the page says."""
@@ -390,13 +374,6 @@ class TestThePage:
             if arguments[0] != "report":
                 command(*arguments)
         assert (written / "runs" / "mine" / "diagnostics" / "snr.json").is_file()
-
-    def test_its_python_runs(self, written):
-        code = block("gcemil.train_run")
-        assert not re.search(r"(from|import) gcemil\.", code)
-        names = {}
-        exec(compile(code.replace("epochs=15", "epochs=1"), str(PAGE), "exec"), names)
-        assert names["evidence"].selected.any()
 
 
 def block(containing):

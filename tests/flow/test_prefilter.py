@@ -15,8 +15,6 @@ from gcemil.bags import store
 from gcemil.bags.tables import read_table
 from gcemil.cli.predict import predict, prefilter
 from gcemil.config import EvidenceSettings, TrainSettings
-from gcemil.diagnostics.cost import measure_inference_cost
-from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import InputError, RunError, UsageError
 from gcemil.features.encode_cohort import write_drawn_tables
 from gcemil.features.encoders import load_encoder
@@ -138,21 +136,6 @@ def test_a_folder_of_slides_and_features_is_predicted_and_one_bad_slide_is_a_lin
         assert layer.dimensions[0] * layer.mpp == pytest.approx(width, rel=0.02)
     again = {one["slide_id"]: one["status"] for one in json.loads(invoke(*command).stdout)}
     assert again == {slides[4].stem: "already done", slides[5].stem: "already done", "broken": "failed"}
-
-
-def test_the_cost_table_takes_the_row_of_the_prefilter_from_the_measurement(drawn):
-    _, run, found = drawn
-    (cost,) = found["cost"]
-    assert len(cost["slides"]) == 2
-    finding = measure_inference_cost(TrainedFold.open(run, 0), repeats=1)
-    rows = {row.labels["mode"]: row.values for row in finding.rows}
-    assert rows["full"]["end_to_end_time"] == 1
-    assert rows["discrete"]["extraction_time"] == 1
-    assert rows["prefilter"]["end_to_end_time"] == pytest.approx(cost["summary"]["end_to_end_time"])
-    assert rows["prefilter"]["relative_utility"] == pytest.approx(cost["summary"]["relative_utility"])
-    pooled = [len(slide["selected"]) / slide["n_patches"] for slide in cost["slides"]]
-    assert rows["prefilter"]["patch_ratio"] == pytest.approx(np.mean(pooled))
-    assert any(note.startswith("Prefilter: keep rate") for note in finding.notes)
 
 
 def test_what_cannot_be_filtered_is_refused_with_the_remedy(drawn, tmp_path):

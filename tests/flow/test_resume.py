@@ -123,17 +123,6 @@ def test_a_run_stopped_in_any_stage_of_a_host_that_draws_resumes(
     assert results(tmp_path / "broken") == results(tmp_path / "whole")
 
 
-@pytest.mark.slow
-def test_the_same_command_twice_gives_the_same_summary_and_another_seed_does_not(cohort, tmp_path):
-    first = train_run(cohort, tmp_path / "a", settings(), folds=[0, 1], jobs=1)
-    side_by_side = train_run(cohort, tmp_path / "b", settings(), folds=[0, 1], jobs=2)
-    assert first == side_by_side
-    assert (tmp_path / "a" / "summary.json").read_bytes() == (tmp_path / "b" / "summary.json").read_bytes()
-    assert results(tmp_path / "a") == results(tmp_path / "b")
-    train_run(cohort, tmp_path / "c", settings(seed=1), folds=[0], jobs=1)
-    assert results(tmp_path / "c")["predictions.csv"] != results(tmp_path / "a")["predictions.csv"]
-
-
 def test_what_a_dead_worker_said_of_its_progress_is_taken_back(cohort, tmp_path):
     run = tmp_path / "run"
     train_run(cohort, run, settings().model_copy(update={"epochs": 1}), folds=[0], jobs=1)

@@ -11,7 +11,7 @@ from gcemil.bags.cohort import Cohort
 from gcemil.errors import InputError, RunError, UsageError
 from gcemil.findings import read_finding
 from gcemil.records import read_evidence
-from gcemil.runs.folder import RunFolder
+from gcemil.runs.folder import Run
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def run(classification_runs, tmp_path):
 
 def recovered(run, count):
     """Evidence of the first test slides."""
-    files = sorted((RunFolder(run).fold(0).path / "evidence").glob("*.h5"))[:count]
+    files = sorted((Run(run).fold(0).path / "evidence").glob("*.h5"))[:count]
     return {path.stem: read_evidence(path) for path in files}
 
 
@@ -106,7 +106,7 @@ def test_reviews_of_the_viewer_are_taken_by_default(run):
     (slide_id, evidence), *_ = recovered(run, 1).items()
     chosen = evidence.indices.tolist()
     marks = [{"patch": patch, "mark": "accept", "in_evidence": True} for patch in chosen]
-    folder = RunFolder(run).fold(0).path / "reviews"
+    folder = Run(run).fold(0).path / "reviews"
     folder.mkdir()
     review = {"slide_id": slide_id, "n_patches": len(evidence.gates), "marks": marks}
     (folder / f"{slide_id}.json").write_text(json.dumps(review))

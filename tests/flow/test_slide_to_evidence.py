@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from builders.commands import succeeded
-from gcemil.bags import store, validate
+from gcemil.bags import store
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import Fold, read_fold, write_folds
 from gcemil.bags.tables import read_table
@@ -154,12 +154,6 @@ def painted(shape, squares, scale):
     for x, y, side in np.array(squares) * scale:
         picture[round(y) : round(y + side), round(x) : round(x + side)] = True
     return picture
-
-
-def test_the_cohort_has_slides_of_both_scanners_and_is_sound(flow):
-    assert {flow.mpp[name] for name in flow.lesions} == {0.25, 0.5}
-    assert Cohort.load(flow.cohort).card.patch_size_level0 is None
-    assert not validate.select_errors(validate.validate(flow.cohort))
 
 
 def test_annotations_in_level_0_pixels_give_the_truth_that_the_simulator_knows(flow):

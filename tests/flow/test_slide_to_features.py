@@ -50,21 +50,6 @@ def test_drawn_slides_become_a_cohort_that_loads_and_validates(drawn):
         assert len(store.read(cohort.truth_file(spec.bag_id), "evidence")) == len(bag)
 
 
-def test_features_tell_concepts_apart_by_texture(drawn):
-    """Neighbours in feature space share the drawn concept more often than chance."""
-    folder, _ = drawn
-    names = [row.slide_id for row in Cohort.load(folder).slides]
-    features = np.concatenate([store.read(folder / "features" / f"{name}.h5", "features") for name in names])
-    concepts = np.concatenate([store.read(folder / "truth" / f"{name}.h5", "concept") for name in names])
-    centred = features.astype(np.float64) - features.astype(np.float64).mean(axis=0)
-    unit = centred / np.linalg.norm(centred, axis=1, keepdims=True)
-    likeness = unit @ unit.T
-    np.fill_diagonal(likeness, -1)
-    agreement = (concepts[likeness.argmax(axis=1)] == concepts).mean()
-    shares = np.bincount(concepts) / len(concepts)
-    assert agreement > (shares**2).sum() + 0.1
-
-
 def test_a_second_run_does_nothing_and_another_encoder_is_refused(drawn, tmp_path):
     folder, _ = drawn
     copy = shutil.copytree(folder, tmp_path / "copy")

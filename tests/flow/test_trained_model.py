@@ -84,12 +84,6 @@ def test_both_runs_are_opened_by_every_command(story, run, tmp_path):
     assert found[0]["slide_id"] == "new"
 
 
-def test_the_report_says_that_the_training_slides_are_unknown(story, tmp_path):
-    folder, _ = story
-    succeeded("report", folder / "clam", "--out", tmp_path / "report.html")
-    assert "cannot know whether" in (tmp_path / "report.html").read_text()
-
-
 def test_a_foreign_file_is_one_sentence_and_leaves_no_run(story, tmp_path):
     folder, _ = story
     (tmp_path / "notes.pt").write_text("not weights")

@@ -13,7 +13,7 @@ from gcemil.bags import store
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.foreign.source import ReadOptions
 from gcemil.bags.foreign.wsidata import read_wsidata
-from gcemil.errors import MissingExtraError, RunError, StoreError, UsageError
+from gcemil.errors import StoreError, UsageError
 from gcemil.records import read_evidence
 
 needs_spatialdata = pytest.mark.skipif(
@@ -122,13 +122,6 @@ def test_stores_that_do_not_say_enough_are_refused_in_one_sentence(lazy):
         read_wsidata(stores, ReadOptions(encoder="conch"))
 
 
-@needs_spatialdata
-def test_a_damaged_store_is_one_sentence(tmp_path):
-    (tmp_path / "stores" / "a.zarr").mkdir(parents=True)
-    with pytest.raises(StoreError, match="a.zarr cannot be read as SpatialData"):
-        read_wsidata(tmp_path / "stores")
-
-
 def test_a_store_that_wants_to_be_unpickled_is_never_read(tmp_path, monkeypatch):
     array = tmp_path / "a.zarr" / "tables" / "uni_tiles" / "X"
     array.mkdir(parents=True)
@@ -139,20 +132,3 @@ def test_a_store_that_wants_to_be_unpickled_is_never_read(tmp_path, monkeypatch)
     monkeypatch.setitem(sys.modules, "spatialdata", json)
     with pytest.raises(StoreError, match="asks for Python objects to be unpickled"):
         read_wsidata(tmp_path)
-
-
-def test_without_the_extra_both_ways_say_how_to_install_it(classification_runs, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "spatialdata", None)
-    (tmp_path / "stores" / "a.zarr").mkdir(parents=True)
-    with pytest.raises(MissingExtraError, match="pip install 'gcemil\\[wsidata\\]'"):
-        read_wsidata(tmp_path / "stores")
-    refused = gcemil("export", classification_runs.gce, "--wsidata", tmp_path / "out")
-    assert isinstance(refused.exception, MissingExtraError)
-    assert not (tmp_path / "out").exists()
-
-
-@needs_spatialdata
-def test_a_plain_host_has_no_evidence_to_export(classification_runs, tmp_path):
-    refused = gcemil("export", classification_runs.host, "--wsidata", tmp_path / "out")
-    assert isinstance(refused.exception, RunError)
-    assert "has no evidence files" in str(refused.exception)

@@ -17,9 +17,9 @@ from gcemil.bags.foreign.torchmil import read_array
 from gcemil.benchmark.results import Results, read_log
 from gcemil.errors import CohortError, RunError, StoreError
 from gcemil.files import write_json
-from gcemil.findings import Row, join_rows, read_finding
+from gcemil.findings import Row, join_rows, mean_and_deviation, read_finding
 from gcemil.report.run_data import _named_slides
-from gcemil.runs.folder import FoldFolder, measure_spread
+from gcemil.runs.folder import RunFold
 
 
 def test_validate_looks_for_no_file_outside_the_cohort(tmp_path: Path) -> None:
@@ -62,9 +62,9 @@ def test_a_reference_of_one_column_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_spread_of_folds_leaves_out_what_is_no_number() -> None:
-    spread = measure_spread([0.5, math.nan, 0.7, None])
-    assert spread["mean"] == pytest.approx(0.6)
-    assert spread["std"] == pytest.approx(0.1414, abs=1e-4)
+    mean, deviation = mean_and_deviation([0.5, math.nan, 0.7, None])
+    assert mean == pytest.approx(0.6)
+    assert deviation == pytest.approx(0.1414, abs=1e-4)
 
 
 def test_rows_of_folds_leave_out_what_is_no_number() -> None:
@@ -75,7 +75,7 @@ def test_rows_of_folds_leave_out_what_is_no_number() -> None:
 @pytest.mark.parametrize("names", [None, "a", [["a"]], [{"a": 1}]])
 def test_findings_whose_slides_have_no_names_are_refused(tmp_path: Path, names: object) -> None:
     slides = ({"bag_id": "a", "slide_ids": names},)
-    fold = SimpleNamespace(files=FoldFolder(tmp_path), findings={"snr": SimpleNamespace(slides=slides)})
+    fold = SimpleNamespace(files=RunFold(tmp_path), findings={"snr": SimpleNamespace(slides=slides)})
     with pytest.raises(RunError, match="a slide has no 'slide_ids'"):
         _named_slides(fold, "snr")  # type: ignore[arg-type]
 

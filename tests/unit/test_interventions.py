@@ -49,18 +49,6 @@ def test_a_bag_is_embedded_once_whatever_is_asked():
     assert host.embeddings == 1
 
 
-def test_an_embedding_that_exists_is_used():
-    host = MeanHost()
-    bag = Interventions(host, FEATURES, embedded=Embedded(FEATURES + 1))
-    assert host.embeddings == 0
-    assert bag.full().logits.tolist() == pytest.approx([3.0, 3.0])
-
-
-def test_removing_nothing_is_the_full_bag():
-    bag = Interventions(MeanHost(), FEATURES)
-    assert bag.removed(torch.zeros(3, dtype=torch.bool)).logits.tolist() == pytest.approx([2.0, 2.0])
-
-
 def test_removing_everything_leaves_no_prediction():
     assert Interventions(MeanHost(), FEATURES).removed(torch.ones(3, dtype=torch.bool)) is None
 
@@ -83,8 +71,3 @@ def test_keeping_nothing_is_refused():
 def test_a_selection_that_is_no_mask_over_the_bag_is_refused(ask, selected):
     with pytest.raises(BagError, match="bool mask over the bag's 3 patches"):
         getattr(Interventions(MeanHost(), FEATURES), ask)(selected)
-
-
-def test_a_bag_of_another_width_is_refused():
-    with pytest.raises(BagError, match="features of width 2, got 3"):
-        Interventions(MeanHost(), torch.zeros(4, 3))

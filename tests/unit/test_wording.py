@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from gcemil.config import TrainSettings, read_train_settings, with_overrides
+from gcemil.config import TrainSettings, read_train_settings
 from gcemil.errors import ConfigError
 from gcemil.files import parse_yaml
 from gcemil.wording import dotted_names, near_path, readable, suggest_name
@@ -77,9 +77,3 @@ def test_settings_come_from_a_file_a_run_or_its_folder(tmp_path):
         assert (settings.epochs, found) == (epochs, is_run)
     with pytest.raises(ConfigError, match="none.yaml does not exist. 'gcemil config' prints a file"):
         read_train_settings(tmp_path / "none.yaml")
-
-
-def test_a_device_may_have_a_number():
-    assert with_overrides(TrainSettings(), ["device=cuda:1"]).device == "cuda:1"
-    with pytest.raises(ConfigError, match="a device is auto, cpu, cuda, cuda:1 or mps"):
-        with_overrides(TrainSettings(), ["device=gpu"])

@@ -44,7 +44,7 @@ from gcemil.benchmark.summary import write_summary
 from gcemil.errors import MissingExtraError, RunError, UsageError
 from gcemil.files import write_text
 from gcemil.processes import end_with_parent
-from gcemil.runs.folder import RunFolder, read_run
+from gcemil.runs.folder import Run
 from gcemil.training.run import differences
 
 BUSY_S = 2.0
@@ -149,9 +149,9 @@ def check_results(grid: Grid, results: Results) -> None:
             )
     for key in {key.run_path: key for key in plan_runs(grid)}.values():
         run = results.run(key)
-        if not RunFolder(run).is_begun:
+        if not Run(run).is_begun:
             continue
-        before = read_run(run).settings.model_dump(mode="json")
+        before = Run(run).card.settings.model_dump(mode="json")
         if changed := differences(before, run_settings(grid, key).model_dump(mode="json")):
             raise RunError(
                 f"{run} was trained with other settings ({'; '.join(changed)}). Give another --out."

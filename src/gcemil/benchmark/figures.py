@@ -17,7 +17,7 @@ from scipy import stats
 from gcemil.errors import RunError, UsageError
 from gcemil.findings import Row, read_finding
 from gcemil.metrics import METRICS
-from gcemil.runs.folder import RunFolder, read_metrics, read_run
+from gcemil.runs.folder import Run
 from gcemil.tables import MISSING, UNDEFINED, Cell, Column, Line, Table, format_metric
 
 TASK = "task"
@@ -53,7 +53,7 @@ def list_runs(folder: Path) -> list[MeasuredRun]:
     runs = []
     for path in configs:
         cohort, _, label, _ = path.parent.relative_to(folder / "runs").parts
-        settings = read_run(path.parent).settings
+        settings = Run(path.parent).card.settings
         seed = _parse_seed(path.parent)
         runs.append(
             MeasuredRun(cohort, settings.host.name, label, seed, path.parent, settings.host_is_unchanged)
@@ -99,16 +99,16 @@ def _list_sources(run: Path) -> list[str]:
 def _read_rows(run: Path, source: str) -> Iterator[FoldRow]:
     """The rows of every fold; those of the whole run where no fold has any."""
     if source == TASK:
-        for fold in RunFolder(run).finished_folds():
-            for mode, values in read_metrics(fold.path).modes.items():
+        for fold in Run(run).finished_folds():
+            for mode, values in fold.read_metrics().modes.items():
                 main = next((name for name in TASK_METRICS if name in values), "")
                 yield fold.number, Row({"mode": mode}, {**values, "task_metric": values.get(main)})
         return
-    folds = RunFolder(run).folds_with(f"diagnostics/{source}.json")
+    folds = Run(run).folds_with(f"diagnostics/{source}.json")
     for fold in folds:
         yield from ((fold.number, row) for row in read_finding(fold.finding(source)).rows)
     if not folds:
-        yield from ((WHOLE_RUN, row) for row in read_finding(RunFolder(run).finding(source)).rows)
+        yield from ((WHOLE_RUN, row) for row in read_finding(Run(run).finding(source)).rows)
 
 
 def summary_tables(

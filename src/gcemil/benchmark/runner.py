@@ -43,10 +43,10 @@ from gcemil.files import atomic_folder, write_json
 from gcemil.hosts.own import is_import_path, trust_host
 from gcemil.hosts.table import host_spec
 from gcemil.runs.environment import one_thread
-from gcemil.runs.folder import FoldFolder, RunFolder, write_summary
+from gcemil.runs.folder import Run, RunFold
 from gcemil.simulation.simulate import simulate
 from gcemil.training.fold import train_fold
-from gcemil.training.run import claim_run
+from gcemil.training.run import begin_run
 
 
 class Ending(StrEnum):
@@ -103,7 +103,7 @@ def is_finished(grid: Grid, results: Results, key: Key) -> bool:
 
 def is_trained(results: Results, run: RunKey) -> bool:
     """Whether a fold has its metrics."""
-    return FoldFolder(results.path(run)).is_finished
+    return RunFold(results.path(run)).is_finished
 
 
 def _missing_diagnostics(grid: Grid, results: Results, run: RunKey) -> list[str]:
@@ -156,11 +156,10 @@ def train(grid: Grid, results: Results, run: RunKey) -> None:
 def _open_run(folder: Path, cohort: Cohort, settings: TrainSettings, warnings: list[str]) -> None:
     """The run folder with its card, whole or not at all; one that exists must agree."""
     if folder.exists():
-        claim_run(folder, cohort, settings)
+        begin_run(folder, cohort, settings, warnings)
         return
     with atomic_folder(folder) as aside:
-        claim_run(aside, cohort, settings)
-        write_json(RunFolder(aside).warnings, warnings)
+        begin_run(aside, cohort, settings, warnings)
 
 
 def diagnose(grid: Grid, results: Results, key: DiagnosisKey) -> None:
@@ -192,7 +191,7 @@ def check_needs(grid: Grid, results: Results, key: DiagnosisKey) -> None:
 def _refresh_summary(results: Results, run: RunKey) -> None:
     """The run's own summary, for everything that reads run folders."""
     with claim(results.lock(run.run_path), wait=True):
-        write_summary(results.run(run))
+        Run(results.run(run)).write_summary()
 
 
 def check_own_hosts(grid: Grid) -> None:

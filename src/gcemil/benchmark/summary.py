@@ -20,7 +20,7 @@ from gcemil.benchmark.runner import finding_file, is_finished, is_trained
 from gcemil.files import without_nan, write_json
 from gcemil.findings import read_finding
 from gcemil.metrics import METRICS
-from gcemil.runs.folder import read_metrics
+from gcemil.runs.folder import RunFold
 
 Rows = list[Record]
 GROUP = ("cohort", "dataset", "encoder", "host", "arm", "variant")
@@ -44,7 +44,7 @@ def summarise(results: Results) -> tuple[Record, Record]:
     runs = []
     for key, own in labels.items():
         if is_trained(results, key):
-            found = read_metrics(results.path(key))
+            found = RunFold(results.path(key)).read_metrics()
             details = found.details.model_dump(exclude_unset=True)
             runs.append({**own, "metrics": found.modes, "details": details})
     wanted = dict.fromkeys(

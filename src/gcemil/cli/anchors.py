@@ -114,7 +114,7 @@ def from_examples(
     from gcemil.bags.cohort import Cohort
     from gcemil.features.example_anchors import ExampleRequest, summarise, write_example_anchors
 
-    values = parse_pairs(mask_value, "A mask value is written concept=whole number", _parse_mask_value)
+    values = parse_pairs(mask_value, "A mask value is written concept=whole number", int)
     request = ExampleRequest(examples, features, k, seed, min_overlap, downsample, values)
     report = write_example_anchors(Cohort.load(cohort), request)
     if as_json:
@@ -164,12 +164,19 @@ def fit_bridge(
     import json
 
     from gcemil.bags import arrays, store
+    from gcemil.bags.cohort import read_card
     from gcemil.features.pairs import judge_bridge
     from gcemil.files import write_text
 
-    bank = _require_anchors(cohort)
+    read_card(cohort)
+    bank = _require_file(cohort / "anchors.h5", f"Make it with 'gcemil anchors embed FAMILY --out {cohort}'.")
     anchors, prompts = arrays.read_anchors(bank)
-    features, anchor_space = arrays.read_pairs(_require_pairs(cohort))
+    pairs_file = _require_file(
+        cohort / "anchor_pairs.h5",
+        "Without pairs no bridge can be fitted and training uses prototypes. "
+        f"Make it with 'gcemil anchors pairs {cohort} OTHER'.",
+    )
+    features, anchor_space = arrays.read_pairs(pairs_file)
     sees_images = store.attributes(bank).get("text_encoder_sees_images")
     report = judge_bridge(
         features,
@@ -211,27 +218,8 @@ def make_bridge_fit(rank: int, ridge: float) -> Fit:
     return fit
 
 
-def _parse_mask_value(text: str) -> int:
-    if not text.isdigit():
-        raise ValueError
-    return int(text)
-
-
-def _require_anchors(cohort: Path) -> Path:
-    from gcemil.bags.cohort import read_card
-
-    read_card(cohort)
-    path = cohort / "anchors.h5"
+def _require_file(path: Path, how: str) -> Path:
+    """A file of a cohort that a command needs; `how` says how it is made."""
     if not path.is_file():
-        raise InputError(f"{path} does not exist. Make it with 'gcemil anchors embed FAMILY --out {cohort}'.")
-    return path
-
-
-def _require_pairs(cohort: Path) -> Path:
-    path = cohort / "anchor_pairs.h5"
-    if not path.is_file():
-        raise InputError(
-            f"{path} does not exist. Without pairs no bridge can be fitted and training uses prototypes. "
-            f"Make it with 'gcemil anchors pairs {cohort} OTHER'."
-        )
+        raise InputError(f"{path} does not exist. {how}")
     return path

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
@@ -18,17 +17,14 @@ if TYPE_CHECKING:
     from gcemil.tables import Table
 
 
-class Engine(StrEnum):
-    """Where the runs of a grid are executed."""
-
-    local = "local"
-    ray = "ray"
+Engine = Literal["local", "ray"]
+"""Where the runs of a grid are executed."""
 
 
 def benchmark(
     grid_file: Path = typer.Argument(metavar="GRID.yaml", help="A grid file; see docs/benchmark.md."),
     out: Path = typer.Option(..., help="The results folder; what it holds already is not done again."),
-    engine: Engine = typer.Option(Engine.local, help="Processes on this machine, or tasks on a Ray cluster."),
+    engine: Engine = typer.Option("local", help="Processes on this machine, or tasks on a Ray cluster."),
     jobs: int | None = jobs_option("runs", otherwise="what cores and memory carry", old="--workers"),
     address: str | None = typer.Option(
         None, help="Ray: the address of an existing cluster; without it a local one is started."
@@ -57,7 +53,7 @@ def benchmark(
     from gcemil.cli.console import print_json
     from gcemil.errors import UsageError
 
-    if address is not None and engine is not Engine.ray:
+    if address is not None and engine != "ray":
         raise UsageError("--address is the address of a Ray cluster: add --engine ray.")
     grid = Grid.load(grid_file)
     if seed is not None:
@@ -75,7 +71,7 @@ def benchmark(
     if todo:
         with (
             RayPool(grid, results, address=address, workers=jobs)
-            if engine is Engine.ray
+            if engine == "ray"
             else LocalPool(grid, results, workers=jobs) as pool,
             show_board(plan, todo, times, pool.workers) as board,
         ):
@@ -153,12 +149,8 @@ REVIEW = "review"
 """The table about one run: what its reviewers said."""
 
 
-class Format(StrEnum):
-    """Names of tables.FORMATS."""
-
-    markdown = "markdown"
-    latex = "latex"
-    csv = "csv"
+Format = Literal["markdown", "latex", "csv"]
+"""Names of tables.FORMATS."""
 
 
 def tables(
@@ -169,13 +161,12 @@ def tables(
         [], "--table", help="task, a diagnostic or review; may be repeated, all by default."
     ),
     metric: list[str] = typer.Option([], "--metric", help="A metric; may be repeated, all by default."),
-    form: Format = typer.Option(Format.markdown, "--format", help="csv has one line per cell."),
+    form: Format = typer.Option("markdown", "--format", help="csv has one line per cell."),
 ) -> None:
     """Print means and intervals of a grid by cohort, host and arm.
 
     Example: gcemil tables results/smoke --table task --metric macro_f1 --format latex
     """
-    from gcemil.cli.console import say
     from gcemil.files import is_file
     from gcemil.tables import render_tables
 
@@ -189,5 +180,4 @@ def tables(
         from gcemil.benchmark.figures import read_figures, summary_tables
 
         chosen = summary_tables(read_figures(results), table, metric) + chosen
-    for line in render_tables(chosen, form.value).splitlines():
-        say(line)
+    typer.echo(render_tables(chosen, form).rstrip("\n"))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
+from typing import Literal
 
 import typer
 
@@ -118,7 +118,7 @@ def import_(
             out,
             labels=labels,
             slide_table=slide_table,
-            choice=Choice(None if task is None else task.value, target, time, event, endpoint),
+            choice=Choice(task, target, time, event, endpoint),
             classes=None if classes is None else classes.split(","),
             splits=splits,
             copy=copy,
@@ -166,18 +166,15 @@ def validate(
     raise typer.Exit(1 if errors else 0)
 
 
-class Unit(StrEnum):
-    """What is never divided between parts of a fold."""
-
-    case = "case"
-    slide = "slide"
+Unit = Literal["case", "slide"]
+"""What is never divided between parts of a fold."""
 
 
 def split(
     cohort: Path = typer.Argument(help="A cohort folder."),
     folds: int = typer.Option(5, min=3, help="How many folds; fold k tests, half of fold k+1 validates."),
     unit: Unit = typer.Option(
-        Unit.case, help="What stays together. 'slide' may put one case into train and test."
+        "case", help="What stays together. 'slide' may put one case into train and test."
     ),
     seed: int = seed_option("which case goes where"),
     force: bool = typer.Option(False, "--force", help="Replace folds that exist already."),
@@ -214,7 +211,7 @@ def split(
     if parts is not None:
         new_folds = [fold_maker.make_parts(loaded, parse_parts(parts), generator=np.random.default_rng(seed))]
     else:
-        new_folds = fold_maker.make_folds(loaded, n_folds=folds, unit=unit.value, seed=seed)
+        new_folds = fold_maker.make_folds(loaded, n_folds=folds, unit=unit, seed=seed)
     if leaks := sorted({case for fold in new_folds for case in fold_maker.leaking_cases(loaded, fold)}):
         raise CohortError(
             f"{cohort}: with --unit slide {len(leaks)} cases (the first is '{leaks[0]}') would stand in train and test at once, "

@@ -95,9 +95,9 @@ def _print_predictions(run: Path) -> None:
     The wrapper leaves the host as it was, so the host of this run is the plain host.
     """
     from gcemil.files import read_json
-    from gcemil.runs.folder import RunFolder
+    from gcemil.runs.folder import Run
 
-    summary = read_json(RunFolder(run).summary)
+    summary = read_json(Run(run).summary)
     rows = [
         ("host, all patches", *_format_metrics(summary["full"])),
         ("host + evidence (GCE)", *_format_metrics(summary["gce"])),

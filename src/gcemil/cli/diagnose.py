@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
@@ -44,7 +43,7 @@ def diagnose(
     """
     from gcemil.diagnostics.diagnose import Comparison, diagnose_run
     from gcemil.files import without_nan
-    from gcemil.runs.folder import read_model_warning
+    from gcemil.runs.folder import Run
 
     comparison = Comparison(runs[0], against, tuple(runs[1:]), seed)
     with progress("diagnosing") as advance:
@@ -59,7 +58,7 @@ def diagnose(
     if as_json:
         print_json(without_nan({finding.name: finding.to_json() for finding in found}))
         return
-    warn_of_model(read_model_warning(runs[0]))
+    warn_of_model(Run(runs[0]).model_warning)
     for finding in found:
         if finding.name == "snr":
             print_answer(runs[0])
@@ -75,7 +74,7 @@ def diagnose(
 def print_answer(run: Path) -> None:
     """Does the evidence hold? Every rule by the same criteria, and the sentence that follows."""
     from gcemil.report.claim import describe_claim, group_rules, read_judged_slides
-    from gcemil.runs.folder import read_run
+    from gcemil.runs.folder import Run
 
     records, is_same_network = read_judged_slides(run)
     rules = group_rules(records, is_same_network=is_same_network)
@@ -99,7 +98,7 @@ def print_answer(run: Path) -> None:
         [*columns, "Precision"] if knows_truth else columns,
         rows,
     )
-    rule = "attention" if read_run(run).settings.evidence is None else "evidence"
+    rule = "attention" if Run(run).card.settings.evidence is None else "evidence"
     for text in describe_claim(records, rule=rule, is_same_network=is_same_network):
         say(text)
 
@@ -225,20 +224,12 @@ def _print_review(table: Table) -> None:
     print_table(table.title, (*table.row_labels, *columns), rows)
 
 
-class Part(StrEnum):
-    """Bags of a fold, or all bags."""
-
-    train = "train"
-    val = "val"
-    test = "test"
-    all = "all"
+Part = Literal["train", "val", "test", "all"]
+"""Bags of a fold, or all bags."""
 
 
-class Arrays(StrEnum):
-    """What a callable is handed."""
-
-    torch = "torch"
-    numpy = "numpy"
+Arrays = Literal["torch", "numpy"]
+"""What a callable is handed."""
 
 
 def audit(
@@ -256,10 +247,10 @@ def audit(
     gates: bool = typer.Option(
         False, "--gates", help="The score files hold gates in [0, 1]: measure recoverability too."
     ),
-    part: Part = typer.Option(Part.test, help="Which bags of the fold; all needs no folds."),
+    part: Part = typer.Option("test", help="Which bags of the fold; all needs no folds."),
     fold: int = typer.Option(0, min=0, help="The fold the model was not trained on."),
     budget: float = typer.Option(0.05, min=0, max=1, help="Share of patches every rule may keep."),
-    arrays: Arrays = typer.Option(Arrays.torch, help="What the callable is handed."),
+    arrays: Arrays = typer.Option("torch", help="What the callable is handed."),
     repeats: int = typer.Option(
         3, min=0, help="Changed versions of each bag, for stability; 0 leaves it out."
     ),
@@ -285,10 +276,10 @@ def audit(
             scores=scores,
             column=column,
             gates=gates,
-            part=part.value,
+            part=part,
             fold=fold,
             budget=budget,
-            arrays=arrays.value,
+            arrays=arrays,
             repeats=repeats,
             seed=seed,
             on_bag=advance,

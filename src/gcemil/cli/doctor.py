@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import platform
 
 import typer
@@ -25,6 +26,9 @@ EXTRAS = {
 }
 
 
+CORE = ("torch", "numpy", "h5py", "scikit-learn", "scipy", "entmax", "safetensors", "pydantic")
+
+
 def doctor(as_json: bool = JSON) -> None:
     """Check this machine: versions, device, optional extras, write access.
 
@@ -39,37 +43,22 @@ def doctor(as_json: bool = JSON) -> None:
 
 
 def _check_core() -> list[tuple[str, str, str]]:
-    packages = (
-        "gcemil",
-        "torch",
-        "numpy",
-        "h5py",
-        "scikit-learn",
-        "scipy",
-        "entmax",
-        "safetensors",
-        "pydantic",
-    )
-    return [
-        ("python", "PASS", platform.python_version()),
-        *(_check_package(name) for name in packages),
-    ]
-
-
-def _check_package(name: str) -> tuple[str, str, str]:
     # Imported here: it reads e-mail headers, which no other command needs.
     from importlib.metadata import PackageNotFoundError, version
 
-    try:
-        return name, "PASS", version(name)
-    except PackageNotFoundError:
-        return name, "FAIL", "not installed: pip install gcemil"
+    rows = [("python", "PASS", platform.python_version())]
+    for name in ("gcemil", *CORE):
+        try:
+            rows.append((name, "PASS", version(name)))
+        except PackageNotFoundError:
+            rows.append((name, "FAIL", "not installed: pip install gcemil"))
+    return rows
 
 
 def _check_extras() -> list[tuple[str, str, str]]:
     rows = []
     for extra, packages in EXTRAS.items():
-        missing = [name for name in packages if importlib.util.find_spec(name.replace("-", "_")) is None]
+        missing = [name for name in packages if importlib.util.find_spec(name) is None]
         remedy = f"missing {', '.join(missing)}: pip install 'gcemil[{extra}]'"
         rows.append((f"extra {extra}", "WARN" if missing else "PASS", remedy if missing else "installed"))
     return rows
@@ -78,22 +67,14 @@ def _check_extras() -> list[tuple[str, str, str]]:
 def _check_device() -> tuple[str, str, str]:
     import torch
 
-    if torch.cuda.is_available():
-        return "device", "PASS", f"cuda: {torch.cuda.get_device_name(0)}"
-    if torch.backends.mps.is_available():
-        return "device", "PASS", "mps"
-    return "device", "PASS", f"cpu, {torch.get_num_threads()} threads"
+    from gcemil.runs.environment import pick_device
+
+    device = pick_device("auto").type
+    detail = {"cuda": torch.cuda.get_device_name, "cpu": lambda: f"{torch.get_num_threads()} threads"}
+    return "device", "PASS", f"{device}, {detail[device]()}" if device in detail else device
 
 
 def _check_write_access() -> tuple[str, str, str]:
-    import tempfile
-
-    try:
-        with tempfile.TemporaryDirectory(dir="."):
-            return "write access", "PASS", "this folder can be written"
-    except OSError as error:
-        return (
-            "write access",
-            "WARN",
-            f"this folder cannot be written ({error.strerror}); give --out elsewhere",
-        )
+    if os.access(".", os.W_OK):
+        return "write access", "PASS", "this folder can be written"
+    return "write access", "WARN", "this folder cannot be written; give --out elsewhere"

@@ -95,7 +95,7 @@ def explain(
     from gcemil.exports.new_slides import NewSlides, PredictOptions, find_inputs
     from gcemil.exports.slide_export import ExplainedSlide
     from gcemil.features.loaders import WeightSource
-    from gcemil.runs.folder import RunFolder
+    from gcemil.runs.folder import Run
 
     if sum(given is not None for given in (file, slide, slides)) != 1:
         raise UsageError(
@@ -107,14 +107,14 @@ def explain(
         raise UsageError(
             "--thumbnail, --downsample and the bounds are of one slide. Leave them out with --slides."
         )
-    options = ExplainOptions(budget, Tolerances(sufficiency, necessity, recoverability), unit.value)
+    options = ExplainOptions(budget, Tolerances(sufficiency, necessity, recoverability), unit)
     write = partial(
         ExplainedSlide.write_files,
         bounds=None if bounds_x is None or bounds_y is None else (bounds_x, bounds_y),
         thumbnail=thumbnail,
         downsample=downsample,
         all_patches=all_patches,
-        heatmaps=tuple(one.value for one in heatmap),
+        heatmaps=tuple(name.value for name in heatmap),
     )
     if slides is not None:
         _explain_many(run, choose_slides(run, slides, fold=fold), write, options, fold, out, as_json)
@@ -126,27 +126,22 @@ def explain(
                 f"{file} is {len(inputs)} slides. Explain many new slides with 'gcemil predict {run} {file} --explain'."
             )
         (path,) = inputs.values()
-        chosen = RunFolder(run).trained_folds()[0].number if fold is None else fold
+        chosen = Run(run).trained_folds()[0].number if fold is None else fold
         plan = PredictOptions(mode="full", fold=chosen, mpp=mpp)
         opened = NewSlides.open(run, plan, source=WeightSource(weights, trust_remote_code))
         found = opened.explain(path, options)
     else:
         found = explain_cohort_slide(run, str(slide), fold=fold, options=options)
     files = write(found, out)
-    _print_explained(found, files, as_json)
-    if not as_json and found.coords is None:
-        say("The slide has no coordinates: neither GeoJSON nor overlay can be drawn.")
-
-
-def _print_explained(found: ExplainedSlide, files: dict[str, Path], as_json: bool) -> None:
-    """The certificate and where the files are."""
     if as_json:
-        shown = {name: str(path) for name, path in files.items()}
-        print_json({"certificate": found.certificate.to_json(), "files": shown})
+        paths = {name: str(path) for name, path in files.items()}
+        print_json({"certificate": found.certificate.to_json(), "files": paths})
         return
     _print_certificate(found.certificate)
     for path in files.values():
         say(f"wrote {path}")
+    if found.coords is None:
+        say("The slide has no coordinates: neither GeoJSON nor overlay can be drawn.")
 
 
 def _explain_many(
@@ -268,7 +263,7 @@ def export(
 
     Example: gcemil export runs/bracs_abmil --pretrained models/bracs_abmil --fold 0
     """
-    from gcemil.runs.folder import RunFolder
+    from gcemil.runs.folder import Run
 
     if pretrained is None and wsidata is None:
         raise UsageError("Say what to export: --pretrained FOLDER, --wsidata FOLDER, or both.")
@@ -276,7 +271,7 @@ def export(
     if pretrained is not None:
         from gcemil.runs.pretrained import save_pretrained
 
-        chosen = RunFolder(run).trained_folds()[0] if fold is None else RunFolder(run).fold(fold)
+        chosen = Run(run).trained_folds()[0] if fold is None else Run(run).fold(fold)
         written["pretrained"] = [str(save_pretrained(chosen.path, pretrained, license_name=license_name))]
     if wsidata is not None:
         from gcemil.exports.wsidata import write_wsidata

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import inspect
 import os
-import select
 import shlex
 import sys
 import traceback
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TextIO, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -36,7 +35,7 @@ from gcemil.cli import (
     train,
 )
 from gcemil.cli.console import QUIET, VERBOSE, is_set
-from gcemil.errors import RunError, UsageError, describe_fault, error_text, printable
+from gcemil.errors import UsageError, describe_fault, error_text, printable
 
 DEBUG = "GCEMIL_DEBUG"
 """Set to 1 it shows tracebacks; worker processes inherit it."""
@@ -83,7 +82,7 @@ class Commands(TyperGroup):
         return super().resolve_command(ctx, [*ALIASES.get(args[0], args[:1]), *args[1:]])
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; handle Ctrl-C and a closed output pipe."""
+        """Run a command; handle Ctrl-C."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -93,13 +92,6 @@ class Commands(TyperGroup):
             if again and Path(sys.argv[0]).name.startswith("gcemil"):
                 print(f"  gcemil {printable(shlex.join(sys.argv[1:]))}", file=sys.stderr)
             raise typer.Exit(STOPPED) from None
-        except BrokenPipeError as error:
-            if flush_output():
-                raise typer.Exit(1) from None
-            raise RunError(
-                "A process that worked for this command ended before its time. Run the same command again; what is "
-                "finished is kept."
-            ) from error
 
 
 app = typer.Typer(
@@ -149,17 +141,18 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
 
 def _name_values(function: Callable[..., None]) -> Callable[..., None]:
     """The command with a word for what each option takes, in place of a type of Python."""
-    kinds = get_type_hints(function)
+    types = get_type_hints(function)
     for name, parameter in inspect.signature(function).parameters.items():
-        declared, parts = parameter.default, get_args(kinds[name]) or (kinds[name],)
+        declared, parts = parameter.default, get_args(types[name])
+        kind = types[name] if not parts or get_origin(types[name]) is Literal else parts[0]
         if getattr(declared, "metavar", "given") is not None:
             continue
         if type(declared).__name__ == "ArgumentInfo":
-            declared.metavar = name.upper() + ("..." if get_origin(kinds[name]) is list else "")
-        elif issubclass(parts[0], StrEnum):
-            declared.metavar = "|".join(choice.value for choice in parts[0])
+            declared.metavar = name.upper() + ("..." if get_origin(types[name]) is list else "")
+        elif get_origin(kind) is Literal or issubclass(kind, StrEnum):
+            declared.metavar = "|".join(get_args(kind) or list(kind))
         else:
-            declared.metavar = {Path: "PATH", int: "NUMBER", float: "NUMBER", bool: ""}.get(parts[0], "TEXT")
+            declared.metavar = {Path: "PATH", int: "NUMBER", float: "NUMBER", bool: ""}.get(kind, "TEXT")
     return function
 
 
@@ -204,62 +197,34 @@ def main() -> None:
             os.environ[variable] = "1"
             arguments = [argument for argument in arguments if argument != flag]
     try:
-        sys.exit(app(arguments, prog_name="gcemil", standalone_mode=False))
+        code = app(arguments, prog_name="gcemil", standalone_mode=False)
+        sys.stdout.flush()
+        sys.exit(code)
     except KeyboardInterrupt:
         sys.exit(STOPPED)
+    except BrokenPipeError:
+        # The reader of our output, such as `head`, has gone. Python flushes once more when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except Exception as error:
         print_error(error)
-        sys.exit(2 if isinstance(error, UsageError) or is_misuse(error) else 1)
-    finally:
-        flush_output()
-
-
-def is_misuse(error: Exception) -> bool:
-    """Whether the command line itself was not understood."""
-    return hasattr(error, "format_message")
-
-
-def describe_misuse(error: Any) -> str:
-    """What the parser did not understand, and the command that explains more."""
-    said = " ".join(error.format_message().split()).replace("Value error, ", "")
-    context = getattr(error, "ctx", None)
-    command = "gcemil" if context is None else context.command_path
-    end = "" if said.endswith("?") else "."
-    return f"{said.rstrip('.')}{end} See '{command} --help'."
-
-
-"""The parser's own words, and ours."""
+        sys.exit(2 if isinstance(error, UsageError) or hasattr(error, "format_message") else 1)
 
 
 def print_error(error: Exception) -> None:
     """What happened, in one sentence."""
     if is_set(DEBUG):
         traceback.print_exception(error)
-    sentence = (describe_misuse(error) if is_misuse(error) else describe_fault(error)) or (
+    sentence = (describe_misuse(error) if hasattr(error, "format_message") else describe_fault(error)) or (
         f"unexpected {type(error).__name__}: {error_text(error)}. This is a mistake in gcemil, not yours: "
         "run the same command with --debug and report what it prints."
     )
     print(f"gcemil: {printable(sentence)}", file=sys.stderr)
 
 
-def flush_output() -> bool:
-    """Print what is left; True when the reader of our output, such as `head`, has gone and further output is dropped."""
-    try:
-        sys.stdout.flush()
-        is_gone = _has_no_reader(sys.stdout)
-    except OSError:
-        is_gone = True
-    if is_gone:
-        # Python flushes once more when it exits, and would print an error there.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return is_gone
-
-
-def _has_no_reader(stream: TextIO) -> bool:
-    """Whether a pipe was closed; a failed write empties the buffer, so a second flush does not tell."""
-    try:
-        poll = select.poll()
-        poll.register(stream.fileno(), select.POLLERR)
-    except (AttributeError, OSError, ValueError):
-        return False
-    return any(events & select.POLLERR for _, events in poll.poll(0))
+def describe_misuse(error: Any) -> str:
+    """What the parser of the command line did not understand, and the command that explains more."""
+    said = " ".join(error.format_message().split()).replace("Value error, ", "")
+    context = getattr(error, "ctx", None)
+    command = "gcemil" if context is None else context.command_path
+    return f"{said.rstrip('.')}{'' if said.endswith('?') else '.'} See '{command} --help'."

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import typer
 
@@ -23,22 +23,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Recipe(StrEnum):
-    """Names of config.RECIPES."""
-
-    default = "default"
-    joint = "joint"
-    taught = "taught"
-    paper = "paper"
-    paper_constrained = "paper_constrained"
-    paper_budget = "paper_budget"
+Recipe = Literal["default", "joint", "taught", "paper", "paper_constrained", "paper_budget"]
+"""Names of config.RECIPES."""
 
 
-class Preset(StrEnum):
-    """Whose training recipe is followed."""
-
-    common = "common"
-    published = "published"
+Preset = Literal["common", "published"]
+"""Whose training recipe is followed."""
 
 
 def _trust_hosts(names: list[str]) -> list[str]:
@@ -64,10 +54,10 @@ HOST: Any = typer.Option(
 )
 GCE: Any = typer.Option(True, "--gce/--no-gce", help="Wrap the host with evidence, or train it plain.")
 RECIPE: Any = typer.Option(
-    Recipe.default,
+    "default",
     help="Ours; ours with the host trained by its evidence too (joint, formerly taught); or the paper read literally, with a free or a constrained bridge.",
 )
-PRESET: Any = typer.Option(Preset.common, help="The common recipe, or how the authors of the host train it.")
+PRESET: Any = typer.Option("common", help="The common recipe, or how the authors of the host train it.")
 CONFIG: Any = typer.Option(
     None, help="Settings from a YAML file (see --print-config), or those of a run: RUN or RUN/config.yaml."
 )
@@ -124,25 +114,19 @@ def refuse_beside_config(context: typer.Context, config: Path | None) -> None:
             )
 
 
-class Task(StrEnum):
-    """What a label table is read for."""
-
-    classification = "classification"
-    survival = "survival"
+Task = Literal["classification", "survival"]
+"""What a label table is read for."""
 
 
 TASK: Any = typer.Option(None, help="Where the table allows both.")
 
 
-class Unit(StrEnum):
-    """What is kept and removed (exports.explain.Unit)."""
-
-    patch = "patch"
-    region = "region"
+Unit = Literal["patch", "region"]
+"""What is kept and removed (exports.explain.Unit)."""
 
 
 class HeatMapName(StrEnum):
-    """Measurements that can be drawn as a heat map (exports.slide_export.HEATMAPS)."""
+    """Measurements that can be drawn as a heat map (exports.slide_export.HEATMAPS); typer has no lists of Literal."""
 
     evidence_score = "evidence_score"
     gate = "gate"
@@ -151,7 +135,7 @@ class HeatMapName(StrEnum):
 
 
 UNIT: Any = typer.Option(
-    Unit.patch, help="region: every connected region of the evidence is kept and removed by itself too."
+    "patch", help="region: every connected region of the evidence is kept and removed by itself too."
 )
 HEATMAP: Any = typer.Option(
     [],
@@ -230,8 +214,9 @@ def parse_pairs(texts: list[str], form: str, read: Callable[[str], T]) -> dict[s
 
 def parse_parts(text: str) -> tuple[int, int, int]:
     """Sizes of the three parts of a split, from '90,30,300'."""
-    numbers = text.split(",")
-    if len(numbers) != 3 or not all(number.strip().isdigit() for number in numbers):
-        raise UsageError(f"--parts are three whole numbers such as 90,30,300, got '{text}'.")
-    train, val, test = map(int, numbers)
+    form = "--parts are three whole numbers such as 90,30,300"
+    numbers = parse_numbers(text, form)
+    if len(numbers) != 3 or min(numbers) < 0:
+        raise UsageError(f"{form}; got '{text}'.")
+    train, val, test = numbers
     return train, val, test

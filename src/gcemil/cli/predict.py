@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
@@ -29,14 +28,8 @@ if TYPE_CHECKING:
     from gcemil.exports.new_slides import NewPrediction
 
 
-class Mode(StrEnum):
-    """The predictions of a run that new slides can have, and the prefilter for slide files."""
-
-    full = "full"
-    gce = "gce"
-    soft = "soft"
-    discrete = "discrete"
-    prefilter = "prefilter"
+Mode = Literal["full", "gce", "soft", "discrete", "prefilter"]
+"""The predictions of a run that new slides can have, and the prefilter for slide files."""
 
 
 def predict(
@@ -81,19 +74,19 @@ def predict(
     from gcemil.exports.explain import ExplainOptions
     from gcemil.exports.new_slides import NewSlides, PredictOptions, find_inputs
     from gcemil.features.loaders import WeightSource
-    from gcemil.runs.folder import RunFolder
+    from gcemil.runs.folder import Run
 
-    if not explain and (heatmap or all_patches or unit is not Unit.patch):
+    if not explain and (heatmap or all_patches or unit != "patch"):
         raise UsageError("--unit, --heatmap and --all-patches are about explanations: add --explain.")
     options = PredictOptions(
-        mode=None if mode is None else mode.value,
+        mode=mode,
         fold=fold,
         mpp=mpp,
-        explain=ExplainOptions(unit=unit.value) if explain else None,
-        heatmaps=tuple(one.value for one in heatmap),
+        explain=ExplainOptions(unit=unit) if explain else None,
+        heatmaps=tuple(name.value for name in heatmap),
         all_patches=all_patches,
     )
-    target = out or RunFolder(run).new_slides
+    target = out or Run(run).new_slides
     inputs = find_inputs(slides, out=target)
     opened = NewSlides.open(run, options, source=WeightSource(weights, trust_remote_code))
     with progress("predicting slides") as advance:
@@ -177,10 +170,10 @@ def prefilter(
     from gcemil.prefilter.cost import measure_cost
     from gcemil.prefilter.distil import fit_prefilter
     from gcemil.prefilter.student import PrefilterSettings
-    from gcemil.runs.folder import RunFolder
+    from gcemil.runs.folder import Run
 
     found = find_slides(slides)
-    folds = [one.number for one in RunFolder(run).trained_folds()] if fold is None else [fold]
+    folds = [one.number for one in Run(run).trained_folds()] if fold is None else [fold]
     sight = PrefilterSettings(view_mpp=view_mpp, epochs=epochs, seed=seed)
     promise = CertificateSettings(utility_share=utility, risk=risk)
     reports, costs = [], []

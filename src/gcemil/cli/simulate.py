@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
@@ -21,19 +20,14 @@ if TYPE_CHECKING:
 PROFILES = " ".join(shipped_names("simulator"))
 
 
-class Size(StrEnum):
-    """Names of simulation.profile.SIZES."""
-
-    tiny = "tiny"
-    default = "default"
-    wide = "wide"
-    full = "full"
+Size = Literal["tiny", "default", "wide", "full"]
+"""Names of simulation.profile.SIZES."""
 
 
 def simulate(
     profile: str = typer.Argument(help=f"One of: {PROFILES}."),
     out: Path = typer.Option(..., help="The cohort folder to write."),
-    size: Size = typer.Option(Size.default, help="Rung of the size ladder; see docs/simulator.md."),
+    size: Size = typer.Option("default", help="Rung of the size ladder; see docs/simulator.md."),
     slides: int | None = typer.Option(None, min=5, help="Number of slides, in place of the size's."),
     dim: int | None = typer.Option(None, min=8, help="Feature width, in place of the size's."),
     dial: list[str] = typer.Option([], help="A dial of the simulator as name=value; may be repeated."),
@@ -57,12 +51,11 @@ def simulate(
     from gcemil.simulation.profile import load_profile, resolve_dials
     from gcemil.simulation.simulate import simulate as simulate_cohort
 
-    overrides = {}
-    for text in dial:
-        name, _, value = text.partition("=")
-        if not value:
-            raise UsageError(f"A dial is written name=value, got '{text}'.")
-        overrides[name] = parse_yaml(value, f"The value of dial '{name}'")
+    overrides = parse_pairs(
+        dial,
+        "A dial is written name=value",
+        lambda value: parse_yaml(value, f"The value {value!r} of a dial"),
+    )
     # Before the lock, which makes the folder: what is refused leaves nothing behind.
     resolve_dials(load_profile(profile).dials, overrides)
     if pixels and dim is not None:
@@ -72,7 +65,7 @@ def simulate(
         cohort = make(
             profile,
             out,
-            size=size.value,
+            size=size,
             seed=seed,
             slides=slides,
             dials=overrides,
@@ -144,11 +137,17 @@ def compose(
     chosen = _read_recipe(
         recipe,
         {
-            "background": _parse_weights(
-                [text if "=" in text else f"{text}=1" for text in background], "A background class"
+            "background": parse_pairs(
+                [text if "=" in text else f"{text}=1" for text in background],
+                "A background class is written CLASS=number",
+                float,
             ),
-            "labels": _parse_labels(label),
-            "hazards": _parse_weights(hazard, "A hazard"),
+            "labels": parse_pairs(
+                label,
+                "A label is written NAME=CLASS,CLASS, or NAME= for background alone",
+                lambda classes: [name for name in classes.split(",") if name],
+            ),
+            "hazards": parse_pairs(hazard, "A hazard is written CLASS=number", float),
             "slides": slides,
             "patches": _parse_range(bag, int, "--bag"),
             "evidence": _parse_range(evidence, float, "--evidence"),
@@ -212,22 +211,6 @@ def _load_pool(
     if save_patches is not None:
         pool.write(save_patches)
     return pool
-
-
-def _parse_weights(texts: list[str], what: str) -> dict[str, float]:
-    return parse_pairs(texts, f"{what} is written CLASS=number", float)
-
-
-def _parse_labels(texts: list[str]) -> dict[str, list[str]]:
-    found = {}
-    for text in texts:
-        name, sign, classes = text.partition("=")
-        if not sign or not name:
-            raise UsageError(
-                f"A label is written NAME=CLASS,CLASS, or NAME= for background alone, got '{text}'."
-            )
-        found[name] = [own for own in classes.split(",") if own]
-    return found
 
 
 def _parse_range(text: str | None, kind: type[int] | type[float], option: str) -> tuple[float, float] | None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
@@ -28,15 +27,11 @@ from gcemil.errors import UsageError
 
 if TYPE_CHECKING:
     from gcemil.bags.annotations.shapes import Role
-    from gcemil.features.encode_cohort import CohortTables
     from gcemil.slides.grid import PatchSettings
 
 
-class Dtype(StrEnum):
-    """Types of features on disk."""
-
-    float16 = "float16"
-    float32 = "float32"
+Dtype = Literal["float16", "float32"]
+"""Types of features on disk."""
 
 
 def encode(
@@ -47,7 +42,7 @@ def encode(
     ),
     batch_size: int = typer.Option(32, min=1, help="Patches the model sees at once."),
     jobs: int = jobs_option("threads that read patches ahead of the model", default=2, old="--workers"),
-    dtype: Dtype = typer.Option(Dtype.float16, help="Type of the features on disk."),
+    dtype: Dtype = typer.Option("float16", help="Type of the features on disk."),
     device: str | None = DEVICE,
     weights: Path | None = WEIGHTS,
     trust_remote_code: bool = TRUST_REMOTE_CODE,
@@ -118,7 +113,7 @@ def encode(
     network = load_encoder(encoder, source=WeightSource(weights, trust_remote_code), device=device)
     source = None
     if labels is not None:
-        choice = Choice(task=None if task is None else task.value, target=target)
+        choice = Choice(task=task, target=target)
         source = LabelSource(labels, choice, None if classes is None else classes.split(","))
     with lock_folder(out):
         encoded = encode_cohort(
@@ -126,7 +121,7 @@ def encode(
             out,
             network,
             PatchingRules(patches=patches, mpp=None if mpp is None else parse_mpp(mpp)),
-            EncodeSettings(batch_size=batch_size, workers=jobs, dtype=dtype.value),
+            EncodeSettings(batch_size=batch_size, workers=jobs, dtype=dtype),
             labels=source,
             force=force,
             progress=progress,
@@ -147,15 +142,12 @@ def encode(
             )
         for line in (*encoded.notes, *(tables.lines if tables else ())):
             say(line)
-        say(_describe_next_step(out, slides, tables))
+        if tables is not None or (out / "cohort.yaml").is_file():
+            say(f"next: gcemil validate {out}, then gcemil split {out}")
+        else:
+            again = f"gcemil encode {' '.join(map(str, slides))} --out {out} --labels labels.csv"
+            say(f"next: {again}   (features are kept; this adds the labels)")
     raise typer.Exit(1 if encoded.has_troubles else 0)
-
-
-def _describe_next_step(out: Path, slides: list[Path], tables: CohortTables | None) -> str:
-    if tables is not None or (out / "cohort.yaml").is_file():
-        return f"next: gcemil validate {out}, then gcemil split {out}"
-    given = " ".join(str(path) for path in slides)
-    return f"next: gcemil encode {given} --out {out} --labels labels.csv   (features are kept; this adds the labels)"
 
 
 def _write_patches(
@@ -264,8 +256,6 @@ def annotate(
 
 def _parse_role(text: str) -> Role:
     """One of the two meanings of a group."""
-    if text == "tumour":
-        return "tumour"
-    if text == "exclusion":
-        return "exclusion"
-    raise ValueError
+    if text not in ("tumour", "exclusion"):
+        raise ValueError
+    return text  # type: ignore[return-value]

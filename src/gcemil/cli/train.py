@@ -100,8 +100,8 @@ def train(
         config=config,
         host=host,
         gce=gce,
-        recipe=recipe.value,
-        preset=preset.value,
+        recipe=recipe,
+        preset=preset,
         epochs=epochs,
         seed=seed,
         overrides=setting,
@@ -149,9 +149,9 @@ def _evaluate(run: Path, as_json: bool) -> None:
 def _read_host_name(run: Path) -> str:
     """The host whose weights a run has."""
     from gcemil.hosts.own import check_trust
-    from gcemil.runs.folder import read_run
+    from gcemil.runs.folder import Run
 
-    name = read_run(run).settings.host.name
+    name = Run(run).card.settings.host.name
     check_trust(name, run, option="--host")
     return name
 
@@ -205,7 +205,10 @@ def adopt(
     print_table(
         f"{host} {dict(adopted.settings.host.options)}",
         ("fold", "weights", "judged on"),
-        [(one.fold, one.source, f"{one.n_test} test, {one.n_val} validation") for one in adopted.folds],
+        [
+            (number, path, f"{len(parts.test)} test, {len(parts.val)} validation")
+            for number, path, parts in adopted.folds
+        ],
     )
     print_summary(out, adopted.summary)
     for note in adopted.notes:

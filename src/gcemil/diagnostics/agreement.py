@@ -33,7 +33,7 @@ from gcemil.diagnostics.paired_tests import percentile_interval
 from gcemil.errors import InputError, RunError
 from gcemil.findings import Finding, Row, read_finding
 from gcemil.rules import find_rule, order_rules
-from gcemil.runs.folder import RunFolder
+from gcemil.runs.folder import Run
 from gcemil.slides.geojson import GeoObject, count_ignored
 from gcemil.tables import NOT_MEASURED, Cell, Column, Line, Table
 
@@ -319,8 +319,8 @@ def _interval_cell(values: Mapping[str, Any], name: str) -> Cell:
 
 def review_tables(folder: Path) -> list[Table]:
     """Over all slides and slide by slide; of a results folder the first kind alone, one table per reviewed run."""
-    if RunFolder(folder).is_begun:
-        path = RunFolder(folder).finding(REVIEW)
+    if Run(folder).is_begun:
+        path = Run(folder).finding(REVIEW)
         if not path.is_file():
             raise RunError(f"{folder} was not reviewed. Review it with 'gcemil review {folder} MARKS'.")
         finding = read_finding(path)
@@ -329,8 +329,6 @@ def review_tables(folder: Path) -> list[Table]:
     if not runs:
         raise RunError(f"No run in {folder} was reviewed. Review one with 'gcemil review RUN MARKS'.")
     return [
-        review_table(
-            read_finding(RunFolder(run).finding(REVIEW)), f"review {run.relative_to(folder / 'runs')}"
-        )
+        review_table(read_finding(Run(run).finding(REVIEW)), f"review {run.relative_to(folder / 'runs')}")
         for run in runs
     ]

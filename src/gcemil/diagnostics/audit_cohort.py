@@ -30,7 +30,7 @@ from gcemil.hosts.host import HostOutput
 from gcemil.hosts.own import import_object
 from gcemil.runs.checkpoint import load_network
 from gcemil.runs.environment import describe_environment
-from gcemil.runs.folder import RunFolder, fold_parts
+from gcemil.runs.folder import Run, fold_parts
 from gcemil.tasks.task import create_task, stacked_targets
 
 Part = Literal["train", "val", "test", "all"]
@@ -100,7 +100,7 @@ def _import_from_working_folder() -> Iterator[None]:
 
 def _load_host(run: Path, fold: int) -> Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]:
     """The host of a trained fold as a callable that gives logits and its own patch scores."""
-    host = load_network(RunFolder(run).fold(fold).checkpoint)[0].host
+    host = load_network(Run(run).fold(fold).checkpoint)[0].host
 
     def answer(features: Tensor, coords: Tensor | None) -> tuple[Tensor, Tensor]:
         output = host(features, coords)

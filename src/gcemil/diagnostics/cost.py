@@ -77,7 +77,7 @@ from gcemil.prefilter.cost import (
 )
 from gcemil.recovery.recover import members, subset_size, top_k
 from gcemil.rules import CONTROLS, find_rule
-from gcemil.runs.folder import RunFolder
+from gcemil.runs.folder import Run
 from gcemil.shapes import Logits, Selected
 
 Clock = Callable[[], float]
@@ -129,7 +129,7 @@ def measure_inference_cost(
     per_bag: dict[tuple[tuple[str, str], ...], list[Figures]] = {}
     logits: dict[str, list[Logits]] = {}
     slides = []
-    folder = RunFolder(fold.run).fold(fold.fold).path
+    folder = Run(fold.run).fold(fold.fold).path
     filtered = None if fold.model is None else read_matching_cost(folder, fold.specs())
     every = -(-len(fold.specs()) // timed_bags)
     generator = torch.Generator().manual_seed(fold.seed)

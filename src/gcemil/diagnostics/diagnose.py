@@ -32,7 +32,7 @@ from gcemil.files import lock_folder
 from gcemil.findings import SAME_NETWORK, Finding, join_folds, read_finding, write_finding
 from gcemil.processes import run_jobs
 from gcemil.runs.environment import describe_environment, one_thread
-from gcemil.runs.folder import RunFolder, write_summary
+from gcemil.runs.folder import Run
 from gcemil.wording import did_you_mean
 
 OnDone = Callable[[int, int], None]
@@ -61,7 +61,7 @@ def measure_fold(comparison: Comparison, fold: int, names: Sequence[str]) -> lis
     }
     if comparison.against is not None:
         origin[SAME_NETWORK] = opened.is_same_network
-    folder = RunFolder(run).fold(fold).diagnostics
+    folder = Run(run).fold(fold).diagnostics
     if opened.measurements:
         write_measurements(folder, opened.measurements, opened.model_hash)
     written = []
@@ -95,7 +95,7 @@ def _hash_networks(comparison: Comparison, fold: int) -> dict[str, str]:
     """The fingerprints of every network a finding depends on."""
     networks = {"run": comparison.run, **({"against": comparison.against} if comparison.against else {})}
     networks |= {f"other_{number}": path for number, path in enumerate(comparison.others)}
-    return {name: content_hash(RunFolder(path).fold(fold).checkpoint) for name, path in networks.items()}
+    return {name: content_hash(Run(path).fold(fold).checkpoint) for name, path in networks.items()}
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def diagnose_run(
     """Make what is missing (everything with `again`) and return the findings joined over folds."""
     run, chosen = comparison.run, _choose_names(names, comparison)
     per_fold = [name for name in chosen if name in DIAGNOSTICS]
-    numbers = [one.number for one in RunFolder(run).trained_folds()] if folds is None else folds
+    numbers = [one.number for one in Run(run).trained_folds()] if folds is None else folds
     with lock_folder(run):
         todo = {
             fold: [name for name in per_fold if again or not is_current(comparison, name, fold)]
@@ -137,8 +137,8 @@ def diagnose_run(
             from gcemil.diagnostics.significance import compare_runs
 
             found.append(compare_runs(run, comparison.against))
-            write_finding(RunFolder(run).diagnostics, found[-1])
-        write_summary(run)
+            write_finding(Run(run).diagnostics, found[-1])
+        Run(run).write_summary()
     return found
 
 
@@ -158,7 +158,7 @@ def _choose_names(names: Sequence[str] | None, comparison: Comparison) -> list[s
 
 def is_current(comparison: Comparison, name: str, fold: int) -> bool:
     """Whether a finding is there and was made from these very networks with this seed."""
-    path = RunFolder(comparison.run).fold(fold).finding(name)
+    path = Run(comparison.run).fold(fold).finding(name)
     if not path.is_file():
         return False
     provenance = read_finding(path).provenance
@@ -185,7 +185,7 @@ def _measure_job(comparison: Comparison, job: tuple[int, Sequence[str]]) -> list
 
 def _join_finding(run: Path, name: str) -> Finding:
     """A diagnostic over all folds that have it, written beside them."""
-    folds = RunFolder(run).folds_with(f"diagnostics/{name}.json")
+    folds = Run(run).folds_with(f"diagnostics/{name}.json")
     finding = join_folds([read_finding(fold.finding(name)) for fold in folds])
-    write_finding(RunFolder(run).diagnostics, finding)
+    write_finding(Run(run).diagnostics, finding)
     return finding

@@ -45,7 +45,7 @@ from gcemil.files import lock_folder, parse_json, read_bytes, validate_as
 from gcemil.findings import Finding, write_finding
 from gcemil.recovery.recover import members, ranking, subset_size
 from gcemil.runs.environment import describe_environment, one_thread
-from gcemil.runs.folder import RunFolder, open_cohort
+from gcemil.runs.folder import Run
 from gcemil.shapes import Scores
 from gcemil.slides.geojson import GeoObject, parse_objects
 
@@ -104,7 +104,7 @@ def review_run(
     """
     if resamples < 1:
         raise UsageError(f"Intervals need at least one draw, got {resamples}.")
-    card, cohort = open_cohort(run)
+    card, cohort = Run(run).open_cohort()
     marks = read_marks(run, sources)
     placed, left_out = _place_slides(run, cohort, list(marks))
     if not placed:
@@ -118,7 +118,7 @@ def review_run(
     with one_thread():
         for number, slide_ids in placed.items():
             fold = TrainedFold.open(run, number, against=against, seed=seed, opened=(card, cohort))
-            inputs[f"fold_{number}"] = content_hash(RunFolder(run).fold(number).checkpoint)
+            inputs[f"fold_{number}"] = content_hash(Run(run).fold(number).checkpoint)
             for slide_id in slide_ids:
                 reviews += _review_slide(fold, slide_id, marks[slide_id], notes)
     rows, slides = review_rows(reviews, seed=seed, resamples=resamples)
@@ -140,7 +140,7 @@ def review_run(
         },
     )
     with lock_folder(run):
-        write_finding(RunFolder(run).diagnostics, finding)
+        write_finding(Run(run).diagnostics, finding)
     return finding, left_out
 
 
@@ -161,7 +161,7 @@ def _list_files(run: Path, sources: Sequence[Path]) -> Iterator[Path]:
     if not sources:
         saved = [
             path
-            for fold in RunFolder(run).trained_folds()
+            for fold in Run(run).trained_folds()
             for path in sorted((fold.path / "reviews").glob("*.json"))
         ]
         if not saved:
@@ -224,7 +224,7 @@ def _place_slides(
     run: Path, cohort: Cohort, slide_ids: Sequence[str]
 ) -> tuple[dict[int, list[str]], dict[str, str]]:
     """The slides by the fold that tests them, and those that none does."""
-    folds = {one.number: read_fold(cohort, one.number) for one in RunFolder(run).trained_folds()}
+    folds = {one.number: read_fold(cohort, one.number) for one in Run(run).trained_folds()}
     known = {row.slide_id for row in cohort.slides}
     placed: dict[int, list[str]] = {}
     left_out: dict[str, str] = {}

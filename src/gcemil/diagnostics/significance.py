@@ -35,7 +35,7 @@ from gcemil.errors import InputError, RunError
 from gcemil.findings import Finding, Row
 from gcemil.metrics import METRICS
 from gcemil.records import MODES
-from gcemil.runs.folder import RunFolder, check_same_cohort, read_metrics, read_run
+from gcemil.runs.folder import Run
 from gcemil.tasks.task import ClassificationTask, Task, create_task
 
 FoldMetrics = dict[int, dict[str, dict[str, float]]]
@@ -43,7 +43,7 @@ FoldMetrics = dict[int, dict[str, dict[str, float]]]
 
 def compare_runs(run: Path, against: Path, *, seed: int = 0, resamples: int = 1000) -> Finding:
     """Every mode and metric of `run` against the full bag of `against`."""
-    check_same_cohort(run, against)
+    Run(run).check_same_cohort(against)
     ours, theirs = read_fold_metrics(run), read_fold_metrics(against)
     if alone := sorted(set(ours) ^ set(theirs)):
         raise RunError(
@@ -68,7 +68,7 @@ def compare_runs(run: Path, against: Path, *, seed: int = 0, resamples: int = 10
 
 def read_fold_metrics(run: Path) -> FoldMetrics:
     """metrics.json of every finished fold, by fold and mode."""
-    found = {fold.number: read_metrics(fold.path) for fold in RunFolder(run).finished_folds()}
+    found = {fold.number: fold.read_metrics() for fold in Run(run).finished_folds()}
     if not found:
         raise RunError(f"{run} has no finished fold. Train it with 'gcemil train'.")
     return {
@@ -150,14 +150,14 @@ def _bootstrap_bags(
 ) -> tuple[_BagIntervals, list[Path]]:
     """The intervals, or the tables of predictions that are missing for them."""
     files = {
-        fold: {mode: RunFolder(run).fold(fold).predictions(mode, ours[fold]) for mode in _shared_modes(ours)}
+        fold: {mode: Run(run).fold(fold).predictions(mode, ours[fold]) for mode in _shared_modes(ours)}
         for fold in ours
     }
-    rivals = {fold: RunFolder(against).fold(fold).predictions("full", theirs[fold]) for fold in ours}
+    rivals = {fold: Run(against).fold(fold).predictions("full", theirs[fold]) for fold in ours}
     needed = [*rivals.values(), *(path for own in files.values() for path in own.values())]
     if missing := [path for path in needed if not path.is_file()]:
         return _BagIntervals({}, 0), missing
-    card = read_run(run)
+    card = Run(run).card
     task = create_task(Cohort.load(card.cohort), card.settings)
     pairs = (_read_fold_pair(files[fold], rivals[fold], task) for fold in ours)
     return bag_intervals(pairs, task, generator=generator, resamples=resamples), []

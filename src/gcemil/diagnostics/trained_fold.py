@@ -50,12 +50,9 @@ from gcemil.recovery.recover import members
 from gcemil.runs.checkpoint import load_network
 from gcemil.runs.folder import (
     FoldParts,
+    Run,
     RunCard,
-    RunFolder,
-    check_same_cohort,
     fold_parts,
-    open_cohort,
-    read_metrics,
 )
 from gcemil.shapes import Logits, Scores, Selected
 from gcemil.tasks.task import Task, create_task, stacked_targets, target_tensor
@@ -90,7 +87,7 @@ class FoldNetwork:
     @property
     def model_hash(self) -> str:
         """The fingerprint of the checkpoint."""
-        return content_hash(RunFolder(self.run).fold(self.fold).checkpoint)
+        return content_hash(Run(self.run).fold(self.fold).checkpoint)
 
 
 class NetworkBag:
@@ -181,12 +178,12 @@ class TrainedFold(FoldNetwork):
         opened: tuple[RunCard, Cohort] | None = None,
     ) -> TrainedFold:
         """The network of `run`, beside it the plain host of `against` on the same folds; `opened` is what open_cohort gave."""
-        card, cohort = opened or open_cohort(run)
-        network, _ = load_network(RunFolder(run).fold(fold).checkpoint)
+        card, cohort = opened or Run(run).open_cohort()
+        network, _ = load_network(Run(run).fold(fold).checkpoint)
         plain = None
         if against is not None:
-            check_same_cohort(run, against)
-            plain = load_network(RunFolder(against).fold(fold).checkpoint)[0].host
+            Run(run).check_same_cohort(against)
+            plain = load_network(Run(against).fold(fold).checkpoint)[0].host
         return cls(
             run=run,
             fold=fold,
@@ -307,7 +304,7 @@ def run_passes(fold: TrainedFold, passes: Mapping[str, Pass[T]]) -> dict[str, T]
 
 def read_risk_scale(run: Path, fold: int, *, of_host: bool = False) -> RiskScale:
     """Mean and deviation of the training risks of F, or of its host, as training wrote them; (0, 1) for classification."""
-    details = read_metrics(RunFolder(run).fold(fold).path).details
+    details = Run(run).fold(fold).read_metrics().details
     if of_host and details.host_risk_deviation is not None:
         return RiskScale(details.host_risk_mean, details.host_risk_deviation)
     return RiskScale(details.risk_mean, details.risk_deviation)

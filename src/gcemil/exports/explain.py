@@ -36,7 +36,7 @@ from gcemil.exports.slide_export import ExplainedSlide
 from gcemil.model import GceMil
 from gcemil.recovery.recover import subset_size, top_k
 from gcemil.runs.environment import describe_environment
-from gcemil.runs.folder import FoldFolder, RunFolder, read_model_warning
+from gcemil.runs.folder import Run, RunFold
 from gcemil.runs.predict import FoldModel
 from gcemil.shapes import Logits, Scores, Selected
 from gcemil.tasks.task import Task
@@ -101,13 +101,13 @@ def explain_new_slide(
             f"{place.source}: the size of its patches is not known, and they are no grid to read it from. "
             "Extract the slide with a tool that states patch_size_level0."
         )
-    folder = RunFolder(source.network.run).new_slides / slide_id
+    folder = Run(source.network.run).new_slides / slide_id
     return explain_bag_slide(source, slide_id, size, options, place, folder)
 
 
 def _find_network(model: FoldModel) -> FoldNetwork:
     """The network of a fold built from its checkpoint alone."""
-    folder = FoldFolder(model.folder)
+    folder = RunFold(model.folder)
     return FoldNetwork(
         run=folder.run.path,
         fold=folder.number,
@@ -255,7 +255,7 @@ def _certify(
         notes=notes,
         regions=judged,
         is_confirmed=None if found is None or chosen.rule != EVIDENCE_RULE else found.is_confirmed,
-        model_warning=read_model_warning(network.run),
+        model_warning=Run(network.run).model_warning,
     )
 
 

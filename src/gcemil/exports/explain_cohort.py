@@ -29,7 +29,7 @@ from gcemil.files import read_text, write_table
 from gcemil.findings import read_finding
 from gcemil.metrics import FAILURE_TYPES
 from gcemil.runs.environment import one_thread
-from gcemil.runs.folder import RunFolder, open_cohort
+from gcemil.runs.folder import Run
 from gcemil.wording import did_you_mean
 
 COLUMNS = ("slide_id", "fold", "status", "n_patches", "n_selected", *CRITERIA, "folder", "reason")
@@ -70,7 +70,7 @@ def explain_cohort_slide(
     options: ExplainOptions | None = None,
 ) -> ExplainedSlide:
     """The slide's bag through the network of a given fold, or of the first that tests it."""
-    opened = open_cohort(run)
+    opened = Run(run).open_cohort()
     index = choose_fold(run, opened[1], slide_id, fold)
     with one_thread():
         found = TrainedFold.open(run, index, opened=opened)
@@ -91,7 +91,7 @@ def explain_fold_slide(fold: TrainedFold, slide_id: str, options: ExplainOptions
             f"Slide '{slide_id}': the size of its patches is not known, and they are no grid to read it from. "
             f"Write patch_size_level0 into {fold.cohort.folder / 'cohort.yaml'}."
         )
-    folder = RunFolder(fold.run).fold(fold.fold).explained(slide_id)
+    folder = Run(fold.run).fold(fold.fold).explained(slide_id)
     return explain_bag_slide(
         source, slide_id, size, options, read_cohort_place(fold.cohort, slide_id), folder
     )
@@ -108,7 +108,7 @@ def explain_slides(
     on_slide: Callable[[int, int], None] | None = None,
 ) -> list[ExplainOutcome]:
     """Every slide, its files by `write`, which says where they are; every fold is opened once."""
-    opened = open_cohort(run)
+    opened = Run(run).open_cohort()
     folds: dict[int, TrainedFold] = {}
     found: list[ExplainOutcome] = []
     for slide_id in slide_ids:
@@ -133,7 +133,7 @@ def explain_slides(
 def choose_slides(run: Path, what: str, *, fold: int | None = None) -> list[str]:
     """The slides that 'all', 'failures' or a file of ids stands for."""
     if what == "all":
-        _, cohort = open_cohort(run)
+        _, cohort = Run(run).open_cohort()
         tested = {
             name
             for number in list_trained_folds(run, fold)
@@ -148,7 +148,7 @@ def choose_slides(run: Path, what: str, *, fold: int | None = None) -> list[str]
 
 def list_trained_folds(run: Path, fold: int | None) -> list[int]:
     """The numbers of all trained folds, or of the given one."""
-    trained = [one.number for one in RunFolder(run).trained_folds()]
+    trained = [one.number for one in Run(run).trained_folds()]
     if fold is not None and fold not in trained:
         raise RunError(f"{run} has no trained fold {fold}, only: {', '.join(map(str, trained))}.")
     return trained if fold is None else [fold]
@@ -157,7 +157,7 @@ def list_trained_folds(run: Path, fold: int | None) -> list[int]:
 def _list_failures(run: Path, fold: int | None) -> Iterator[str]:
     """Slides with a failure of any type under the run's own rule and network."""
     for number in list_trained_folds(run, fold):
-        path = RunFolder(run).fold(number).finding("failures")
+        path = Run(run).fold(number).finding("failures")
         if not path.is_file():
             raise UsageError(
                 f"{path} is not there, so it is not known which slides fail. "

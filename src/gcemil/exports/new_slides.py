@@ -31,7 +31,7 @@ from gcemil.prefilter.slide_files import FileMode, SlideFilePrediction, SlidePre
 from gcemil.prefilter.student import PREFILTER_FILE
 from gcemil.records import NOT_CERTIFIED, SlideEvidence, write_evidence
 from gcemil.runs.environment import one_thread
-from gcemil.runs.folder import main_mode, read_model_warning
+from gcemil.runs.folder import Run, main_mode
 from gcemil.runs.predict import (
     FoldModel,
     Mode,
@@ -200,7 +200,7 @@ class NewSlides:
         if options.mode is None:
             main = main_mode(available_modes(models[0].loaded.network))
             options = replace(options, mode="gce" if main == "gce" else "full")
-        return cls(run, models, options, source, read_model_warning(run))
+        return cls(run, models, options, source, Run(run).model_warning)
 
     @property
     def mode(self) -> FileMode:

@@ -23,7 +23,7 @@ from gcemil.bags.foreign.wsidata import EVIDENCE_TABLE, EXTRA, TILES
 from gcemil.errors import MissingExtraError, RunError, UsageError
 from gcemil.files import atomic_folder
 from gcemil.records import SlideEvidence, read_evidence
-from gcemil.runs.folder import FoldFolder, RunFolder, open_cohort
+from gcemil.runs.folder import Run, RunFold
 
 
 def write_wsidata(run: Path, folder: Path, *, fold: int | None = None) -> list[Path]:
@@ -32,8 +32,8 @@ def write_wsidata(run: Path, folder: Path, *, fold: int | None = None) -> list[P
         import spatialdata  # noqa: F401
     except ImportError as error:
         raise MissingExtraError("spatialdata", EXTRA) from error
-    _, cohort = open_cohort(run)
-    folds = RunFolder(run).trained_folds() if fold is None else [RunFolder(run).fold(fold)]
+    _, cohort = Run(run).open_cohort()
+    folds = Run(run).trained_folds() if fold is None else [Run(run).fold(fold)]
     todo = {path.stem: (own, path) for own in folds for path in sorted((own.path / "evidence").glob("*.h5"))}
     if not todo:
         raise RunError(
@@ -52,7 +52,7 @@ def write_wsidata(run: Path, folder: Path, *, fold: int | None = None) -> list[P
     return list(targets.values())
 
 
-def describe_slide(cohort: Cohort, fold: FoldFolder, evidence: SlideEvidence) -> Any:
+def describe_slide(cohort: Cohort, fold: RunFold, evidence: SlideEvidence) -> Any:
     """The evidence of a slide as a SpatialData object."""
     import geopandas
     from anndata import AnnData

@@ -28,7 +28,7 @@ from gcemil.features.extract import read_encoded_grid
 from gcemil.files import is_file, read_record, write_json
 from gcemil.findings import Row
 from gcemil.prefilter.slide_files import SlidePredictor
-from gcemil.runs.folder import FoldFolder, RunFolder, fold_parts, open_cohort
+from gcemil.runs.folder import Run, RunFold, fold_parts
 from gcemil.tasks.task import create_task, measure_task_metric, stacked_targets
 
 _COST_FILE = "prefilter_cost.json"
@@ -170,7 +170,7 @@ def measure_cost(
     on_slide: Callable[[int, int], None] | None = None,
 ) -> PrefilterCost:
     """Time the test slides of a fold both ways, and write the measurement beside its prefilter."""
-    card, cohort = open_cohort(run)
+    card, cohort = Run(run).open_cohort()
     specs = fold_parts(cohort, read_fold(cohort, fold)).test
     filtered = SlidePredictor.open(run, mode="prefilter", fold=fold, encoder=encoder)
     whole = SlidePredictor.open(run, mode="full", fold=fold, encoder=filtered.encoder)
@@ -215,7 +215,7 @@ def measure_cost(
         prefilter_utility=measure_task_metric(task, targets, _as_logits([one.prefiltered for one in found])),
         slides=tuple(found),
     )
-    write_cost(RunFolder(run).fold(fold).path, cost)
+    write_cost(Run(run).fold(fold).path, cost)
     return cost
 
 
@@ -244,7 +244,7 @@ def read_matching_cost(folder: Path, bags: Sequence[BagSpec]) -> PrefilterCost |
     found = read_cost(folder)
     if found is None:
         return None
-    same_model = found.model_hash == content_hash(FoldFolder(folder).checkpoint)
+    same_model = found.model_hash == content_hash(RunFold(folder).checkpoint)
     same_bags = [slide.bag_id for slide in found.slides] == [spec.bag_id for spec in bags]
     return found if same_model and same_bags else None
 

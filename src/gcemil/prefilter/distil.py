@@ -58,7 +58,7 @@ from gcemil.prefilter.student import (
 )
 from gcemil.runs.checkpoint import load_network
 from gcemil.runs.environment import package_version
-from gcemil.runs.folder import FoldFolder, FoldParts, RunFolder, fold_parts, open_cohort, read_metrics
+from gcemil.runs.folder import FoldParts, Run, RunFold, fold_parts
 from gcemil.shapes import Logits
 from gcemil.slides.reader import open_slide
 from gcemil.tasks.task import Task, create_task, measure_task_metric, stacked_targets
@@ -90,9 +90,9 @@ class TaughtFold:
 
 def _open_taught_fold(run: Path, fold: int, slides: Mapping[str, Path]) -> TaughtFold:
     """The fold, its selector and its slide files; everything that is missing is refused before anything is read."""
-    card, cohort = open_cohort(run)
-    folder = RunFolder(run).fold(fold).path
-    model = load_network(FoldFolder(folder).checkpoint)[0].model
+    card, cohort = Run(run).open_cohort()
+    folder = Run(run).fold(fold).path
+    model = load_network(RunFold(folder).checkpoint)[0].model
     if model is None:
         raise UsageError(f"{run} is a plain host: it has no selector to imitate. Train with --gce.")
     parts = fold_parts(cohort, read_fold(cohort, fold))
@@ -107,7 +107,7 @@ def _open_taught_fold(run: Path, fold: int, slides: Mapping[str, Path]) -> Taugh
         model,
         slides,
         origin,
-        read_metrics(folder).details.risk_deviation,
+        RunFold(folder).read_metrics().details.risk_deviation,
     )
 
 
@@ -295,7 +295,7 @@ def _assemble_prefilter(
         keep_rate=chosen.keep_rate,
         doubt_limit=chosen.doubt_limit,
         risk_deviation=taught.risk_deviation,
-        model_hash=content_hash(FoldFolder(taught.folder).checkpoint),
+        model_hash=content_hash(RunFold(taught.folder).checkpoint),
         provenance={
             "gcemil": __version__,
             "torch": package_version("torch"),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -45,10 +45,15 @@ from gcemil.prefilter.student import (
     read_view,
     score_crops,
 )
-from gcemil.records import SlideEvidence
-from gcemil.runs.folder import open_cohort
-from gcemil.runs.predict import FoldModel, Mode, SlidePrediction, average_folds, load_fold_models
-from gcemil.shapes import Logits
+from gcemil.runs.folder import Run
+from gcemil.runs.predict import (
+    FoldModel,
+    Mode,
+    SlidePrediction,
+    average_folds,
+    load_fold_models,
+    predict_new_bag,
+)
 from gcemil.slides.grid import PatchGrid, patch_grid
 from gcemil.slides.reader import SLIDE_EXTENSIONS, SlideReader, open_slide
 from gcemil.slides.tissue import find_tissue
@@ -202,8 +207,9 @@ class SlidePredictor:
         evidence = slide_evidence(
             _wrapped_model(self.folds[0]), bag.take_rows(first.rows), first.explanation
         )[0]
-        logits = [answer.logits for answer in answers]
-        return self._prediction(slide_id, logits, evidence, first.rows, source, watch, certified=True)
+        per_fold = [fold.values(answer.logits) for fold, answer in zip(self.folds, answers, strict=True)]
+        predicted = SlidePrediction(slide_id, average_folds(self.folds, per_fold), per_fold, evidence)
+        return self._with_cost(predicted, first.rows, source, watch, certified=True)
 
     def _predict_whole(
         self, source: PatchSource, slide_id: str, watch: Stopwatch, mode: Mode, *, certified: bool | None
@@ -213,37 +219,26 @@ class SlidePredictor:
             source.encode(everyone)
         bag = source.bag(slide_id)
         with watch.part("prediction"):
-            answers = [one.answer(bag, mode) for one in self.folds]
-        logits = [answer.logits for answer in answers]
-        found = self._prediction(
-            slide_id, logits, answers[0].evidence, everyone, source, watch, certified=certified
-        )
-        hosts = [answer.host for answer in answers] if mode == "gce" else []
-        return replace(found, values=average_folds(self.folds, found.per_fold, hosts))
+            predicted = predict_new_bag(self.folds, bag, mode)
+        return self._with_cost(predicted, everyone, source, watch, certified=certified)
 
-    def _prediction(
+    def _with_cost(
         self,
-        slide_id: str,
-        logits: list[Logits],
-        evidence: SlideEvidence | None,
+        predicted: SlidePrediction,
         rows: Int[np.ndarray, "_"],
         source: PatchSource,
         watch: Stopwatch,
         *,
         certified: bool | None,
     ) -> SlideFilePrediction:
-        per_fold = [one.values(answer) for one, answer in zip(self.folds, logits, strict=True)]
         return SlideFilePrediction(
-            slide_id=slide_id,
-            values=average_folds(self.folds, per_fold),
-            per_fold=per_fold,
-            evidence=evidence,
+            **vars(predicted),
             rows=rows,
             n_patches=len(source.grid),
             n_encoded=source.n_encoded,
             certified=certified,
             seconds=watch.seconds,
-            bag=source.bag(slide_id) if source.n_encoded == len(source.grid) else None,
+            bag=source.bag(predicted.slide_id) if source.n_encoded == len(source.grid) else None,
         )
 
 
@@ -254,7 +249,7 @@ def is_slide_file(path: Path) -> bool:
 
 def read_run_origin(run: Path) -> FeatureOrigin:
     """How the features were made that a run was trained on."""
-    _, cohort = open_cohort(run)
+    _, cohort = Run(run).open_cohort()
     return read_feature_origin(cohort.feature_file(cohort.slides[0].slide_id))
 
 

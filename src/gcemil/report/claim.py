@@ -22,7 +22,7 @@ from scipy.stats import binomtest
 
 from gcemil.findings import read_finding
 from gcemil.rules import CONTROLS, RULES, find_rule, order_rules
-from gcemil.runs.folder import RunFolder
+from gcemil.runs.folder import Run
 
 Record = dict[str, Any]
 CHANCE = 0.05
@@ -102,7 +102,7 @@ class RuleSlides:
 
 def read_judged_slides(run: Path) -> tuple[list[Record], bool]:
     """The slides of the S/N/R diagnostic of every fold that has it, and whether both networks are one."""
-    folds = RunFolder(run).folds_with("diagnostics/snr.json")
+    folds = Run(run).folds_with("diagnostics/snr.json")
     found = [(fold.number, read_finding(fold.finding("snr"))) for fold in folds]
     records = [{**slide, "fold": number} for number, finding in found for slide in finding.slides]
     return records, bool(found) and all(finding.is_same_network for _, finding in found)

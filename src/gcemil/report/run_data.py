@@ -19,16 +19,7 @@ from gcemil.errors import InputError, RunError
 from gcemil.files import is_file, read_record
 from gcemil.findings import SAME_NETWORK, Finding, join_folds, read_finding
 from gcemil.records import MODES, SlideEvidence, read_evidence
-from gcemil.runs.folder import (
-    FoldFolder,
-    RunCard,
-    RunFolder,
-    describe_vote,
-    read_history,
-    read_metrics,
-    read_model_warning,
-    read_run,
-)
+from gcemil.runs.folder import Run, RunCard, RunFold, describe_vote
 
 Record = dict[str, Any]
 
@@ -46,7 +37,7 @@ class BagKey:
 class FoldData:
     """A finished fold."""
 
-    files: FoldFolder
+    files: RunFold
 
     @property
     def number(self) -> int:
@@ -56,13 +47,13 @@ class FoldData:
     @cached_property
     def metrics(self) -> Record:
         """Metrics of every mode, and details of the training."""
-        found = read_metrics(self.files.path)
+        found = self.files.read_metrics()
         return {**found.modes, "details": found.details.model_dump(exclude_unset=True)}
 
     @cached_property
     def history(self) -> list[Record]:
         """One record per epoch."""
-        return read_history(self.files.path)
+        return self.files.read_history()
 
     @cached_property
     def findings(self) -> dict[str, Finding]:
@@ -121,7 +112,7 @@ class RunData:
     @cached_property
     def model_warning(self) -> str | None:
         """Why its evidence is not certified; None where the model has learned."""
-        return read_model_warning(self.folder)
+        return Run(self.folder).model_warning
 
     @property
     def vote(self) -> str | None:
@@ -147,7 +138,7 @@ class RunData:
     @cached_property
     def environment(self) -> Record:
         """Versions and machine, as the run recorded them; empty where it did not."""
-        path = RunFolder(self.folder).environment
+        path = Run(self.folder).environment
         return read_record(path, Record, error=RunError, remedy="Train again.") if is_file(path) else {}
 
     @property
@@ -181,7 +172,7 @@ class RunData:
 
     def finding(self, name: str) -> Finding | None:
         """Joined over folds; of one fold as it is, so that the spread is over its slides."""
-        path = RunFolder(self.folder).finding(name)
+        path = Run(self.folder).finding(name)
         found = [fold.findings[name] for fold in self.folds if name in fold.findings]
         if not found:
             return _show_network_once(read_finding(path)) if path.is_file() else None
@@ -259,8 +250,8 @@ def _show_network_once(finding: Finding) -> Finding:
 
 def read_run_data(folder: Path) -> RunData:
     """The run in this folder; one without a finished fold has nothing to report."""
-    config = read_run(folder)
-    folds = RunFolder(folder).finished_folds()
+    config = Run(folder).card
+    folds = Run(folder).finished_folds()
     if not folds:
         raise RunError(f"{folder} has no finished fold. Train it with 'gcemil train'.")
     return RunData(folder, config, tuple(map(FoldData, folds)))

@@ -27,7 +27,7 @@ from gcemil.report.sections.robustness import render_cost, render_robustness
 from gcemil.report.sections.slides import link_bags, render_slides
 from gcemil.report.sections.snr import render_snr
 from gcemil.report.sections.truth import render_review, render_truth
-from gcemil.runs.folder import RunFolder, check_cohort_if_there
+from gcemil.runs.folder import Run
 
 OnStep = Callable[[int, int], None]
 
@@ -37,7 +37,7 @@ def write_report(
 ) -> Path:
     """Write the page to `out` and the figures to RUN/figures; `run` may be a results folder of `gcemil benchmark`."""
     # A results folder keeps its grids and is not a run.
-    if (run / "grids").is_dir() and not RunFolder(run).is_begun:
+    if (run / "grids").is_dir() and not Run(run).is_begun:
         if against is not None:
             raise RunError(
                 f"{run} holds a grid of runs, which is compared within itself. Leave --against out."
@@ -47,7 +47,9 @@ def write_report(
     rival = None if against is None else read_run_data(against)
     if rival is not None:
         _check_pair(data, rival)
-    check_cohort_if_there(run, data.cohort)
+    # The report can do without the cohort, which may have been moved away.
+    if (data.cohort / "cohort.yaml").is_file():
+        Run(run).open_cohort()
     context = Context(data, rival, FigureFolder(run / "figures"), seed)
     lead = render_lead(context)
     return write_bytes(

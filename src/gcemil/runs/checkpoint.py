@@ -137,7 +137,9 @@ def load_network(path: Path, device: torch.device | str = "cpu") -> tuple[Loaded
     described, remedy = path, TRAIN_AGAIN
     if path.name == PRETRAINED_WEIGHTS:
         described, remedy = path.with_name(PRETRAINED_CONFIG), EXPORT_AGAIN
-        meta = _read_config(described)
+        if not is_file(described):
+            raise RunError(f"{path.parent} is not an exported fold: it has no {described.name}. {remedy}")
+        meta = read_record(described, PretrainedConfig, error=RunError, remedy=remedy).network
         tensors, _ = load_tensors(path, remedy=remedy)
     else:
         tensors, meta = load_tensors(path)
@@ -145,22 +147,13 @@ def load_network(path: Path, device: torch.device | str = "cpu") -> tuple[Loaded
     _import_own_host(record.settings.host.name, path)
     try:
         loaded = _build_network(record, tensors)
-        _refuse_other_shapes(loaded.network, tensors)
         loaded.network.load_state_dict(tensors)
     except (GcemilError, RuntimeError, KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise RunError(
-            f"{path} does not hold the network its header describes ({error}). {remedy}"
+            f"{path} does not hold the network its header describes ({error_text(error)}). {remedy}"
         ) from error
     loaded.network.to(device).eval()
     return loaded, meta
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    """Read the network record from config.json of an exported fold."""
-    if not is_file(path):
-        raise RunError(f"{path.parent} is no exported fold: it has no {path.name}. {EXPORT_AGAIN}")
-    found = read_record(path, PretrainedConfig, error=RunError, remedy=EXPORT_AGAIN)
-    return found.network
 
 
 def _import_own_host(name: str, path: Path) -> None:
@@ -198,17 +191,6 @@ def _build_network(record: NetworkRecord, tensors: Mapping[str, Tensor]) -> Load
     return LoadedNetwork(host, model)
 
 
-def _refuse_other_shapes(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """ValueError that names the first tensor in which network and file differ."""
-    wanted = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
-    for name in sorted({*wanted, *tensors}):
-        found = tuple(tensors[name].shape) if name in tensors else None
-        if found != wanted.get(name):
-            if found is None or name not in wanted:
-                raise ValueError(f"'{name}' is in the {'network' if found is None else 'file'} alone")
-            raise ValueError(f"'{name}' has shape {found} in the file and {wanted[name]} in the network")
-
-
 # Tensors in a file
 
 
@@ -227,10 +209,10 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Meta) -> None:
 def load_tensors(path: Path, *, remedy: str = TRAIN_AGAIN) -> tuple[dict[str, Tensor], Meta]:
     """Every tensor of a file and the record in its header."""
     if not is_file(path):
-        there = sorted(one.parent.name for one in path.parent.parent.glob(f"fold_*/{path.name}"))
-        known = f" Trained are: {', '.join(there)}." if there else ""
+        folds = sorted(other.parent.name for other in path.parent.parent.glob(f"fold_*/{path.name}"))
+        trained = f" Trained are: {', '.join(folds)}." if folds else ""
         raise RunError(
-            f"{path} does not exist: the fold is not trained.{known} Train it with 'gcemil train'."
+            f"{path} does not exist: the fold is not trained.{trained} Train it with 'gcemil train'."
         )
     try:
         tensors, meta = read_safetensors(path, "gcemil")
@@ -292,10 +274,4 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tenso
         if key.startswith("optimizer."):
             _, index, name = key.split(".", 2)
             state.setdefault(int(index), {})[name] = value
-    parameters = [one for group in optimizer.param_groups for one in group["params"]]
-    for number, entry in state.items():
-        for name, value in entry.items():
-            # The optimiser itself would find out at its first step.
-            if value.numel() > 1 and value.shape != parameters[number].shape:
-                raise ValueError(f"'{name}' of parameter {number} has shape {tuple(value.shape)}")
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -46,19 +46,14 @@ def one_thread() -> Iterator[None]:
 
 def pick_device(name: str) -> torch.device:
     """The device asked for, such as cpu, cuda or cuda:1; auto takes CUDA, then MPS, then the CPU."""
-    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    counts = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available()), "cpu": 1}
     if name == "auto":
-        return torch.device(next(kind for kind, there in available.items() if there))
+        return torch.device(next(kind for kind, count in counts.items() if count))
     kind, _, number = name.partition(":")
-    if not available.get(kind, False) or (number and not _is_there(kind, number)):
-        found = ", ".join(kind for kind, there in available.items() if there)
-        raise UsageError(f"Device '{name}' is not available here, only: {found}.")
+    if not (number or "0").isdecimal() or int(number or 0) >= counts.get(kind, 0):
+        available = ", ".join(kind for kind, count in counts.items() if count)
+        raise UsageError(f"Device '{name}' is not available here, only: {available}.")
     return torch.device(name)
-
-
-def _is_there(kind: str, number: str) -> bool:
-    count = torch.cuda.device_count() if kind == "cuda" else 1
-    return number.isdecimal() and int(number) < count
 
 
 def package_version(name: str) -> str | None:

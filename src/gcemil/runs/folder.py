@@ -1,6 +1,4 @@
-"""The folder of a run: where its files stand, and the text files among them as checked values. No torch.
-
-Everything that reads a run reads its files here, so that a damaged one is one sentence wherever it is met.
+"""A run on disk: `Run` and `RunFold` say where the files are, read the text files among them, and check the cohort. No torch.
 
   config.yaml         settings and cohort; it makes the folder a run
   cohort.json         what the cohort held when the run was begun
@@ -9,19 +7,19 @@ Everything that reads a run reads its files here, so that a damaged one is one s
   summary.json        mean and spread over the finished folds;  diagnostics/    findings joined over the folds
   fold_<k>/           checkpoint.safetensors, history.jsonl, predictions.csv, evidence/, diagnostics/, metrics.json
 
-metrics.json comes last and marks a fold as finished. Every command that reads a run together with its cohort checks first
-that the cohort is still what cohort.json says: a result that mixes folds, labels or features of two states of a cohort
-would be no result.
+metrics.json comes last and marks a fold as finished. A command that reads a run together with its cohort first checks that
+the cohort is still what cohort.json says, because a result that mixes two states of a cohort is worthless.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.bags.fingerprint import CohortRecord, record_cohort
@@ -48,157 +46,7 @@ PRETRAINED_CONFIG, PRETRAINED_WEIGHTS = "config.json", "model.safetensors"
 """A trained fold on its own, as `gcemil export --pretrained` writes it (runs/pretrained.py)."""
 
 
-# Where files stand
-
-
-class _File:
-    """A file or folder of fixed name inside a folder, whether it is there or not."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __get__(self, folder: _Folder, owner: type) -> Path:
-        return folder.path / self.name
-
-
-@dataclass(frozen=True)
-class _Folder:
-    path: Path
-
-    diagnostics = _File("diagnostics")
-    """The folder of findings."""
-
-    def finding(self, name: str) -> Path:
-        """What a diagnostic found."""
-        return self.diagnostics / f"{name}.json"
-
-
-class FoldFolder(_Folder):
-    """The files of one fold, whether they are there or not."""
-
-    resume = _File("resume.safetensors")
-    """The state of training after its last epoch."""
-    history = _File("history.jsonl")
-    """A line per epoch."""
-    tensorboard = _File("tensorboard")
-    """The folder of curves, where they are drawn."""
-    progress = _File("progress.json")
-    """How much of the epoch under way is done, while the fold is trained."""
-    timing = _File("timing.json")
-    """How long the fold took."""
-    metrics = _File("metrics.json")
-    """Figures of the test bags; written last."""
-    representations = _File("representations.h5")
-    """The representation of every bag."""
-    adapter = _File("adapter.h5")
-    """How far the feature adapter moves patches, where the selector has one."""
-
-    @property
-    def number(self) -> int:
-        """The k of fold_<k>."""
-        number = _fold_number(self.path)
-        if number is None:
-            raise RunError(f"{self.path} is no fold: its folder is named fold_<number>.")
-        return number
-
-    @property
-    def run(self) -> RunFolder:
-        """The run it belongs to."""
-        return RunFolder(self.path.parent)
-
-    @property
-    def checkpoint(self) -> Path:
-        """The trained network; of a fold that was exported, its weights."""
-        exported = self.path / PRETRAINED_WEIGHTS
-        return exported if is_file(exported) else self.path / "checkpoint.safetensors"
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether everything of the fold was written."""
-        return self.metrics.is_file()
-
-    def predictions(self, mode: str, modes: Collection[str]) -> Path:
-        """One line per bag. predictions.csv is the main prediction: that of F, or of a plain or a given host."""
-        return self.path / ("predictions.csv" if mode == main_mode(modes) else f"predictions_{mode}.csv")
-
-    def evidence(self, slide_id: str) -> Path:
-        """The recovered evidence of a test slide."""
-        return self.path / "evidence" / f"{slide_id}.h5"
-
-    def explained(self, slide_id: str) -> Path:
-        """The folder of a slide that was explained."""
-        return self.path / "explain" / slide_id
-
-    def epoch_representations(self, epoch: int) -> Path:
-        """The same after one epoch of training, where the run keeps them."""
-        return self.path / "epochs" / f"epoch_{epoch:04d}.h5"
-
-    def kept_epochs(self) -> list[int]:
-        """Epochs whose representations lie here."""
-        names = (path.stem.removeprefix("epoch_") for path in (self.path / "epochs").glob("epoch_*.h5"))
-        return sorted(int(name) for name in names if name.isascii() and name.isdigit())
-
-
-def main_mode(modes: Collection[str]) -> str:
-    """The prediction that counts: F's of a wrapped host, and the host's own of a plain or a given one."""
-    return "gce" if "gce" in modes else "full"
-
-
-class RunFolder(_Folder):
-    """The files of a run, whether they are there or not; its findings are over all folds."""
-
-    config = _File("config.yaml")
-    """Settings and cohort."""
-    cohort_record = _File("cohort.json")
-    """What the cohort held when the run was begun."""
-    environment = _File("environment.json")
-    """Versions, machine, commit, seed."""
-    log = _File("train.log")
-    """The messages of training, epoch by epoch."""
-    warnings = _File("warnings.json")
-    """Warnings of the validation of the cohort."""
-    summary = _File("summary.json")
-    """Mean and spread over the finished folds."""
-    new_slides = _File("predictions")
-    """The folder of slides outside the cohort, predicted and explained."""
-
-    @property
-    def is_begun(self) -> bool:
-        """Whether this is a run: it has its config.yaml."""
-        return self.config.is_file()
-
-    def fold(self, number: int) -> FoldFolder:
-        """The fold of this number."""
-        return FoldFolder(self.path / f"fold_{number}")
-
-    def folds_with(self, name: str) -> list[FoldFolder]:
-        """The folds that have this file or folder, by their numbers."""
-        folds = self.path.glob("fold_*")
-        found = {_fold_number(path): FoldFolder(path) for path in folds if (path / name).exists()}
-        return [found[number] for number in sorted(number for number in found if number is not None)]
-
-    def trained_folds(self) -> list[FoldFolder]:
-        """The folds that have a network, or the exported fold that this folder is; RunError where there is none."""
-        if is_file(self.path / PRETRAINED_WEIGHTS):
-            return [FoldFolder(self.path)]
-        if not (found := self.folds_with("checkpoint.safetensors")):
-            if not self.is_begun:
-                raise RunError(_describe_no_run(self.path))
-            raise RunError(f"{self.path} has no trained fold. Train it with 'gcemil train'.")
-        return found
-
-    def finished_folds(self) -> list[FoldFolder]:
-        """The folds that have their metrics."""
-        return self.folds_with("metrics.json")
-
-
-def _fold_number(folder: Path) -> int | None:
-    """The number in fold_<k>; None for a folder of another name."""
-    number = folder.name.removeprefix("fold_")
-    return int(number) if number.isascii() and number.isdigit() and len(number) < 10 else None
-
-
-# What they say
+# What the files say
 
 
 class RunCard(BaseModel):
@@ -211,13 +59,6 @@ class RunCard(BaseModel):
     cohort_fingerprint: str | None = None
     """Of the cohort when the run was begun."""
     settings_hash: str | None = None
-
-    @field_validator("cohort", mode="before")
-    @classmethod
-    def _is_named(cls, cohort: Any) -> Any:
-        if cohort == "":
-            raise ValueError("a run names the folder of its cohort")
-        return cohort
 
 
 class FoldDetails(BaseModel):
@@ -258,7 +99,7 @@ class FoldMetrics(BaseModel):
     @property
     def modes(self) -> dict[str, Figures]:
         """The figures by how the bag was seen."""
-        return {mode: found for mode in MODES if (found := getattr(self, mode)) is not None}
+        return {mode: figures for mode in MODES if (figures := getattr(self, mode)) is not None}
 
 
 class _EpochLine(BaseModel):
@@ -272,164 +113,291 @@ class _EpochLine(BaseModel):
     warnings: list[str]
 
 
-def read_run(run: Path) -> RunCard:
-    """The card of a run."""
-    path = RunFolder(run).config
-    if not is_file(path):
-        raise RunError(_describe_no_run(run))
-    remedy = "Restore it, or train into another folder with 'gcemil train'."
-    try:
-        values = read_yaml(path)
-    except InputError as error:
-        raise RunError(f"{error} {remedy}") from error
-    return validate_as(values, RunCard, path, error=RunError, remedy=remedy)
+# The folder of a fold and of a run
 
 
-def _describe_no_run(run: Path) -> str:
-    """What stands in the place of a run, and what to do about it."""
-    if not is_there(run):
-        return f"{run} does not exist.{near_path(run)} Give a run folder, as 'gcemil train' writes it."
-    if is_file(run / "cohort.yaml"):
-        return f"{run} is a cohort, not a run. Train on it with 'gcemil train {run} --out RUN', and give RUN."
-    if _fold_number(run) is not None and is_file(run.parent / "config.yaml"):
-        return f"{run} is a fold of a run. Give {run.parent}."
-    return f"{run} is no run: it has no config.yaml. Make one with 'gcemil train'."
+class _File:
+    """A file or folder of fixed name inside a folder, whether it is there or not."""
 
+    def __init__(self, name: str) -> None:
+        self.name = name
 
-def read_metrics(fold: Path) -> FoldMetrics:
-    """metrics.json of a fold."""
-    path = FoldFolder(fold).metrics
-    if not is_file(path):
-        raise RunError(f"{path} does not exist: the fold is not finished. Train it with 'gcemil train'.")
-    return read_record(path, FoldMetrics, error=RunError, remedy="Make it again with 'gcemil evaluate'.")
-
-
-def read_history(fold: Path) -> list[Record]:
-    """A record per epoch; none where training wrote none yet."""
-    path = FoldFolder(fold).history
-    if not is_file(path):
-        return []
-    try:
-        lines = [line for line in read_text(path).split("\n") if line.strip()]
-        records = [parse_json(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1)]
-    except InputError as error:
-        raise RunError(f"{error} Remove the file; training writes it again.") from error
-    remedy = "Remove the file."
-    for number, record in enumerate(records, start=1):
-        # Losses may be NaN where training went wrong, which is what the file is there to show.
-        validate_as(record, _EpochLine, f"{path}, line {number}", error=RunError, remedy=remedy, finite=False)
-    return records
-
-
-def read_model_warning(run: Path) -> str | None:
-    """Why evidence of this run is not certified, and what to try next; None where its model has learned."""
-    folds = [read_metrics(fold.path).details.learning for fold in RunFolder(run).finished_folds()]
-    warning = describe_learning([one for one in folds if one is not None])
-    if warning is None or not RunFolder(run).is_begun:
-        return warning
-    card = read_run(run)
-    if card.settings.host.weights is not None:
-        return f"{warning} Its weights came trained: check that features and classes are those it was trained on."
-    longer = f"--set min_steps={2 * card.settings.min_steps}"
-    again = f"gcemil train {card.cohort} --host {card.settings.host.name} {longer} --out {run}_longer"
-    return f"{warning} Check labels and features, or train longer: {again}"
-
-
-# Its cohort
-
-
-def open_cohort(run: Path) -> tuple[RunCard, Cohort]:
-    """The card of a run and its cohort, which must be what the run was trained on."""
-    card = read_run(run)
-    cohort = Cohort.load(card.cohort)
-    check_cohort(run, cohort)
-    return card, cohort
-
-
-def check_same_cohort(run: Path, against: Path) -> None:
-    """Two runs are compared fold by fold only on the same folder with the same content."""
-    ours, theirs = read_run(run), read_run(against)
-    if ours.cohort != theirs.cohort:
-        raise RunError(
-            f"{against} was trained on {theirs.cohort}, {run} on {ours.cohort}: their folds are not pairs. "
-            "Compare runs of one cohort."
-        )
-    if ours.cohort_fingerprint != theirs.cohort_fingerprint:
-        raise RunError(
-            f"{ours.cohort} changed between the training of {run} and of {against}: their folds are not pairs. "
-            "Train one of them again."
-        )
-
-
-def read_training_cohort(run: Path) -> CohortRecord:
-    """The cohort as it was when the run was begun."""
-    path = RunFolder(run).cohort_record
-    if not path.is_file():
-        raise RunError(
-            f"{run} has no {path.name}: an earlier version of gcemil trained it and kept too little to tell whether the cohort is "
-            "still the same. Train it again into another folder."
-        )
-    try:
-        return CohortRecord.from_json(read_json(path), path)
-    except InputError as error:
-        raise RunError(f"{error} Train the run again into another folder.") from error
-
-
-def check_cohort(run: Path, cohort: Cohort) -> None:
-    """Refuse a cohort that changed since the run began."""
-    if changed := read_training_cohort(run).differences(record_cohort(cohort)):
-        raise RunError(
-            f"{run} was trained on other data: {', '.join(changed)} in {cohort.folder} changed since it was begun. "
-            "Put back what was there, or train again into another folder (--out)."
-        )
-
-
-def check_cohort_if_there(run: Path, folder: Path) -> None:
-    """The same for a command that can do without the cohort, which may have been moved away."""
-    if (folder / "cohort.yaml").is_file():
-        check_cohort(run, Cohort.load(folder))
+    def __get__(self, folder: _Folder, owner: type) -> Path:
+        return folder.path / self.name
 
 
 @dataclass(frozen=True)
-class FoldParts:
-    """The bags a fold trains on, chooses its epoch by, and is judged on."""
+class _Folder:
+    path: Path
 
-    train: Sequence[BagSpec]
-    val: Sequence[BagSpec]
-    test: Sequence[BagSpec]
+    diagnostics = _File("diagnostics")
+    """The folder of findings."""
 
-
-def fold_parts(cohort: Cohort, fold: Fold) -> FoldParts:
-    """The bags of each part; the slides of a bag always stand together."""
-
-    def bags(part: Part) -> list[BagSpec]:
-        return [spec for spec in cohort.bags if fold.part_of[spec.slide_ids[0]] == part]
-
-    return FoldParts(bags("train"), bags("val"), bags("test"))
+    def finding(self, name: str) -> Path:
+        """What a diagnostic found."""
+        return self.diagnostics / f"{name}.json"
 
 
-# Its summary
+class RunFold(_Folder):
+    """One fold of a run, whether its files are there or not."""
+
+    resume = _File("resume.safetensors")
+    """The state of training after its last epoch."""
+    history = _File("history.jsonl")
+    """A line per epoch."""
+    tensorboard = _File("tensorboard")
+    """The folder of curves, where they are drawn."""
+    progress = _File("progress.json")
+    """How much of the epoch under way is done, while the fold is trained."""
+    timing = _File("timing.json")
+    """How long the fold took."""
+    metrics = _File("metrics.json")
+    """Figures of the test bags; written last."""
+    representations = _File("representations.h5")
+    """The representation of every bag."""
+    adapter = _File("adapter.h5")
+    """How far the feature adapter moves patches, where the selector has one."""
+
+    @property
+    def number(self) -> int:
+        """The k of fold_<k>."""
+        number = _fold_number(self.path)
+        if number is None:
+            raise RunError(f"{self.path} is not a fold, which is named fold_<number>.")
+        return number
+
+    @property
+    def run(self) -> Run:
+        """The run it belongs to."""
+        return Run(self.path.parent)
+
+    @property
+    def checkpoint(self) -> Path:
+        """The trained network; of a fold that was exported, its weights."""
+        exported = self.path / PRETRAINED_WEIGHTS
+        return exported if is_file(exported) else self.path / "checkpoint.safetensors"
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether everything of the fold was written."""
+        return self.metrics.is_file()
+
+    def predictions(self, mode: str, modes: Collection[str]) -> Path:
+        """One line per bag. predictions.csv is the main prediction: that of F, or of a plain or a given host."""
+        return self.path / ("predictions.csv" if mode == main_mode(modes) else f"predictions_{mode}.csv")
+
+    def evidence(self, slide_id: str) -> Path:
+        """The recovered evidence of a test slide."""
+        return self.path / "evidence" / f"{slide_id}.h5"
+
+    def explained(self, slide_id: str) -> Path:
+        """The folder of a slide that was explained."""
+        return self.path / "explain" / slide_id
+
+    def epoch_representations(self, epoch: int) -> Path:
+        """The representations after one epoch of training, where the run keeps them."""
+        return self.path / "epochs" / f"epoch_{epoch:04d}.h5"
+
+    def kept_epochs(self) -> list[int]:
+        """Epochs whose representations lie here."""
+        names = (path.stem.removeprefix("epoch_") for path in (self.path / "epochs").glob("epoch_*.h5"))
+        return sorted(int(name) for name in names if name.isdecimal())
+
+    def read_metrics(self) -> FoldMetrics:
+        """metrics.json."""
+        if not is_file(self.metrics):
+            raise RunError(
+                f"{self.metrics} does not exist: the fold is not finished. Train it with 'gcemil train'."
+            )
+        return read_record(
+            self.metrics, FoldMetrics, error=RunError, remedy="Make it again with 'gcemil evaluate'."
+        )
+
+    def read_history(self) -> list[Record]:
+        """A record per epoch; none where training wrote none yet."""
+        if not is_file(self.history):
+            return []
+        records = []
+        try:
+            for number, line in enumerate(read_text(self.history).splitlines(), start=1):
+                where = f"{self.history}, line {number}"
+                records.append(parse_json(line, where))
+                # Losses may be NaN where training went wrong, which is what the file is there to show.
+                validate_as(records[-1], _EpochLine, where, remedy="", finite=False)
+        except InputError as error:
+            raise RunError(f"{error} Remove the file; training writes it again.") from error
+        return records
 
 
-def write_summary(run: Path) -> dict[str, Any]:
-    """Write summary.json: mean and standard deviation over the folds that are complete."""
-    folds = RunFolder(run).finished_folds()
-    loaded = [read_metrics(fold.path) for fold in folds]
-    summary: dict[str, Any] = {"folds": [fold.path.name for fold in folds]}
-    for mode, figures in loaded[0].modes.items() if loaded else ():
-        summary[mode] = {
-            name: measure_spread([fold.modes.get(mode, {}).get(name) for fold in loaded]) for name in figures
+def main_mode(modes: Collection[str]) -> str:
+    """The prediction that counts: F's of a wrapped host, and the host's own of a plain or a given one."""
+    return "gce" if "gce" in modes else "full"
+
+
+class Run(_Folder):
+    """A run, whether its files are there or not; its findings are over all folds."""
+
+    config = _File("config.yaml")
+    """Settings and cohort."""
+    cohort_record = _File("cohort.json")
+    """What the cohort held when the run was begun."""
+    environment = _File("environment.json")
+    """Versions, machine, commit, seed."""
+    log = _File("train.log")
+    """The messages of training, epoch by epoch."""
+    warnings = _File("warnings.json")
+    """Warnings of the validation of the cohort."""
+    summary = _File("summary.json")
+    """Mean and spread over the finished folds."""
+    new_slides = _File("predictions")
+    """The folder of slides outside the cohort, predicted and explained."""
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether this is a run: it has its config.yaml."""
+        return self.config.is_file()
+
+    @cached_property
+    def card(self) -> RunCard:
+        """config.yaml; RunError where this is not a run."""
+        if not is_file(self.config):
+            raise RunError(self._describe_missing())
+        remedy = "Restore it, or train into another folder with 'gcemil train'."
+        try:
+            values = read_yaml(self.config)
+        except InputError as error:
+            raise RunError(f"{error} {remedy}") from error
+        return validate_as(values, RunCard, self.config, error=RunError, remedy=remedy)
+
+    def fold(self, number: int) -> RunFold:
+        """The fold of this number."""
+        return RunFold(self.path / f"fold_{number}")
+
+    def folds_with(self, name: str) -> list[RunFold]:
+        """The folds that have this file or folder, by their numbers."""
+        numbers = (_fold_number(path) for path in self.path.glob("fold_*") if (path / name).exists())
+        return [self.fold(number) for number in sorted(number for number in numbers if number is not None)]
+
+    def trained_folds(self) -> list[RunFold]:
+        """The folds that have a network, or the exported fold that this folder is; RunError where there is none."""
+        if is_file(self.path / PRETRAINED_WEIGHTS):
+            return [RunFold(self.path)]
+        if not (folds := self.folds_with("checkpoint.safetensors")):
+            if not self.is_begun:
+                raise RunError(self._describe_missing())
+            raise RunError(f"{self.path} has no trained fold. Train it with 'gcemil train'.")
+        return folds
+
+    def finished_folds(self) -> list[RunFold]:
+        """The folds that have their metrics."""
+        return self.folds_with("metrics.json")
+
+    @property
+    def model_warning(self) -> str | None:
+        """Why evidence of this run is not certified, and what to try next; None where its model has learned."""
+        learning = [fold.read_metrics().details.learning for fold in self.finished_folds()]
+        warning = describe_learning([fold for fold in learning if fold is not None])
+        if warning is None or not self.is_begun:
+            return warning
+        settings = self.card.settings
+        if settings.host.weights is not None:
+            return f"{warning} Its weights came trained: check that features and classes are those it was trained on."
+        again = (
+            f"gcemil train {self.card.cohort} --host {settings.host.name} --set min_steps={2 * settings.min_steps} "
+            f"--out {self.path}_longer"
+        )
+        return f"{warning} Check labels and features, or train longer: {again}"
+
+    def open_cohort(self) -> tuple[RunCard, Cohort]:
+        """The card and the cohort, which must be what the run was trained on."""
+        cohort = Cohort.load(self.card.cohort)
+        self.check_cohort(cohort)
+        return self.card, cohort
+
+    @property
+    def training_cohort(self) -> CohortRecord:
+        """What the cohort held when the run was begun."""
+        if not self.cohort_record.is_file():
+            raise RunError(
+                f"{self.path} has no {self.cohort_record.name}: an earlier version of gcemil trained it and kept too little "
+                "to tell whether the cohort is still the same. Train it again into another folder."
+            )
+        try:
+            return CohortRecord.from_json(read_json(self.cohort_record), self.cohort_record)
+        except InputError as error:
+            raise RunError(f"{error} Train the run again into another folder.") from error
+
+    def check_cohort(self, cohort: Cohort) -> None:
+        """Refuse a cohort that changed since the run began."""
+        if changed := self.training_cohort.differences(record_cohort(cohort)):
+            raise RunError(
+                f"{self.path} was trained on other data: {', '.join(changed)} in {cohort.folder} changed since it was begun. "
+                "Put back what was there, or train again into another folder (--out)."
+            )
+
+    def check_same_cohort(self, against: Path) -> None:
+        """Two runs are compared fold by fold only on the same folder with the same content."""
+        ours, theirs = self.card, Run(against).card
+        if ours.cohort != theirs.cohort:
+            raise RunError(
+                f"{against} was trained on {theirs.cohort}, {self.path} on {ours.cohort}: their folds are not pairs. "
+                "Compare runs of one cohort."
+            )
+        if ours.cohort_fingerprint != theirs.cohort_fingerprint:
+            raise RunError(
+                f"{ours.cohort} changed between the training of {self.path} and of {against}: their folds are not pairs. "
+                "Train one of them again."
+            )
+
+    def write_summary(self) -> Record:
+        """Write summary.json: mean and standard deviation over the folds that are complete."""
+        folds = self.finished_folds()
+        metrics = [fold.read_metrics() for fold in folds]
+        details = [fold.details for fold in metrics]
+        summary: Record = {
+            "folds": [fold.path.name for fold in folds],
+            "model_warning": self.model_warning,
+            "vote": [fold.vote["weight"] for fold in details if fold.vote is not None] or None,
+            "no_evidence": [fold.no_evidence for fold in details if fold.no_evidence] or None,
+            "warnings": sorted({text for fold in details for text in fold.warnings}),
+            "anchors": sorted({str(fold.anchors) for fold in details}),
         }
-    summary["model_warning"] = read_model_warning(run)
-    weights = [fold.details.vote["weight"] for fold in loaded if fold.details.vote is not None]
-    summary["vote"] = weights or None
-    summary["no_evidence"] = [fold.details.no_evidence for fold in loaded if fold.details.no_evidence] or None
-    summary["warnings"] = sorted({text for fold in loaded for text in fold.details.warnings})
-    summary["anchors"] = sorted({str(fold.details.anchors) for fold in loaded})
-    if found := _summarise_findings(run):
-        summary["diagnostics"] = found
-    write_json(RunFolder(run).summary, summary)
-    return summary
+        for mode, figures in metrics[0].modes.items() if metrics else ():
+            summary[mode] = {}
+            for name in figures:
+                values = [fold.modes.get(mode, {}).get(name) for fold in metrics]
+                mean, deviation = mean_and_deviation(values)
+                summary[mode][name] = {"mean": mean, "std": deviation, "folds": values}
+        measured = self.folds_with("diagnostics")
+        findings: dict[str, list[Record]] = {}
+        for name in sorted({path.stem for fold in measured for path in fold.diagnostics.glob("*.json")}):
+            joined = join_folds(
+                [read_finding(path) for fold in measured if (path := fold.finding(name)).is_file()]
+            )
+            findings[name] = [
+                {"labels": row.labels, "mean": row.values, "std": row.deviations} for row in joined.rows
+            ]
+        if findings:
+            summary["diagnostics"] = findings
+        write_json(self.summary, summary)
+        return summary
+
+    def _describe_missing(self) -> str:
+        """What is here in place of a run, and what to do about it."""
+        path = self.path
+        if not is_there(path):
+            return f"{path} does not exist.{near_path(path)} Give a run folder, as 'gcemil train' writes it."
+        if is_file(path / "cohort.yaml"):
+            return f"{path} is a cohort, not a run. Train on it with 'gcemil train {path} --out RUN', and give RUN."
+        if _fold_number(path) is not None and is_file(path.parent / "config.yaml"):
+            return f"{path} is a fold of a run. Give {path.parent}."
+        return f"{path} is not a run: it has no config.yaml. Make one with 'gcemil train'."
+
+
+def _fold_number(folder: Path) -> int | None:
+    """The number in fold_<k>; None for a folder of another name."""
+    number = folder.name.removeprefix("fold_")
+    return int(number) if number.isascii() and number.isdigit() and len(number) < 10 else None
 
 
 def describe_vote(weights: Sequence[float] | None) -> str | None:
@@ -445,21 +413,22 @@ def describe_vote(weights: Sequence[float] | None) -> str | None:
     return f"The evidence carries {mean:.0%} of the gce prediction{spread}, the host the rest."
 
 
-def _summarise_findings(run: Path) -> dict[str, Any]:
-    """Every diagnostic that was made, its rows joined over the folds that have it."""
-    folds = RunFolder(run).folds_with("diagnostics")
-    names = sorted({path.stem for fold in folds for path in fold.diagnostics.glob("*.json")})
-    found = {}
-    for name in names:
-        findings = [read_finding(fold.finding(name)) for fold in folds if fold.finding(name).is_file()]
-        found[name] = [
-            {"labels": row.labels, "mean": row.values, "std": row.deviations}
-            for row in join_folds(findings).rows
-        ]
-    return found
+# The bags of a fold
 
 
-def measure_spread(values: Sequence[float | None]) -> dict[str, Any]:
-    """Over the folds that have the figure."""
-    mean, deviation = mean_and_deviation(values)
-    return {"mean": mean, "std": deviation, "folds": list(values)}
+@dataclass(frozen=True)
+class FoldParts:
+    """The bags a fold trains on, chooses its epoch by, and is judged on."""
+
+    train: Sequence[BagSpec]
+    val: Sequence[BagSpec]
+    test: Sequence[BagSpec]
+
+
+def fold_parts(cohort: Cohort, fold: Fold) -> FoldParts:
+    """The bags of each part; the slides of a bag are always in the same part."""
+
+    def bags(part: Part) -> list[BagSpec]:
+        return [spec for spec in cohort.bags if fold.part_of[spec.slide_ids[0]] == part]
+
+    return FoldParts(bags("train"), bags("val"), bags("test"))

@@ -29,7 +29,7 @@ from gcemil.records import (
     write_representations,
 )
 from gcemil.runs.checkpoint import LoadedNetwork, load_network
-from gcemil.runs.folder import FoldFolder, FoldParts, RunFolder, fold_parts, open_cohort
+from gcemil.runs.folder import FoldParts, Run, RunFold, fold_parts
 from gcemil.shapes import Logits
 from gcemil.tasks.task import ClassificationTask, SurvivalTask, Task
 from gcemil.units import LevelZeroPx
@@ -38,16 +38,6 @@ Mode = Literal["full", "head", "gce", "soft", "discrete", "opinion"]
 """full: the host on all patches; head: the evidence head alone; gce: F, both together; soft and discrete: F under gates and on the evidence
 alone, or the same of a given host, beside which F is a second opinion."""
 OnBag = Callable[[int, int], None]
-
-
-@dataclass(frozen=True, eq=False)
-class FoldAnswer:
-    """The prediction of one fold for a bag."""
-
-    logits: Logits
-    host: Logits
-    """Of the host alone, on all patches."""
-    evidence: SlideEvidence | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +51,7 @@ class FoldModel:
     @property
     def checkpoint(self) -> Path:
         """The file the network came from."""
-        return FoldFolder(self.folder).checkpoint
+        return RunFold(self.folder).checkpoint
 
     @property
     def task(self) -> Task:
@@ -73,18 +63,10 @@ class FoldModel:
         """prob_<class>, or the risk."""
         return self.task.prediction(logits).double().reshape(-1).tolist()
 
-    def answer(self, bag: Bag, mode: Mode) -> FoldAnswer:
-        """Predict a bag of one slide, with its evidence."""
-        outputs, explanation = _predict_bag(self.loaded.network, bag)
-        evidence = None
-        if explanation is not None and self.loaded.model is not None:
-            evidence = slide_evidence(self.loaded.model, bag, explanation)[0]
-        return FoldAnswer(outputs[mode].logits, outputs["full"].logits, evidence)
-
 
 def load_fold_models(run: Path, *, fold: int | None, needs_evidence: bool) -> tuple[FoldModel, ...]:
     """All trained folds of a run, or one."""
-    folds = [RunFolder(run).fold(fold)] if fold is not None else RunFolder(run).trained_folds()
+    folds = [Run(run).fold(fold)] if fold is not None else Run(run).trained_folds()
     models = tuple(FoldModel(one.path, *load_network(one.checkpoint)) for one in folds)
     if needs_evidence and any(one.loaded.model is None for one in models):
         raise UsageError(f"{run} is a plain host, which has no evidence: only --mode full is possible.")
@@ -122,10 +104,16 @@ class SlidePrediction:
 
 def predict_new_bag(models: Sequence[FoldModel], bag: Bag, mode: Mode) -> SlidePrediction:
     """A bag of one slide through every fold; the evidence is that of the first."""
-    answers = [one.answer(bag, mode) for one in models]
-    per_fold = [one.values(answer.logits) for one, answer in zip(models, answers, strict=True)]
-    hosts = [answer.host for answer in answers] if mode == "gce" else []
-    return SlidePrediction(bag.bag_id, average_folds(models, per_fold, hosts), per_fold, answers[0].evidence)
+    predicted = [_predict_bag(fold.loaded.network, bag) for fold in models]
+    per_fold = [
+        fold.values(outputs[mode].logits) for fold, (outputs, _) in zip(models, predicted, strict=True)
+    ]
+    hosts = [outputs["full"].logits for outputs, _ in predicted] if mode == "gce" else []
+    network, explanation = models[0].loaded.model, predicted[0][1]
+    evidence = (
+        None if network is None or explanation is None else slide_evidence(network, bag, explanation)[0]
+    )
+    return SlidePrediction(bag.bag_id, average_folds(models, per_fold, hosts), per_fold, evidence)
 
 
 def read_new_slide(path: Path, meta: dict[str, Any], *, mpp: float | None = None) -> tuple[Bag, str]:
@@ -213,19 +201,13 @@ def _list_outputs(output: EvidenceOutput) -> dict[Mode, HostOutput]:
 
 def represent_runs(runs: Sequence[Path], *, on_bag: OnBag | None = None) -> None:
     """The first trained fold of every run: representations of different folds share no axes, so one is drawn."""
-    todo = []
     for run in runs:
-        fold, cohort = RunFolder(run).trained_folds()[0], open_cohort(run)[1]
-        todo.append((fold, cohort, fold_parts(cohort, read_fold(cohort, fold.number))))
-    total, done = sum(len(parts.val) + len(parts.test) for _, _, parts in todo), 0
-    for fold, cohort, parts in todo:
-        shift = done
-        report = None if on_bag is None else lambda count, shift=shift: on_bag(shift + count, total)
+        fold, (_, cohort) = Run(run).trained_folds()[0], Run(run).open_cohort()
+        parts = fold_parts(cohort, read_fold(cohort, fold.number))
         network = load_network(fold.checkpoint)[0].network
-        write_representations(fold.representations, represent_bags(network, cohort, parts, on_bag=report))
-        if (found := measure_adapter(network, cohort, parts)) is not None:
-            write_adapter(fold.adapter, found)
-        done += len(parts.val) + len(parts.test)
+        write_representations(fold.representations, represent_bags(network, cohort, parts, on_bag=on_bag))
+        if (figures := measure_adapter(network, cohort, parts)) is not None:
+            write_adapter(fold.adapter, figures)
 
 
 @torch.no_grad()
@@ -235,7 +217,7 @@ def represent_bags(
     parts: FoldParts,
     *,
     recovers: bool = True,
-    on_bag: Callable[[int], None] | None = None,
+    on_bag: OnBag | None = None,
 ) -> Representations:
     """Representations of the validation and test bags; `recovers` adds those of the evidence alone."""
     specs = [*parts.val, *parts.test]
@@ -244,12 +226,12 @@ def represent_bags(
     for done, (_, bag) in enumerate(load_bags(cohort, specs, rule=SampleRule(), ahead=2), start=1):
         outputs, _ = _predict_bag(network, bag, recovers=recovers)
         # Host and F pool the same feature, so it is kept once.
-        for mode, output in outputs.items():
-            if mode in ("head", "gce", "opinion"):
-                continue
-            rows.setdefault(mode, []).append(output.bag_feature.flatten().float().cpu().numpy())
+        for mode in ("full", "soft", "discrete"):
+            if mode in outputs:
+                feature = outputs[mode].bag_feature.flatten().float().cpu().numpy()
+                rows.setdefault(mode, []).append(feature)
         if on_bag:
-            on_bag(done)
+            on_bag(done, len(specs))
     return Representations(
         {mode: np.stack(found) for mode, found in rows.items()},
         tuple(spec.bag_id for spec in specs),

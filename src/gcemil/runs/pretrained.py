@@ -26,16 +26,10 @@ from gcemil.files import atomic_folder, write_json, write_text
 from gcemil.findings import Finding, read_finding
 from gcemil.metrics import METRICS
 from gcemil.model import GceMil
+from gcemil.records import MODE_WORDS
 from gcemil.rules import find_rule
 from gcemil.runs.checkpoint import PRETRAINED_FORMAT, LoadedNetwork, load_network, save_tensors
-from gcemil.runs.folder import (
-    PRETRAINED_CONFIG,
-    PRETRAINED_WEIGHTS,
-    FoldFolder,
-    RunFolder,
-    read_metrics,
-    read_run,
-)
+from gcemil.runs.folder import PRETRAINED_CONFIG, PRETRAINED_WEIGHTS, Run, RunFold
 from gcemil.tables import format_metric
 
 README = "README.md"
@@ -90,7 +84,7 @@ Record = dict[str, Any]
 
 def save_pretrained(fold: Path, folder: Path, *, license_name: str = UNKNOWN_LICENSE) -> Path:
     """Write a trained fold (RUN/fold_<k>, or the first of RUN) as a folder that `from_pretrained` opens."""
-    source = RunFolder(fold).trained_folds()[0] if RunFolder(fold).is_begun else FoldFolder(fold)
+    source = Run(fold).trained_folds()[0] if Run(fold).is_begun else RunFold(fold)
     loaded, network = load_network(source.checkpoint)
     snr = source.finding("snr")
     config: Record = {
@@ -100,13 +94,13 @@ def save_pretrained(fold: Path, folder: Path, *, license_name: str = UNKNOWN_LIC
         "license": license_name,
         "data": _describe_data(source, network),
         "measured": {
-            "task": read_metrics(source.path).modes,
+            "task": source.read_metrics().modes,
             "snr": _pick_snr(read_finding(snr)) if snr.is_file() else None,
         },
         "provenance": {
             "fold": source.number,
             "checkpoint_sha256": content_hash(source.checkpoint),
-            "settings_hash": read_run(source.run.path).settings.hash,
+            "settings_hash": source.run.card.settings.hash,
         },
     }
     return write_folder(folder, loaded, config)
@@ -134,9 +128,9 @@ def from_pretrained(folder: Path | str, device: torch.device | str = "cpu") -> G
     return loaded.model
 
 
-def _describe_data(fold: FoldFolder, network: Mapping[str, Any]) -> Record:
+def _describe_data(fold: RunFold, network: Mapping[str, Any]) -> Record:
     """What the cohort was; its counts are None where it no longer lies where it lay in training."""
-    run = read_run(fold.run.path)
+    run = fold.run.card
     facts: Record = {
         "cohort": run.cohort.name,
         "cohort_fingerprint": run.cohort_fingerprint,
@@ -213,16 +207,8 @@ def _task_table(modes: Mapping[str, Mapping[str, float | None]]) -> list[str]:
     if not modes:
         return ["Not measured."]
     names = list(dict.fromkeys(name for figures in modes.values() for name in figures))
-    words = {
-        "full": "host, all patches",
-        "head": "evidence head alone",
-        "gce": "host and evidence",
-        "soft": "gated",
-        "discrete": "evidence alone",
-        "opinion": "second opinion",
-    }
     rows = [
-        (words[mode], *(_figure(name, figures.get(name)) for name in names))
+        (MODE_WORDS[mode], *(_figure(name, figures.get(name)) for name in names))
         for mode, figures in modes.items()
     ]
     return _markdown_table(("bag", *map(_label, names)), rows)

@@ -18,18 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.fingerprint import content_hash
 from gcemil.config import HostSettings, HostWeights, TrainSettings
-from gcemil.errors import RunError, UsageError, WeightsError, error_text
+from gcemil.errors import RunError, UsageError, WeightsError
 from gcemil.files import is_file, parse_json, validate_as
 from gcemil.hosts.published import LAYOUTS, Tensors, describe_misfit, listed, named_tensors, read_published
 from gcemil.hosts.table import HOSTS, host_spec
 from gcemil.runs.checkpoint import NetworkRecord, build_host
-from gcemil.runs.folder import RunFolder, check_cohort, read_run
+from gcemil.runs.folder import Run
 from gcemil.wording import near_path
 
 SAVE_AGAIN = "Where it was trained, save the tensors alone: torch.save(model.state_dict(), 'weights.pt')."
@@ -72,69 +72,48 @@ def read_pretrained_host(path: Path, host: HostSettings, cohort: Cohort) -> Pret
 
 def _read_weights_file(path: Path) -> tuple[Any, dict[str, Any] | None]:
     """What a file of weights holds, and the header of a checkpoint of ours."""
-    if path.is_dir():
-        raise WeightsError(f"{path} is a folder. Give the file of weights inside it.")
     if not is_file(path):
-        said = "is not a regular file" if path.exists() else f"does not exist.{near_path(path)}"
-        raise WeightsError(f"{path} {said.rstrip('.')}. Give the file of weights that your training wrote.")
+        reason = "is not a file" if path.exists() else f"does not exist.{near_path(path)}".rstrip(".")
+        raise WeightsError(f"{path} {reason}. Give the file of weights that your training wrote.")
+    header = None
     try:
         with path.open("rb") as file:
-            start = file.read(9)
-    except OSError as error:
-        raise WeightsError(f"{path} cannot be read ({error_text(error)}). Check its permissions.") from error
-    content, header = _read_safetensors(path) if start[8:] == b"{" else (_read_torch(path), None)
-    _check_content(path, content)
-    return content, header
-
-
-def _read_safetensors(path: Path) -> tuple[Tensors, dict[str, Any] | None]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            text = (file.metadata() or {}).get("gcemil")
-    except (SafetensorError, OSError, RuntimeError, ValueError, MemoryError) as error:
-        raise WeightsError(
-            f"{path} is a damaged safetensors file ({error_text(error)}). Copy it again."
-        ) from error
-    return tensors, None if text is None else parse_json(text, path)
-
-
-def _read_torch(path: Path) -> Any:
-    try:
-        with warnings.catch_warnings():
-            # Old files make torch warn of how it reads them.
-            warnings.simplefilter("ignore")
-            return torch.load(path, map_location="cpu", weights_only=True)
+            is_safetensors = file.read(9)[8:] == b"{"
+        if is_safetensors:
+            with safe_open(path, framework="pt") as tensors:
+                content: Any = {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
+                text = (tensors.metadata() or {}).get("gcemil")
+            header = None if text is None else parse_json(text, path)
+        else:
+            with warnings.catch_warnings():
+                # Old files make torch warn of how it reads them.
+                warnings.simplefilter("ignore")
+                content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         # A damaged or hostile pickle makes torch raise almost anything.
-        if found := re.search(r"GLOBAL ([\w.]+)", str(error)):
+        if pickled := re.search(r"GLOBAL ([\w.]+)", str(error)):
             raise WeightsError(
-                f"{path} holds Python objects beside tensors ({found[1]}), which are never loaded. {SAVE_AGAIN}"
+                f"{path} holds Python objects beside tensors ({pickled[1]}), which are never loaded. {SAVE_AGAIN}"
             ) from error
         raise WeightsError(
             f"{path} is no file of weights: neither safetensors nor tensors saved by torch, or damaged. {SAVE_AGAIN}"
         ) from error
-
-
-def _check_content(path: Path, content: Any) -> None:
-    if not isinstance(content, Mapping | Sequence) or isinstance(content, str | bytes):
-        raise WeightsError(f"{path} holds a {type(content).__name__}, no weights by name. {SAVE_AGAIN}")
-    parts = content.values() if isinstance(content, Mapping) else content
-    tensors = [
-        tensor
-        for part in parts
-        for tensor in (part.values() if isinstance(part, Mapping) else [part])
-        if isinstance(tensor, Tensor)
-    ]
-    if not tensors:
+    if not _list_tensors(content):
         raise WeightsError(f"{path} holds no tensors by name. {SAVE_AGAIN}")
-    if any(
-        tensor.layout != torch.strided or tensor.is_complex() or tensor.is_meta or tensor.is_quantized
-        for tensor in tensors
-    ):
+    if any(tensor.layout != torch.strided or tensor.is_quantized for tensor in _list_tensors(content)):
         raise WeightsError(
-            f"{path} holds sparse, complex or quantized tensors, which no host has. Nothing was loaded."
+            f"{path} holds sparse or quantized tensors, which no host has. Nothing was loaded."
         )
+    return content, header
+
+
+def _list_tensors(content: Any) -> list[Tensor]:
+    """The tensors of a mapping or list, or of the mappings inside it."""
+    parts = list(content.values()) if isinstance(content, Mapping) else content
+    if not isinstance(parts, Sequence):
+        return []
+    inner = [part.values() if isinstance(part, Mapping) else [part] for part in parts]
+    return [tensor for part in inner for tensor in part if isinstance(tensor, Tensor)]
 
 
 def _read_own_checkpoint(
@@ -250,7 +229,7 @@ def _weights_of_folds(source: Path) -> dict[int, Path] | None:
     """The checkpoint of every trained fold of a run; None for a file, which serves every fold."""
     if not source.is_dir():
         return None
-    return {fold.number: fold.checkpoint for fold in RunFolder(source).trained_folds()}
+    return {fold.number: fold.checkpoint for fold in Run(source).trained_folds()}
 
 
 def pretrained_host_of_fold(settings: TrainSettings, cohort: Cohort, fold: int) -> PretrainedHost | None:
@@ -273,31 +252,29 @@ def resolve_pretrained_host(settings: TrainSettings, cohort: Cohort, folds: Sequ
         return settings
     source = Path(weights.source)
     if (per_fold := _weights_of_folds(source)) is not None:
-        if read_run(source).settings.host.name != settings.host.name:
-            raise UsageError(
-                f"{source} is a run of host '{read_run(source).settings.host.name}', not of '{settings.host.name}'."
-            )
-        check_cohort(source, cohort)
-    found = [one for fold in folds if (one := pretrained_host_of_fold(settings, cohort, fold)) is not None]
-    check_same_sizes(found)
+        name = Run(source).card.settings.host.name
+        if name != settings.host.name:
+            raise UsageError(f"{source} is a run of host '{name}', not of '{settings.host.name}'.")
+        Run(source).check_cohort(cohort)
+    hosts = [host for fold in folds if (host := pretrained_host_of_fold(settings, cohort, fold)) is not None]
+    check_same_sizes(hosts)
     sha256 = join_hashes([content_hash(path) for path in (per_fold or {0: source}).values()])
     if weights.sha256 not in (None, sha256):
-        raise WeightsError(
-            f"{source} is not what it was: SHA-256 {sha256}, but {weights.sha256} is recorded."
-        )
+        raise WeightsError(f"{source} has changed: SHA-256 {sha256}, but {weights.sha256} is recorded.")
     used = HostWeights(source=str(source.resolve()), frozen=weights.frozen, sha256=sha256)
-    host = found[0].settings.model_copy(update={"weights": used})
-    return settings.model_copy(update={"host": host})
+    sized = hosts[0].settings.model_copy(update={"weights": used})
+    return settings.model_copy(update={"host": sized})
 
 
-def check_same_sizes(given: Sequence[PretrainedHost]) -> None:
+def check_same_sizes(hosts: Sequence[PretrainedHost]) -> None:
     """Refuse weights of different sizes for one run."""
-    first = given[0]
-    if other := [one for one in given if one.settings.options != first.settings.options]:
-        raise WeightsError(
-            f"{other[0].source} is of other sizes than {first.source}: {dict(other[0].settings.options)} and "
-            f"{dict(first.settings.options)}. A run has one host."
-        )
+    first = hosts[0]
+    for other in hosts:
+        if other.settings.options != first.settings.options:
+            raise WeightsError(
+                f"{other.source} is of other sizes than {first.source}: {dict(other.settings.options)} and "
+                f"{dict(first.settings.options)}. A run has one host."
+            )
 
 
 def join_hashes(hashes: Sequence[str]) -> str:

@@ -2,23 +2,31 @@
 
 A window of k bags gives logits (k, c). Targets are class indices (k,), or (k, 2) with time and event (1 = happened).
 A host with auxiliary logits has its loss called once per key, with the targets of the bags that carry the key.
+
+Classification:
+  loss = (1/k) sum over bags of w_y * (-log softmax(logits)_y)
+  macro F1 is the mean over the classes that occur in the labels or in the predictions
+  AUC is one-vs-rest, the mean over the classes that occur
+
+A metric that does not exist (one class, no comparable pair) raises an InputError with a remedy. Whether it exists depends
+on the targets alone, so `check` can tell before training starts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, Real, Shaped
+from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
 from torch import Tensor
 
 from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.config import TrainSettings
 from gcemil.errors import InputError, UsageError
-from gcemil.tasks import classification
 from gcemil.tasks.survival import (
     Ties,
     baseline_logits,
@@ -47,10 +55,6 @@ class ClassificationTask:
     """Key in `metrics` by which a model is compared with chance, which is 0.5."""
 
     def __post_init__(self) -> None:
-        if len(self.classes) < 2 or len(set(self.classes)) < len(self.classes):
-            raise UsageError(
-                f"Classification needs at least two different classes, got {list(self.classes)}."
-            )
         weights = self.class_weights
         if weights is not None and (
             len(weights) != len(self.classes) or not all(weight > 0 for weight in weights)
@@ -72,7 +76,8 @@ class ClassificationTask:
         """Scalar loss of a window."""
         logits = _full_precision(logits)
         weights = None if self.class_weights is None else logits.new_tensor(self.class_weights)
-        return classification.cross_entropy(logits, targets, class_weights=weights)
+        # The mean is over bags, not over the sum of weights: with one bag per window the weight would cancel.
+        return F.cross_entropy(logits, targets.long(), weight=weights, reduction="none").mean()
 
     def prediction(self, logits: Float[Tensor, "*k c"]) -> Float[Tensor, "*k c"]:
         """Probabilities, of one bag or of many."""
@@ -81,32 +86,39 @@ class ClassificationTask:
     def metrics(self, targets: ClassTargets, predictions: Float[Tensor, "k c"]) -> dict[str, float]:
         """Metrics of a fold; InputError where one is undefined."""
         labels, probabilities = as_array(targets), as_array(predictions)
-        matrix = classification.confusion(labels, probabilities)
+        present = self._present_classes(targets)
         return {
-            "accuracy": classification.accuracy(matrix),
-            "macro_f1": classification.macro_f1(matrix),
-            "auc": classification.macro_auc(labels, probabilities, classes=self.classes),
+            "accuracy": float(accuracy_score(labels, probabilities.argmax(axis=1))),
+            "macro_f1": self.judge(targets, predictions),
+            "auc": float(np.mean([roc_auc_score(labels == c, probabilities[:, c]) for c in present])),
         }
+
+    def judge(self, targets: ClassTargets, predictions: Float[Tensor, "k c"]) -> float:
+        """The task metric alone, which exists for bags of one class too."""
+        probabilities = as_array(predictions)
+        if n_bad := int((~np.isfinite(probabilities)).any(axis=1).sum()):
+            raise InputError(
+                f"{n_bad} of {len(probabilities)} predictions are NaN or infinite. The model has diverged."
+            )
+        return float(f1_score(as_array(targets), probabilities.argmax(axis=1), average="macro"))
 
     def check(self, targets: ClassTargets, *, where: str) -> None:
         """InputError, with `where` before it, for targets on which `metrics` would be undefined."""
-        with _name_fold(where):
-            classification.check_two_classes(self._support(targets), self.classes)
+        self._present_classes(targets, f"{where}: ")
 
     def explained(self, targets: ClassTargets, logits: Float[Tensor, "k c"]) -> float | None:
         """1 - loss / entropy of the labels; None if all labels are alike."""
         shares = torch.bincount(targets).double() / len(targets)
         entropy = float(torch.special.entr(shares).sum())
-        loss = float(torch.nn.functional.cross_entropy(logits.double(), targets.long()))
+        loss = float(F.cross_entropy(logits.double(), targets.long()))
         return 1 - loss / entropy if entropy > 0 else None
 
     def caveats(self, targets: ClassTargets) -> tuple[str, ...]:
         """What a reader of metrics on these targets must know."""
-        support = self._support(targets)
-        absent = [name for name, count in zip(self.classes, support, strict=True) if not count]
-        if not absent:
-            return ()
-        return (f"No bag of class {', '.join(absent)}: auc is the mean over the other classes.",)
+        absent = [name for index, name in enumerate(self.classes) if not bool((targets == index).any())]
+        return (f"No bag of class {', '.join(absent)}: auc is the mean over the other classes.",) * bool(
+            absent
+        )
 
     def windows(
         self, targets: ClassTargets, *, window_size: int, generator: np.random.Generator
@@ -114,8 +126,15 @@ class ClassificationTask:
         """One epoch of bag indices, every bag once."""
         return shuffled_windows(len(targets), window_size=window_size, generator=generator)
 
-    def _support(self, targets: ClassTargets) -> Int[np.ndarray, "c"]:
-        return classification.class_support(as_array(targets), n_classes=len(self.classes))
+    def _present_classes(self, targets: ClassTargets, where: str = "") -> list[int]:
+        """The classes that occur; InputError where there is one only, since AUC does not exist."""
+        present: list[int] = torch.unique(targets).tolist()
+        if len(present) < 2:
+            raise InputError(
+                f"{where}AUC is undefined: all {len(targets)} bags are of class {self.classes[present[0]]!r}. "
+                "Evaluate on a fold with at least two classes."
+            )
+        return present
 
 
 @dataclass(frozen=True)
@@ -139,11 +158,13 @@ class SurvivalTask:
         times, events = (as_array(column) for column in _times_and_events(targets))
         return {"c_index": c_index(as_array(predictions), times, events)}
 
+    def judge(self, targets: TimeEventTargets, predictions: Float[Tensor, "k"]) -> float:
+        return self.metrics(targets, predictions)["c_index"]
+
     def check(self, targets: TimeEventTargets, *, where: str) -> None:
-        with _name_fold(where):
-            times, events = (as_array(column) for column in _times_and_events(targets))
-            if not comparable_pairs(times, events).any():
-                raise InputError(no_pair_message(events))
+        times, events = (as_array(column) for column in _times_and_events(targets))
+        if not comparable_pairs(times, events).any():
+            raise InputError(f"{where}: {no_pair_message(events)}")
 
     def explained(self, targets: TimeEventTargets, logits: Float[Tensor, "k 1"]) -> float | None:
         """A partial likelihood has no entropy to be compared with."""
@@ -222,8 +243,6 @@ def shuffled_windows(
     n_bags: int, *, window_size: int, generator: np.random.Generator
 ) -> list[Int[np.ndarray, "_"]]:
     """Random windows of at most `window_size` bag indices."""
-    if window_size < 1:
-        raise UsageError(f"A window holds at least one bag, got window_size={window_size}.")
     return _deal_bags(generator.permutation(n_bags), window_size, generator)
 
 
@@ -275,22 +294,10 @@ def _full_precision(logits: Float[Tensor, "*k c"]) -> Float[Tensor, "*k c"]:
 
 def measure_task_metric(task: Task, targets: Tensor, logits: Float[Tensor, "k c"]) -> float:
     """Macro-F1 or C-index, also of bags that are all of one class, which have no AUC."""
-    predictions = task.prediction(logits)
-    if isinstance(task, ClassificationTask):
-        return classification.macro_f1(classification.confusion(as_array(targets), as_array(predictions)))
-    return task.metrics(targets, predictions)[task.task_metric]
+    return task.judge(targets, task.prediction(logits))
 
 
 def as_array(values: Shaped[Tensor, "*k"]) -> Shaped[np.ndarray, "*k"]:
     """On the CPU, floats in double precision."""
     array: Shaped[np.ndarray, "*k"] = values.detach().cpu().numpy()
     return array.astype(np.float64) if array.dtype.kind == "f" else array
-
-
-@contextmanager
-def _name_fold(where: str) -> Iterator[None]:
-    """Puts the fold in front of what is wrong with it."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"{where}: {error}") from error

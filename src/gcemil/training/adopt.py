@@ -15,19 +15,14 @@ from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import fold_indices, read_fold
 from gcemil.config import HostSettings, HostWeights, TrainSettings
 from gcemil.errors import CohortError, UsageError
-from gcemil.files import lock_folder, write_json
+from gcemil.files import lock_folder
 from gcemil.runs.checkpoint import LoadedNetwork, build_host, save_network
 from gcemil.runs.environment import one_thread, pick_device
-from gcemil.runs.folder import (
-    FoldFolder,
-    RunFolder,
-    fold_parts,
-    write_summary,
-)
+from gcemil.runs.folder import FoldParts, Run, RunFold, fold_parts
 from gcemil.runs.weights import PretrainedHost, check_same_sizes, join_hashes, read_pretrained_host
 from gcemil.tasks.task import create_task
 from gcemil.training.fold import evaluate_fold
-from gcemil.training.run import check_run, claim_run, refuse_faulty
+from gcemil.training.run import begin_run, check_inputs
 
 UNKNOWN_TRAINING = (
     "The weights were trained elsewhere: gcemil cannot know whether the slides they are judged on were among their "
@@ -36,21 +31,12 @@ UNKNOWN_TRAINING = (
 
 
 @dataclass(frozen=True)
-class AdoptedFold:
-    """Which weights a fold has, and on how many slides they are judged."""
-
-    fold: int
-    source: Path
-    n_test: int
-    n_val: int
-
-
-@dataclass(frozen=True)
 class AdoptedRun:
     """What came of a set of weights."""
 
     settings: TrainSettings
-    folds: tuple[AdoptedFold, ...]
+    folds: tuple[tuple[int, Path, FoldParts], ...]
+    """Number, weights and bags of every fold."""
     notes: tuple[str, ...]
     summary: dict[str, Any]
 
@@ -69,28 +55,26 @@ def adopt_run(
     paired = pair_folds(cohort, files, folds)
     given = {path: read_pretrained_host(path, host, cohort) for path in dict.fromkeys(paired.values())}
     settings = _settings_of_weights(list(given.values()))
-    with lock_folder(out):
-        if RunFolder(out).is_begun:
-            check_run(out, cohort, settings)
-        warnings = refuse_faulty(cohort, settings, list(paired))
-        claim_run(out, cohort, settings)
-        write_json(RunFolder(out).warnings, warnings)
-        done = []
-        for fold, path in paired.items():
-            with one_thread():
-                done.append(_adopt_fold(cohort, fold, given[path], settings, RunFolder(out).fold(fold)))
+    warnings = check_inputs(out, cohort, settings, list(paired))
+    adopted = []
+    with lock_folder(out), one_thread():
+        begin_run(out, cohort, settings, warnings)
+        for number, path in paired.items():
+            parts = fold_parts(cohort, read_fold(cohort, number))
+            if not (fold := Run(out).fold(number)).is_finished:
+                _adopt_fold(cohort, parts, given[path], settings, fold)
+            adopted.append((number, path, parts))
             if on_fold:
-                on_fold(len(done), len(paired))
-        notes = tuple(dict.fromkeys(note for one in given.values() for note in one.notes))
-        return AdoptedRun(settings, tuple(done), notes, write_summary(out))
+                on_fold(len(adopted), len(paired))
+        notes = tuple(dict.fromkeys(note for weights in given.values() for note in weights.notes))
+        return AdoptedRun(settings, tuple(adopted), notes, Run(out).write_summary())
 
 
 def pair_folds(cohort: Cohort, files: Sequence[Path], folds: Sequence[int] | None) -> dict[int, Path]:
     """One file for all folds, or one for each in the order given."""
-    known = fold_indices(cohort.folder)
-    if not known:
+    chosen = fold_indices(cohort.folder) if folds is None else list(dict.fromkeys(folds))
+    if not chosen:
         raise CohortError(f"{cohort.folder} has no folds. Make them with 'gcemil split {cohort.folder}'.")
-    chosen = known if folds is None else list(dict.fromkeys(folds))
     if len(files) == 1:
         return dict.fromkeys(chosen, files[0])
     if len(files) != len(chosen):
@@ -103,33 +87,23 @@ def pair_folds(cohort: Cohort, files: Sequence[Path], folds: Sequence[int] | Non
 
 def _settings_of_weights(given: Sequence[PretrainedHost]) -> TrainSettings:
     """A plain host of the sizes that all the weights have."""
-    first = given[0]
     check_same_sizes(given)
     weights = HostWeights(
-        source=", ".join(str(one.source.resolve()) for one in given),
+        source=", ".join(str(host.source.resolve()) for host in given),
         frozen=True,
-        sha256=join_hashes([one.sha256 for one in given]),
+        sha256=join_hashes([host.sha256 for host in given]),
     )
-    return TrainSettings(host=first.settings.model_copy(update={"weights": weights}), evidence=None)
+    return TrainSettings(host=given[0].settings.model_copy(update={"weights": weights}), evidence=None)
 
 
 def _adopt_fold(
-    cohort: Cohort, fold: int, given: PretrainedHost, settings: TrainSettings, folder: FoldFolder
-) -> AdoptedFold:
-    """The checkpoint of a fold and what it predicts; a fold that is complete is left alone."""
-    parts = fold_parts(cohort, read_fold(cohort, fold))
-    adopted = AdoptedFold(fold, given.source, len(parts.test), len(parts.val))
-    if folder.is_finished:
-        return adopted
+    cohort: Cohort, parts: FoldParts, given: PretrainedHost, settings: TrainSettings, fold: RunFold
+) -> None:
+    """Write the checkpoint of a fold and what it predicts."""
     network = build_host(settings.host, in_dim=cohort.card.feature_dim, n_outputs=cohort.n_outputs)
     network.load_state_dict(given.tensors)
     loaded = LoadedNetwork(network.to(pick_device(settings.device)).eval())
-    with lock_folder(folder.path):
-        save_network(folder.checkpoint, loaded, cohort, settings)
-        details = {
-            "warnings": [UNKNOWN_TRAINING],
-            "anchors": None,
-            "weights": given.record,
-        }
-        evaluate_fold(loaded, cohort, parts, create_task(cohort, settings), folder, details)
-    return adopted
+    with lock_folder(fold.path):
+        save_network(fold.checkpoint, loaded, cohort, settings)
+        details = {"warnings": [UNKNOWN_TRAINING], "anchors": None, "weights": given.record}
+        evaluate_fold(loaded, cohort, parts, create_task(cohort, settings), fold, details)

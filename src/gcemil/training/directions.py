@@ -77,20 +77,14 @@ def anchor_prompts_in_patches(
             around = Neighbourhood.of(coords, bag.patch_size)
             found = torch.stack([smoothed(one, around) for one in found.unbind(dim=1)], dim=1)
         best = found.topk(min(PROMPT_PATCHES_PER_SLIDE, len(found)), dim=0)
-        cosines, patches = _keep_first(
-            torch.cat([cosines, best.values]), torch.cat([patches, to_float32(features[best.indices])]), count
-        )
+        # The highest `count` of each anchor so far.
+        cosines = torch.cat([cosines, best.values])
+        patches = torch.cat([patches, to_float32(features[best.indices])])
+        first = cosines.topk(min(count, len(cosines)), dim=0)
+        cosines, patches = first.values, patches.take_along_dim(first.indices.unsqueeze(2), dim=0)
     provenance = f"{bank.provenance}, met in training patches, {len(cosines)} per prompt"
     directions = directions_of_means(patches.mean(dim=0), reference)
     return AnchorBank(directions, bank.prompts, provenance, "prompt_patches")
-
-
-def _keep_first(
-    cosines: Float[Tensor, "k m"], patches: Float[Tensor, "k m d"], count: int
-) -> tuple[Float[Tensor, "j m"], Float[Tensor, "j m d"]]:
-    """The highest `count` of each anchor."""
-    first = cosines.topk(min(count, len(cosines)), dim=0)
-    return first.values, patches.take_along_dim(first.indices.unsqueeze(2), dim=0)
 
 
 def find_class_directions(

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import os
 import re
-import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -172,41 +170,26 @@ def _gate_failures(epoch: Epoch) -> list[str]:
 
 
 class Tracker:
-    """Writes numbers of an epoch under their own names; without TensorBoard it does nothing.
-
-    TensorBoard's own writer hands its records to a thread, which prints a traceback where a disk is full. Here they are written
-    at once, so that a failing disk is an error of the command like any other.
-    """
+    """Draws numbers of an epoch as curves of TensorBoard; without TensorBoard it does nothing."""
 
     def __init__(self, folder: Path) -> None:
         self._writer: Any = None
         if importlib.util.find_spec("tensorboard") is not None:
-            from tensorboard.summary.writer.record_writer import RecordWriter
+            from torch.utils.tensorboard import SummaryWriter
 
-            folder.mkdir(parents=True, exist_ok=True)
-            # A run that goes on begins a further file; TensorBoard reads those of a folder as one.
-            name = f"events.out.tfevents.{int(time.time())}.{os.getpid()}"
-            self._writer = RecordWriter((folder / name).open("wb"))
-            self._write(file_version="brain.Event:2")
+            self._writer = SummaryWriter(str(folder))
 
     def add(self, record: Mapping[str, Any], step: int) -> None:
         """Draw the numbers of one epoch."""
         if self._writer is None:
             return
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
         numbers = {name: value for name, value in record.items() if isinstance(value, int | float)}
         numbers |= {f"terms/{name}": value for name, value in record["terms"].items()}
-        points = [Summary.Value(tag=name, simple_value=value) for name, value in numbers.items()]
-        self._write(step=step, summary=Summary(value=points))
+        for name, value in numbers.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
 
     def close(self) -> None:
         """End."""
         if self._writer is not None:
             self._writer.close()
-
-    def _write(self, **event: Any) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-
-        self._writer.write(Event(wall_time=time.time(), **event).SerializeToString())
-        self._writer.flush()

@@ -37,16 +37,11 @@ from gcemil.records import write_evidence
 from gcemil.runs.checkpoint import LoadedNetwork, build_host, load_network, save_network
 from gcemil.runs.environment import pick_device
 from gcemil.runs.folder import (
-    FoldFolder,
     FoldParts,
-    RunFolder,
-    check_cohort,
+    Run,
+    RunFold,
     fold_parts,
     main_mode,
-    read_history,
-    read_metrics,
-    read_run,
-    read_training_cohort,
 )
 from gcemil.runs.learning import Learning, bootstrap_error
 from gcemil.runs.predict import Mode, available_modes, evaluate_bags
@@ -85,7 +80,7 @@ def train_fold(
     Of the runs in `hosts_from`, the first whose host was trained with the same settings gives its host, so that only the
     evidence is fitted. The result is the same, bit for bit.
     """
-    fold = FoldFolder(folder)
+    fold = RunFold(folder)
     if fold.is_finished:
         return
     # A worker of a run that was just killed may still be on its way out.
@@ -137,20 +132,20 @@ def train_fold(
 
 
 def reuse_host(
-    loaded: LoadedNetwork, cohort: Cohort, settings: TrainSettings, fold: FoldFolder, runs: Iterable[Path]
+    loaded: LoadedNetwork, cohort: Cohort, settings: TrainSettings, fold: RunFold, runs: Iterable[Path]
 ) -> Progress | None:
     """Take the host of the first run that trained it in the same way, and how that training went; None if there is none."""
     if not settings.host_is_unchanged:
         return None
     for run in runs:
-        trained = RunFolder(run).fold(fold.number)
+        trained = Run(run).fold(fold.number)
         if not trained.is_finished or not trains_same_host(run, cohort, settings, fold.number):
             continue
         network, record = load_network(trained.checkpoint)
         if (record["task"], list(record["classes"])) != (cohort.card.task, list(cohort.card.classes)):
             continue
         loaded.host.load_state_dict(network.host.state_dict())
-        history, details = read_history(trained.path), read_metrics(trained.path).details
+        history, details = trained.read_history(), trained.read_metrics().details
         write_history(fold.history, history)
         return Progress(best=details.validation or 0.0, best_epoch=details.best_epoch or 0, history=history)
     return None
@@ -158,12 +153,12 @@ def reuse_host(
 
 def trains_same_host(run: Path, cohort: Cohort, settings: TrainSettings, index: int) -> bool:
     """Whether fold `index` of a run has the host that these settings would train: other evidence and other anchors do not matter."""
-    before = read_run(run).settings
+    before = Run(run).card.settings
     if before.evidence is not None and not before.host_is_unchanged:
         return False
     if before.model_copy(update={"evidence": settings.evidence}) != settings:
         return False
-    then, now = read_training_cohort(run).parts, record_cohort(cohort).parts
+    then, now = Run(run).training_cohort.parts, record_cohort(cohort).parts
     split = split_file(cohort.folder, index).name
     same_split = then["splits"].get(split) == now["splits"].get(split)
     return same_split and all(then[part] == now[part] for part in ("labels", "features"))
@@ -317,7 +312,7 @@ def evaluate_fold(
     cohort: Cohort,
     parts: FoldParts,
     task: Task,
-    folder: FoldFolder,
+    folder: RunFold,
     details: dict[str, Any],
 ) -> None:
     """Write predictions, evidence and metrics of a trained fold; metrics.json comes last and marks it complete.
@@ -370,7 +365,7 @@ def evaluate_fold(
             "n_test": len(false_evidence),
             "reached_rate": sum(false_evidence) / len(false_evidence),
         }
-    check_cohort(folder.run.path, cohort)
+    folder.run.check_cohort(cohort)
     write_json(folder.metrics, {**metrics, "details": details})
 
 

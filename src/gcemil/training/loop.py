@@ -45,7 +45,7 @@ from gcemil.runs.checkpoint import (
     refuse_misfit,
     save_tensors,
 )
-from gcemil.runs.folder import FoldFolder, FoldParts
+from gcemil.runs.folder import FoldParts, RunFold
 from gcemil.runs.predict import Mode, evaluate_bags, represent_bags
 from gcemil.tasks.task import Task, stacked_targets, target_tensor
 from gcemil.training.directions import calibrate_confirmation, find_class_directions, fit_head
@@ -87,7 +87,7 @@ def train(
     parts: FoldParts,
     task: Task,
     settings: TrainSettings,
-    folder: FoldFolder,
+    folder: RunFold,
     *,
     fold: int = 0,
     on_epoch: OnEpoch | None = None,

@@ -25,16 +25,7 @@ from gcemil.files import LOCK_NAME, is_file, lock_folder, read_json, write_json,
 from gcemil.processes import run_jobs
 from gcemil.runs.checkpoint import build_host, load_network
 from gcemil.runs.environment import describe_environment, one_thread, pick_device
-from gcemil.runs.folder import (
-    RunFolder,
-    check_cohort,
-    fold_parts,
-    open_cohort,
-    read_history,
-    read_metrics,
-    read_run,
-    write_summary,
-)
+from gcemil.runs.folder import Run, fold_parts
 from gcemil.runs.weights import resolve_pretrained_host
 from gcemil.tasks.task import create_task
 from gcemil.training.fold import check_parts, evaluate_fold, train_fold, trains_same_host
@@ -70,22 +61,19 @@ def train_run(
             "A frozen host without evidence has nothing to learn. Leave --no-gce out, or use 'gcemil adopt'."
         )
     settings = resolve_pretrained_host(settings, cohort, chosen)
-    run = RunFolder(out)
-    # Before the lock, which makes the folder: what is refused leaves nothing behind.
-    if run.is_begun:
-        check_run(out, cohort, settings)
-    warnings = refuse_faulty(cohort, settings, chosen)
+    run, warnings = Run(out), check_inputs(out, cohort, settings, chosen)
     if host_from is not None:
         check_hosts_fit(host_from, cohort, settings, chosen)
     sources = () if host_from is None else (host_from,)
     with lock_folder(out):
-        claim_run(out, cohort, settings)
-        write_json(run.warnings, warnings)
+        begin_run(out, cohort, settings, warnings)
         for index in chosen:
             # A worker that was killed leaves its progress behind.
             run.fold(index).progress.unlink(missing_ok=True)
         unfinished = [index for index in chosen if not run.fold(index).is_finished]
-        workers = min(jobs or _default_jobs(settings), len(unfinished))
+        # One fold per core; one at a time if folds would share an accelerator.
+        default = (os.cpu_count() or 1) if pick_device(settings.device).type == "cpu" else 1
+        workers = min(jobs or default, len(unfinished))
         if workers > 1:
             _train_in_processes(cohort_folder, out, settings, unfinished, workers, sources, on_epoch, on_bag)
         else:
@@ -98,82 +86,87 @@ def train_run(
                         cohort, index, settings, run.fold(index).path,
                         hosts_from=sources, on_epoch=report, on_bag=tick,
                     )  # fmt: skip
-        return write_summary(out)
+        return run.write_summary()
 
 
-def evaluate_run(run: Path, on_fold: Callable[[int, int], None] | None = None) -> dict[str, Any]:
+def evaluate_run(folder: Path, on_fold: Callable[[int, int], None] | None = None) -> dict[str, Any]:
     """Predictions, metrics and evidence of every trained fold, and the summary."""
+    run = Run(folder)
     # Before the lock, which would make the folder of a run that is not there.
-    read_run(run)
-    with lock_folder(run):
-        card, cohort = open_cohort(run)
-        task = create_task(cohort, card.settings)
-        folds = RunFolder(run).trained_folds()
+    settings = run.card.settings
+    with lock_folder(folder):
+        _, cohort = run.open_cohort()
+        task, folds = create_task(cohort, settings), run.trained_folds()
         for done, fold in enumerate(folds, start=1):
-            loaded, _ = load_network(fold.checkpoint, pick_device(card.settings.device))
+            loaded, _ = load_network(fold.checkpoint, pick_device(settings.device))
             parts = fold_parts(cohort, read_fold(cohort, fold.number))
-            details = (
-                read_metrics(fold.path).details.model_dump(exclude_unset=True)
-                if is_file(fold.metrics)
-                else {"warnings": [], "anchors": None}
-            )
+            details: dict[str, Any] = {"warnings": [], "anchors": None}
+            if is_file(fold.metrics):
+                details = fold.read_metrics().details.model_dump(exclude_unset=True)
             evaluate_fold(loaded, cohort, parts, task, fold, details)
             if on_fold:
                 on_fold(done, len(folds))
-        return write_summary(run)
+        return run.write_summary()
 
 
-def claim_run(out: Path, cohort: Cohort, settings: TrainSettings) -> None:
+def check_inputs(out: Path, cohort: Cohort, settings: TrainSettings, folds: Sequence[int]) -> list[str]:
+    """Every check before the first step; the warnings about the cohort.
+
+    A run that is there must have been begun with the same settings and cohort. This comes before the lock, which makes
+    the folder, so that what is refused leaves nothing behind.
+    """
+    if Run(out).is_begun:
+        _check_same_settings(out, cohort, settings)
+    pick_device(settings.device)
+    problems = validate(cohort.folder)
+    refuse_errors(cohort.folder, problems)
+    task = create_task(cohort, settings)
+    # A host that cannot be imported or made is refused here, not in a worker after the run has begun.
+    build_host(settings.host, in_dim=cohort.card.feature_dim, n_outputs=cohort.n_outputs)
+    for index in folds:
+        check_parts(fold_parts(cohort, read_fold(cohort, index)), task, index)
+    return [f"{problem.where}: {problem.what}" for problem in problems]
+
+
+def begin_run(out: Path, cohort: Cohort, settings: TrainSettings, warnings: Sequence[str]) -> None:
     """Begin a run, or check that the one that is there was begun like this.
 
     config.yaml comes last and makes the folder a run, so that a kill in between leaves nothing but what is written again.
     """
-    run = RunFolder(out)
+    run = Run(out)
     if run.is_begun:
-        check_run(out, cohort, settings)
-        return
-    # What a run may hold before it is one.
-    known = {LOCK_NAME, HASH_CACHE, run.environment.name, run.cohort_record.name}
-    if out.exists() and (strange := sorted(path.name for path in out.iterdir() if path.name not in known)):
-        raise RunError(f"{out} is no run, and not empty: it holds '{strange[0]}'. Give another --out.")
-    record, device = record_cohort(cohort), pick_device(settings.device)
-    environment = describe_environment(
-        seed=settings.seed, device=device, inputs={"cohort": record.fingerprint}
-    )
-    write_json(run.environment, environment)
-    write_json(run.cohort_record, record.to_json())
-    config = {
-        "cohort": os.fspath(cohort.folder.resolve()),
-        "cohort_fingerprint": record.fingerprint,
-        "settings_hash": settings.hash,
-        "settings": settings.model_dump(mode="json"),
-    }
-    write_text(run.config, yaml.safe_dump(config, sort_keys=False))
+        _check_same_settings(out, cohort, settings)
+    else:
+        # What a run may hold before it is one.
+        allowed = {LOCK_NAME, HASH_CACHE, run.environment.name, run.cohort_record.name, run.warnings.name}
+        if out.exists() and (
+            other := sorted(path.name for path in out.iterdir() if path.name not in allowed)
+        ):
+            raise RunError(f"{out} is not a run, and not empty: it holds '{other[0]}'. Give another --out.")
+        record, device = record_cohort(cohort), pick_device(settings.device)
+        inputs = {"cohort": record.fingerprint}
+        write_json(run.environment, describe_environment(seed=settings.seed, device=device, inputs=inputs))
+        write_json(run.cohort_record, record.to_json())
+        config = {
+            "cohort": os.fspath(cohort.folder.resolve()),
+            "cohort_fingerprint": record.fingerprint,
+            "settings_hash": settings.hash,
+            "settings": settings.model_dump(mode="json"),
+        }
+        write_text(run.config, yaml.safe_dump(config, sort_keys=False))
+    write_json(run.warnings, warnings)
 
 
-def check_run(out: Path, cohort: Cohort, settings: TrainSettings) -> None:
-    """Other settings or another cohort than the run was begun with are refused, with the difference."""
-    before = read_run(out).settings.model_dump(mode="json", exclude_unset=True)
+def _check_same_settings(out: Path, cohort: Cohort, settings: TrainSettings) -> None:
+    """Refuse other settings or another cohort than the run was begun with."""
+    before = Run(out).card.settings.model_dump(mode="json", exclude_unset=True)
     now = settings.model_dump(mode="json")
     for host in (before.get("host", {}), now["host"]):
         # Weights may lie elsewhere by now: their hash says whether they are the same.
         (host.get("weights") or {}).pop("source", None)
     if changed := differences(before, now):
         raise RunError(f"{out} was trained with other settings ({'; '.join(changed)}). Give another --out.")
-    check_cohort(out, cohort)
-
-
-def refuse_faulty(cohort: Cohort, settings: TrainSettings, folds: Sequence[int]) -> list[str]:
-    """Every check before the first step; the warnings, for the record."""
-    pick_device(settings.device)
-    problems = validate(cohort.folder)
-    refuse_errors(cohort.folder, problems)
-    task = create_task(cohort, settings)
-    # A host that cannot be imported or made is said here, not by a worker with the run already begun.
-    build_host(settings.host, in_dim=cohort.card.feature_dim, n_outputs=cohort.n_outputs)
-    for index in folds:
-        check_parts(fold_parts(cohort, read_fold(cohort, index)), task, index)
-    return [f"{problem.where}: {problem.what}" for problem in problems]
+    Run(out).check_cohort(cohort)
 
 
 def check_hosts_fit(source: Path, cohort: Cohort, settings: TrainSettings, folds: Sequence[int]) -> None:
@@ -184,7 +177,7 @@ def check_hosts_fit(source: Path, cohort: Cohort, settings: TrainSettings, folds
             "start from given weights. Leave one of the two out."
         )
     for index in folds:
-        if not RunFolder(source).fold(index).is_finished:
+        if not Run(source).fold(index).is_finished:
             raise RunError(f"{source} has no trained fold {index}. Train it there, or leave --host-from out.")
         if not trains_same_host(source, cohort, settings, index):
             raise RunError(
@@ -210,11 +203,6 @@ def planned_epochs(cohort: Cohort, settings: TrainSettings, folds: Sequence[int]
     return sum(settings.count_epochs(size, survival=cohort.card.task == "survival") for size in sizes)
 
 
-def _default_jobs(settings: TrainSettings) -> int:
-    """One fold per core; one at a time if folds would share an accelerator."""
-    return (os.cpu_count() or 1) if pick_device(settings.device).type == "cpu" else 1
-
-
 def _train_in_processes(
     cohort_folder: Path,
     out: Path,
@@ -226,28 +214,28 @@ def _train_in_processes(
     on_bag: OnFoldBag | None,
 ) -> None:
     """Train folds in parallel processes and report progress from their history and progress files."""
-    run = RunFolder(out)
-    counted = {index: len(read_history(run.fold(index).path)) for index in folds}
+    run = Run(out)
+    counted = {index: len(run.fold(index).read_history()) for index in folds}
 
-    def report_epochs() -> None:
-        for index in folds if on_epoch else ():
-            for record in read_history(run.fold(index).path)[counted[index] :]:
+    def report() -> None:
+        for index in folds:
+            fold = run.fold(index)
+            for record in fold.read_history()[counted[index] :] if on_epoch else ():
                 counted[index] += 1
                 on_epoch(index, record)  # type: ignore[misc]
-        for index in folds if on_bag else ():
-            if is_file(run.fold(index).progress):
-                done, total = read_json(run.fold(index).progress)
-                on_bag(index, done, total)  # type: ignore[misc]
+            if on_bag and is_file(fold.progress):
+                on_bag(index, *read_json(fold.progress))
 
-    work = partial(_train_one, cohort_folder, out, settings, sources)
-    for _ in run_jobs(work, folds, workers, on_poll=report_epochs):
+    work = partial(_train_in_worker, cohort_folder, out, settings, sources)
+    for _ in run_jobs(work, folds, workers, on_poll=report):
         pass
 
 
-def _train_one(
+def _train_in_worker(
     cohort_folder: Path, out: Path, settings: TrainSettings, sources: Sequence[Path], index: int
 ) -> None:
-    fold, last = RunFolder(out).fold(index), time.monotonic()
+    """Train one fold; its progress is a file that the parent process reads."""
+    fold, last = Run(out).fold(index), time.monotonic()
 
     def tick(done: int, total: int) -> None:
         nonlocal last

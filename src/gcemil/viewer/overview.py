@@ -13,7 +13,7 @@ from gcemil.errors import GcemilError
 from gcemil.records import SlideEvidence
 from gcemil.report.claim import describe_claim, read_judged_slides
 from gcemil.report.run_data import FoldData, find_predicted_class
-from gcemil.runs.folder import FoldFolder, read_model_warning
+from gcemil.runs.folder import Run, RunFold
 from gcemil.viewer.session import ViewerSession
 
 MOST_REGIONS = 4
@@ -24,7 +24,7 @@ Key = tuple[bool, bool, bool, bool, int]
 def describe_run(session: ViewerSession) -> dict[str, Any]:
     """The run in a few words, its slides, and the one to open first."""
     fold = session.fold
-    data = FoldData(FoldFolder(session.folder))
+    data = FoldData(RunFold(session.folder))
     outcomes = _read_outcomes(data)
     records, is_same_network = read_judged_slides(fold.run)
     facts = {
@@ -40,7 +40,7 @@ def describe_run(session: ViewerSession) -> dict[str, Any]:
         "first": max(facts, key=lambda slide_id: facts[slide_id]["rank"], default=None),
         "labels": {slide_id: one["label"] for slide_id, one in facts.items()},
         "claim": [
-            *([] if (warning := read_model_warning(fold.run)) is None else [warning]),
+            *([] if (warning := Run(fold.run).model_warning) is None else [warning]),
             *describe_claim(
                 records,
                 rule="attention" if fold.model is None else "evidence",

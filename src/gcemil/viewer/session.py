@@ -29,7 +29,7 @@ from gcemil.features.patching import find_slides
 from gcemil.hosts.host import HostOutput
 from gcemil.records import SlideEvidence
 from gcemil.recovery.recover import subset_size, top_k
-from gcemil.runs.folder import RunFolder
+from gcemil.runs.folder import Run
 from gcemil.shapes import Logits, Selected
 from gcemil.viewer.tiles import GridTiles, ThumbnailTiles, Tiles, open_slide_tiles
 
@@ -141,7 +141,7 @@ class ViewerSession:
     @property
     def folder(self) -> Path:
         """The folder of the fold."""
-        return RunFolder(self.fold.run).fold(self.fold.fold).path
+        return Run(self.fold.run).fold(self.fold.fold).path
 
     def slide(self, slide_id: str) -> OpenedSlide:
         """The slide, opened once and kept for a while."""

@@ -16,12 +16,6 @@ def test_every_family_and_its_prompts_are_listed():
     assert {len(family["prompts"]) for family in found} == {8}
 
 
-def test_one_family_is_printed_with_its_wordings():
-    said = CliRunner().invoke(app, ["anchors", "list", "lung"])
-    assert said.exit_code == 0
-    assert "acinar_growth" in said.stdout
-
-
 def test_an_unknown_family_is_told_what_there_is():
     said = CliRunner().invoke(app, ["anchors", "list", "brain"])
     assert isinstance(said.exception, UsageError)

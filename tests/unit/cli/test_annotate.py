@@ -207,14 +207,6 @@ def test_which_classes_count_is_an_option(cohort, annotations, groups, evidence)
     assert evidence_of(cohort, "s001_0") == evidence
 
 
-def test_a_hole_is_cut_out_of_its_own_outline_alone(cohort, annotations):
-    # A ring of two rows of patches with an island in its hole, as QuPath's brush leaves them.
-    ring = qupath_object("Tumor", cells(0, 0, columns=5, rows=2), cells(1, 0, columns=3, rows=2))
-    draw(annotations, ring, qupath_object("Tumor", cells(2, 0)))
-    assert run(cohort.folder, annotations, "--negative-class", "normal").exit_code == 0
-    assert evidence_of(cohort, "s001_0") == [0, 2, 4, 8, 12]
-
-
 def test_geojson_counts_from_the_part_of_the_slide_that_qupath_shows(cohort, annotations):
     path = cohort.feature_file("s001_0")
     values = {name: store.read(path, name) for name in ("features", "coords")}

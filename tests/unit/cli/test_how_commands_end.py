@@ -2,8 +2,6 @@
 
 import errno
 import os
-import pickle
-import shutil
 import subprocess
 import sys
 from concurrent.futures.process import BrokenProcessPool
@@ -14,8 +12,7 @@ import torch
 from safetensors import SafetensorError
 
 from gcemil.cli import doctor, main
-from gcemil.errors import InputError, MissingExtraError, UsageError, describe_fault
-from gcemil.files import atomic_write
+from gcemil.errors import InputError, UsageError
 
 
 @pytest.fixture
@@ -94,27 +91,11 @@ def test_debug_shows_the_traceback_before_the_sentence(ending, arguments):
     assert said.splitlines()[-1].startswith("gcemil: runs/x cannot be read or written (No space left")
 
 
-@pytest.mark.parametrize(("value", "shown"), [("1", True), ("0", False), ("", False)])
-def test_debug_is_also_a_variable_of_the_environment(ending, monkeypatch, value, shown):
-    monkeypatch.setenv(main.DEBUG, value)
-    assert ("Traceback" in ending(MemoryError())[1]) is shown
-
-
 def test_stopping_a_command_says_whether_it_goes_on(ending, monkeypatch):
     assert ending(KeyboardInterrupt()) == (130, "\ngcemil: stopped.\n")
     monkeypatch.setattr(main, "RESUMING", {"doctor"})
     said = "\ngcemil: stopped; run the same command again to go on.\n  gcemil doctor\n"
     assert ending(KeyboardInterrupt()) == (130, said)
-
-
-def test_a_command_that_resumes_exists():
-    assert {command.name for command in main.app.registered_commands} >= main.RESUMING
-
-
-def test_a_pipe_to_a_worker_that_breaks_is_told(ending):
-    code, said = ending(BrokenPipeError(errno.EPIPE, "Broken pipe"))
-    assert code == 1
-    assert "A process that worked for this command ended before its time" in said
 
 
 def command(*arguments):
@@ -131,22 +112,3 @@ def test_a_reader_that_leaves_is_no_error():
     )
     os.close(writer)
     assert (ended.returncode, ended.stderr) == (1, "")
-
-
-def test_errors_travel_between_processes():
-    error = pickle.loads(pickle.dumps(MissingExtraError("ray", "cluster")))
-    assert str(error) == "This needs 'ray'. Install it with: pip install 'gcemil[cluster]'."
-
-
-def test_a_source_that_vanished_while_it_was_copied_is_named_itself(tmp_path):
-    with (
-        pytest.raises(InputError, match="source.h5 is not there"),
-        atomic_write(tmp_path / "target.h5") as path,
-    ):
-        shutil.copy(tmp_path / "source.h5", path)
-    assert not list(tmp_path.iterdir())
-
-
-def test_what_is_no_fault_of_the_system_has_no_sentence():
-    assert describe_fault(ValueError("a mistake")) is None
-    assert describe_fault(AssertionError("a mistake")) is None

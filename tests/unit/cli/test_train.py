@@ -3,7 +3,6 @@
 import pytest
 
 from gcemil.cli.options import resolve_settings
-from gcemil.config import TrainSettings
 from gcemil.errors import UsageError
 
 
@@ -11,10 +10,6 @@ def resolved(*, config=None, host="abmil", gce=True, preset="common", epochs=Non
     return resolve_settings(
         config=config, host=host, gce=gce, preset=preset, epochs=epochs, overrides=list(overrides)
     )
-
-
-def test_without_options_the_common_recipe_is_trained():
-    assert resolved() == TrainSettings()
 
 
 def test_a_preset_is_how_the_authors_train_the_host():
@@ -36,11 +31,6 @@ def test_options_and_assignments_win_over_a_preset():
 def test_a_preset_and_a_file_are_one_too_many(tmp_path):
     with pytest.raises(UsageError, match="--preset published and --config both say how to train"):
         resolved(config=tmp_path / "train.yaml", preset="published")
-
-
-def test_an_unknown_host_is_named_before_its_preset_is_looked_for():
-    with pytest.raises(UsageError, match="Unknown host 'resnet'"):
-        resolved(host="resnet", preset="published")
 
 
 def test_a_class_that_the_config_of_a_run_names_is_not_imported(tmp_path):

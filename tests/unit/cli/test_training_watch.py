@@ -6,8 +6,8 @@ import pytest
 
 from gcemil.cli import training_progress
 from gcemil.cli.training_progress import show_training, suggest_next
-from gcemil.runs.folder import RunFolder
-from gcemil.training.epochs import find_failures, merge_warnings
+from gcemil.runs.folder import Run
+from gcemil.training.epochs import find_failures
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_the_run_keeps_a_log_and_says_a_warning_once(tmp_path, capsys, clock):
         for epoch in range(2):
             clock[0] += 1
             watch.epoch(0, record(epoch, ["gates are all open"]))
-    lines = RunFolder(tmp_path).log.read_text(encoding="utf-8").splitlines()
+    lines = Run(tmp_path).log.read_text(encoding="utf-8").splitlines()
     assert [line.startswith("fold 0 train epoch") for line in lines] == [True, False, True]
     assert lines[1] == "warning: fold 0, epoch 1: gates are all open"
     assert capsys.readouterr().err.count("gates are all open") == 1
@@ -68,11 +68,3 @@ def test_a_solved_task_is_no_reason_to_lower_a_weight():
     assert "'utility' is 98% of the loss" in said
     # Terms that train other weights than the task's take nothing from it.
     assert find_failures({}, {**solved, "task": 0.2, "utility": 9.0}, competes=False) == []
-
-
-def test_a_warning_of_many_epochs_is_one_line():
-    history = [
-        record(number, [f"gates are all open (mean 0.9{number})", "once"][: 2 - (number > 0)])
-        for number in range(3)
-    ]
-    assert merge_warnings(history) == ["gates are all open (mean 0.92) (in 3 epochs)", "once"]

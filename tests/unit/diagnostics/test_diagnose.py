@@ -7,13 +7,13 @@ from builders.runs import TrainedRuns
 from gcemil.diagnostics import trained_fold
 from gcemil.diagnostics.diagnose import Comparison, diagnose_run, is_current, measure_fold
 from gcemil.diagnostics.table import DIAGNOSTICS
-from gcemil.runs.folder import RunFolder
+from gcemil.runs.folder import Run
 
 
 def test_a_finding_beside_a_plain_host_is_not_measured_again(classification_runs: TrainedRuns, tmp_path):
     run = shutil.copytree(classification_runs.gce, tmp_path / "run")
     comparison = Comparison(run, against=classification_runs.host)
-    RunFolder(run).fold(0).finding("guarantee").unlink(missing_ok=True)
+    Run(run).fold(0).finding("guarantee").unlink(missing_ok=True)
     assert not is_current(comparison, "guarantee", 0)
     measure_fold(comparison, 0, ["guarantee"])
     assert is_current(comparison, "guarantee", 0)

@@ -40,7 +40,7 @@ from gcemil.report.sections.slides import (
     render_slides,
 )
 from gcemil.report.slide_view import name_anchor, read_slide_view
-from gcemil.runs.folder import FoldFolder
+from gcemil.runs.folder import RunFold
 from gcemil.tables import best_cells, format_metric
 
 
@@ -348,7 +348,7 @@ def test_representations_of_both_runs_are_drawn_side_by_side(tmp_path, toy_run):
 
 
 def test_kept_epochs_are_drawn_from_the_first_to_the_last(toy_run):
-    fold = FoldFolder(toy_run.folder / "fold_0")
+    fold = RunFold(toy_run.folder / "fold_0")
     for path in (fold.representations, *(fold.epoch_representations(epoch) for epoch in range(7))):
         store_representations(path, "full", "soft")
     context = context_of(toy_run.folder)

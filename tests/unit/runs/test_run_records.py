@@ -4,17 +4,10 @@ import json
 import math
 
 import pytest
-import yaml
 
-from gcemil.config import TrainSettings
 from gcemil.errors import RunError
-from gcemil.runs.folder import RunFolder, read_history, read_metrics, read_run, write_summary
+from gcemil.runs.folder import Run, RunFold
 
-CONFIG = {
-    "cohort": "cohorts/a",
-    "cohort_fingerprint": "f",
-    "settings": TrainSettings().model_dump(mode="json"),
-}
 METRICS = {
     "full": {"accuracy": 0.5, "auc": None},
     "soft": {"accuracy": 0.75},
@@ -30,11 +23,6 @@ def write_fold(run, number, metrics):
     return folder
 
 
-def test_a_whole_config_is_read(tmp_path):
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(CONFIG))
-    assert read_run(tmp_path).settings == TrainSettings()
-
-
 @pytest.mark.parametrize(
     "text",
     ["", "[]", "null", "cohort: x", "settings: {}", "cohort: 1\nsettings: {}", "cohort: x\nsettings: {epochs: .inf}", "a: [", "\x00"],
@@ -42,7 +30,7 @@ def test_a_whole_config_is_read(tmp_path):
 def test_a_damaged_config_is_named(tmp_path, text):
     (tmp_path / "config.yaml").write_text(text)
     with pytest.raises(RunError, match=r"config\.yaml is not .*Restore it"):
-        read_run(tmp_path)
+        _ = Run(tmp_path).card
 
 
 @pytest.mark.parametrize(
@@ -54,22 +42,15 @@ def test_a_damaged_config_is_named(tmp_path, text):
 def test_damaged_metrics_are_named(tmp_path, value):
     folder = write_fold(tmp_path, 0, value)
     with pytest.raises(RunError, match=r"metrics\.json is .*gcemil evaluate"):
-        read_metrics(folder)
-
-
-def test_metrics_of_another_encoding_are_named(tmp_path):
-    folder = write_fold(tmp_path, 0, METRICS)
-    (folder / "metrics.json").write_bytes("é".encode("latin-1"))
-    with pytest.raises(RunError, match="is not UTF-8 text"):
-        read_metrics(folder)
+        RunFold(folder).read_metrics()
 
 
 def test_a_figure_that_a_fold_lacks_is_left_out_of_the_mean(tmp_path):
     write_fold(tmp_path, 0, METRICS)
     write_fold(tmp_path, 1, {**METRICS, "full": {"accuracy": 1.0}, "soft": None})
     write_fold(tmp_path, "x", METRICS)
-    assert [fold.path.name for fold in RunFolder(tmp_path).finished_folds()] == ["fold_0", "fold_1"]
-    summary = write_summary(tmp_path)
+    assert [fold.path.name for fold in Run(tmp_path).finished_folds()] == ["fold_0", "fold_1"]
+    summary = Run(tmp_path).write_summary()
     assert summary["full"]["accuracy"]["mean"] == pytest.approx(0.75)
     assert summary["full"]["auc"] == {"mean": None, "std": None, "folds": [None, None]}
     assert summary["soft"]["accuracy"]["folds"] == [0.75, None]
@@ -77,7 +58,7 @@ def test_a_figure_that_a_fold_lacks_is_left_out_of_the_mean(tmp_path):
 
 def test_a_history_may_say_that_training_went_wrong(tmp_path):
     (tmp_path / "history.jsonl").write_text(json.dumps(EPOCH) + "\n")
-    assert math.isnan(read_history(tmp_path)[0]["terms"]["task"])
+    assert math.isnan(RunFold(tmp_path).read_history()[0]["terms"]["task"])
 
 
 @pytest.mark.parametrize(
@@ -86,4 +67,4 @@ def test_a_history_may_say_that_training_went_wrong(tmp_path):
 def test_a_damaged_history_is_named_with_its_line(tmp_path, line):
     (tmp_path / "history.jsonl").write_text(f"{json.dumps(EPOCH)}\n{line}\n")
     with pytest.raises(RunError, match=r"history\.jsonl, line 2 is not"):
-        read_history(tmp_path)
+        RunFold(tmp_path).read_history()

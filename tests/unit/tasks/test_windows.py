@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from gcemil.errors import InputError, UsageError
-from gcemil.tasks.task import event_balanced_windows, shuffled_windows
+from gcemil.tasks.task import event_balanced_windows
 
 
 def test_the_same_generator_state_gives_the_same_windows_and_another_seed_does_not():
@@ -40,12 +40,3 @@ def test_a_survival_window_of_one_bag_is_refused():
 def test_windows_without_any_event_are_refused():
     with pytest.raises(InputError, match="None of 3 bags has an event"):
         event_balanced_windows(np.zeros(3, dtype=bool), window_size=2, generator=np.random.default_rng(0))
-
-
-def test_an_empty_window_is_refused():
-    with pytest.raises(UsageError, match="window_size=0"):
-        shuffled_windows(3, window_size=0, generator=np.random.default_rng(0))
-
-
-def test_no_bags_make_no_windows():
-    assert shuffled_windows(0, window_size=4, generator=np.random.default_rng(0)) == []

@@ -7,7 +7,6 @@ import torch
 from builders import make_cohort, write_slide
 from gcemil import AnchorBank, GceMil, create_host
 from gcemil.bags.cohort import Cohort
-from gcemil.evidence.selector import class_likeness
 from gcemil.hosts.host import embedded_bag
 from gcemil.runs.checkpoint import load_network
 from gcemil.training.directions import conformal_quantile, find_class_directions, gradient_times_token
@@ -70,24 +69,6 @@ def test_likeness_ranks_the_deciding_patches_first_once_it_is_known(cohort):
     # Without coordinates nothing is smoothed; the other terms are those of an even host and of no anchors.
     scores = model(torch.from_numpy(np.asarray(bag.features))).scores
     assert set(scores.topk(2).indices.tolist()) == set(DECIDING)
-
-
-@pytest.mark.parametrize(("anchors_act", "weight"), [(False, 3.0), (True, 1.0)])
-def test_likeness_counts_three_times_where_no_anchors_act(anchors_act, weight):
-    model = reading_model()
-    model.is_grounded = anchors_act
-    features = torch.randn(30, DIM)
-    without = model(features)
-    model.class_directions.copy_(torch.eye(2, DIM))
-    likeness = class_likeness(features[:, :2], torch.softmax(without.full_logits, dim=0))
-    assert torch.allclose(model(features).scores - without.scores, weight * likeness, atol=1e-4)
-
-
-def test_training_never_reads_likeness():
-    model = reading_model()
-    model.class_directions.copy_(torch.ones(2, DIM))
-    model.train()
-    assert not model.reads_likeness
 
 
 def test_gradient_times_token_is_exact_where_the_host_is_linear():

@@ -13,7 +13,6 @@ from gcemil.errors import RunError, UsageError, WeightsError
 from gcemil.hosts.table import HOSTS
 from gcemil.runs import checkpoint
 from gcemil.runs.checkpoint import load_network
-from gcemil.training import loop
 from gcemil.training.adopt import adopt_run
 from gcemil.training.run import train_run
 
@@ -97,18 +96,6 @@ def test_a_wrapped_host_that_is_not_taught_is_bit_for_bit_the_plain_host(cohort,
     assert predictions(tmp_path / "wrapped" / "fold_0" / "predictions_full.csv") == expected
 
 
-def test_a_frozen_host_is_never_trained(cohort, clam, tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "train_epoch", None)
-    train_run(cohort, tmp_path / "run", settings_of(clam, "clam_sb"), folds=[0], jobs=1)
-
-
-def test_a_file_serves_as_well_as_the_run_made_of_it(cohort, clam, tmp_path):
-    for name, source in (("a", clam), ("b", cohort.parent / "clam.pt")):
-        train_run(cohort, tmp_path / name, settings_of(source, "clam_sb", epochs=1), folds=[1], jobs=1)
-    first, second = (tmp_path / name / "fold_1" / "predictions.csv" for name in ("a", "b"))
-    assert first.read_bytes() == second.read_bytes()
-
-
 def test_a_stopped_run_goes_on_and_other_weights_are_refused(cohort, clam, tmp_path):
     settings = settings_of(clam, "clam_sb", frozen=False)
     whole = train_run(cohort, tmp_path / "whole", settings, folds=[0], jobs=1)
@@ -124,14 +111,6 @@ def test_a_stopped_run_goes_on_and_other_weights_are_refused(cohort, clam, tmp_p
         train_run(cohort, tmp_path / "run", other, folds=[0], jobs=1)
     assert train_run(cohort, tmp_path / "run", settings, folds=[0], jobs=1) == whole
     assert host_tensors(tmp_path / "run" / "fold_0").keys() == host_tensors(clam / "fold_0").keys()
-
-
-def test_weights_that_moved_are_the_same_weights(cohort, clam, tmp_path):
-    source = tmp_path / "here.pt"
-    source.write_bytes((cohort.parent / "clam.pt").read_bytes())
-    train_run(cohort, tmp_path / "run", settings_of(source, "clam_sb", epochs=1), folds=[0], jobs=1)
-    moved = source.rename(tmp_path / "there.pt")
-    train_run(cohort, tmp_path / "run", settings_of(moved, "clam_sb", epochs=1), folds=[0], jobs=1)
 
 
 @pytest.mark.parametrize("name", ["mhim", "ibmil"])

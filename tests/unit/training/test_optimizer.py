@@ -27,11 +27,6 @@ def test_what_reads_anchors_and_scores_keeps_its_rate_at_any_width(rate, narrow,
     assert {found[name] for name in found if name.startswith(("host.", "bridge."))} == {rate}
 
 
-def test_a_plain_host_has_one_rate():
-    (group,) = create_optimizer(prepared_host("abmil"), 1e-3, TrainSettings()).param_groups
-    assert group["base_rate"] == 1e-3
-
-
 def test_the_settings_name_optimiser_averages_and_decay():
     settings = TrainSettings(optimizer="adam", betas=(0.5, 0.9), weight_decay=0.25)
     optimizer = create_optimizer(prepared_host("abmil"), 1e-3, settings)

@@ -68,12 +68,6 @@ def test_no_slide_speaks_alone(cohort):
     assert concept_cosine(together) > concept_cosine(alone)
 
 
-def test_only_the_slides_of_training_are_read(cohort):
-    before = model_of(cohort, cohort.bags[:4]).bank.hash
-    (cohort.folder / "features" / f"{cohort.slides[5].slide_id}.h5").unlink()
-    assert model_of(cohort, cohort.bags[:4]).bank.hash == before
-
-
 def test_a_named_bridge_and_the_taught_recipe_read_the_prompts_themselves(cohort):
     for settings in ({"bridge": "proximal"}, {"bridge": "frozen"}, JOINT.model_dump()):
         assert model_of(cohort, cohort.bags, **settings).bank.kind == "text"

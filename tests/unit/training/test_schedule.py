@@ -2,14 +2,11 @@
 
 import pytest
 
-from gcemil.config import EvidenceSettings, HostSettings, TrainSettings
+from gcemil.config import TrainSettings
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.training.optimizer import (
     READ_TEMPERATURE,
-    annealed_temperature,
     evidence_weight,
-    final_temperature,
-    reading_temperature,
     scheduled_rate,
 )
 
@@ -45,10 +42,6 @@ def test_the_rate_follows_its_schedule(settings, rates):
     assert found == pytest.approx(rates)
 
 
-def test_a_cosine_never_rises_to_its_end():
-    assert scheduled_rate(TrainSettings(final_rate=2.0), 1.0, 0.3) == pytest.approx(1.0)
-
-
 def test_the_evidence_says_nothing_while_the_host_warms_up_and_then_more_and_more():
     assert [evidence_weight(0.4, 0.2, progress) for progress in (0.0, 0.39, 0.5, 0.6, 1.0)] == pytest.approx(
         [0.0, 0.0, 0.5, 1.0, 1.0]
@@ -56,30 +49,6 @@ def test_the_evidence_says_nothing_while_the_host_warms_up_and_then_more_and_mor
     assert evidence_weight(0.4, 0.0, 0.4) == pytest.approx(1.0)
 
 
-def test_annealing_is_geometric():
-    assert [annealed_temperature(1.0, 0.01, p) for p in (0, 0.5, 1)] == pytest.approx([1.0, 0.1, 0.01])
-
-
-@pytest.mark.parametrize(
-    ("host", "chosen", "end"), [("abmil", None, 0.1), ("dsmil", None, 0.001), ("dsmil", 0.4, 0.4)]
-)
-def test_the_temperature_ends_where_the_settings_say_or_where_the_host_needs_it(host, chosen, end):
-    settings = TrainSettings(host=HostSettings(name=host), evidence=EvidenceSettings(temperature_end=chosen))
-    assert final_temperature(settings) == pytest.approx(end)
-
-
 def test_gates_around_an_untaught_host_are_read_cold_whichever_epoch_was_chosen(classification_runs):
     model = TrainedFold.open(classification_runs.gce, 0).model
     assert float(model.temperature) == pytest.approx(READ_TEMPERATURE)
-
-
-@pytest.mark.parametrize(
-    ("evidence", "read_at"),
-    [
-        (EvidenceSettings(), READ_TEMPERATURE),
-        (EvidenceSettings(train_host=True), 0.1),
-        (EvidenceSettings(temperature_end=0.4), 0.4),
-    ],
-)
-def test_gates_that_taught_are_read_as_they_taught(evidence, read_at):
-    assert reading_temperature(TrainSettings(evidence=evidence)) == pytest.approx(read_at)

@@ -18,7 +18,7 @@ from gcemil.errors import RunError, UsageError
 from gcemil.records import read_evidence
 from gcemil.report.claim import SAME_NETWORK_MEANING
 from gcemil.report.run_data import FoldData
-from gcemil.runs.folder import FoldFolder
+from gcemil.runs.folder import RunFold
 from gcemil.viewer import overview
 from gcemil.viewer.bench import read_masks
 from gcemil.viewer.session import ViewerSession
@@ -82,7 +82,7 @@ def test_the_page_opens_on_a_slide_that_is_right_and_whose_evidence_holds(client
     found = {
         slide_id: read_evidence(session.folder / "evidence" / f"{slide_id}.h5") for slide_id in session.specs
     }
-    outcomes = overview._read_outcomes(FoldData(FoldFolder(session.folder)))
+    outcomes = overview._read_outcomes(FoldData(RunFold(session.folder)))
     right = [name for name, one in outcomes.items() if one["predicted"] == one["target"]]
     faithful = [name for name in right if found[name].verdict == "sufficient and necessary"]
     assert listed["first"] in (faithful or right)

@@ -31,7 +31,7 @@ from gcemil.report.style import (
     new_figure,
     shorten_label,
 )
-from gcemil.runs.folder import FoldFolder, RunFolder
+from gcemil.runs.folder import Run, RunFold
 
 FEWEST = 8
 """Slides below which neighbourhoods are not worth drawing."""
@@ -54,11 +54,11 @@ def render_representations(context: Context) -> Section | None:
     return render_section("representations", "Slide representations", figures=figures, few=few)
 
 
-def _draw_figures(context: Context, found: Representations, fold: FoldFolder) -> list[Picture]:
+def _draw_figures(context: Context, found: Representations, fold: RunFold) -> list[Picture]:
     """The bags as every network and mode sees them, and after some epochs where the run kept them."""
     panels = {}
     if context.against is not None:
-        path = RunFolder(context.against.folder).fold(fold.number).representations
+        path = Run(context.against.folder).fold(fold.number).representations
         before = read_representations(path) if path.is_file() else None
         if before is not None and before.bag_ids == found.bag_ids:
             panels["Plain host"] = embed_slides(before.by_mode["full"], seed=context.seed)

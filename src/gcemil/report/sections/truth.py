@@ -6,7 +6,7 @@ from gcemil.bags.fingerprint import content_hash
 from gcemil.diagnostics.agreement import review_slide_table, review_table
 from gcemil.report.html import HtmlTable, Section, render_section
 from gcemil.report.sections.context import Context, filter_rows, order_rows
-from gcemil.runs.folder import RunFolder
+from gcemil.runs.folder import Run
 
 OVERLAP = ("precision", "recall", "average_precision", "region_coverage")
 LOCALISATION = (
@@ -55,7 +55,7 @@ def render_review(context: Context) -> Section | None:
     finding = context.run.finding("review")
     if finding is None:
         return None
-    run, used = RunFolder(context.run.folder), finding.provenance.get("inputs", {})
+    run, used = Run(context.run.folder), finding.provenance.get("inputs", {})
     checkpoints = {f"fold_{fold.number}": run.fold(fold.number).checkpoint for fold in context.run.folds}
     return render_section(
         "review",
