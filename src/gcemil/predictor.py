@@ -18,9 +18,9 @@ from gcemil.hosts.host import (
     Stage,
     ask_subsets,
     check_bag,
+    closed_form,
     embedded_bag,
     logarithm,
-    shortcut,
 )
 from gcemil.row_blocks import mapped_rows
 from gcemil.shapes import Logits, Scores, Selected
@@ -128,8 +128,7 @@ class GcePredictor:
 
     def closed_form(self) -> ClosedForm | None:
         """F without, and with only, each patch, where the host has this."""
-        of_host = shortcut(self.host, "closed_form")
-        form = None if of_host is None else of_host()
+        form = closed_form(self.host)
         if form is None:
             return None
         outputs = range(self.n_outputs)

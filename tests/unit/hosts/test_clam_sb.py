@@ -5,7 +5,7 @@ import torch
 
 from gcemil.errors import UsageError
 from gcemil.hosts.attention_pool import AttentionEmbedded
-from gcemil.hosts.clam_sb import ClamSb, extremes, smooth_svm
+from gcemil.hosts.clam_sb import ClamSb, extremes, instance_loss
 
 
 def softplus(x):
@@ -44,10 +44,10 @@ def test_log_gate_divides_the_weight_of_a_patch():
     assert output.bag_feature.tolist() == pytest.approx([6])
 
 
-def test_smooth_svm_is_softplus_of_one_plus_the_wrong_margin():
+def test_instance_loss_is_softplus_of_one_plus_the_wrong_margin():
     logits = torch.tensor([[0.0, 2.0], [0.0, 2.0], [3.0, 3.0]])
     expected = (softplus(-1) + softplus(3) + softplus(1)) / 3
-    assert smooth_svm(logits, torch.tensor([True, False, True])).mean().item() == pytest.approx(expected)
+    assert instance_loss(logits, torch.tensor([True, False, True])).mean().item() == pytest.approx(expected)
 
 
 def test_instance_loss_is_three_tenths_of_the_two_sides():
@@ -76,7 +76,7 @@ def test_by_default_three_classes_teach_the_other_heads_what_their_class_is_not(
     assert all(head.weight.grad.any() for head in host.instance_heads)
 
 
-def test_cross_entropy_is_the_smooth_svm_without_its_margin():
+def test_cross_entropy_is_the_instance_loss_without_its_margin():
     host = toy_host(n_sampled=1, instance_loss="cross_entropy")
     output = host.pool(bag([2.0, 5.0, 0.0], [1.0, 0.0, -1.0]), None, None, torch.tensor(1))
     assert output.losses["instance"].item() == pytest.approx(0.3 * (softplus(-2) + softplus(0)) / 2)

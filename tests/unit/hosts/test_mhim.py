@@ -214,10 +214,10 @@ def test_progress_survives_saving_and_loading_and_begins_anew_with_a_stage() -> 
     host.after_step()
     host.after_step()
     resumed.load_state_dict(host.state_dict())
-    assert resumed.progress == 0.25
+    assert resumed.decayed_high_ratio == host.decayed_high_ratio < host.high_ratio
     assert resumed.momentum == host.momentum
     resumed.begin_stage(STUDENT, unasked, 8)
-    assert resumed.progress == 0.0
+    assert resumed.decayed_high_ratio == host.high_ratio
 
 
 def test_teacher_rests_during_its_own_stage() -> None:
