@@ -362,10 +362,6 @@ class GceMil(nn.Module):
             return self.head.weights.abs()
         return self.utility.anchor_weights
 
-    def fit_bridge(self, features: Tensor, anchor_space: Tensor) -> None:
-        """Fit the bridge on pairs: the same patches in feature space and in anchor space."""
-        self.bridge.fit(features, anchor_space)
-
     @torch.no_grad()
     def calibrate(self, reference: Tensor) -> None:
         """Take the responses' offsets and scales from reference patches."""

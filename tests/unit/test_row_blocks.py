@@ -54,14 +54,6 @@ def captum_scores(name, host, features, coords):
 
 
 @torch.no_grad()
-def test_rows_in_blocks_are_the_rows_at_once(small_blocks):
-    rows, factors = torch.randn(N, 3), torch.rand(N)
-    doubled, sums = mapped_rows(lambda r, f: [2 * r, r.sum(dim=1) * f], rows, factors)
-    torch.testing.assert_close(doubled, 2 * rows)
-    torch.testing.assert_close(sums, rows.sum(dim=1) * factors)
-
-
-@torch.no_grad()
 def test_half_precision_is_widened_block_by_block(small_blocks):
     seen = []
     (found,) = mapped_rows(lambda r: [seen.append((r.dtype, len(r))) or r], torch.ones(16, 2).half())
@@ -75,13 +67,6 @@ def test_rows_handed_through_are_not_copied(small_blocks):
     found, norms = mapped_rows(lambda r: [r.detach(), r.norm(dim=1)], rows)
     assert found.data_ptr() == rows.data_ptr()
     torch.testing.assert_close(norms, rows.norm(dim=1))
-
-
-def test_training_sees_the_whole_bag(small_blocks):
-    rows = torch.randn(N, 3, requires_grad=True)
-    (found,) = mapped_rows(lambda r: [2 * r], rows)
-    found.sum().backward()
-    assert rows.grad is not None
 
 
 def test_no_more_than_the_result_and_a_block_exist_at_once(monkeypatch):

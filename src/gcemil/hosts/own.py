@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from gcemil.errors import UsageError
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
+    from importlib.metadata import EntryPoints
 
 GROUP = "gcemil.hosts"
 TRUST_VARIABLE = "GCEMIL_TRUST_HOSTS"
@@ -46,29 +46,26 @@ def split_path(name: str, what: str) -> tuple[str, str]:
 
 
 @cache
-def _registered() -> dict[str, tuple[EntryPoint, ...]]:
+def _registered() -> EntryPoints:
     # Imported here: it reads e-mail headers, a tenth of what 'gcemil --help' takes.
     from importlib.metadata import entry_points
 
-    found: dict[str, tuple[EntryPoint, ...]] = {}
-    for entry in entry_points(group=GROUP):
-        found[entry.name] = (*found.get(entry.name, ()), entry)
-    return found
+    return entry_points(group=GROUP)
 
 
 def registered_names() -> list[str]:
     """Hosts that installed packages add."""
-    return sorted(_registered())
+    return sorted(_registered().names)
 
 
 def registered_path(name: str) -> tuple[str, str] | None:
     """Module and class of a registered host; None if nobody registers the name."""
-    entries = {entry.value for entry in _registered().get(name, ())}
-    if len(entries) > 1:
+    paths = sorted({entry.value for entry in _registered().select(name=name)})
+    if len(paths) > 1:
         raise UsageError(
-            f"Two installed packages register a host '{name}': {', '.join(sorted(entries))}. Name one of these instead."
+            f"Two installed packages register a host '{name}': {', '.join(paths)}. Name one of these instead."
         )
-    return split_path(entries.pop(), f"Registered host '{name}':") if entries else None
+    return split_path(paths[0], f"Registered host '{name}':") if paths else None
 
 
 def folder_name(name: str) -> str:

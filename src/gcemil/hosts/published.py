@@ -114,7 +114,13 @@ def named_tensors(checkpoint: Mapping[Any, Any] | Sequence[Any]) -> Tensors:
     """Every tensor by name; a word (in a list its place) before `/` names the network where there are several."""
     if not isinstance(checkpoint, Mapping):
         checkpoint = {str(place): part for place, part in enumerate(checkpoint)}
-    networks = {key: value for key, value in checkpoint.items() if is_state_dict(value)}
+    networks = {
+        key: value
+        for key, value in checkpoint.items()
+        if isinstance(value, Mapping)
+        and len(value) > 0
+        and all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in value.items())
+    }
     if not networks:
         networks = {"": {str(key): value for key, value in checkpoint.items() if isinstance(value, Tensor)}}
     elif len(networks) == 1:
@@ -124,14 +130,6 @@ def named_tensors(checkpoint: Mapping[Any, Any] | Sequence[Any]) -> Tensors:
         for network, tensors in networks.items()
         for key, tensor in without_prefix(tensors).items()
     }
-
-
-def is_state_dict(value: object) -> bool:
-    return (
-        isinstance(value, Mapping)
-        and len(value) > 0
-        and all(isinstance(key, str) and isinstance(tensor, Tensor) for key, tensor in value.items())
-    )
 
 
 def without_prefix(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -77,27 +77,16 @@ def cut_crops(view: LowView, grid: PatchGrid, crop_px: int) -> Crops:
     """The square of the view around every patch, gathered at once."""
     if crop_px < 1:
         raise UsageError(f"A crop has at least one pixel, got {crop_px}.")
-    left, top = _crop_corners(view, grid, crop_px)
-    height, width = view.image.shape[:2]
+    centres = (grid.coords + grid.level0_side / 2 - (view.bounds.x, view.bounds.y)) / view.scale
+    # First column and row of every crop, to the nearest pixel.
+    corners = np.floor(centres - crop_px / 2 + 0.5).astype(np.int64)
+    pixels = corners[:, :, None] + np.arange(crop_px)
     # One index for all that lies outside: the row and column of white around the image.
-    rows = _mark_outside(top[:, None] + np.arange(crop_px), height)
-    columns = _mark_outside(left[:, None] + np.arange(crop_px), width)
+    height, width = view.image.shape[:2]
+    lengths = np.array([width, height])[None, :, None]
+    columns, rows = np.where((pixels >= 0) & (pixels < lengths), pixels, lengths).transpose(1, 0, 2)
     framed = np.pad(view.image, ((0, 1), (0, 1), (0, 0)), constant_values=WHITE)
     return framed[rows[:, :, None], columns[:, None, :]]
-
-
-def _crop_corners(
-    view: LowView, grid: PatchGrid, crop_px: int
-) -> tuple[Int[np.ndarray, "n"], Int[np.ndarray, "n"]]:
-    """First column and first row of every crop, to the nearest pixel."""
-    centres = (grid.coords + grid.level0_side / 2 - (view.bounds.x, view.bounds.y)) / view.scale
-    corners = np.floor(centres - crop_px / 2 + 0.5).astype(np.int64)
-    return corners[:, 0], corners[:, 1]
-
-
-def _mark_outside(places: Int[np.ndarray, "n p"], length: int) -> Int[np.ndarray, "n p"]:
-    """Places along one axis; those before 0 or from `length` on become `length`."""
-    return np.where((places >= 0) & (places < length), places, length)
 
 
 def density_table(crops: Crops) -> DensityTable:

@@ -63,10 +63,6 @@ class PatchPool:
     def classes(self) -> tuple[str, ...]:
         return tuple(np.unique(self.labels).tolist())
 
-    def rows_of(self, name: str) -> Rows:
-        """The patches of one class."""
-        return np.flatnonzero(self.labels == name)
-
     def write(self, path: Path) -> None:
         """A file that `read_pool` reads."""
         texts = (
