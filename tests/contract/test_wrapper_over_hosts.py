@@ -145,20 +145,6 @@ def test_the_gated_door_agrees_with_forward_with_and_without_the_hosts_view(name
 
 
 @every_host
-@every_mode
-def test_rows_whose_gate_is_shut_are_gone_for_both_ways_of_reading_them(name, mode):
-    # At this temperature every closed gate is 0 in float32.
-    model = make_model(name, mode=mode, attention_term=False, contribution_term=False)
-    model.set_temperature(1e-3)
-    features, coords = tensor_bag(40)
-    with torch.no_grad():
-        whole, alone = model(features, coords), model.gated(features, coords)
-    assert (whole.gates == 0).any()
-    assert torch.equal(whole.log_gates.isneginf(), whole.gates == 0)
-    assert_close(name, alone.logits, whole.logits)
-
-
-@every_host
 @every_task
 def test_evidence_of_a_case_goes_back_to_each_of_its_slides(name, n_outputs):
     model = make_model(name, n_outputs=n_outputs)

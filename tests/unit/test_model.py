@@ -9,7 +9,6 @@ from gcemil.errors import BagError, UsageError
 from gcemil.evidence.anchors import AnchorBank, PaperResponse
 from gcemil.evidence.bridge import FreeBridge, IdentityBridge, ProximalBridge
 from gcemil.evidence.coverage import WEIGHT_GAIN, anchor_coverage
-from gcemil.evidence.gates import GATES
 from gcemil.evidence.spatial import Neighbourhood
 from gcemil.model import EvidenceOutput, GatedOutput, GceMil, bridge_kind
 
@@ -115,18 +114,6 @@ def test_a_patch_that_lowers_the_risk_counts_as_much_as_one_that_raises_it(bag):
 
 
 @torch.no_grad()
-def test_the_step_decides_who_is_a_neighbour(bag):
-    features, coords = bag
-    model = wrapped(prepared_host("abmil"))
-    torch.testing.assert_close(
-        model(features, coords).scores, model(features, coords, patch_size=PATCH).scores
-    )
-    apart = model(features, coords, patch_size=PATCH // 4).scores
-    alone = wrapped(prepared_host("abmil"), smoothing=0.0)(features, coords).scores
-    torch.testing.assert_close(apart, alone)
-
-
-@torch.no_grad()
 def test_responses_and_coverage_are_those_of_the_bridge_and_the_gates(bag):
     features, coords = bag
     model = wrapped(prepared_host("abmil"))
@@ -136,25 +123,6 @@ def test_responses_and_coverage_are_those_of_the_bridge_and_the_gates(bag):
     torch.testing.assert_close(output.responses, model.response(cosines), atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(output.responses, model.responses(features), atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(output.coverage, anchor_coverage(output.gates, output.responses))
-
-
-@torch.no_grad()
-def test_the_temperature_sharpens_the_gates_and_leaves_the_scores(bag):
-    model = wrapped(prepared_host("abmil"))
-    warm = model(*bag)
-    model.set_temperature(0.1)
-    cold = model(*bag)
-    torch.testing.assert_close(warm.scores, cold.scores)
-    assert torch.equal(warm.opened, cold.opened)
-    assert (cold.gates - 0.5).abs().min() > (warm.gates - 0.5).abs().min()
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("gate", list(GATES))
-def test_every_gate_opens_some_patches_and_not_all(bag, gate):
-    output = wrapped(prepared_host("abmil"), gate=gate)(*bag)
-    assert 0 < int(output.opened.sum()) < 40
-    assert (output.gates[output.opened] > 0).all()
 
 
 @torch.no_grad()

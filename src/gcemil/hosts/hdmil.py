@@ -159,8 +159,8 @@ class Hdmil(MilHost[BranchEmbedded]):
             return torch.cat([read_rows(index)(rows) for rows in embedded.tokens.split(CHUNK)])
 
         def read_rows(index: int) -> Callable[[Float[Tensor, "k w"]], Float[Tensor, "k"]]:
-            coefficients = self.bag_heads.coefficients[index : index + 1]
-            return lambda rows: chebyshev_kan(rows.unsqueeze(0), coefficients).flatten()
+            coefficients = self.bag_heads.coefficients[index, :, 0].T.contiguous()
+            return lambda rows: chebyshev_sums(torch.tanh(rows), coefficients)
 
         def branch_weights(branch_logits: Scores) -> Scores:
             column = branch_logits.unsqueeze(1)
@@ -228,6 +228,17 @@ def chebyshev_kan(
     return torch.einsum("brwp,bwop->bro", torch.stack(basis, dim=3), coefficients)
 
 
+def chebyshev_sums(
+    inputs: Float[Tensor, "k w"], coefficients: Float[Tensor, "degrees w"]
+) -> Float[Tensor, "k"]:
+    """sum_i sum_d coef_di T_d(u_i) by Clenshaw's recurrence: the host's own way keeps all T_d of every row at once."""
+    doubled = 2 * inputs
+    upper, lower = torch.zeros_like(inputs), torch.zeros_like(inputs)
+    for degree in range(len(coefficients) - 1, 0, -1):
+        upper, lower = torch.addcmul(coefficients[degree] - lower, doubled, upper), upper
+    return (coefficients[0] + inputs * upper - lower).sum(dim=1)
+
+
 def kept_or_best(kept: BranchKept, gated_logits: BranchLogits) -> BranchKept:
     """The keep decision, with the highest (gated) patch in a branch that would keep none."""
     best = torch.zeros_like(kept).scatter(0, gated_logits.detach().argmax(dim=0, keepdim=True), True)
@@ -240,11 +251,15 @@ def kept_softmax(gated_logits: BranchLogits, kept: BranchKept) -> BranchLogits:
 
 def gumbel_kept(branch_logits: BranchLogits, gated_logits: BranchLogits) -> BranchLogits:
     """A hard random keep decision (0 or 1) that passes the gradient of its soft version."""
-    # The difference of two Gumbel variables is logistic.
-    noisy = branch_logits + torch.rand_like(branch_logits).logit(eps=1e-6)
+    noisy = branch_logits + logistic_noise(branch_logits)
     soft = torch.sigmoid(noisy / GUMBEL_TEMPERATURE)
     hard = kept_or_best(noisy > 0, gated_logits).to(soft.dtype)
     return hard + (soft - soft.detach())
+
+
+def logistic_noise(branch_logits: BranchLogits) -> BranchLogits:
+    """The difference of two Gumbel variables."""
+    return torch.rand_like(branch_logits).logit(eps=1e-6)
 
 
 def union_rate(kept: BranchLogits) -> Float[Tensor, ""]:

@@ -52,14 +52,6 @@ def test_the_consecutive_gate_is_the_annealed_sigmoid() -> None:
     torch.testing.assert_close(paper.gates, torch.sigmoid(SCORES / 0.4))
 
 
-@pytest.mark.parametrize("kind", ["sigmoid_threshold", "gumbel_sigmoid"])
-def test_some_gates_ignore_the_schedule(kind: str) -> None:
-    gate = Gate(kind, budget=0.5).eval()
-    cold, warm = gate(SCORES, temperature=0.1), gate(SCORES, temperature=1.0)
-    torch.testing.assert_close(cold.gates, warm.gates)
-    torch.testing.assert_close(warm.gates, torch.sigmoid(SCORES - 2))
-
-
 @pytest.mark.parametrize("kind", ["sigmoid_threshold", "concrete", "consecutive", "gumbel_sigmoid"])
 def test_a_bag_within_its_budget_is_all_open_with_finite_gradients(kind: str) -> None:
     scores = torch.tensor([-5.0], requires_grad=True)
@@ -130,24 +122,6 @@ def test_straight_through_gives_an_attention_host_the_gradient_of_its_weights() 
     weights = hard * logits.exp()
     (weights @ values / weights.sum()).backward()
     torch.testing.assert_close(gates.grad, hard.grad, rtol=1e-4, atol=1e-5)
-
-
-def test_sparsemax_gates_by_hand() -> None:
-    # sparsemax([1, 0.5, -1]) = [0.75, 0.25, 0]
-    output = Gate("sparsemax")(torch.tensor([1.0, 0.5, -1.0]), temperature=1.0)
-    assert output.gates.tolist() == pytest.approx([1.0, 1 / 3, 0.0])
-    assert output.log_gates.tolist() == pytest.approx([0.0, math.log(1 / 3), -math.inf])
-    assert output.selected.tolist() == [True, True, False]
-
-
-@pytest.mark.parametrize("kind", ["sparsemax", "entmax15"])
-def test_simplex_gates_pass_finite_gradients(kind: str) -> None:
-    scores = torch.tensor([1.0, 0.8, -9.0], requires_grad=True)
-    output = Gate(kind)(scores, temperature=1.0)
-    (output.gates.square().sum() + output.log_gates[output.selected].sum()).backward()
-    assert scores.grad is not None
-    assert torch.isfinite(scores.grad).all()
-    assert scores.grad.abs().max() > 0
 
 
 def test_gates_by_name_refuse_the_unknown_and_the_impossible() -> None:

@@ -5,9 +5,7 @@ import pytest
 import torch
 
 from gcemil.evidence.head import (
-    WEIGHTS,
     EvidenceHead,
-    choose_weight,
     fit_class_head,
     fit_class_weights,
     fit_risk_effects,
@@ -109,14 +107,6 @@ def test_the_head_votes_where_the_host_does_not_know_and_has_no_vote_where_it_kn
     sure = 6 * np.eye(3)[val_labels]
     noise = generator.uniform(size=(60, 4)), generator.uniform(size=(30, 4))
     assert fit_class_head(noise[0], labels, noise[1], val_labels, sure).weight == 0.0
-
-
-def test_a_weight_is_the_posterior_mean_unless_the_host_alone_is_likelier():
-    assert choose_weight(np.zeros(len(WEIGHTS))) == 0.0
-    peaked = np.where(np.isclose(WEIGHTS, 0.7), 50.0, 0.0)
-    assert choose_weight(peaked) == pytest.approx(0.7)
-    flat = np.where(WEIGHTS > 0, 5.0, 0.0)
-    assert choose_weight(flat) == pytest.approx(WEIGHTS[1:].mean())
 
 
 def survival(n=120, seed=0):

@@ -37,15 +37,6 @@ def test_the_papers_score_is_an_mlp_on_adapted_features_and_coordinates() -> Non
     torch.testing.assert_close(scored(selector, features, coords), expected)
 
 
-def test_coordinates_matter_when_given_and_count_as_zero_when_not() -> None:
-    selector, (features, coords) = make_selector(smoothing=0.0), make_slide()
-    without = scored(selector, features, None)
-    assert not torch.allclose(scored(selector, features, coords), without)
-    with torch.no_grad():
-        selector.morphology.coords_layer.weight.zero_()
-    torch.testing.assert_close(scored(selector, features, coords), without)
-
-
 def test_what_the_anchors_say_counts_as_much_as_what_the_host_says() -> None:
     selector, (features, _) = make_selector(morphology=False), make_slide()
     attention, contributions, presence = torch.randn(20), torch.randn(20), torch.rand(20)

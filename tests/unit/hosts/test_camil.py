@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from gcemil.hosts.camil import Camil, Graph, cosine_distances, fusion, nearest_patches, neighbour_graph
+from gcemil.hosts.camil import Camil, Graph, cosine_distances, nearest_patches, neighbour_graph
 
 
 def make_host(*, gate_mode="deletion"):
@@ -44,12 +44,6 @@ def test_the_graph_does_not_depend_on_the_order_of_rows():
     torch.testing.assert_close(plain.shares[order], shuffled.shares)
 
 
-def test_patches_in_one_place_keep_themselves_first():
-    nearest = nearest_patches(np.zeros((40, 2), dtype=np.int64))
-    np.testing.assert_array_equal(nearest[:, 0], np.arange(40))
-    assert all(len(set(row)) == 16 for row in nearest.tolist())
-
-
 def test_cosine_distances_are_those_of_torch():
     features, others = (
         make_features(50),
@@ -86,12 +80,6 @@ def test_without_coordinates_the_rows_are_a_line():
     assert sorted(graph.neighbours[15].tolist()) == [11, 12, 13, 14, 15, 16, 17, 18]
     line = torch.stack([100 * torch.arange(30), torch.zeros(30, dtype=torch.int64)], dim=1)
     torch.testing.assert_close(make_host()(features).logits, make_host()(features, line).logits)
-
-
-def test_fusion_is_its_published_form():
-    local, glob = make_features(4), make_features(4, seed=2)
-    weight = torch.sigmoid(-local) ** 2
-    torch.testing.assert_close(fusion(local, glob), 2 * local * weight + 2 * glob * (1 - weight))
 
 
 def test_a_neighbour_fades_with_its_gate():

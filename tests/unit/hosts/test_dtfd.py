@@ -51,13 +51,6 @@ def test_each_group_pools_by_itself_and_the_second_tier_pools_the_groups():
     assert output.scores.tolist() == pytest.approx([0, 5, log(3)])
 
 
-def test_empty_groups_are_dropped():
-    coords = coords_in_groups([2, 2], 4)
-    output = toy_host().pool(bag([4.0, 8.0], [0.0, 0.0]), coords, None, None)
-    assert list(output.auxiliary_logits) == ["tier1_2"]
-    assert output.bag_feature.tolist() == pytest.approx([6.0])
-
-
 def test_log_gate_acts_within_the_group():
     coords = coords_in_groups([0, 1, 0], 2)
     log_gates = torch.tensor([0.0, 0.0, -log(3)])
@@ -102,13 +95,6 @@ def test_three_classes_rank_by_the_label_in_training_and_by_the_prediction_other
     assert host.pool(embedded, coords, None, None).bag_feature.tolist() == pytest.approx([6.0])
 
 
-def test_attention_weighs_the_activation_that_ranks():
-    # a m is 0.9 * 2 = 1.8 and 0.1 * 6 = 0.6.
-    coords = coords_in_groups([1, 1], 4)
-    output = toy_host(distillation="max").pool(bag([2.0, 6.0], [log(9), 0.0]), coords, None, None)
-    assert output.bag_feature.tolist() == pytest.approx([2.0])
-
-
 def test_a_risk_ranks_by_the_raw_activation():
     host, coords = toy_host(n_outputs=1, distillation="maxmin"), coords_in_groups([1, 1, 1], 4)
     output = host.pool(bag([2.0, 4.0, 9.0], [0.0, 0.0, 0.0]), coords, None, torch.tensor([3.0, 1.0]))
@@ -140,13 +126,6 @@ def test_without_coordinates_order_and_removal_leave_every_patch_in_its_group():
     kept = torch.randperm(30)[:12]
     gates = torch.zeros(30).scatter(0, kept, 1.0)
     torch.testing.assert_close(host(features, gates=gates).logits, host(features[kept]).logits)
-
-
-def test_without_coordinates_a_factor_on_the_features_moves_no_patch_to_another_group():
-    host, features = Dtfd(8, 2, "paper").eval(), torch.randn(30, 8)
-    coords = coords_in_groups(group_of(fingerprints(features), 4).tolist(), 4)
-    gates = torch.rand(30)
-    torch.testing.assert_close(host(features, gates=gates).logits, host(features, coords, gates=gates).logits)
 
 
 def test_training_splits_a_bag_anew_at_every_step():

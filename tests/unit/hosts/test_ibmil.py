@@ -39,12 +39,6 @@ def rounded(rows: torch.Tensor) -> set[tuple[float, ...]]:
     return {tuple(round(value, 5) for value in row) for row in rows.tolist()}
 
 
-def test_dictionary_of_fewer_bags_than_slots_repeats_its_rows() -> None:
-    rows = confounder_dictionary(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), 5)
-    assert rows.shape == (5, 2)
-    assert rounded(rows) == {(2.0, 0.0), (0.0, 1.0)}
-
-
 def test_dictionary_of_parallel_and_dead_bags_is_finite() -> None:
     bags = torch.tensor([[1.0, 1.0], [3.0, 3.0], [0.0, 0.0], [0.0, 0.0]])
     rows = confounder_dictionary(bags, 4)

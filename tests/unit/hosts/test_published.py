@@ -105,11 +105,6 @@ def test_a_tensor_of_another_shape_is_named_with_the_one_expected(name, key, sha
         read_published(name, authors_tensors(name) | {key: torch.zeros(shape)})
 
 
-def test_many_wrong_tensors_are_counted_after_the_first():
-    with pytest.raises(WeightsError, match=r"missing: cls_token, .* and 19 more; left over: a"):
-        read_published("transmil", {"a": torch.zeros(2)})
-
-
 @pytest.mark.parametrize("name", ["clam_sb", "hdmil"])
 def test_names_of_old_checkpoints_are_understood(name):
     tensors = authors_tensors(name)

@@ -91,16 +91,6 @@ def test_one_split_has_the_slides_asked_for_with_every_label_in_every_part(tmp_p
         assert counts.max() - counts.min() <= 2
 
 
-def test_a_patch_stands_twice_on_a_slide_only_after_all_others_stood_once(tmp_path):
-    cohort = compose(make_pool(30), make_recipe(patches=(60, 60)), tmp_path / "c").cohort
-    for row in cohort.slides:
-        rows = truth_of(cohort, row.slide_id, "patch")
-        concept = truth_of(cohort, row.slide_id, "concept")
-        for own in np.unique(concept):
-            counts = np.unique(rows[concept == own], return_counts=True)[1]
-            assert counts.max() - counts.min() <= 1
-
-
 def test_held_out_examples_enter_no_bag(tmp_path):
     pool = make_pool(60)
     cohort = compose(pool, make_recipe(examples_per_class=5), tmp_path / "c").cohort
@@ -144,14 +134,6 @@ def test_a_cohort_that_is_whole_is_left_alone_and_another_is_refused(tmp_path):
     with pytest.raises(UsageError, match="is not empty"):
         compose(pool, make_recipe(slides=12), tmp_path / "c", replace_files=False)
     assert len(Cohort.load(tmp_path / "c").slides) == 9
-
-
-def test_a_class_that_no_patch_has_is_refused_and_nothing_written(tmp_path):
-    with pytest.raises(
-        UsageError, match="no patches of class 'necrosis'; it has: adenoma, fat, normal, tumour"
-    ):
-        compose(make_pool(9), make_recipe(background=["necrosis"]), tmp_path / "c")
-    assert not (tmp_path / "c").exists()
 
 
 @pytest.mark.parametrize(

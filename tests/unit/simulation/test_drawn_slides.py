@@ -9,20 +9,14 @@ from gcemil.bags import store
 from gcemil.bags.cohort import Cohort
 from gcemil.errors import CohortError
 from gcemil.features.patching import PatchingRules, patch_slides, patches_path, read_patch_file
-from gcemil.resources import shipped_names
 from gcemil.simulation.drawn_slide import mask_path, read_drawn_mask, slide_path
-from gcemil.simulation.layout import draw_layout
 from gcemil.simulation.painting import FINE, PATCH, SQUARE, draw_labels
 from gcemil.simulation.pixels import (
-    PIXEL_DIALS,
     read_encoded_card,
     read_pixel_truth,
     simulate_pixels,
     write_pixel_truth,
 )
-from gcemil.simulation.profile import load_profile, resolve_dials
-from gcemil.simulation.simulate import plan_slides
-from gcemil.simulation.world import draw_world
 from gcemil.slides.grid import PatchSettings
 from gcemil.slides.mask_files import rasterise_rings
 from gcemil.slides.reader import Bounds, open_slide
@@ -40,12 +34,6 @@ def cohort(tmp_path_factory):
     report = patch_slides([folder / "slides"], folder, PatchingRules(masks=folder / "masks" / "tissue"))
     assert not report.problems
     return drawn
-
-
-def world_of(profile, seed=0, **dials):
-    chosen = load_profile(profile)
-    resolved = resolve_dials(chosen.dials, {**PIXEL_DIALS, **dials})
-    return draw_world(chosen, resolved, feature_dim=48, anchor_dim=32, seed=seed)
 
 
 # Truth
@@ -105,17 +93,6 @@ def test_asap_polygons_are_the_evidence_mask(cohort):
             inside = rasterise_rings([ring], bounds, downsample=FINE)
             painted = painted | inside if annotation.get("PartOfGroup") == "Tumor" else painted & ~inside
         np.testing.assert_array_equal(painted, mask)
-
-
-@pytest.mark.parametrize("profile", shipped_names("simulator"))
-def test_small_slides_have_room_for_the_plans_of_every_profile(profile):
-    world = world_of(profile)
-    for slide in plan_slides(world, profile, 12, (64, 64)):
-        layout = draw_layout(
-            world.profile, world.dials, 64, slide.regions, world.draws("layout", slide.row.slide_id)
-        )
-        planned = sum(region.n_patches for region in slide.regions if region.role == "evidence")
-        assert layout.evidence.sum() == planned
 
 
 # Files

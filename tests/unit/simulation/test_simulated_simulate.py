@@ -63,18 +63,6 @@ def test_files_hold_what_the_contract_says(tmp_path):
         assert len(set(prompts)) == 8
 
 
-def test_label_noise_is_in_the_table_and_not_in_the_truth(tmp_path):
-    cohort = simulate(
-        "nsclc", tmp_path, size="tiny", dials={**FEW_PAIRS, "label_noise": 0.25, "slides_per_case": 1.0}
-    )
-    wrong = [
-        row
-        for row in cohort.slides
-        if store.attributes(cohort.truth_file(row.slide_id))["label"] != row.label
-    ]
-    assert len(wrong) == 6
-
-
 def test_log_risk_follows_from_the_truth_of_all_slides_of_the_case(tmp_path):
     cohort = simulate("luad", tmp_path, size="tiny", dials={**FEW_PAIRS, "slides_per_case": 2.0})
     profile, names = load_profile("luad"), cohort.card.provenance["concepts"]
