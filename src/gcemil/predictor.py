@@ -21,7 +21,7 @@ from gcemil.hosts.host import (
     check_bag,
     closed_form,
     embedded_bag,
-    logarithm,
+    log_with_zero,
 )
 from gcemil.row_blocks import mapped_rows
 from gcemil.shapes import Logits, Scores, Selected
@@ -78,7 +78,7 @@ class GcePredictor:
         embedded = self.embed_bag(features)
         if gates is None:
             return self.aggregate(embedded, coords)
-        return self.gated(features, embedded, coords, logarithm(gates))
+        return self.gated(features, embedded, coords, log_with_zero(gates))
 
     def embed(self, features: Tensor) -> GceEmbedded:
         return self.join(self.host.embed(features), features)

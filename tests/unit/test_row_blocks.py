@@ -13,7 +13,7 @@ from gcemil.diagnostics.cost import peak_bytes
 from gcemil.diagnostics.trained_fold import predict_bag
 from gcemil.explain import explain_slide
 from gcemil.hosts.adapters import CallableHost
-from gcemil.hosts.host import embedded_bag, logarithm
+from gcemil.hosts.host import embedded_bag, log_with_zero
 from gcemil.hosts.table import HOSTS
 from gcemil.row_blocks import mapped_rows, to_float32
 
@@ -91,7 +91,7 @@ def test_a_stored_bag_in_blocks_is_predicted_as_the_wide_one_at_once(name, mode,
     monkeypatch.setattr(row_blocks, "BLOCK_ROWS", 7)
     embedded = embedded_bag(host, features)
     parts = [host(features, coords), host(features, coords, gates=gates)]
-    parts.append(host.gated(features, embedded, coords, logarithm(gates)))
+    parts.append(host.gated(features, embedded, coords, log_with_zero(gates)))
     for one, other in zip([*whole, whole[1]], parts, strict=True):
         torch.testing.assert_close(other.logits, one.logits, **CLOSE)
         torch.testing.assert_close(other.scores, one.scores, **CLOSE)

@@ -178,7 +178,7 @@ class MilHost(nn.Module, Generic[E]):
         else:
             check_gates(gates, n_patches=len(features))
             embedded = None if self.reweights_features else embedded_bag(self, features)
-            output = self._gated(features, embedded, coords, logarithm(gates), target)
+            output = self._gated(features, embedded, coords, log_with_zero(gates), target)
         check_finite(output, features)
         return output
 
@@ -308,7 +308,7 @@ def scatter_output(output: HostOutput, kept: Selected) -> HostOutput:
     return replace(output, scores=scores, contributions=contributions)
 
 
-def logarithm(gates: Gates) -> LogGates:
+def log_with_zero(gates: Gates) -> LogGates:
     """log pi with -inf at exactly 0, and a gradient that stays finite there."""
     is_open = gates > 0
     return torch.where(is_open, gates, 1.0).log().masked_fill(~is_open, -torch.inf)

@@ -102,7 +102,7 @@ def import_object(name: str, what: str) -> Any:
         # It stays: a host may import more of its package while it works.
         sys.path.append(here)
     try:
-        found: Any = import_module(module_name)
+        value: Any = import_module(module_name)
     except (Exception, SystemExit) as error:
         missing = isinstance(error, ModuleNotFoundError)
         reason = str(error) if missing else f"{type(error).__name__}: {error}"
@@ -111,20 +111,20 @@ def import_object(name: str, what: str) -> Any:
             "It is looked for among the installed packages and in the working folder."
         ) from error
     for step in path.split("."):
-        if not hasattr(found, step):
-            public = [one for one in dir(found) if not one.startswith("_") and callable(getattr(found, one))]
+        if not hasattr(value, step):
+            public = [key for key in dir(value) if not key.startswith("_") and callable(getattr(value, key))]
             raise UsageError(
                 f"{what} '{name}': there is no '{step}' in '{module_name}'. There are: {', '.join(public) or 'none'}."
             )
-        found = getattr(found, step)
-    return found
+        value = getattr(value, step)
+    return value
 
 
 def import_class(name: str) -> Any:
     """The class that an import path names."""
-    found = import_object(name, "Host")
-    if not inspect.isclass(found):
+    host_class = import_object(name, "Host")
+    if not inspect.isclass(host_class):
         raise UsageError(
-            f"'{name}' is not a host but a {type(found).__name__}: a host is a subclass of torch.nn.Module."
+            f"'{name}' is not a host but a {type(host_class).__name__}: a host is a subclass of torch.nn.Module."
         )
-    return found
+    return host_class

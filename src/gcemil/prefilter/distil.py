@@ -241,7 +241,9 @@ def _try_rates(
         full=full,
         kept=torch.stack([answer.logits for answer in answers]),
         doubts=[answer.doubt for answer in answers],
-        changed=[is_changed(one.logits, full, deviation=deviation, tolerance=tolerance) for one in answers],
+        changed=[
+            is_changed(answer.logits, full, deviation=deviation, tolerance=tolerance) for answer in answers
+        ],
         recall=[float(evidence[answer.rows].sum() / evidence.sum()) for answer in answers],
         evidence_share=whole.recovery.fraction,
     )

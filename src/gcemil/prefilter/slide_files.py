@@ -152,9 +152,9 @@ class SlidePredictor:
     ) -> SlidePredictor:
         """Everything is checked before the first slide; an encoder and folds already loaded may be handed in."""
         folds = folds or load_fold_models(run, fold=fold, needs_evidence=mode != "full")
-        fitted = tuple(_load_fold_prefilter(run, one) for one in folds) if mode == "prefilter" else ()
+        fitted = tuple(_load_fold_prefilter(run, model) for model in folds) if mode == "prefilter" else ()
         origin = fitted[0].origin if fitted else read_run_origin(run)
-        if any(one.origin != origin for one in fitted):
+        if any(prefilter.origin != origin for prefilter in fitted):
             raise RunError(
                 f"The folds of {run} have prefilters of different encoders. Fit them again with 'gcemil prefilter'."
             )
@@ -191,8 +191,8 @@ class SlidePredictor:
         bag = source.bag(slide_id)
         answers: list[KeptAnswer] = []
         with watch.part("prediction"):
-            for one, fitted, rows in zip(self.folds, self.prefilters, kept, strict=True):
-                answer = answer_from_kept(_wrapped_model(one), bag, rows, deviation=fitted.risk_deviation)
+            for fold, fitted, rows in zip(self.folds, self.prefilters, kept, strict=True):
+                answer = answer_from_kept(_wrapped_model(fold), bag, rows, deviation=fitted.risk_deviation)
                 if not fitted.certifies(answer.doubt):
                     break
                 answers.append(answer)
@@ -213,13 +213,13 @@ class SlidePredictor:
             source.encode(everyone)
         bag = source.bag(slide_id)
         with watch.part("prediction"):
-            answers = [one.answer(bag, mode) for one in self.folds]
+            answers = [fold.answer(bag, mode) for fold in self.folds]
         logits = [answer.logits for answer in answers]
-        found = self._prediction(
+        prediction = self._prediction(
             slide_id, logits, answers[0].evidence, everyone, source, watch, certified=certified
         )
         hosts = [answer.host for answer in answers] if mode == "gce" else []
-        return replace(found, values=average_folds(self.folds, found.per_fold, hosts))
+        return replace(prediction, values=average_folds(self.folds, prediction.per_fold, hosts))
 
     def _prediction(
         self,
@@ -232,7 +232,7 @@ class SlidePredictor:
         *,
         certified: bool | None,
     ) -> SlideFilePrediction:
-        per_fold = [one.values(answer) for one, answer in zip(self.folds, logits, strict=True)]
+        per_fold = [fold.values(answer) for fold, answer in zip(self.folds, logits, strict=True)]
         return SlideFilePrediction(
             slide_id=slide_id,
             values=average_folds(self.folds, per_fold),
@@ -269,9 +269,9 @@ def _load_fold_prefilter(run: Path, one: FoldModel) -> FittedPrefilter:
     return fitted
 
 
-def _wrapped_model(one: FoldModel) -> GceMil:
+def _wrapped_model(fold: FoldModel) -> GceMil:
     """The wrapper of a fold; plain hosts were refused when the run was opened."""
-    model: GceMil = one.loaded.model  # type: ignore[assignment]
+    model: GceMil = fold.loaded.model  # type: ignore[assignment]
     return model
 
 

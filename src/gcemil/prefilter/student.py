@@ -193,7 +193,7 @@ def fit_student(lessons: Sequence[Lesson], settings: PrefilterSettings) -> Stude
         order = draws.permutation(len(lessons))
         for start in range(0, len(order), settings.slides_per_step):
             chosen = [lessons[place] for place in order[start : start + settings.slides_per_step]]
-            losses = [_ranking_loss(student, one, settings.target_temperature, draws) for one in chosen]
+            losses = [_ranking_loss(student, lesson, settings.target_temperature, draws) for lesson in chosen]
             optimizer.zero_grad()
             torch.autograd.backward(torch.stack(losses).mean())
             optimizer.step()
@@ -202,16 +202,16 @@ def fit_student(lessons: Sequence[Lesson], settings: PrefilterSettings) -> Stude
 
 
 def _ranking_loss(
-    student: Student, one: Lesson, temperature: float, draws: np.random.Generator
+    student: Student, lesson: Lesson, temperature: float, draws: np.random.Generator
 ) -> Float[Tensor, ""]:
     """KL between the teacher's and the student's softmax over the patches of a slide, seen from a random side."""
     # One of the eight ways to lay a square; tissue has no upside.
-    images = torch.rot90(densities(one.crops, one.table), int(draws.integers(4)), dims=(2, 3))
+    images = torch.rot90(densities(lesson.crops, lesson.table), int(draws.integers(4)), dims=(2, 3))
     if draws.integers(2):
         images = images.flip(3)
-    wanted = torch.softmax(one.targets / temperature, dim=0)
+    targets = torch.softmax(lesson.targets / temperature, dim=0)
     guessed = torch.log_softmax(student(images), dim=0)
-    return nn.functional.kl_div(guessed, wanted, reduction="sum")
+    return nn.functional.kl_div(guessed, targets, reduction="sum")
 
 
 @torch.inference_mode()
@@ -267,7 +267,7 @@ class FittedPrefilter(PrefilterRecord):
 def save_prefilter(path: Path, fitted: FittedPrefilter) -> None:
     """A file that appears whole or not at all."""
     meta = {
-        **{one.name: getattr(fitted, one.name) for one in fields(PrefilterRecord)},
+        **{field.name: getattr(fitted, field.name) for field in fields(PrefilterRecord)},
         "settings": fitted.settings.model_dump(mode="json"),
         "settings_hash": fitted.settings.hash,
         "origin": asdict(fitted.origin),

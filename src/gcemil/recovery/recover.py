@@ -292,7 +292,7 @@ def drop_free_riders(selected: Selected, importances: Sequence[Scores]) -> Selec
     """
     while True:
         size = int(selected.sum())
-        first = [top_k(one, size) & (one > 0) for one in importances]
+        first = [top_k(values, size) & (values > 0) for values in importances]
         kept = selected & torch.stack(first).any(dim=0)
         if int(kept.sum()) in (0, size):
             return selected
