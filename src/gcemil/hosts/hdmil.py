@@ -156,7 +156,7 @@ class Hdmil(MilHost[BranchEmbedded]):
             return read_means_without_each(branch, embedded.tokens, read_rows(index), branch_weights)
 
         def alone(embedded: BranchEmbedded, index: int) -> Scores:
-            return torch.cat([read_rows(index)(rows) for rows in embedded.tokens.split(CHUNK)])
+            return torch.cat([read_rows(index)(rows) for rows in torch.split(embedded.tokens, CHUNK)])
 
         def read_rows(index: int) -> Callable[[Float[Tensor, "k w"]], Float[Tensor, "k"]]:
             coefficients = self.bag_heads.coefficients[index, :, 0].T.contiguous()
