@@ -48,7 +48,7 @@ from gcemil.diagnostics.snr import OutputScale
 from gcemil.diagnostics.trained_fold import FoldBag, TrainedFold, read_risk_scale
 from gcemil.errors import InputError
 from gcemil.explain import SEARCHED_SHARES, STRICTER, Search
-from gcemil.hosts.host import Embedded, Host, ask_subsets, shortcut
+from gcemil.hosts.host import Embedded, Host, ask_subsets, closed_form
 from gcemil.predictor import GceEmbedded
 from gcemil.recovery.recover import members, ranking, subset_size
 from gcemil.runs.folder import Run
@@ -213,8 +213,7 @@ def rank_patches(bag: FoldBag, judge: Judge, generator: Generator) -> dict[str, 
     # A patch that lowers a risk counts as much as one that raises it.
     if (shares := output.answer.contributions) is not None:
         scores["contribution"] = (shares - shares.mean()).abs() if judge.is_risk else shares
-    closed_form = shortcut(bag.network.explained, "closed_form")
-    if closed_form is not None and (form := closed_form()) is not None and len(bag) > 1:
+    if (form := closed_form(bag.network.explained)) is not None and len(bag) > 1:
         index = int(judge.full.argmax())
         lost = judge.full[index] - form.without(output.embedded, bag.coords, index)
         scores["occlusion"] = lost.abs() if judge.is_risk else lost

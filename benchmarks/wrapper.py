@@ -154,7 +154,7 @@ def make_model(options: argparse.Namespace, name: str, bridge: Any, reads_host: 
     model = GceMil(host, bank, in_dim=options.width, settings=settings).eval()
     reference = torch.randn(2 * options.width, options.width)
     if model.bridge.needs_fit:
-        model.fit_bridge(reference, reference @ torch.randn(options.width, options.width))
+        model.bridge.fit(reference, reference @ torch.randn(options.width, options.width))
     model.calibrate(reference)
     model.set_temperature(HOSTS[name].temperature_end)
     return model

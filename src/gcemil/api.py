@@ -108,7 +108,7 @@ def wrap(
         explains_host=explains_host,
     )
     if pairs is not None:
-        model.fit_bridge(*(torch.from_numpy(as_array(one)).float() for one in pairs))
+        model.bridge.fit(*(torch.from_numpy(as_array(one)).float() for one in pairs))
     if reference is not None:
         if isinstance(model.bridge, CentredBridge):
             model.bridge.set_centre(reference.mean(dim=0))

@@ -25,7 +25,7 @@ from torch import Tensor
 from gcemil.bags.bag import Bag
 from gcemil.errors import BagError, UsageError
 from gcemil.evidence.coverage import anchor_coverage, marginal_gains, utility
-from gcemil.hosts.host import Embedded, Host, HostOutput, ask_subsets, check_bag, embedded_bag, shortcut
+from gcemil.hosts.host import Embedded, Host, HostOutput, ask_subsets, check_bag, closed_form, embedded_bag
 from gcemil.model import EvidenceOutput, GceMil
 from gcemil.outputs import Output, Tolerances, Verdict, judge
 from gcemil.predictor import GceEmbedded
@@ -146,9 +146,8 @@ def _host_rankings(model: GceMil, output: EvidenceOutput, coords: Tensor | None)
     rankings = {"attention": full.scores}
     if (shares := model.patch_shares(full, output.embedded, coords)) is not None:
         rankings["contribution"] = shares
-    closed_form = shortcut(model.host, "closed_form")
-    form = None if closed_form is None or len(full.scores) < 2 else closed_form()
-    if form is not None:
+    form = closed_form(model.host)
+    if form is not None and len(full.scores) > 1:
         rankings["occlusion"] = -form.without(output.embedded, coords, index)
         rankings["alone"] = form.alone(output.embedded, index)
     return rankings

@@ -33,9 +33,9 @@ from gcemil.hosts.host import (
     HostOutput,
     check_bag,
     check_finite,
+    closed_form,
     embedded_bag,
     not_finite_error,
-    shortcut,
 )
 from gcemil.outputs import Output, Tolerances, create_output
 from gcemil.predictor import GcePredictor
@@ -326,14 +326,9 @@ class GceMil(nn.Module):
         """How much each patch supports the prediction: its contribution, or the fall of the predicted logit without it."""
         if full.contributions is not None:
             return self.output_kind.shares(full.contributions)
-        closed_form = shortcut(self.host, "closed_form")
+        form = closed_form(self.host)
         # A bag of one patch has nothing left without it.
-        if (
-            closed_form is None
-            or self.output_kind.is_risk
-            or len(full.scores) < 2
-            or (form := closed_form()) is None
-        ):
+        if form is None or self.output_kind.is_risk or len(full.scores) < 2:
             return None
         losses: Scores = -form.without(embedded, coords, int(full.logits.argmax()))
         return losses
@@ -366,10 +361,6 @@ class GceMil(nn.Module):
         if self.head.has_vote and self.is_grounded:
             return self.head.weights.abs()
         return self.utility.anchor_weights
-
-    def fit_bridge(self, features: Tensor, anchor_space: Tensor) -> None:
-        """Fit the bridge on pairs: the same patches in feature space and in anchor space."""
-        self.bridge.fit(features, anchor_space)
 
     @torch.no_grad()
     def calibrate(self, reference: Tensor) -> None:

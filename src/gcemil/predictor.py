@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,9 +19,9 @@ from gcemil.hosts.host import (
     Stage,
     ask_subsets,
     check_bag,
+    closed_form,
     embedded_bag,
-    logarithm,
-    shortcut,
+    log_with_zero,
 )
 from gcemil.row_blocks import mapped_rows
 from gcemil.shapes import Logits, Scores, Selected
@@ -77,7 +78,7 @@ class GcePredictor:
         embedded = self.embed_bag(features)
         if gates is None:
             return self.aggregate(embedded, coords)
-        return self.gated(features, embedded, coords, logarithm(gates))
+        return self.gated(features, embedded, coords, log_with_zero(gates))
 
     def embed(self, features: Tensor) -> GceEmbedded:
         return self.join(self.host.embed(features), features)
@@ -93,57 +94,51 @@ class GcePredictor:
 
     def aggregate(
         self,
-        embedded: Embedded,
+        embedded: Any,
         coords: Tensor | None,
         *,
         log_gates: Tensor | None = None,
         target: Tensor | None = None,
     ) -> HostOutput:
-        found = _as_gce(embedded)
-        inner = replace(found.host, tokens=found.tokens)
-        return self._mix(self.host.aggregate(inner, coords, log_gates=log_gates), found, log_gates)
+        inner = replace(embedded.host, tokens=embedded.tokens)
+        return self._mix(self.host.aggregate(inner, coords, log_gates=log_gates), embedded, log_gates)
 
     def gated(
         self,
         features: Tensor,
-        embedded: Embedded,
+        embedded: Any,
         coords: Tensor | None,
         log_gates: Tensor,
         *,
         target: Tensor | None = None,
     ) -> HostOutput:
-        found = _as_gce(embedded)
-        return self._mix(self.host.gated(features, found.host, coords, log_gates), found, log_gates)
+        return self._mix(self.host.gated(features, embedded.host, coords, log_gates), embedded, log_gates)
 
-    def subset_form(self, embedded: Embedded, coords: Tensor | None) -> Callable[[Selected], Logits]:
+    def subset_form(self, embedded: Any, coords: Tensor | None) -> Callable[[Selected], Logits]:
         """A function that predicts any subset of the bag, at the cost of the host's own."""
-        found = _as_gce(embedded)
-        ask = ask_subsets(self.host, found.host, coords)
+        ask = ask_subsets(self.host, embedded.host, coords)
 
         def answer(selected: Selected) -> Logits:
-            coverage = self.head.coverage(found.responses[selected], found.n_patches)
+            coverage = self.head.coverage(embedded.responses[selected], embedded.n_patches)
             return self.head.mix(ask(selected), self.head.utility(coverage))
 
         return answer
 
     def closed_form(self) -> ClosedForm | None:
         """F without, and with only, each patch, where the host has this."""
-        of_host = shortcut(self.host, "closed_form")
-        form = None if of_host is None else of_host()
+        form = closed_form(self.host)
         if form is None:
             return None
         outputs = range(self.n_outputs)
 
-        def without(embedded: Embedded, coords: Tensor | None, index: int) -> Scores:
-            found = _as_gce(embedded)
-            host = torch.stack([form.without(found.host, coords, one) for one in outputs], dim=1)
-            coverage = self.head.coverage_without_each(found.responses, found.n_patches)
+        def without(embedded: Any, coords: Tensor | None, index: int) -> Scores:
+            host = torch.stack([form.without(embedded.host, coords, c) for c in outputs], dim=1)
+            coverage = self.head.coverage_without_each(embedded.responses, embedded.n_patches)
             return self.head.mix(host, self.head.utility(coverage))[:, index]
 
-        def alone(embedded: Embedded, index: int) -> Scores:
-            found = _as_gce(embedded)
-            host = torch.stack([form.alone(found.host, one) for one in outputs], dim=1)
-            coverage = torch.maximum(found.responses / top_count(found.n_patches), self.head.absent)
+        def alone(embedded: Any, index: int) -> Scores:
+            host = torch.stack([form.alone(embedded.host, c) for c in outputs], dim=1)
+            coverage = torch.maximum(embedded.responses / top_count(embedded.n_patches), self.head.absent)
             return self.head.mix(host, self.head.utility(coverage))[:, index]
 
         return ClosedForm(without, alone)
@@ -174,9 +169,3 @@ class GcePredictor:
         shares = agrees * output.contributions * head.host_scale[1]
         marginals = head.marginals(embedded.responses, embedded.n_patches, rows)
         return (1 - weight) * shares + weight * head.head_scale[1] * marginals
-
-
-def _as_gce(embedded: Embedded) -> GceEmbedded:
-    if not isinstance(embedded, GceEmbedded):
-        raise UsageError("F pools bags that it has embedded itself. Call embed_bag first.")
-    return embedded

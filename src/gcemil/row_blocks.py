@@ -49,8 +49,7 @@ def mapped_rows(function: Callable[..., Sequence[Tensor]], *inputs: Tensor) -> l
         return list(function(*map(to_float32, inputs)))
     whole: list[Tensor] = []
     for part in row_blocks(n_rows, BLOCK_ROWS):
-        given = [to_float32(one[part]) for one in inputs]
-        results = function(*given)
+        results = function(*(to_float32(rows[part]) for rows in inputs))
         if not whole:
             whole = [
                 # Rows handed through as they are need no second copy.

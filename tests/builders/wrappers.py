@@ -58,7 +58,7 @@ def wrapped(host: Host, *, bank: AnchorBank | None = None, **settings: Any) -> G
     model = GceMil(host, bank, in_dim=host.in_dim, settings=chosen).eval()
     reference, _ = tensor_bag(200, dim=host.in_dim, seed=5)
     if model.bridge.needs_fit:
-        model.fit_bridge(reference, reference @ torch.randn(host.in_dim, bank.anchor_dim))
+        model.bridge.fit(reference, reference @ torch.randn(host.in_dim, bank.anchor_dim))
     if isinstance(model.utility, RiskPathways):
         # At the initial 0 no pathway matters, so nothing would be covered and no gradient would reach the bridge.
         torch.nn.init.normal_(model.utility.raw_effects, std=1 / WEIGHT_GAIN)

@@ -69,3 +69,23 @@ def test_a_host_without_outputs_is_refused(name):
 def test_an_unknown_host_is_refused_with_the_known_ones():
     with pytest.raises(GcemilError, match=r"Unknown host 'resnet'.*abmil"):
         create_host("resnet", in_dim=16, n_outputs=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "match"),
+    [
+        ("camil", {"width": 40}, "multiple of twice its 8 heads, got 40"),
+        ("clam_sb", {"instance_loss": "hinge"}, "one of svm, cross_entropy, got 'hinge'"),
+        ("dtfd", {"distillation": "mean"}, "got 'mean'"),
+        ("dtfd", {"n_groups": 0}, "got 'afs' and 0"),
+        ("hdmil", {"kept_rate": 1.2}, "degree >= 1 and kept_rate in"),
+        ("hdmil", {"normalisation": "patch"}, "one of branch, joint, got 'patch'"),
+        ("ibmil", {"n_confounders": 0}, "n_confounders >= 1, got 0"),
+        ("mhim", {"random_ratio": 1.5}, r"random_ratio in \[0, 1\], got 1.5"),
+        ("mhim", {"high_share": 0.0}, r"high_share in \(0, 1\], got 0.0"),
+        ("transmil", {"width": 100}, "multiple of its 8 heads, got 100"),
+    ],
+)
+def test_an_option_out_of_range_is_refused(name, options, match):
+    with pytest.raises(UsageError, match=match):
+        create_host(name, in_dim=16, n_outputs=2, options=options)

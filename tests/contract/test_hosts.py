@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gcemil.hosts.host import Host, ask_subsets, embedded_bag, logarithm
+from gcemil.hosts.host import Host, ask_subsets, embedded_bag, log_with_zero
 from gcemil.hosts.table import HOSTS, create_host
 
 NAMES = list(HOSTS)
@@ -159,7 +159,7 @@ def test_gate_of_ones_leaves_the_host_unchanged(name, mode):
 def test_gated_reuses_the_embedding_and_agrees_with_the_public_door(name, mode):
     host, (features, coords) = make_host(name, mode=mode), make_bag(40)
     gates = torch.linspace(0.05, 1, 40)
-    reused = host.gated(features, host.embed(features), coords, logarithm(gates))
+    reused = host.gated(features, host.embed(features), coords, log_with_zero(gates))
     assert difference(reused.logits, host(features, coords, gates=gates).logits) <= tolerance(name)
 
 

@@ -81,14 +81,6 @@ def test_evidence_never_drowns_what_the_task_teaches_the_host(name, n_outputs):
 
 @every_host
 @every_mode
-def test_gates_of_one_leave_the_host_unchanged(name, mode):
-    host, (features, coords) = prepared_host(name, mode=mode), tensor_bag(40)
-    bag = Interventions(host, features, coords)
-    assert_close(name, bag.gated(torch.zeros(40)).logits, bag.full().logits)
-
-
-@every_host
-@every_mode
 def test_keeping_all_is_the_full_bag_and_removing_all_leaves_nothing(name, mode):
     host, (features, coords) = prepared_host(name, mode=mode), tensor_bag(40)
     bag, everything = Interventions(host, features, coords), torch.ones(40, dtype=torch.bool)
@@ -110,14 +102,6 @@ def test_kept_and_removed_are_the_host_on_the_bag_without_the_other_rows(name, m
             alone = host(features[rows], None if coords is None else coords[rows])
             assert_close(name, found.logits, alone.logits)
             assert len(found.scores) == int(rows.sum())
-
-
-@every_host
-def test_in_deletion_mode_a_log_gate_of_minus_infinity_is_a_removed_row(name):
-    host, (features, coords) = prepared_host(name, mode="deletion"), tensor_bag(40)
-    selected = torch.arange(40) % 4 == 1
-    bag = Interventions(host, features, coords)
-    assert_close(name, bag.gated(selected.float().log()).logits, bag.kept(selected).logits)
 
 
 @every_host
@@ -158,20 +142,6 @@ def test_the_gated_door_agrees_with_forward_with_and_without_the_hosts_view(name
             )
         assert_close(name, whole.gates, alone.gates)
         assert_close(name, alone.logits, whole.logits)
-
-
-@every_host
-@every_mode
-def test_rows_whose_gate_is_shut_are_gone_for_both_ways_of_reading_them(name, mode):
-    # At this temperature every closed gate is 0 in float32.
-    model = make_model(name, mode=mode, attention_term=False, contribution_term=False)
-    model.set_temperature(1e-3)
-    features, coords = tensor_bag(40)
-    with torch.no_grad():
-        whole, alone = model(features, coords), model.gated(features, coords)
-    assert (whole.gates == 0).any()
-    assert torch.equal(whole.log_gates.isneginf(), whole.gates == 0)
-    assert_close(name, alone.logits, whole.logits)
 
 
 @every_host

@@ -11,7 +11,7 @@ from torchmil.models import ABMIL, CLAM_SB, DSMIL
 from torchmil.nn import AttentionPool
 
 from gcemil.hosts.abmil import Abmil
-from gcemil.hosts.clam_sb import ClamSb, smooth_svm
+from gcemil.hosts.clam_sb import ClamSb, instance_loss
 from gcemil.hosts.dsmil import Dsmil
 from gcemil.hosts.dtfd import Dtfd, group_of
 
@@ -97,4 +97,4 @@ def test_smooth_svm_is_the_log_partition_of_augmented_margins():
     logits, targets = 3 * torch.randn(16, 2, generator=torch.Generator().manual_seed(1)), torch.arange(16) % 2
     margin = 1 - F.one_hot(targets, 2)
     expected = (logits + margin).logsumexp(dim=1) - logits.gather(1, targets.unsqueeze(1)).squeeze(1)
-    torch.testing.assert_close(smooth_svm(logits, targets == 1).mean(), expected.mean(), **close)
+    torch.testing.assert_close(instance_loss(logits, targets == 1).mean(), expected.mean(), **close)

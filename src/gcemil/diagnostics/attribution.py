@@ -68,7 +68,7 @@ from gcemil.evidence.spatial import common_step
 from gcemil.hosts.adapters import CallableHost
 from gcemil.hosts.attention import ClosedForm, LinearPooling
 from gcemil.hosts.clam_sb import ClamSb
-from gcemil.hosts.host import Host, shortcut
+from gcemil.hosts.host import Host, closed_form, shortcut
 from gcemil.hosts.nystrom import NystromAttention
 from gcemil.row_blocks import is_large, mapped_rows, row_blocks, to_float32
 from gcemil.shapes import Coords, Logits, Scores, Selected
@@ -91,17 +91,16 @@ def single(bag: PredictedBag) -> Scores:
 
 def has_closed_form(host: Host) -> bool:
     """Whether the host's class gives one, and its options allow it."""
-    form = shortcut(host, "closed_form")
-    return form is not None and form() is not None
+    return closed_form(host) is not None
 
 
 def _find_closed_form(host: Host) -> ClosedForm:
     """The host's closed form; one without is refused."""
-    if not has_closed_form(host):
+    form = closed_form(host)
+    if form is None:
         raise UsageError(
             f"{type(host).__name__} has no closed form of leave-one-out. Use 'occlusion_blocks' or 'single_blocks'."
         )
-    form: ClosedForm = shortcut(host, "closed_form")()
     return form
 
 

@@ -50,7 +50,7 @@ from gcemil.diagnostics.truth import oracle_scores, true_evidence, true_regions,
 from gcemil.errors import BagError, UsageError
 from gcemil.explain import Interventions, bag_tensors
 from gcemil.findings import Figures, Finding, Labels, Row, mean_row
-from gcemil.hosts.host import Host, HostOutput, logarithm
+from gcemil.hosts.host import Host, HostOutput, log_with_zero
 from gcemil.metrics import METRICS
 from gcemil.recovery.recover import members, subset_size, top_k
 from gcemil.rules import CONTROLS
@@ -200,7 +200,7 @@ def _take_log_gates(scores: Scores) -> Scores:
         raise BagError(
             f"Gates lie in [0, 1], but patch {wrong} has {float(scores[wrong])}. Audit them as scores."
         )
-    return logarithm(scores.float())
+    return log_with_zero(scores.float())
 
 
 def _random_stream(seed: int, bag: Bag, purpose: str) -> np.random.Generator:

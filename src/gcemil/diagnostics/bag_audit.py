@@ -19,7 +19,7 @@ from gcemil.diagnostics.snr import BagOutcome, OutputScale, RiskScale, Tolerance
 from gcemil.errors import UsageError
 from gcemil.explain import Interventions, bag_tensors, explain_bag
 from gcemil.hosts.adapters import find_device
-from gcemil.hosts.host import check_gates, logarithm
+from gcemil.hosts.host import check_gates, log_with_zero
 from gcemil.model import GceMil
 from gcemil.recovery.recover import subset_size, top_k
 
@@ -56,7 +56,7 @@ def try_rules(
         if gates:
             check_gates(values.float(), n_patches=n_patches)
         selected = values if values.dtype == torch.bool else top_k(values.double(), size)
-        chosen[rule] = selected, logarithm(values.float()) if gates else None
+        chosen[rule] = selected, log_with_zero(values.float()) if gates else None
     first = next(iter(chosen.values()))[0]
     draw = np.random.default_rng([seed, *bag.bag_id.encode()]).random(n_patches)
     chosen["random"] = top_k(torch.from_numpy(draw).to(device), int(first.sum())), None

@@ -42,7 +42,7 @@ from gcemil.errors import UsageError
 from gcemil.evidence.coverage import anchor_coverage, marginal_gains
 from gcemil.explain import Explanation
 from gcemil.findings import Finding, mean_rows
-from gcemil.hosts.host import logarithm
+from gcemil.hosts.host import log_with_zero
 from gcemil.model import GceMil
 from gcemil.recovery.recover import greedy_subset
 from gcemil.shapes import AnchorWeights, Gates, LogGates, Logits, Responses, Selected
@@ -76,7 +76,7 @@ def gate_slope(
     for share in torch.linspace(NEAREST_TO_SUBSET, 1.0, points).tolist():
         with torch.enable_grad():
             on_the_way = torch.lerp(subset, gates, share).requires_grad_()
-            output = output_under(logarithm(on_the_way))
+            output = output_under(log_with_zero(on_the_way))
             if not output.requires_grad:
                 return None
             (slope,) = torch.autograd.grad(output, on_the_way, allow_unused=True)

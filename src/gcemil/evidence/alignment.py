@@ -16,7 +16,6 @@ else. The bridge is fixed and costs nothing: anchors live in feature space.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -27,15 +26,6 @@ from gcemil.evidence.anchors import AnchorBank
 
 PairedFeatures = Float[Tensor, "p d"]
 PairedAnchorSpace = Float[Tensor, "p a"]
-
-
-@dataclass(frozen=True)
-class FactoredFit:
-    """B(h) = left right h + bias, left with orthonormal columns."""
-
-    left: Float[Tensor, "a q"]
-    right: Float[Tensor, "q d"]
-    bias: Float[Tensor, "a"]
 
 
 def ridge_fit(
@@ -54,15 +44,15 @@ def ridge_fit(
 
 def reduced_rank_fit(
     features: PairedFeatures, anchor_space: PairedAnchorSpace, *, ridge: float, rank: int
-) -> FactoredFit:
-    """The ridge fit held to `rank` directions; the same map when rank = min(d, a)."""
+) -> tuple[Float[Tensor, "a q"], Float[Tensor, "q d"], Float[Tensor, "a"]]:
+    """The ridge fit held to `rank` directions, left right h + bias; the same map when rank = min(d, a)."""
     weight, _ = ridge_fit(features.double(), anchor_space.double(), ridge)
     centred, _ = _centred_pairs(features, anchor_space)
     fitted = weight @ (centred.T @ centred) @ weight.T
     left = torch.linalg.eigh(fitted).eigenvectors[:, -rank:].flip(1)
     right = left.T @ weight
     bias = anchor_space.double().mean(dim=0) - left @ (right @ features.double().mean(dim=0))
-    return FactoredFit(left.to(features.dtype), right.to(features.dtype), bias.to(features.dtype))
+    return left.to(features.dtype), right.to(features.dtype), bias.to(features.dtype)
 
 
 def _centred_pairs(

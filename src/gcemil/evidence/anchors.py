@@ -187,23 +187,17 @@ class AnchorBank:
         source: "WeightSource | None",
     ) -> "AnchorBank":
         if isinstance(encoder, str):
-            embeddings, name = _named_embeddings(family, encoder, source), encoder
+            # What 'gcemil anchors embed' would write. Imported here so that the mathematics needs no encoder.
+            from gcemil.features.text_encoders import embed_prompts, load_text_encoder
+
+            name = encoder
+            embeddings = embed_prompts(family, load_text_encoder(name, source=source)).embeddings
         else:
             embeddings = np.asarray(encoder(family.wordings), dtype=np.float32)
             name = getattr(encoder, "__name__", type(encoder).__name__)
         if embeddings.ndim != 2:
             raise InputError(f"A text encoder returns (prompts, width), got shape {embeddings.shape}.")
         return cls(torch.from_numpy(embeddings), family.wordings, f"{provenance}, text encoder {name}")
-
-
-def _named_embeddings(
-    family: AnchorFamily, name: str, source: "WeightSource | None"
-) -> npt.NDArray[np.float32]:
-    """What 'gcemil anchors embed' would write: every prompt under all templates."""
-    # Imported here so that the mathematics stays usable without any encoder.
-    from gcemil.features.text_encoders import embed_prompts, load_text_encoder
-
-    return embed_prompts(family, load_text_encoder(name, source=source)).embeddings
 
 
 def _cluster_centres(
@@ -226,24 +220,17 @@ def _cluster_centres(
     return np.asarray(clusters.cluster_centers_[order], dtype=np.float32)
 
 
-class ResponseCurve(nn.Module):
-    """Base: cosines in, responses out."""
-
-    def forward(self, cosines: Responses) -> Responses:
-        raise NotImplementedError
-
-    def calibrate(self, cosines: Float[Tensor, "p m"]) -> None:
-        """Take offsets and scales from the cosines of reference patches, where the curve has any."""
-
-
-class PaperResponse(ResponseCurve):
-    """The same constants for every anchor; a reference changes nothing."""
+class PaperResponse(nn.Module):
+    """The same constants for every anchor."""
 
     def forward(self, cosines: Responses) -> Responses:
         return torch.sigmoid(PAPER_SHARPNESS * (cosines - PAPER_OFFSET))
 
+    def calibrate(self, cosines: Float[Tensor, "p m"]) -> None:
+        """A reference changes nothing."""
 
-class CalibratedResponse(ResponseCurve):
+
+class CalibratedResponse(nn.Module):
     """Offset and scale per anchor, so that an unrelated patch does not respond; calibrate again when the bridge moves."""
 
     offset: Tensor
@@ -268,6 +255,7 @@ class CalibratedResponse(ResponseCurve):
 
     @torch.no_grad()
     def calibrate(self, cosines: Float[Tensor, "p m"]) -> None:
+        """Take offsets and scales from the cosines of reference patches."""
         reference = cosines.detach().double().cpu().numpy()
         scale = reference.std(axis=0) if len(reference) else np.zeros(reference.shape[1])
         # Written so that NaN fails too; float32 cosines cannot resolve a smaller spread.
@@ -283,7 +271,7 @@ class CalibratedResponse(ResponseCurve):
         self.calibrated.fill_(True)
 
 
-def create_response(kind: str, n_anchors: int) -> ResponseCurve:
+def create_response(kind: str, n_anchors: int) -> PaperResponse | CalibratedResponse:
     """The paper's curve or the calibrated one, by name."""
     if kind == "paper":
         return PaperResponse()

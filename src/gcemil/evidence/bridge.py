@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gcemil.errors import InputError, UsageError
-from gcemil.evidence.alignment import FactoredFit, reduced_rank_fit
+from gcemil.evidence.alignment import reduced_rank_fit
 from gcemil.row_blocks import LinearRead, SquaredNorms, apply_reads
 from gcemil.shapes import AnchorEmbeddings, Features, Responses, Scores
 
@@ -68,14 +68,6 @@ class Bridge(nn.Module):
         if not self._has_fit:
             raise UsageError(f"This {type(self).__name__} was never fitted. Call fit() with pairs first.")
         return self.folded_cosines(nn.functional.normalize(anchors, dim=1))
-
-    def _check_pairs(self, features: Tensor, anchor_space: Tensor) -> None:
-        widths = (features.shape[1], anchor_space.shape[1])
-        if widths != (self.in_dim, self.anchor_dim):
-            raise InputError(
-                f"Pairs of widths {widths[0]} and {widths[1]} do not fit a bridge from {self.in_dim} to "
-                f"{self.anchor_dim}. Use the patch encoder and the anchors of this cohort."
-            )
 
 
 class IdentityBridge(Bridge):
@@ -168,19 +160,17 @@ class FreeBridge(Bridge):
     def fit(
         self, features: Float[Tensor, "p d"], anchor_space: Float[Tensor, "p a"], *, ridge: float = 0.01
     ) -> None:
-        self._check_pairs(features, anchor_space)
-        self.set_fit(reduced_rank_fit(features, anchor_space, ridge=ridge, rank=self.rank))
-
-    @torch.no_grad()
-    def set_fit(self, fit: FactoredFit) -> None:
-        """Take a fit that was found elsewhere."""
-        self._take(fit)
+        widths = (features.shape[1], anchor_space.shape[1])
+        if widths != (self.in_dim, self.anchor_dim):
+            raise InputError(
+                f"Pairs of widths {widths[0]} and {widths[1]} do not fit a bridge from {self.in_dim} to "
+                f"{self.anchor_dim}. Use the patch encoder and the anchors of this cohort."
+            )
+        left, right, bias = reduced_rank_fit(features, anchor_space, ridge=ridge, rank=self.rank)
+        self.left.copy_(left)
+        self.right.copy_(right)
+        self.bias.copy_(bias)
         self.fitted.fill_(True)
-
-    def _take(self, fit: FactoredFit) -> None:
-        self.left.copy_(fit.left)
-        self.right.copy_(fit.right)
-        self.bias.copy_(fit.bias)
 
 
 class FrozenBridge(FreeBridge):
@@ -207,11 +197,13 @@ class ProximalBridge(FreeBridge):
         self.register_buffer("first_weight", self.first_left @ self.first_right, persistent=False)
         self.register_load_state_dict_post_hook(lambda bridge, _: bridge._multiply_first())  # type: ignore[no-untyped-call]
 
-    def _take(self, fit: FactoredFit) -> None:
-        super()._take(fit)
-        self.first_left.copy_(fit.left)
-        self.first_right.copy_(fit.right)
-        self.first_bias.copy_(fit.bias)
+    @torch.no_grad()
+    def fit(
+        self, features: Float[Tensor, "p d"], anchor_space: Float[Tensor, "p a"], *, ridge: float = 0.01
+    ) -> None:
+        super().fit(features, anchor_space, ridge=ridge)
+        for name in ("left", "right", "bias"):
+            getattr(self, f"first_{name}").copy_(getattr(self, name))
         self._multiply_first()
 
     @torch.no_grad()

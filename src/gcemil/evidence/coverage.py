@@ -58,12 +58,8 @@ def utility(gates: Gates, responses: Responses, anchor_weights: AnchorWeights) -
 
 def marginal_gains(gates: Gates, responses: Responses, anchor_weights: AnchorWeights) -> Gates:
     """U(gate i at 1) - U(gate i at 0) for every patch i; its own gate does not matter."""
-    return (responses * missed_by_the_others(gates, responses)) @ anchor_weights
-
-
-def missed_by_the_others(gates: Gates, responses: Responses) -> Responses:
-    """The probability that no patch but i shows anchor m, for every i and m."""
-    return _product_of_the_others(gates.unsqueeze(1) * responses)
+    missed_by_the_others = _product_of_the_others(gates.unsqueeze(1) * responses)
+    return (responses * missed_by_the_others) @ anchor_weights
 
 
 def patch_concept_presence(responses: Responses, anchor_weights: AnchorWeights) -> Gates:

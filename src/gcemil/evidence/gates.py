@@ -106,7 +106,8 @@ def _open_top_k(gate: Gate, scores: Scores, count: int, temperature: float, _: A
     selected = torch.zeros_like(scores, dtype=torch.bool)
     selected[order[:count]] = True
     if not gate.training:
-        return hard_gates(selected, dtype=scores.dtype)
+        gates = selected.to(scores.dtype)
+        return GateOutput(gates.log(), gates, selected)
     soft = torch.sigmoid((scores - slide_centre(scores, count)) / temperature)
     return straight_through(soft, selected)
 
@@ -158,12 +159,6 @@ def simplex_gates(probabilities: Scores) -> GateOutput:
     selected = probabilities.detach() > 0
     log_gates = torch.where(selected, gates, 1.0).log().masked_fill(~selected, -torch.inf)
     return GateOutput(log_gates, gates, selected)
-
-
-def hard_gates(selected: Selected, *, dtype: torch.dtype) -> GateOutput:
-    """1 and 0, with logarithms 0 and -inf."""
-    gates = selected.to(dtype)
-    return GateOutput(gates.log(), gates, selected)
 
 
 def straight_through(gates: Gates, selected: Selected) -> GateOutput:

@@ -200,7 +200,7 @@ def fit_class_head(
     utility = val @ weights.T + bias
     scales = [find_inverse_temperature(logits, val_labels) for logits in (val_host, utility)]
     calibrated = [
-        log_softmax(one * scale, axis=1) for one, scale in zip((val_host, utility), scales, strict=True)
+        log_softmax(logits * scale, axis=1) for logits, scale in zip((val_host, utility), scales, strict=True)
     ]
     log_likelihoods = np.array(
         [-_surprise((1 - w) * calibrated[0] + w * calibrated[1], val_labels) for w in WEIGHTS]
@@ -216,20 +216,20 @@ def fit_class_weights(
     """alpha >= 0 and b by ridged cross-entropy: a convex problem with one answer."""
     mean, deviation = coverage.mean(axis=0), coverage.std(axis=0) + 1e-6
     inputs, n_anchors = (coverage - mean) / deviation, coverage.shape[1]
-    wanted = np.eye(n_classes)[labels]
+    targets = np.eye(n_classes)[labels]
 
     def loss(flat: Float[np.ndarray, "p"]) -> tuple[float, Float[np.ndarray, "p"]]:
         weights = flat[: n_classes * n_anchors].reshape(n_classes, n_anchors)
         logs = log_softmax(inputs @ weights.T + flat[n_classes * n_anchors :], axis=1)
-        slope = (np.exp(logs) - wanted) / len(labels)
-        value = -(wanted * logs).sum() / len(labels) + RIDGE / 2 * np.square(weights).sum()
+        slope = (np.exp(logs) - targets) / len(labels)
+        value = -(targets * logs).sum() / len(labels) + RIDGE / 2 * np.square(weights).sum()
         return value, np.concatenate([(slope.T @ inputs + RIDGE * weights).ravel(), slope.sum(axis=0)])
 
     n_weights = n_classes * n_anchors
     bounds = [(0.0, None)] * n_weights + [(None, None)] * n_classes
-    found = minimize(loss, np.zeros(n_weights + n_classes), jac=True, method="L-BFGS-B", bounds=bounds)
-    weights = found.x[:n_weights].reshape(n_classes, n_anchors) / deviation
-    return weights, found.x[n_weights:] - weights @ mean
+    fit = minimize(loss, np.zeros(n_weights + n_classes), jac=True, method="L-BFGS-B", bounds=bounds)
+    weights = fit.x[:n_weights].reshape(n_classes, n_anchors) / deviation
+    return weights, fit.x[n_weights:] - weights @ mean
 
 
 def fit_risk_head(
@@ -269,8 +269,8 @@ def fit_risk_effects(
         value, slope = value / n_events, slope / n_events
         return value + RIDGE / 2 * np.square(effects).sum(), inputs.T @ slope + RIDGE * effects
 
-    found = minimize(loss, np.zeros(coverage.shape[1]), jac=True, method="L-BFGS-B")
-    return np.asarray(found.x / deviation)
+    fit = minimize(loss, np.zeros(coverage.shape[1]), jac=True, method="L-BFGS-B")
+    return np.asarray(fit.x / deviation)
 
 
 def choose_weight(log_likelihoods: Float[np.ndarray, "w"]) -> float:

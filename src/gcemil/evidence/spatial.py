@@ -90,6 +90,6 @@ def _cell_keys(coords: Coords, step: int) -> tuple[Int[Tensor, "n"], int]:
 def _cells_around(cells: Int[Tensor, "cells"], width: int) -> Int[Tensor, "cells 9"]:
     """Position in the sorted `cells` of each of the nine keys around every cell."""
     shifts = torch.tensor([row * width + column for row in (-1, 0, 1) for column in (-1, 0, 1)]).to(cells)
-    wanted = cells.unsqueeze(1) + shifts
-    found = torch.searchsorted(cells, wanted).clamp_max(len(cells) - 1)
-    return torch.where(cells[found] == wanted, found, len(cells))
+    keys = cells.unsqueeze(1) + shifts
+    places = torch.searchsorted(cells, keys).clamp_max(len(cells) - 1)
+    return torch.where(cells[places] == keys, places, len(cells))

@@ -28,7 +28,6 @@ class Abmil(AttentionPoolHost):
     lrp_constants = ("attention",)
     # Named here because a shortcut holds only for the class that names it: a subclass may pool in another way.
     linear_form = AttentionPoolHost.linear_form
-    closed_form = AttentionPoolHost.closed_form
 
     def __init__(
         self,

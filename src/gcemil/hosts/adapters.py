@@ -24,7 +24,7 @@ import math
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from jaxtyping import Float
@@ -166,7 +166,7 @@ def adapt_model(model: Any, features: Features, *, is_risk: bool = False) -> Cal
 def find_device(model: object) -> torch.device:
     """Where the weights of a model are; the CPU for a function."""
     parameters = model.parameters() if isinstance(model, nn.Module) else iter(())
-    return next((one.device for one in parameters), torch.device("cpu"))
+    return next((parameter.device for parameter in parameters), torch.device("cpu"))
 
 
 def slope(logits: Logits, gates: Float[Tensor, "n 1"], *, keeps_graph: bool) -> Scores:
@@ -213,48 +213,42 @@ def create_own(
     if not issubclass(host_class, nn.Module):
         raise UsageError(f"'{name}' is not a host: a host is a subclass of torch.nn.Module.")
     missing = [step for step in STEPS if not callable(getattr(host_class, step, None))]
-    if missing and {"embed", "aggregate"} & set(STEPS).difference(missing):
+    if missing and not {"embed", "aggregate"} <= set(missing):
         raise UsageError(
             f"Host '{name}' honours the Host protocol in part: it has no '{missing[0]}'. "
             "Let it be a subclass of gcemil.MilHost, which has what is missing."
         )
-    host: Any = (
-        adapt_module(name, host_class, given, options)
-        if missing
-        else construct(name, host_class, given, options)
-    )
+    create = adapt_module if missing else construct
+    host: Any = create(name, host_class, given, options)
     check_host(name, host, given)
     return host
 
 
 def construct(name: str, host_class: type, given: Mapping[str, Any], options: Mapping[str, object]) -> Any:
     """An object of the class: `given` as far as its constructor takes it, and every option."""
-    parameters = inspect.signature(host_class).parameters.values()
-    named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
-    takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
-    accepted = [one.name for one in named if one.name not in given]
+    parameters = inspect.signature(host_class).parameters
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    accepted = [
+        key
+        for key, parameter in parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY) and key not in given
+    ]
     if unknown := sorted(option for option in options if option not in accepted and not takes_all):
         raise UsageError(
             f"Host '{name}' has no option '{unknown[0]}'. It accepts: {', '.join(accepted) or 'none'}."
         )
-    taken = {one.name for one in named} | (set(given) if takes_all else set())
+    taken = {key: value for key, value in given.items() if key in parameters or takes_all}
     if given.get("gate_mode") is not None and "gate_mode" not in taken:
         raise UsageError(f"Host '{name}' takes no gate_mode. Leave host.gate_mode empty.")
-    arguments = {
-        key: value
-        for key, value in given.items()
-        if key in taken and not (key == "gate_mode" and value is None)
-    }
-    arguments |= options
-    required = [one.name for one in named if one.default is one.empty and one.name not in arguments]
-    required += [
-        one.name for one in parameters if one.kind is one.POSITIONAL_ONLY and one.default is one.empty
-    ]
-    if required:
-        raise UsageError(
-            f"Host '{name}' cannot be made: its constructor needs '{required[0]}'. gcemil gives in_dim, n_outputs and "
-            f"gate_mode under these names; give the rest with --set host.options.{required[0]}=VALUE."
-        )
+    if taken.get("gate_mode", "") is None:
+        del taken["gate_mode"]
+    arguments = {**taken, **options}
+    for key, parameter in parameters.items():
+        if key in accepted and parameter.default is parameter.empty and key not in arguments:
+            raise UsageError(
+                f"Host '{name}' cannot be made: its constructor needs '{key}'. gcemil gives in_dim, n_outputs and "
+                f"gate_mode under these names; give the rest with --set host.options.{key}=VALUE."
+            )
     try:
         return host_class(**arguments)
     except (TypeError, ValueError, RuntimeError, ArithmeticError, AssertionError) as error:
@@ -268,23 +262,21 @@ def adapt_module(
     name: str, module_class: type, given: Mapping[str, Any], options: Mapping[str, object]
 ) -> CallableHost:
     """A module from features to logits as a host: gates act on its input."""
-    options = dict(options)
-    source: Any = "slope"
-    if "scores" in options and "scores" not in inspect.signature(module_class).parameters:
-        source = options.pop("scores")
-        if source not in get_args(ScoreSource):
-            raise UsageError(
-                f"Host '{name}': option 'scores' is one of {', '.join(get_args(ScoreSource))}, got '{source}'."
-            )
-    model = construct(name, module_class, {key: given[key] for key in given if key != "gate_mode"}, options)
-    mode: GateMode = given.get("gate_mode") or "deletion"
+    options, source = dict(options), "slope"
+    if "scores" not in inspect.signature(module_class).parameters:
+        source = str(options.pop("scores", source))
+    if source not in get_args(ScoreSource):
+        raise UsageError(
+            f"Host '{name}': option 'scores' is one of {', '.join(get_args(ScoreSource))}, got '{source}'."
+        )
+    model = construct(name, module_class, {key: given[key] for key in ("in_dim", "n_outputs")}, options)
     return CallableHost(
         model,
         given["in_dim"],
         given["n_outputs"],
-        mode,
+        given.get("gate_mode") or "deletion",
         takes_coords="coords" in inspect.signature(model.forward).parameters,
-        scores=source,
+        scores=cast(ScoreSource, source),
     )
 
 

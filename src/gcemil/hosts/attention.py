@@ -13,7 +13,7 @@ weight above 1/2, of which a bag has at most one, is left out by pooling the oth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,9 +26,6 @@ from gcemil.shapes import Coords, LogGates, Logits, Scores, Selected
 
 CHUNK = 256
 """Pooled vectors that a head sees at once: few enough to stay in the cache."""
-
-WeightsOf = Callable[[Scores], Scores]
-Head = Callable[[Float[Tensor, "k w"]], Float[Tensor, "k"]]
 
 
 class GatedAttention(nn.Module):
@@ -78,11 +75,9 @@ def predicted_column(values: Float[Tensor, "n c"], logits: Float[Tensor, "c"]) -
     return values.index_select(1, logits.argmax().unsqueeze(0)).squeeze(1)
 
 
-def linear_contributions(
-    weights: Scores, tokens: Float[Tensor, "n w"], head: nn.Linear, logits: Float[Tensor, "c"]
-) -> Scores:
-    """The same for tokens that are not known before pooling."""
-    return value_contributions(weights, patch_values(tokens, head), logits)
+def identity(pooled: Tensor) -> Tensor:
+    """The logits of pooled readings that are logits already."""
+    return pooled
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +86,8 @@ class LinearPooling:
 
     attention_logits: Scores
     readings: Float[Tensor, "n v"]
-    read_out: Callable[[Tensor], Tensor]
+    """By default what a linear head reads of each patch, its bias included: its reading of their mean is the mean of these."""
+    read_out: Callable[[Tensor], Tensor] = identity
     """From pooled readings (k, v) to logits (k, c)."""
 
     def logits(self) -> Logits:
@@ -105,16 +101,15 @@ class LinearPooling:
             self, attention_logits=self.attention_logits[selected], readings=self.readings[selected]
         ).logits()
 
+    def without_each(self, index: int) -> Scores:
+        """One logit of the bag without each patch."""
+        return read_means_without_each(
+            self.attention_logits, self.readings, lambda means: self.read_out(means)[:, index]
+        )
 
-def head_readings(
-    attention_logits: Scores,
-    tokens: Float[Tensor, "n w"],
-    head: nn.Linear,
-    values: Float[Tensor, "n c"] | None = None,
-) -> LinearPooling:
-    """A linear head read of each patch, its bias included, is the head read of their mean; `values` where it is known."""
-    readings = F.linear(tokens, head.weight, head.bias) if values is None else values
-    return LinearPooling(attention_logits, readings, lambda pooled: pooled)
+    def alone(self, index: int) -> Scores:
+        """One logit of each patch on its own."""
+        return self.read_out(self.readings)[:, index]
 
 
 @dataclass(frozen=True)
@@ -125,27 +120,23 @@ class ClosedForm:
     alone: Callable[[Any, int], Scores]
 
 
-def linear_closed_form(head: nn.Linear) -> ClosedForm:
-    """Softmax pooling and a linear head: the head makes one number of a row."""
-
-    def alone(embedded: Any, index: int) -> Scores:
-        return patch_values(embedded.tokens, head)[:, index]
-
-    def without(embedded: Any, coords: Coords | None, index: int) -> Scores:
-        values = alone(embedded, index).unsqueeze(1)
-        return headed_means(embedded.attention_logits, values, softmax, first_column)
-
-    return ClosedForm(without, alone)
+def softmax(attention_logits: Scores) -> Scores:
+    """The weights of ordinary attention pooling."""
+    return torch.softmax(attention_logits, dim=0)
 
 
-def means_without_each(
-    attention_logits: Scores, rows: Float[Tensor, "n w"], weights_of: WeightsOf
-) -> Iterator[Float[Tensor, "k w"]]:
-    """The weighted mean of the rows once without each patch, a chunk of patches at a time."""
+def read_means_without_each(
+    attention_logits: Scores,
+    rows: Float[Tensor, "n w"],
+    head: Callable[[Float[Tensor, "k w"]], Float[Tensor, "k"]],
+    weights_of: Callable[[Scores], Scores] = softmax,
+) -> Scores:
+    """The head applied to the weighted mean of the rows, once without each patch."""
     weights = weights_of(attention_logits)
     mean = weights @ rows
     odds = (weights / (1 - weights)).unsqueeze(1)
     dominant = [int(patch) for patch in (weights > 0.5).nonzero()]
+    readings = []
     for start in range(0, len(rows), CHUNK):
         part = slice(start, start + CHUNK)
         means = mean + odds[part] * (mean - rows[part])
@@ -153,23 +144,5 @@ def means_without_each(
             if start <= patch < start + len(means):
                 others = torch.arange(len(rows), device=rows.device) != patch
                 means[patch - start] = weights_of(attention_logits[others]) @ rows[others]
-        yield means
-
-
-def softmax(attention_logits: Scores) -> Scores:
-    return torch.softmax(attention_logits, dim=0)
-
-
-def headed_means(
-    attention_logits: Scores, rows: Float[Tensor, "n w"], weights_of: WeightsOf, head: Head
-) -> Scores:
-    """The head applied to every mean."""
-    return torch.cat([head(means) for means in means_without_each(attention_logits, rows, weights_of)])
-
-
-def in_chunks(rows: Float[Tensor, "n w"], head: Head) -> Scores:
-    return torch.cat([head(part) for part in torch.split(rows, CHUNK)])
-
-
-def first_column(means: Float[Tensor, "k 1"]) -> Float[Tensor, "k"]:
-    return means[:, 0]
+        readings.append(head(means))
+    return torch.cat(readings)

@@ -1,7 +1,6 @@
 """The base of hosts that pool projected patches by one attention: abmil, clam_sb and ibmil.
 
-A subclass creates `project`, `attention` and `head`, and names linear_form and closed_form in its own body if they hold
-for it (host.py, shortcuts).
+A subclass creates `project`, `attention` and `head`, and names linear_form in its own body if it holds (host.py, shortcuts).
 """
 
 from __future__ import annotations
@@ -13,11 +12,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gcemil.hosts.attention import (
-    ClosedForm,
     LinearPooling,
     attention_weights,
-    head_readings,
-    linear_closed_form,
     patch_values,
     value_contributions,
 )
@@ -78,11 +74,11 @@ class AttentionPoolHost(MilHost[AttentionEmbedded]):
         )
 
     def linear_form(self, embedded: AttentionEmbedded) -> LinearPooling:
-        values = None if torch.is_grad_enabled() else embedded.values
-        return head_readings(embedded.attention_logits, embedded.tokens, self.head, values)
-
-    def closed_form(self) -> ClosedForm:
-        return linear_closed_form(self.head)
+        """The head's readings, made anew where gradients are to pass through them."""
+        readings = embedded.values
+        if readings is None or torch.is_grad_enabled():
+            readings = self.head(embedded.tokens)
+        return LinearPooling(embedded.attention_logits, readings)
 
 
 def create_projection(in_dim: int, width: int, dropout: float) -> nn.Sequential:

@@ -34,11 +34,11 @@ from scipy.spatial import cKDTree
 from torch import Tensor, nn
 
 from gcemil.errors import UsageError
-from gcemil.hosts.attention import attention_weights, linear_contributions
-from gcemil.hosts.host import Embedded, GateMode, HostOutput, MilHost, embedded_bag
+from gcemil.hosts.attention import attention_weights, patch_values, value_contributions
+from gcemil.hosts.host import Embedded, GateMode, HostOutput, MilHost
 from gcemil.hosts.nystrom import Convolution, NystromAttention
 from gcemil.row_blocks import to_float32
-from gcemil.shapes import Coords, Features, LogGates, Scores
+from gcemil.shapes import Coords, Features, Gates, LogGates, Scores
 
 N_NEAREST = 15
 """Patches whose distances normalise a row; the nearest 7 of them are neighbours."""
@@ -112,15 +112,15 @@ class Camil(MilHost[ContextEmbedded]):
             logits=logits,
             bag_feature=bag_feature,
             scores=attention_logits,
-            contributions=linear_contributions(weights, fused, self.head, logits),
+            contributions=value_contributions(weights, patch_values(fused, self.head), logits),
         )
 
-    def _reweighted(
-        self, features: Features, coords: Coords | None, log_gates: LogGates, target: Tensor | None
-    ) -> HostOutput:
+    def embed_scaled(
+        self, features: Features, factors: Gates, plain: ContextEmbedded | None
+    ) -> ContextEmbedded:
         # The cosine of a row scaled by 0 is undefined, so the graph never sees the factor.
-        gated = embedded_bag(self, features, log_gates.exp())
-        return self.aggregate(replace(gated, raw=to_float32(features).detach()), coords, target=target)
+        scaled = super().embed_scaled(features, factors, plain)
+        return replace(scaled, raw=to_float32(features).detach())
 
     def neighbour_logits(
         self, glob: Float[Tensor, "n w"], graph: Graph, log_gates: LogGates | None

@@ -18,8 +18,6 @@ The authors' other instance loss, cross_entropy, is the same without the margin.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -33,12 +31,12 @@ from gcemil.shapes import LogGates, Scores
 
 BAG_WEIGHT = 0.7
 ATTENTION_DROPOUT = 0.25
+INSTANCE_MARGINS = {"svm": 1.0, "cross_entropy": 0.0}
 
 
 class ClamSb(AttentionPoolHost):
     lrp_constants = ("attention",)
     linear_form = AttentionPoolHost.linear_form
-    closed_form = AttentionPoolHost.closed_form
 
     def __init__(
         self,
@@ -54,13 +52,13 @@ class ClamSb(AttentionPoolHost):
         instance_loss: str = "svm",
     ) -> None:
         super().__init__(in_dim, n_outputs, gate_mode)
-        if instance_loss not in INSTANCE_LOSSES:
+        if instance_loss not in INSTANCE_MARGINS:
             raise UsageError(
-                f"clam_sb's instance_loss is one of {', '.join(INSTANCE_LOSSES)}, got '{instance_loss}'."
+                f"clam_sb's instance_loss is one of {', '.join(INSTANCE_MARGINS)}, got '{instance_loss}'."
             )
         self.n_sampled = n_sampled
         self.subtyping = n_outputs > 2 if subtyping is None else subtyping
-        self.instance_loss = INSTANCE_LOSSES[instance_loss]
+        self.instance_margin = INSTANCE_MARGINS[instance_loss]
         self.project = create_projection(in_dim, width, dropout)
         # The published attention dropout has one rate, switched on by any dropout at all.
         self.attention = GatedAttention(width, hidden, dropout=ATTENTION_DROPOUT if dropout > 0 else 0.0)
@@ -84,13 +82,14 @@ class ClamSb(AttentionPoolHost):
         self, highest: Float[Tensor, "k w"], lowest: Float[Tensor, "k w"], label: int
     ) -> Float[Tensor, ""]:
         positive = torch.arange(2 * len(highest), device=highest.device) < len(highest)
-        loss = self.instance_loss(self.instance_heads[label](torch.cat([highest, lowest])), positive).mean()
+        scores = self.instance_heads[label](torch.cat([highest, lowest]))
+        loss = instance_loss(scores, positive, self.instance_margin).mean()
         if not self.subtyping:
             return loss
         negative = torch.zeros_like(positive[: len(highest)])
         others = [head for i, head in enumerate(self.instance_heads) if i != label]
         out_of_class = torch.stack(
-            [self.instance_loss(head(highest), negative).mean() for head in others]
+            [instance_loss(head(highest), negative, self.instance_margin).mean() for head in others]
         ).sum()
         return (loss + out_of_class) / self.n_outputs
 
@@ -101,23 +100,9 @@ def extremes(ranking: Scores, n_side: int) -> tuple[Int[Tensor, "k"], Int[Tensor
     return order[:n_side], order[-n_side:]
 
 
-def smooth_svm(scores: Float[Tensor, "... 2"], positive: Bool[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """The loss of every row; column 1 is the target where `positive`, column 0 elsewhere."""
-    return F.softplus(1 + wrong_margin(scores, positive))
-
-
-def cross_entropy(scores: Float[Tensor, "... 2"], positive: Bool[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """The same for the cross-entropy of the two columns."""
-    return F.softplus(wrong_margin(scores, positive))
-
-
-def wrong_margin(scores: Float[Tensor, "... 2"], positive: Bool[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """By how much the other column exceeds the target's."""
-    margin = scores[..., 1] - scores[..., 0]
-    return torch.where(positive, -margin, margin)
-
-
-INSTANCE_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "svm": smooth_svm,
-    "cross_entropy": cross_entropy,
-}
+def instance_loss(
+    scores: Float[Tensor, "... 2"], positive: Bool[Tensor, "..."], margin: float = 1.0
+) -> Float[Tensor, "..."]:
+    """softplus(margin + x_other - x_target) of every row; column 1 is the target where `positive`, else column 0."""
+    excess = scores[..., 1] - scores[..., 0]
+    return F.softplus(margin + torch.where(positive, -excess, excess))

@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gcemil.hosts.attention import ClosedForm, first_column, headed_means, predicted_column, softmax
+from gcemil.hosts.attention import ClosedForm, predicted_column, read_means_without_each
 from gcemil.hosts.host import Embedded, GateMode, HostOutput, MilHost
 from gcemil.shapes import Coords, Features, LogGates, Logits, Scores, Selected
 
@@ -117,26 +117,25 @@ class Dsmil(MilHost[TwoStreamEmbedded]):
 
         Without the critical patch of a class all its weights change: those bags, at most one per class, are pooled anew.
         """
-        return ClosedForm(self._without_each, self._of_each)
+        return ClosedForm(
+            self._without_each,
+            lambda embedded, index: self._stream_values(embedded, index).sum(dim=1) + self.head.bias[index],
+        )
 
     def _without_each(self, embedded: TwoStreamEmbedded, coords: Coords | None, index: int) -> Scores:
         queries = embedded.queries
         critical = embedded.instance_logits.argmax(dim=0)
         attention_logits = queries @ queries[critical].T * queries.shape[1] ** -0.5
         values = self._stream_values(embedded, index)
-        streams = [
-            headed_means(attention_logits[:, stream], values[:, stream : stream + 1], softmax, first_column)
-            for stream in range(self.n_outputs)
-        ]
-        without = torch.stack(streams).sum(dim=0) + self.head.bias[index]
+        without = self.head.bias[index].expand(len(queries))
+        for stream in range(self.n_outputs):
+            rows = values[:, stream : stream + 1]
+            without = without + read_means_without_each(attention_logits[:, stream], rows, torch.ravel)
         for patch in torch.unique(critical):
             others = torch.arange(len(queries), device=queries.device) != patch
             pooled = self.aggregate(embedded.rows(others), None if coords is None else coords[others])
             without[patch] = pooled.logits[index]
         return without
-
-    def _of_each(self, embedded: TwoStreamEmbedded, index: int) -> Scores:
-        return self._stream_values(embedded, index).sum(dim=1) + self.head.bias[index]
 
     def _stream_values(self, embedded: TwoStreamEmbedded, index: int) -> Float[Tensor, "n c"]:
         """The head applied to each patch in each stream, without its bias."""

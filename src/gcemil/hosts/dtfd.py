@@ -35,14 +35,13 @@ from gcemil.hosts.attention import (
     ClosedForm,
     GatedAttention,
     attention_weights,
-    headed_means,
-    linear_closed_form,
-    linear_contributions,
     patch_values,
+    read_means_without_each,
     softmax,
+    value_contributions,
 )
-from gcemil.hosts.host import Embedded, GateMode, HostOutput, MilHost, embedded_bag, pool_rows
-from gcemil.shapes import Coords, Features, LogGates, Logits, Scores, Selected
+from gcemil.hosts.host import Embedded, GateMode, HostOutput, MilHost, pool_rows
+from gcemil.shapes import Coords, Features, Gates, LogGates, Logits, Scores, Selected
 
 DISTILLATIONS = ("afs", "max", "maxmin")
 N_FINGERPRINT = 8
@@ -92,37 +91,19 @@ class Dtfd(MilHost[PseudoBagEmbedded]):
 
     def embed(self, features: Features) -> PseudoBagEmbedded:
         tokens: Float[Tensor, "n w"] = self.project(features)
-        drawn = drawn_groups(len(features), self.n_groups, features.device) if self.training else None
+        drawn = None
+        if self.training:
+            # A random split into parts of equal size, up to one patch.
+            drawn = torch.randperm(len(features), device=features.device) % self.n_groups
         return PseudoBagEmbedded(tokens, self.attention(tokens).squeeze(1), fingerprints(features), drawn)
 
-    def gated(
-        self,
-        features: Features,
-        embedded: PseudoBagEmbedded,
-        coords: Coords | None,
-        log_gates: LogGates,
-        *,
-        target: Tensor | None = None,
-    ) -> HostOutput:
-        """The bag under log-gates, in the groups of its embedding."""
-        if self.reweights_features:
-            return self._reweighted(features, coords, log_gates, target, drawn=embedded.drawn)
-        return self.aggregate(embedded, coords, log_gates=log_gates, target=target)
-
-    def _reweighted(
-        self,
-        features: Features,
-        coords: Coords | None,
-        log_gates: LogGates,
-        target: Tensor | None,
-        drawn: Int[Tensor, "n"] | None = None,
-    ) -> HostOutput:
-        weighted = embedded_bag(self, features, log_gates.exp())
+    def embed_scaled(
+        self, features: Features, factors: Gates, plain: PseudoBagEmbedded | None
+    ) -> PseudoBagEmbedded:
         # The factor must not move a patch to another group.
-        weighted = replace(weighted, fingerprint=fingerprints(features))
-        if drawn is not None:
-            weighted = replace(weighted, drawn=drawn)
-        return self.aggregate(weighted, coords, target=target)
+        scaled = super().embed_scaled(features, factors, plain)
+        scaled = replace(scaled, fingerprint=fingerprints(features))
+        return scaled if plain is None else replace(scaled, drawn=plain.drawn)
 
     def pool(
         self,
@@ -148,7 +129,7 @@ class Dtfd(MilHost[PseudoBagEmbedded]):
             logits=logits,
             bag_feature=bag_feature,
             scores=embedded.attention_logits,
-            contributions=linear_contributions(shares @ bag_weights, tokens, self.head, logits),
+            contributions=value_contributions(shares @ bag_weights, patch_values(tokens, self.head), logits),
             auxiliary_logits={f"tier1_{g}": group_logits[i] for i, g in enumerate(groups)},
         )
 
@@ -197,7 +178,10 @@ class Dtfd(MilHost[PseudoBagEmbedded]):
         """
         if self.distillation != "afs":
             return None
-        return ClosedForm(self._without_each, linear_closed_form(self.head).alone)
+        return ClosedForm(
+            self._without_each,
+            lambda embedded, index: patch_values(embedded.tokens, self.head)[:, index],
+        )
 
     def _without_each(self, embedded: PseudoBagEmbedded, coords: Coords | None, index: int) -> Scores:
         tokens, attention_logits = embedded.tokens, embedded.attention_logits
@@ -227,7 +211,7 @@ class Dtfd(MilHost[PseudoBagEmbedded]):
             values = torch.cat([own_values.unsqueeze(1), other_values.expand(len(changed), -1)], dim=1)
             return (torch.softmax(logits, dim=1) * values).sum(dim=1)
 
-        return headed_means(embedded.attention_logits[rows], embedded.tokens[rows], softmax, head)
+        return read_means_without_each(embedded.attention_logits[rows], embedded.tokens[rows], head)
 
     def _second_tier(self, rows: Float[Tensor, "k w"], index: int) -> tuple[Tensor, Tensor]:
         """Attention logit of each distilled row, and the head applied to it."""
@@ -236,11 +220,6 @@ class Dtfd(MilHost[PseudoBagEmbedded]):
 
 def fingerprints(features: Features) -> Int[Tensor, "n p"]:
     return features.detach()[:, :N_FINGERPRINT].float().contiguous().view(torch.int32)
-
-
-def drawn_groups(n_patches: int, n_groups: int, device: torch.device) -> Int[Tensor, "n"]:
-    """A random split into parts of equal size, up to one patch."""
-    return torch.randperm(n_patches, device=device) % n_groups
 
 
 def group_of(place: Int[Tensor, "n p"], n_groups: int) -> Int[Tensor, "n"]:

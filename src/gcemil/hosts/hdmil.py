@@ -27,9 +27,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from gcemil.errors import UsageError
-from gcemil.hosts.attention import ClosedForm, GatedAttention, Head, headed_means, in_chunks
+from gcemil.hosts.attention import CHUNK, ClosedForm, GatedAttention, read_means_without_each
 from gcemil.hosts.attention_pool import create_projection, init_xavier
-from gcemil.hosts.clam_sb import smooth_svm
+from gcemil.hosts.clam_sb import instance_loss
 from gcemil.hosts.host import Embedded, GateMode, GatePosition, HostOutput, MilHost, pool_rows
 from gcemil.shapes import Coords, Features, LogGates, Logits, Scores, Selected
 
@@ -153,16 +153,20 @@ class Hdmil(MilHost[BranchEmbedded]):
 
         def without(embedded: BranchEmbedded, coords: Coords | None, index: int) -> Scores:
             branch = embedded.attention_logits[:, index]
-            return headed_means(branch, embedded.tokens, branch_weights, self._head_of_rows(index))
+            return read_means_without_each(branch, embedded.tokens, read_rows(index), branch_weights)
 
         def alone(embedded: BranchEmbedded, index: int) -> Scores:
-            return in_chunks(embedded.tokens, self._head_of_rows(index))
+            return torch.cat([read_rows(index)(rows) for rows in torch.split(embedded.tokens, CHUNK)])
+
+        def read_rows(index: int) -> Callable[[Float[Tensor, "k w"]], Float[Tensor, "k"]]:
+            coefficients = self.bag_heads.coefficients[index, :, 0].T.contiguous()
+            return lambda rows: chebyshev_sums(torch.tanh(rows), coefficients)
+
+        def branch_weights(branch_logits: Scores) -> Scores:
+            column = branch_logits.unsqueeze(1)
+            return kept_softmax(column, kept_or_best(column > 0, column)).squeeze(1)
 
         return ClosedForm(without, alone)
-
-    def _head_of_rows(self, index: int) -> Head:
-        coefficients = self.bag_heads.coefficients[index, :, 0].T.contiguous()
-        return lambda rows: chebyshev_sums(torch.tanh(rows), coefficients)
 
     def _bag_logits(self, branch_features: BranchFeatures) -> Logits:
         return self.bag_heads(branch_features.unsqueeze(1)).flatten()
@@ -203,10 +207,10 @@ class Hdmil(MilHost[BranchEmbedded]):
         top: Int[Tensor, "c k"] = gated_logits.detach().topk(k, dim=0).indices.T
         bottom = gated_logits.detach()[:, target].topk(k, largest=False).indices
         own = F.one_hot(target, self.n_outputs).bool()
-        top_losses = smooth_svm(heads(tokens[top]), own.unsqueeze(1).expand(-1, k)).mean(dim=1)
+        top_losses = instance_loss(heads(tokens[top]), own.unsqueeze(1).expand(-1, k)).mean(dim=1)
         own_head = heads.coefficients[target].unsqueeze(0)
         bottom_scores = chebyshev_kan(tokens[bottom].unsqueeze(0), own_head)[0]
-        bottom_loss = smooth_svm(bottom_scores, torch.zeros_like(bottom, dtype=torch.bool)).mean()
+        bottom_loss = instance_loss(bottom_scores, torch.zeros_like(bottom, dtype=torch.bool)).mean()
         own_loss = (top_losses[target] + bottom_loss) / 2
         if not self.subtyping:
             return own_loss
@@ -233,12 +237,6 @@ def chebyshev_sums(
     for degree in range(len(coefficients) - 1, 0, -1):
         upper, lower = torch.addcmul(coefficients[degree] - lower, doubled, upper), upper
     return (coefficients[0] + inputs * upper - lower).sum(dim=1)
-
-
-def branch_weights(branch_logits: Scores) -> Scores:
-    """What one branch pools with in evaluation."""
-    column = branch_logits.unsqueeze(1)
-    return kept_softmax(column, kept_or_best(column > 0, column)).squeeze(1)
 
 
 def kept_or_best(kept: BranchKept, gated_logits: BranchLogits) -> BranchKept:

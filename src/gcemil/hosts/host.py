@@ -12,7 +12,8 @@ A target is a class index (0-d, integer) or, for a risk, (time, event). Hosts wi
 A class may offer shortcuts beyond the protocol, which make diagnostics fast or possible; none is needed:
   linear_form(embedded)   softmax pooling read as a few numbers per patch (attention.py)
   subset_form(embedded, coords)   logits of any subset without embedding it again, where pooling is not linear
-  closed_form()           the predicted logit without, and with only, each patch; None where the options rule it out
+  closed_form()           the predicted logit without, and with only, each patch, where there is no linear form;
+                          None where the options rule it out
   lrp_constants           names of the modules that make pooling weights, held constant by relevance propagation
 Only the class itself counts: a subclass may embed or pool in its own way, so it has to offer its own.
 """
@@ -28,6 +29,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gcemil.errors import BagError, UsageError
+from gcemil.hosts.attention import ClosedForm
 from gcemil.row_blocks import mapped_rows
 from gcemil.shapes import Coords, Features, Gates, LogGates, Logits, Scores, Selected
 
@@ -36,7 +38,6 @@ GatePosition = Literal["logit", "feature", "both"]
 
 
 E = TypeVar("E", bound="Embedded")
-E_co = TypeVar("E_co", bound="Embedded", covariant=True)
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,8 @@ class Embedded:
 
     def present(self) -> dict[str, Tensor]:
         """The tensors by name, without those this host leaves out."""
-        found = {one.name: getattr(self, one.name) for one in fields(self)}
-        return {name: value for name, value in found.items() if value is not None}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -176,12 +177,8 @@ class MilHost(nn.Module, Generic[E]):
             output = self.aggregate(embedded_bag(self, features), coords, target=target)
         else:
             check_gates(gates, n_patches=len(features))
-            log_gates = logarithm(gates)
-            if self.reweights_features:
-                output = self._reweighted(features, coords, log_gates, target)
-            else:
-                embedded = embedded_bag(self, features)
-                output = self.aggregate(embedded, coords, log_gates=log_gates, target=target)
+            embedded = None if self.reweights_features else embedded_bag(self, features)
+            output = self._gated(features, embedded, coords, log_with_zero(gates), target)
         check_finite(output, features)
         return output
 
@@ -200,16 +197,25 @@ class MilHost(nn.Module, Generic[E]):
         target: Tensor | None = None,
     ) -> HostOutput:
         """The bag under log-gates. Only a factor on the features has to embed again."""
-        if self.reweights_features:
-            return self._reweighted(features, coords, log_gates, target)
-        return self.aggregate(embedded, coords, log_gates=log_gates, target=target)
+        return self._gated(features, embedded, coords, log_gates, target)
 
-    def _reweighted(
-        self, features: Features, coords: Coords | None, log_gates: LogGates, target: Tensor | None
+    def _gated(
+        self,
+        features: Features,
+        embedded: E | None,
+        coords: Coords | None,
+        log_gates: LogGates,
+        target: Tensor | None,
     ) -> HostOutput:
-        embedded = embedded_bag(self, features, log_gates.exp())
-        bias = log_gates if self.paper_gate == "both" else None
+        bias: LogGates | None = log_gates
+        if embedded is None or self.reweights_features:
+            embedded = self.embed_scaled(features, log_gates.exp(), embedded)
+            bias = log_gates if self.paper_gate == "both" else None
         return self.aggregate(embedded, coords, log_gates=bias, target=target)
+
+    def embed_scaled(self, features: Features, factors: Gates, plain: E | None) -> E:
+        """The bag with a factor on the features of each patch; `plain` is its embedding without, where there is one."""
+        return embedded_bag(self, features, factors)
 
     def aggregate(
         self,
@@ -245,19 +251,11 @@ class MilHost(nn.Module, Generic[E]):
         """Called after each optimiser step."""
 
 
-@runtime_checkable
-class Embeds(Protocol[E_co]):
-    """A host, as far as its first step goes."""
-
-    def embed(self, features: Tensor) -> E_co: ...
-
-
-def embedded_bag(host: Embeds[E], features: Features, factors: Gates | None = None) -> E:
+def embedded_bag(host: Any, features: Features, factors: Gates | None = None) -> Any:
     """The embedding of a whole bag, each row times its factor; outside training in blocks of rows."""
     if (embed_bag := getattr(host, "embed_bag", None)) is not None:
-        found: E = embed_bag(features)
-        return found
-    pieces: list[E] = []
+        return embed_bag(features)
+    pieces: list[Embedded] = []
 
     def tensors(rows: Tensor, *factor: Tensor) -> list[Tensor]:
         pieces[:] = [host.embed(rows * factor[0].unsqueeze(1) if factor else rows)]
@@ -270,6 +268,17 @@ def embedded_bag(host: Embeds[E], features: Features, factors: Gates | None = No
 def shortcut(host: object, name: str) -> Any:
     """What the host's own class offers under this name beyond the protocol, or None."""
     return getattr(host, name) if name in vars(type(host)) else None
+
+
+def closed_form(host: object) -> ClosedForm | None:
+    """One logit without, and with only, each patch, where the host's class and options allow it."""
+    if (linear_form := shortcut(host, "linear_form")) is not None:
+        return ClosedForm(
+            lambda embedded, coords, index: linear_form(embedded).without_each(index),
+            lambda embedded, index: linear_form(embedded).alone(index),
+        )
+    create = shortcut(host, "closed_form")
+    return None if create is None else create()
 
 
 def ask_subsets(host: Host, embedded: Embedded, coords: Tensor | None) -> Callable[[Selected], Logits]:
@@ -299,7 +308,7 @@ def scatter_output(output: HostOutput, kept: Selected) -> HostOutput:
     return replace(output, scores=scores, contributions=contributions)
 
 
-def logarithm(gates: Gates) -> LogGates:
+def log_with_zero(gates: Gates) -> LogGates:
     """log pi with -inf at exactly 0, and a gradient that stays finite there."""
     is_open = gates > 0
     return torch.where(is_open, gates, 1.0).log().masked_fill(~is_open, -torch.inf)

@@ -31,10 +31,10 @@ from sklearn.preprocessing import normalize
 from torch import Tensor, nn
 
 from gcemil.errors import UsageError
-from gcemil.hosts.attention import ClosedForm, LinearPooling, headed_means, softmax
+from gcemil.hosts.attention import LinearPooling
 from gcemil.hosts.attention_pool import AttentionEmbedded, AttentionPoolHost, create_projection
 from gcemil.hosts.host import GateMode, Stage
-from gcemil.shapes import Coords, Logits, Scores
+from gcemil.shapes import Logits
 
 KMEANS_SEED = 66
 KMEANS_ITERATIONS = 20
@@ -104,21 +104,6 @@ class Ibmil(AttentionPoolHost):
             return direct + torch.softmax(answers, dim=1) @ of_mixture
 
         return LinearPooling(embedded.attention_logits, readings, read_out)
-
-    def closed_form(self) -> ClosedForm:
-        """The logits are not linear in M, because M selects from the dictionary: the head is applied to every M_-i."""
-
-        def without(embedded: AttentionEmbedded, coords: Coords | None, index: int) -> Scores:
-            form = self.linear_form(embedded)
-            return headed_means(
-                form.attention_logits, form.readings, softmax, lambda means: form.read_out(means)[:, index]
-            )
-
-        def alone(embedded: AttentionEmbedded, index: int) -> Scores:
-            form = self.linear_form(embedded)
-            return form.read_out(form.readings)[:, index]
-
-        return ClosedForm(without, alone)
 
     def stages(self) -> tuple[Stage, ...]:
         return (Stage("aggregator", prepares=True), Stage("deconfounded"))

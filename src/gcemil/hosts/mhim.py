@@ -27,16 +27,14 @@ from torch import Tensor, nn
 
 from gcemil.errors import UsageError
 from gcemil.hosts.attention import (
-    ClosedForm,
     LinearPooling,
     attention_weights,
-    head_readings,
-    linear_closed_form,
-    linear_contributions,
+    patch_values,
+    value_contributions,
 )
 from gcemil.hosts.attention_pool import AttentionEmbedded, create_projection, init_xavier
 from gcemil.hosts.host import GateMode, GatePosition, HostOutput, MilHost, Stage
-from gcemil.shapes import Coords, Features, LogGates, Scores, Selected
+from gcemil.shapes import Coords, Features, Gates, LogGates, Scores, Selected
 
 TEACHER_TEMPERATURE = 0.1
 TEACHER_LEFT = 0.9999 ** (266 * 130)
@@ -111,7 +109,7 @@ class Mhim(MilHost[MhimEmbedded]):
 
     def embed(self, features: Features) -> MhimEmbedded:
         tokens, attention_logits = self.student(features)
-        if not self._masks:
+        if not (self.training and bool(self.student_stage)):
             return MhimEmbedded(tokens, attention_logits)
         with torch.no_grad():
             teacher_tokens, teacher_logits = self.teacher(features)
@@ -123,15 +121,12 @@ class Mhim(MilHost[MhimEmbedded]):
             hardness=teacher_logits,
         )
 
-    def _reweighted(
-        self, features: Features, coords: Coords | None, log_gates: LogGates, target: Tensor | None
-    ) -> HostOutput:
-        if not self._masks:
-            return super()._reweighted(features, coords, log_gates, target)
-        embedded = self.embed(features * log_gates.exp().unsqueeze(1))
+    def embed_scaled(self, features: Features, factors: Gates, plain: MhimEmbedded | None) -> MhimEmbedded:
+        scaled = super().embed_scaled(features, factors, plain)
+        if scaled.hardness is None:
+            return scaled
         with torch.no_grad():
-            embedded = replace(embedded, hardness=self.teacher(features)[1])
-        return self.aggregate(embedded, coords, log_gates=log_gates, target=target)
+            return replace(scaled, hardness=self.teacher(features)[1])
 
     def pool(
         self,
@@ -153,15 +148,14 @@ class Mhim(MilHost[MhimEmbedded]):
             logits=logits,
             bag_feature=bag_feature,
             scores=embedded.attention_logits,
-            contributions=linear_contributions(weights, embedded.tokens, self.student.head, logits),
+            contributions=value_contributions(
+                weights, patch_values(embedded.tokens, self.student.head), logits
+            ),
             losses={} if target is None else self._losses(embedded, log_gates, bag_feature),
         )
 
     def linear_form(self, embedded: MhimEmbedded) -> LinearPooling:
-        return head_readings(embedded.attention_logits, embedded.tokens, self.student.head)
-
-    def closed_form(self) -> ClosedForm:
-        return linear_closed_form(self.student.head)
+        return LinearPooling(embedded.attention_logits, self.student.head(embedded.tokens))
 
     def _losses(
         self, embedded: MhimEmbedded, log_gates: LogGates | None, bag_feature: Float[Tensor, "w"]
@@ -173,17 +167,10 @@ class Mhim(MilHost[MhimEmbedded]):
         return {"consistency": self.consistency_weight * consistency(teacher_feature, bag_feature)}
 
     @property
-    def _masks(self) -> bool:
-        return self.training and bool(self.student_stage)
-
-    @property
-    def progress(self) -> float:
-        """From 0 at the first step of the stage to 1 after its last."""
-        return min(1.0, int(self.steps_done) / int(self.n_steps))
-
-    @property
     def decayed_high_ratio(self) -> float:
-        return 0.5 * self.high_ratio * (1 + math.cos(math.pi * self.progress))
+        """A cosine from the ratio as given, at the first step of the stage, to 0 after its last."""
+        progress = min(1.0, int(self.steps_done) / int(self.n_steps))
+        return 0.5 * self.high_ratio * (1 + math.cos(math.pi * progress))
 
     @property
     def momentum(self) -> float:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from gcemil.errors import UsageError
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
+    from importlib.metadata import EntryPoints
 
 GROUP = "gcemil.hosts"
 TRUST_VARIABLE = "GCEMIL_TRUST_HOSTS"
@@ -46,29 +46,26 @@ def split_path(name: str, what: str) -> tuple[str, str]:
 
 
 @cache
-def _registered() -> dict[str, tuple[EntryPoint, ...]]:
+def _registered() -> EntryPoints:
     # Imported here: it reads e-mail headers, a tenth of what 'gcemil --help' takes.
     from importlib.metadata import entry_points
 
-    found: dict[str, tuple[EntryPoint, ...]] = {}
-    for entry in entry_points(group=GROUP):
-        found[entry.name] = (*found.get(entry.name, ()), entry)
-    return found
+    return entry_points(group=GROUP)
 
 
 def registered_names() -> list[str]:
     """Hosts that installed packages add."""
-    return sorted(_registered())
+    return sorted(_registered().names)
 
 
 def registered_path(name: str) -> tuple[str, str] | None:
     """Module and class of a registered host; None if nobody registers the name."""
-    entries = {entry.value for entry in _registered().get(name, ())}
-    if len(entries) > 1:
+    paths = sorted({entry.value for entry in _registered().select(name=name)})
+    if len(paths) > 1:
         raise UsageError(
-            f"Two installed packages register a host '{name}': {', '.join(sorted(entries))}. Name one of these instead."
+            f"Two installed packages register a host '{name}': {', '.join(paths)}. Name one of these instead."
         )
-    return split_path(entries.pop(), f"Registered host '{name}':") if entries else None
+    return split_path(paths[0], f"Registered host '{name}':") if paths else None
 
 
 def folder_name(name: str) -> str:
@@ -105,7 +102,7 @@ def import_object(name: str, what: str) -> Any:
         # It stays: a host may import more of its package while it works.
         sys.path.append(here)
     try:
-        found: Any = import_module(module_name)
+        value: Any = import_module(module_name)
     except (Exception, SystemExit) as error:
         missing = isinstance(error, ModuleNotFoundError)
         reason = str(error) if missing else f"{type(error).__name__}: {error}"
@@ -114,20 +111,20 @@ def import_object(name: str, what: str) -> Any:
             "It is looked for among the installed packages and in the working folder."
         ) from error
     for step in path.split("."):
-        if not hasattr(found, step):
-            public = [one for one in dir(found) if not one.startswith("_") and callable(getattr(found, one))]
+        if not hasattr(value, step):
+            public = [key for key in dir(value) if not key.startswith("_") and callable(getattr(value, key))]
             raise UsageError(
                 f"{what} '{name}': there is no '{step}' in '{module_name}'. There are: {', '.join(public) or 'none'}."
             )
-        found = getattr(found, step)
-    return found
+        value = getattr(value, step)
+    return value
 
 
 def import_class(name: str) -> Any:
     """The class that an import path names."""
-    found = import_object(name, "Host")
-    if not inspect.isclass(found):
+    host_class = import_object(name, "Host")
+    if not inspect.isclass(host_class):
         raise UsageError(
-            f"'{name}' is not a host but a {type(found).__name__}: a host is a subclass of torch.nn.Module."
+            f"'{name}' is not a host but a {type(host_class).__name__}: a host is a subclass of torch.nn.Module."
         )
-    return found
+    return host_class

@@ -92,7 +92,9 @@ def read_published(
 ) -> PublishedHost:
     """The authors' checkpoint of a host, already loaded; with `risk` one output is a risk and stays one."""
     theirs = RENAMES.get(name, dict)(named_tensors(checkpoint))
-    layout = next(one for one in LAYOUTS[name] if one.needs is None or one.needs in theirs)
+    layout = next(
+        candidate for candidate in LAYOUTS[name] if candidate.needs is None or candidate.needs in theirs
+    )
     ours, sizes = renamed(name, layout, theirs)
     n_outputs = sizes["n_outputs"]
     if n_outputs == 1 and not risk and layout.two_classes:
@@ -114,7 +116,13 @@ def named_tensors(checkpoint: Mapping[Any, Any] | Sequence[Any]) -> Tensors:
     """Every tensor by name; a word (in a list its place) before `/` names the network where there are several."""
     if not isinstance(checkpoint, Mapping):
         checkpoint = {str(place): part for place, part in enumerate(checkpoint)}
-    networks = {key: value for key, value in checkpoint.items() if is_state_dict(value)}
+    networks = {
+        key: value
+        for key, value in checkpoint.items()
+        if isinstance(value, Mapping)
+        and len(value) > 0
+        and all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in value.items())
+    }
     if not networks:
         networks = {"": {str(key): value for key, value in checkpoint.items() if isinstance(value, Tensor)}}
     elif len(networks) == 1:
@@ -124,14 +132,6 @@ def named_tensors(checkpoint: Mapping[Any, Any] | Sequence[Any]) -> Tensors:
         for network, tensors in networks.items()
         for key, tensor in without_prefix(tensors).items()
     }
-
-
-def is_state_dict(value: object) -> bool:
-    return (
-        isinstance(value, Mapping)
-        and len(value) > 0
-        and all(isinstance(key, str) and isinstance(tensor, Tensor) for key, tensor in value.items())
-    )
 
 
 def without_prefix(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -163,8 +163,8 @@ def renamed(name: str, layout: WeightLayout, theirs: Tensors) -> tuple[Tensors, 
     # Rows that hold for every output come last: the others say how many there are.
     for row in sorted(layout.rows, key=lambda one: "{c}" in one.theirs):
         outputs = range(sizes.get("n_outputs", 1)) if "{c}" in row.theirs else range(1)
-        found = [read(row.theirs.replace("{c}", str(c)), row.shape) for c in outputs]
-        fitted = [row.fit(tensor) for tensor in found if tensor is not None]
+        tensors = [read(row.theirs.replace("{c}", str(c)), row.shape) for c in outputs]
+        fitted = [row.fit(tensor) for tensor in tensors if tensor is not None]
         if "{c}" in row.ours:
             ours |= {row.ours.replace("{c}", str(c)): tensor for c, tensor in enumerate(fitted)}
         elif fitted:
@@ -476,13 +476,13 @@ def clam_names(theirs: Tensors) -> Tensors:
     Without dropout the attention stands one place further to the front of its list, and so does the last layer of the
     plain attention.
     """
-    found = {}
+    renamed_tensors = {}
     for key, tensor in theirs.items():
         name = re.sub(r"^attention_net\.2\.", "attention_net.3.", key.replace(".module", ""))
         name = re.sub(r"^attention_net\.3\.2\.", "attention_net.3.3.", name)
         if not name.startswith("instance_loss_fn."):
-            found[name] = tensor
-    return found
+            renamed_tensors[name] = tensor
+    return renamed_tensors
 
 
 def dtfd_names(theirs: Tensors) -> Tensors:

@@ -143,8 +143,8 @@ def host_spec(name: str) -> HostSpec:
     """What is known of a host by its name; nothing is imported. An unknown name is refused with those that exist."""
     if name in HOSTS:
         return HOSTS[name]
-    if (found := own.registered_path(name)) is not None:
-        return HostSpec(*found)
+    if (path := own.registered_path(name)) is not None:
+        return HostSpec(*path)
     if own.is_import_path(name):
         return HostSpec(*own.split_path(name, "Host"))
     raise UsageError(

@@ -33,6 +33,7 @@ from gcemil.bags.bag import Bag
 from gcemil.config import Settings
 from gcemil.explain import Explanation, explain_bag
 from gcemil.model import GceMil
+from gcemil.outputs import create_output
 from gcemil.shapes import Logits
 
 Certified = Bool[np.ndarray, "n"]
@@ -85,20 +86,16 @@ def scale_budget(model: GceMil, *, share: float) -> GceMil:
 
 def measure_doubt(evidence: Logits, everyone: Logits, *, deviation: float) -> float:
     """How far the evidence is from deciding alone what all kept patches decide."""
-    if len(evidence) == 1:
-        return abs(float(evidence[0]) - float(everyone[0])) / deviation
-    said = int(evidence.argmax())
-    sure = torch.minimum(
-        torch.softmax(evidence.double(), dim=0)[said], torch.softmax(everyone.double(), dim=0)[said]
-    )
-    return 1 - float(sure)
+    output = create_output(len(evidence), deviation)
+    if output.is_risk:
+        return output.gap(everyone, evidence)
+    return 1 - float(output.phi(evidence, torch.stack([evidence, everyone])).min())
 
 
 def is_changed(answer: Logits, full: Logits, *, deviation: float, tolerance: float) -> bool:
     """Whether an answer is another one than that of the whole bag."""
-    if len(full) == 1:
-        return abs(float(answer[0]) - float(full[0])) > tolerance * deviation
-    return int(answer.argmax()) != int(full.argmax())
+    output = create_output(len(full), deviation)
+    return output.gap(full, answer) > tolerance if output.is_risk else not output.same_class(full, answer)
 
 
 class CertificateSettings(Settings):
@@ -185,7 +182,7 @@ def _allowed_limits(
 
 def choose_rate(outcomes: Sequence[RateOutcome], *, evidence_share: float) -> RateOutcome:
     """The cheapest that has room for the evidence, else the largest; of equally cheap ones that which keeps most."""
-    roomy = [one for one in outcomes if one.keep_rate >= evidence_share]
+    roomy = [outcome for outcome in outcomes if outcome.keep_rate >= evidence_share]
     if not roomy:
-        return max(outcomes, key=lambda one: one.keep_rate)
-    return min(roomy, key=lambda one: (round(one.cost, 9), -one.keep_rate))
+        return max(outcomes, key=lambda outcome: outcome.keep_rate)
+    return min(roomy, key=lambda outcome: (round(outcome.cost, 9), -outcome.keep_rate))

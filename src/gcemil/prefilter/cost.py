@@ -174,14 +174,14 @@ def measure_cost(
     specs = fold_parts(cohort, read_fold(cohort, fold)).test
     filtered = SlidePredictor.open(run, mode="prefilter", fold=fold, encoder=encoder)
     whole = SlidePredictor.open(run, mode="full", fold=fold, encoder=filtered.encoder)
-    found: list[SlideCost] = []
+    costs: list[SlideCost] = []
     # The first batch of a process allocates memory that all later ones find there.
     first = read_encoded_grid(cohort.feature_file(specs[0].slide_ids[0]))
     filtered.predict(_find_file(specs[0], slides), mpp=first.mpp)
     for done, spec in enumerate(specs, start=1):
         path, grid = _find_file(spec, slides), read_encoded_grid(cohort.feature_file(spec.slide_ids[0]))
         order = (whole, filtered) if done % 2 else (filtered, whole)
-        made = {one.mode: one.predict(path, mpp=grid.mpp) for one in order}
+        made = {way.mode: way.predict(path, mpp=grid.mpp) for way in order}
         full, kept = made["full"], made["prefilter"]
         if full.n_patches != len(grid):
             # Rows are kept for later, so they must be the patches of the cohort's own files.
@@ -189,7 +189,7 @@ def measure_cost(
                 f"Slide '{spec.bag_id}' has {full.n_patches} patches by the default rules, {len(grid)} in the cohort: it was "
                 "patched by a mask or by other rules, so its cost cannot be compared. Leave out --measure."
             )
-        found.append(
+        costs.append(
             SlideCost(
                 bag_id=spec.bag_id,
                 n_patches=full.n_patches,
@@ -211,9 +211,11 @@ def measure_cost(
         keep_rate=fitted.keep_rate,
         threads=torch.get_num_threads(),
         model_hash=fitted.model_hash,
-        full_utility=measure_task_metric(task, targets, _as_logits([one.full for one in found])),
-        prefilter_utility=measure_task_metric(task, targets, _as_logits([one.prefiltered for one in found])),
-        slides=tuple(found),
+        full_utility=measure_task_metric(task, targets, _as_logits([slide.full for slide in costs])),
+        prefilter_utility=measure_task_metric(
+            task, targets, _as_logits([slide.prefiltered for slide in costs])
+        ),
+        slides=tuple(costs),
     )
     write_cost(Run(run).fold(fold).path, cost)
     return cost
@@ -221,8 +223,8 @@ def measure_cost(
 
 def _as_logits(values: list[list[float]]) -> torch.Tensor:
     """Logits that a task turns back into these probabilities; a risk is its own logit."""
-    found = torch.tensor(values, dtype=torch.float64)
-    return found if found.shape[1] == 1 else found.clamp_min(1e-300).log()
+    outputs = torch.tensor(values, dtype=torch.float64)
+    return outputs if outputs.shape[1] == 1 else outputs.clamp_min(1e-300).log()
 
 
 def _find_file(spec: BagSpec, slides: Mapping[str, Path]) -> Path:
@@ -241,12 +243,12 @@ def _find_file(spec: BagSpec, slides: Mapping[str, Path]) -> Path:
 
 def read_matching_cost(folder: Path, bags: Sequence[BagSpec]) -> PrefilterCost | None:
     """The measurement of a fold, if it was made with its model and on these bags."""
-    found = read_cost(folder)
-    if found is None:
+    cost = read_cost(folder)
+    if cost is None:
         return None
-    same_model = found.model_hash == content_hash(RunFold(folder).checkpoint)
-    same_bags = [slide.bag_id for slide in found.slides] == [spec.bag_id for spec in bags]
-    return found if same_model and same_bags else None
+    same_model = cost.model_hash == content_hash(RunFold(folder).checkpoint)
+    same_bags = [slide.bag_id for slide in cost.slides] == [spec.bag_id for spec in bags]
+    return cost if same_model and same_bags else None
 
 
 def add_encoding_cost(row: Row, filtered: PrefilterCost | None) -> Row:

@@ -16,12 +16,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from gcemil import __version__
 from gcemil.bags import store
-from gcemil.bags.bag import Bag
 from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.bags.fingerprint import content_hash, file_fingerprint, record_cohort
 from gcemil.bags.folds import read_fold
@@ -98,21 +97,7 @@ def _open_taught_fold(run: Path, fold: int, slides: Mapping[str, Path]) -> Taugh
     parts = fold_parts(cohort, read_fold(cohort, fold))
     needed = [slide_id for spec in (*parts.train, *parts.val) for slide_id in spec.slide_ids]
     origin = require_one_origin(cohort.feature_file(slide_id) for slide_id in needed)
-    _refuse_missing(needed, slides, cohort)
-    return TaughtFold(
-        folder,
-        cohort,
-        parts,
-        create_task(cohort, card.settings),
-        model,
-        slides,
-        origin,
-        RunFold(folder).read_metrics().details.risk_deviation,
-    )
-
-
-def _refuse_missing(needed: Sequence[str], slides: Mapping[str, Path], cohort: Cohort) -> None:
-    """Every slide needs its file, and the very file that was patched."""
+    # Every slide needs its file, and the very file that was patched.
     if missing := [slide_id for slide_id in needed if slide_id not in slides]:
         raise UsageError(
             f"{len(missing)} of {len(needed)} training and validation slides have no file, the first is '{missing[0]}'. "
@@ -124,6 +109,16 @@ def _refuse_missing(needed: Sequence[str], slides: Mapping[str, Path], cohort: C
             raise UsageError(
                 f"{slides[slide_id]} is not the file that {cohort.feature_file(slide_id)} was made from. Give the same slides."
             )
+    return TaughtFold(
+        folder,
+        cohort,
+        parts,
+        create_task(cohort, card.settings),
+        model,
+        slides,
+        origin,
+        RunFold(folder).read_metrics().details.risk_deviation,
+    )
 
 
 @dataclass(frozen=True)
@@ -236,16 +231,19 @@ def _try_rates(
     whole = explain_bag(taught.model, bag)
     full, evidence = whole.output.answer.logits, whole.recovery.selected.numpy()
     scores = {name: score_crops(student, taught.crops(name, settings)) for name in spec.slide_ids}
-    answers = [
-        answer_from_kept(taught.model, bag, _keep_rows_of_bag(bag, scores, rate), deviation=deviation)
-        for rate in certificate.ladder
-    ]
+    answers = []
+    for rate in certificate.ladder:
+        # The same share of each slide of the bag.
+        rows = [span.start + keep_rows(scores[span.slide_id], rate) for span in bag.spans]
+        answers.append(answer_from_kept(taught.model, bag, np.concatenate(rows), deviation=deviation))
     tolerance = certificate.risk_tolerance
     return BagTrial(
         full=full,
         kept=torch.stack([answer.logits for answer in answers]),
         doubts=[answer.doubt for answer in answers],
-        changed=[is_changed(one.logits, full, deviation=deviation, tolerance=tolerance) for one in answers],
+        changed=[
+            is_changed(answer.logits, full, deviation=deviation, tolerance=tolerance) for answer in answers
+        ],
         recall=[float(evidence[answer.rows].sum() / evidence.sum()) for answer in answers],
         evidence_share=whole.recovery.fraction,
     )
@@ -271,14 +269,6 @@ def _group_by_rate(
             utility_of=utility_of,
             recall=float(np.mean([bag.recall[place] for bag in bags])),
         )
-
-
-def _keep_rows_of_bag(
-    bag: Bag, scores: Mapping[str, Float[Tensor, "_"]], keep_rate: float
-) -> Int[np.ndarray, "k"]:
-    """The rows of a bag that the student keeps: the same share of each of its slides."""
-    parts = [span.start + keep_rows(scores[span.slide_id], keep_rate) for span in bag.spans]
-    return np.concatenate(parts)
 
 
 def _assemble_prefilter(

@@ -157,9 +157,9 @@ class SlidePredictor:
     ) -> SlidePredictor:
         """Everything is checked before the first slide; an encoder and folds already loaded may be handed in."""
         folds = folds or load_fold_models(run, fold=fold, needs_evidence=mode != "full")
-        fitted = tuple(_load_fold_prefilter(run, one) for one in folds) if mode == "prefilter" else ()
+        fitted = tuple(_load_fold_prefilter(run, model) for model in folds) if mode == "prefilter" else ()
         origin = fitted[0].origin if fitted else read_run_origin(run)
-        if any(one.origin != origin for one in fitted):
+        if any(prefilter.origin != origin for prefilter in fitted):
             raise RunError(
                 f"The folds of {run} have prefilters of different encoders. Fit them again with 'gcemil prefilter'."
             )
@@ -196,8 +196,8 @@ class SlidePredictor:
         bag = source.bag(slide_id)
         answers: list[KeptAnswer] = []
         with watch.part("prediction"):
-            for one, fitted, rows in zip(self.folds, self.prefilters, kept, strict=True):
-                answer = answer_from_kept(_wrapped_model(one), bag, rows, deviation=fitted.risk_deviation)
+            for fold, fitted, rows in zip(self.folds, self.prefilters, kept, strict=True):
+                answer = answer_from_kept(_wrapped_model(fold), bag, rows, deviation=fitted.risk_deviation)
                 if not fitted.certifies(answer.doubt):
                     break
                 answers.append(answer)
@@ -264,9 +264,9 @@ def _load_fold_prefilter(run: Path, one: FoldModel) -> FittedPrefilter:
     return fitted
 
 
-def _wrapped_model(one: FoldModel) -> GceMil:
+def _wrapped_model(fold: FoldModel) -> GceMil:
     """The wrapper of a fold; plain hosts were refused when the run was opened."""
-    model: GceMil = one.loaded.model  # type: ignore[assignment]
+    model: GceMil = fold.loaded.model  # type: ignore[assignment]
     return model
 
 

@@ -77,27 +77,16 @@ def cut_crops(view: LowView, grid: PatchGrid, crop_px: int) -> Crops:
     """The square of the view around every patch, gathered at once."""
     if crop_px < 1:
         raise UsageError(f"A crop has at least one pixel, got {crop_px}.")
-    left, top = _crop_corners(view, grid, crop_px)
-    height, width = view.image.shape[:2]
+    centres = (grid.coords + grid.level0_side / 2 - (view.bounds.x, view.bounds.y)) / view.scale
+    # First column and row of every crop, to the nearest pixel.
+    corners = np.floor(centres - crop_px / 2 + 0.5).astype(np.int64)
+    pixels = corners[:, :, None] + np.arange(crop_px)
     # One index for all that lies outside: the row and column of white around the image.
-    rows = _mark_outside(top[:, None] + np.arange(crop_px), height)
-    columns = _mark_outside(left[:, None] + np.arange(crop_px), width)
+    height, width = view.image.shape[:2]
+    lengths = np.array([width, height])[None, :, None]
+    columns, rows = np.where((pixels >= 0) & (pixels < lengths), pixels, lengths).transpose(1, 0, 2)
     framed = np.pad(view.image, ((0, 1), (0, 1), (0, 0)), constant_values=WHITE)
     return framed[rows[:, :, None], columns[:, None, :]]
-
-
-def _crop_corners(
-    view: LowView, grid: PatchGrid, crop_px: int
-) -> tuple[Int[np.ndarray, "n"], Int[np.ndarray, "n"]]:
-    """First column and first row of every crop, to the nearest pixel."""
-    centres = (grid.coords + grid.level0_side / 2 - (view.bounds.x, view.bounds.y)) / view.scale
-    corners = np.floor(centres - crop_px / 2 + 0.5).astype(np.int64)
-    return corners[:, 0], corners[:, 1]
-
-
-def _mark_outside(places: Int[np.ndarray, "n p"], length: int) -> Int[np.ndarray, "n p"]:
-    """Places along one axis; those before 0 or from `length` on become `length`."""
-    return np.where((places >= 0) & (places < length), places, length)
 
 
 def density_table(crops: Crops) -> DensityTable:
@@ -204,7 +193,7 @@ def fit_student(lessons: Sequence[Lesson], settings: PrefilterSettings) -> Stude
         order = draws.permutation(len(lessons))
         for start in range(0, len(order), settings.slides_per_step):
             chosen = [lessons[place] for place in order[start : start + settings.slides_per_step]]
-            losses = [_ranking_loss(student, one, settings.target_temperature, draws) for one in chosen]
+            losses = [_ranking_loss(student, lesson, settings.target_temperature, draws) for lesson in chosen]
             optimizer.zero_grad()
             torch.autograd.backward(torch.stack(losses).mean())
             optimizer.step()
@@ -213,16 +202,16 @@ def fit_student(lessons: Sequence[Lesson], settings: PrefilterSettings) -> Stude
 
 
 def _ranking_loss(
-    student: Student, one: Lesson, temperature: float, draws: np.random.Generator
+    student: Student, lesson: Lesson, temperature: float, draws: np.random.Generator
 ) -> Float[Tensor, ""]:
     """KL between the teacher's and the student's softmax over the patches of a slide, seen from a random side."""
     # One of the eight ways to lay a square; tissue has no upside.
-    images = torch.rot90(densities(one.crops, one.table), int(draws.integers(4)), dims=(2, 3))
+    images = torch.rot90(densities(lesson.crops, lesson.table), int(draws.integers(4)), dims=(2, 3))
     if draws.integers(2):
         images = images.flip(3)
-    wanted = torch.softmax(one.targets / temperature, dim=0)
+    targets = torch.softmax(lesson.targets / temperature, dim=0)
     guessed = torch.log_softmax(student(images), dim=0)
-    return nn.functional.kl_div(guessed, wanted, reduction="sum")
+    return nn.functional.kl_div(guessed, targets, reduction="sum")
 
 
 @torch.inference_mode()
@@ -278,7 +267,7 @@ class FittedPrefilter(PrefilterRecord):
 def save_prefilter(path: Path, fitted: FittedPrefilter) -> None:
     """A file that appears whole or not at all."""
     meta = {
-        **{one.name: getattr(fitted, one.name) for one in fields(PrefilterRecord)},
+        **{field.name: getattr(fitted, field.name) for field in fields(PrefilterRecord)},
         "settings": fitted.settings.model_dump(mode="json"),
         "settings_hash": fitted.settings.hash,
         "origin": asdict(fitted.origin),

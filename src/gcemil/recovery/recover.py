@@ -94,8 +94,12 @@ def recover(
     `shortlist` marks the patches repair may add.
     """
     # Users call this with tensors of their own: a message says more than a failed annotation.
-    _check_bag_tensors(gates, responses, anchor_weights, shortlist)
-    _check_options(threshold, coverage_target, min_weight_share)
+    _check_bag(gates, responses, anchor_weights, shortlist)
+    if not (0 <= threshold <= 1 and 0 < coverage_target <= 1 and 0 <= min_weight_share <= 1):
+        raise UsageError(
+            "threshold and min_weight_share lie in [0, 1], coverage_target in (0, 1], got "
+            f"{threshold}, {min_weight_share} and {coverage_target}."
+        )
     device, dtype = responses.device, responses.dtype
     # Every step of repair reads one index back, so a GPU would only wait.
     gates, responses, weights = gates.cpu(), responses.cpu(), anchor_weights.cpu().double()
@@ -143,49 +147,34 @@ def _repair(greedy: LazyGreedy, targets: Coverage, *, room: int) -> tuple[list[i
     return added, gains, StopReason.COVERED
 
 
-def _check_bag_tensors(
-    gates: Tensor, responses: Tensor, anchor_weights: Tensor, shortlist: Tensor | None
-) -> None:
-    if responses.ndim != 2 or 0 in responses.shape:
+def _check_bag(gates: Tensor, responses: Tensor, anchor_weights: Tensor, shortlist: Tensor | None) -> None:
+    if responses.ndim != 2 or 0 in responses.shape or not responses.is_floating_point():
         raise BagError(
-            f"Responses are (patches, anchors), at least one of each, got {tuple(responses.shape)}."
+            f"Responses are probabilities in floating point, (patches, anchors), got {responses.dtype} of shape "
+            f"{tuple(responses.shape)}."
         )
-    if not responses.is_floating_point():
-        raise BagError(f"Responses are probabilities in floating point, got {responses.dtype}.")
     n_patches, n_anchors = responses.shape
-    if gates.shape != (n_patches,):
-        raise BagError(f"{n_patches} rows of responses need {n_patches} gates, got {tuple(gates.shape)}.")
-    if anchor_weights.shape != (n_anchors,):
+    if gates.shape != (n_patches,) or anchor_weights.shape != (n_anchors,):
         raise BagError(
-            f"{n_anchors} anchors need {n_anchors} weights, got {tuple(anchor_weights.shape)}. "
-            "Pass the row of the predicted class."
+            f"Responses of {n_patches} patches to {n_anchors} anchors need as many gates and anchor weights, got "
+            f"{tuple(gates.shape)} and {tuple(anchor_weights.shape)}. Pass the weights of the predicted class."
         )
     if shortlist is not None and (shortlist.dtype != torch.bool or shortlist.shape != gates.shape):
         raise BagError(
             f"A shortlist is a bool mask over {n_patches} patches, got {shortlist.dtype} {tuple(shortlist.shape)}."
         )
-    _check_range("Gates", gates, 0.0, 1.0)
-    _check_range("Responses", responses, 0.0, 1.0)
-    _check_range("Anchor weights", anchor_weights.double(), 0.0, sys.float_info.max)
-
-
-def _check_range(name: str, values: Tensor, low: float, high: float) -> None:
-    lowest, highest = values.aminmax()
-    # Written so that NaN, which aminmax passes on, fails too.
-    if not (bool(lowest >= low) and bool(highest <= high)):
-        where = tuple((~((values >= low) & (values <= high))).nonzero()[0].tolist())
-        raise BagError(
-            f"{name} lie in [{low:g}, {high:g}], but the one at {where} is {float(values[where])}."
-        )
-
-
-def _check_options(threshold: float, coverage_target: float, min_weight_share: float) -> None:
-    if not 0.0 <= threshold <= 1.0:
-        raise UsageError(f"threshold lies in [0, 1], got {threshold}.")
-    if not 0.0 < coverage_target <= 1.0:
-        raise UsageError(f"coverage_target lies in (0, 1], got {coverage_target}.")
-    if not 0.0 <= min_weight_share <= 1.0:
-        raise UsageError(f"min_weight_share lies in [0, 1], got {min_weight_share}.")
+    for name, values, highest in (
+        ("Gates", gates, 1.0),
+        ("Responses", responses, 1.0),
+        ("Anchor weights", anchor_weights, sys.float_info.max),
+    ):
+        # Written so that NaN fails too.
+        is_valid = (values >= 0) & (values <= highest)
+        if not bool(is_valid.all()):
+            place = tuple((~is_valid).nonzero()[0].tolist())
+            raise BagError(
+                f"{name} lie in [0, {highest:g}], but the one at {place} is {float(values[place])}."
+            )
 
 
 POOL_SIZE = 512
@@ -303,7 +292,7 @@ def drop_free_riders(selected: Selected, importances: Sequence[Scores]) -> Selec
     """
     while True:
         size = int(selected.sum())
-        first = [top_k(one, size) & (one > 0) for one in importances]
+        first = [top_k(values, size) & (values > 0) for values in importances]
         kept = selected & torch.stack(first).any(dim=0)
         if int(kept.sum()) in (0, size):
             return selected

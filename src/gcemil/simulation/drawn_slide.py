@@ -97,9 +97,11 @@ def write_drawn_slide(
     image: Pixels, labels: LabelMap, folder: Path, slide_id: str, region_names: Mapping[int, str]
 ) -> None:
     """Masks, annotations and, last, the slide itself; equal slides give equal bytes."""
-    _save_mask(mask_path(folder, "concept", slide_id), labels.texture)
-    _save_mask(mask_path(folder, "evidence", slide_id), labels.evidence)
-    _save_mask(mask_path(folder, "tissue", slide_id), np.where(labels.tissue, np.uint8(255), np.uint8(0)))
+    tissue = np.where(labels.tissue, np.uint8(255), np.uint8(0))
+    for what, mask in (("concept", labels.texture), ("evidence", labels.evidence), ("tissue", tissue)):
+        buffer = io.BytesIO()
+        Image.fromarray(mask).save(buffer, "PNG")
+        write_bytes(mask_path(folder, what, slide_id), buffer.getvalue())
     xml = build_asap_xml(labels.evidence, region_names, scale=MASK_DOWNSAMPLE)
     write_bytes(folder / "annotations" / f"{slide_id}.xml", xml)
     write_pyramid_tiff(slide_path(folder, slide_id), image, DRAWN_MPP)
@@ -113,12 +115,6 @@ def slide_path(folder: Path, slide_id: str) -> Path:
 def mask_path(folder: Path, what: str, slide_id: str) -> Path:
     """Mask of `concept` (index + 1), `evidence` (region number) or `tissue` (255)."""
     return folder / "masks" / what / f"{slide_id}.png"
-
-
-def _save_mask(path: Path, mask: UInt8[np.ndarray, "h w"]) -> None:
-    buffer = io.BytesIO()
-    Image.fromarray(mask).save(buffer, "PNG")
-    write_bytes(path, buffer.getvalue())
 
 
 def read_drawn_mask(path: Path) -> UInt8[np.ndarray, "h w"]:

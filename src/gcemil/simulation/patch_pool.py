@@ -63,10 +63,6 @@ class PatchPool:
     def classes(self) -> tuple[str, ...]:
         return tuple(np.unique(self.labels).tolist())
 
-    def rows_of(self, name: str) -> Rows:
-        """The patches of one class."""
-        return np.flatnonzero(self.labels == name)
-
     def write(self, path: Path) -> None:
         """A file that `read_pool` reads."""
         texts = (
@@ -105,10 +101,10 @@ def _read_names(path: Path, name: str, layout: store.DatasetInfo) -> Names:
     """A column of names; whole numbers are their own names."""
     if layout.dtype.kind in "iu" and len(layout.shape) == 1:
         return store.read(path, name).astype(np.str_)
-    found = np.array(store.read_texts(path, name), dtype=np.str_)
-    if (found == "").any():
-        raise InputError(f"{path}: '{name}' is empty at patch {int(np.argmax(found == ''))}. Name it.")
-    return found
+    names = np.array(store.read_texts(path, name), dtype=np.str_)
+    if (names == "").any():
+        raise InputError(f"{path}: '{name}' is empty at patch {int(np.argmax(names == ''))}. Name it.")
+    return names
 
 
 def hold_out(

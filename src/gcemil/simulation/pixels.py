@@ -108,7 +108,10 @@ def simulate_pixels(
         replace_files=replace_files,
         on_slide=on_slide,
     ):
-        _write_tables(cohort, planned)
+        write_slide_table(out, cohort.card["task"], cohort.slides)
+        truth = [{"slide_id": slide.row.slide_id, **slide.truth} for slide in planned]
+        write_table(out / "targets.csv", list(truth[0]), truth)
+        write_text(out / PIXEL_CARD, yaml.safe_dump(dict(cohort.card), sort_keys=False))
     return cohort
 
 
@@ -143,14 +146,6 @@ def draw_pixels(world: World, slide: PlannedSlide) -> tuple[TissueLayout, LabelM
     dyes = vary_dyes(site, SLIDE_STAIN * dials.slide_shift, world.draws("stain of slide", name))
     styles = choose_styles(world.profile, dials.mimic_similarity)
     return layout, labels, paint_tissue(labels, styles, dyes, draws)
-
-
-def _write_tables(cohort: PixelCohort, planned: list[PlannedSlide]) -> None:
-    """slides.csv, targets.csv and pixels.yaml."""
-    write_slide_table(cohort.folder, cohort.card["task"], cohort.slides)
-    truth = [{"slide_id": slide.row.slide_id, **slide.truth} for slide in planned]
-    write_table(cohort.folder / "targets.csv", list(truth[0]), truth)
-    write_text(cohort.folder / PIXEL_CARD, yaml.safe_dump(dict(cohort.card), sort_keys=False))
 
 
 def _pixel_card(world: World, size: str, patches: tuple[int, int]) -> dict[str, Any]:
@@ -220,8 +215,8 @@ def _measure_shares(
     mask = read_drawn_mask(path)
     values = np.unique(mask[mask > 0]).astype(np.int64)
     corner, wide = coords / MASK_DOWNSAMPLE, side / MASK_DOWNSAMPLE
-    found = [covered_share(mask == value, corner, (wide, wide)) for value in values]
-    return values, np.stack(found, axis=1) if found else np.zeros((len(coords), 0))
+    shares = [covered_share(mask == value, corner, (wide, wide)) for value in values]
+    return values, np.stack(shares, axis=1) if shares else np.zeros((len(coords), 0))
 
 
 def _read_true_target(folder: Path, slide_id: str) -> dict[str, str | int | float | bool]:

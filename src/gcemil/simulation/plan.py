@@ -99,8 +99,8 @@ def _draw_evidence_size(n_patches: int, dials: Dials, needed: int, generator: Ge
             f"A slide of {n_patches} patches cannot hold {fewest} evidence patches in a share of at most {dials.evidence_max}. "
             "Raise evidence_max or simulate larger slides."
         )
-    wanted = round(float(generator.uniform(dials.evidence_min, dials.evidence_max)) * n_patches)
-    return int(np.clip(wanted, fewest, most))
+    size = round(float(generator.uniform(dials.evidence_min, dials.evidence_max)) * n_patches)
+    return int(np.clip(size, fewest, most))
 
 
 def _draw_region_count(n_patches: int, dials: Dials, needed: int, generator: Generator) -> int:

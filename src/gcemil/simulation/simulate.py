@@ -114,8 +114,8 @@ def is_whole(cohort: Cohort) -> bool:
     """Whether the folder holds this very cohort already."""
     if (cohort.folder / PLAN).exists() or not (cohort.folder / "cohort.yaml").is_file():
         return False
-    found = Cohort.load(cohort.folder)
-    return found.card == cohort.card and found.slides == cohort.slides
+    written = Cohort.load(cohort.folder)
+    return written.card == cohort.card and written.slides == cohort.slides
 
 
 @contextmanager

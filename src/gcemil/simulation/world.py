@@ -117,15 +117,15 @@ def draw_world(profile: Profile, dials: Dials, *, feature_dim: int, anchor_dim: 
 
 def _concept_directions(profile: Profile, dials: Dials, rank: int, seed: int) -> Directions:
     """Unit directions in the order of the profile's concepts."""
-    found: dict[str, Vector] = {}
+    directions: dict[str, Vector] = {}
     for concept in profile.concepts:
         own = _draw_unit(stream(seed, profile.name, "concept", concept.name), rank)
         kind = _draw_unit(stream(seed, profile.name, "kind", concept.kind), rank)
         if concept.imitates is None:
-            found[concept.name] = _blend(kind, own, dials.kinship**0.5)
+            directions[concept.name] = _blend(kind, own, dials.kinship**0.5)
         else:
-            found[concept.name] = _blend(found[concept.imitates], own, dials.mimic_similarity)
-    return np.stack(list(found.values()))
+            directions[concept.name] = _blend(directions[concept.imitates], own, dials.mimic_similarity)
+    return np.stack(list(directions.values()))
 
 
 def _concept_length(concept: Concept, dials: Dials) -> float:

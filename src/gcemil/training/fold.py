@@ -197,7 +197,7 @@ def create_network(
             f"evidence.bridge is '{settings.evidence.bridge}', but anchors from examples take auto or centred."
         )
     elif bridge_kind(settings.evidence, bank, cohort.card.feature_dim) in FITTED_BRIDGES:
-        model.fit_bridge(*read_pairs(cohort))
+        model.bridge.fit(*read_pairs(cohort))
     model.calibrate(reference)
     return LoadedNetwork(host.to(device), model.to(device), reference.to(device))
 

@@ -10,12 +10,10 @@ from gcemil.evidence.bridge import (
     BRIDGES,
     Bridge,
     CentredBridge,
-    FreeBridge,
     FrozenBridge,
     ProximalBridge,
     create_bridge,
 )
-from gcemil.row_blocks import apply_reads
 
 WIDTHS = [
     ("free", 12, 9),
@@ -85,14 +83,6 @@ def test_cosines_in_float32_agree_with_float64_at_fifty_thousand_patches(kind: s
     assert (narrow - wide).abs().max() < 1e-5
 
 
-def test_folds_of_one_bag_are_computed_together() -> None:
-    first, second = ready_bridge("frozen", 12, 9), ready_bridge("proximal", 12, 9)
-    features, anchors = torch.randn(6, 12, dtype=torch.float64), torch.randn(3, 9, dtype=torch.float64)
-    together = apply_reads(features, [first.read(anchors), second.read(anchors)])
-    torch.testing.assert_close(together[0], first.cosines(features, anchors))
-    torch.testing.assert_close(together[1], second.cosines(features, anchors))
-
-
 def test_ridge_solves_its_normal_equations() -> None:
     features, anchor_space = (side.double() for side in pairs(6, 4, noise=1.0))
     weight, bias = ridge_fit(features, anchor_space, 0.1)
@@ -101,14 +91,6 @@ def test_ridge_solves_its_normal_equations() -> None:
     strength = 0.1 * centred.square().sum(dim=0).mean()
     torch.testing.assert_close(residual.mean(dim=0), torch.zeros(4, dtype=torch.float64))
     torch.testing.assert_close(centred.T @ residual, strength * weight.T)
-
-
-def test_ridge_finds_a_line_by_hand() -> None:
-    features, anchor_space = torch.tensor([[0.0], [1.0], [2.0]]), torch.tensor([[1.0], [3.0], [5.0]])
-    weight, bias = ridge_fit(features, anchor_space, 1.0)
-    # Sxy = 4, Sxx = 2, ridge 1 * 2: slope 4 / 4, through the means (1, 3).
-    assert weight.item() == pytest.approx(1.0)
-    assert bias.item() == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize(("in_dim", "anchor_dim"), [(12, 9), (9, 12)])
@@ -150,15 +132,6 @@ def test_the_proximal_penalty_is_zero_at_the_fit_and_quadratic_around_it() -> No
     torch.testing.assert_close(bridge.penalty(), expected)
 
 
-@pytest.mark.parametrize("kind", ["free", "frozen", "identity"])
-def test_only_the_proximal_bridge_is_penalised(kind: str) -> None:
-    assert ready_bridge(kind, 10, 10).penalty() == 0
-
-
-def test_the_frozen_bridge_has_nothing_to_train() -> None:
-    assert list(FrozenBridge(6, 5).parameters()) == []
-
-
 @pytest.mark.parametrize("kind", sorted(BRIDGES))
 def test_a_bridge_survives_its_state_dict(kind: str) -> None:
     bridge = ready_bridge(kind, 10, 10)
@@ -166,26 +139,6 @@ def test_a_bridge_survives_its_state_dict(kind: str) -> None:
     copy.load_state_dict(bridge.state_dict())
     features, anchors = torch.randn(4, 10, dtype=torch.float64), torch.randn(2, 10, dtype=torch.float64)
     torch.testing.assert_close(copy.cosines(features, anchors), bridge.cosines(features, anchors))
-
-
-def test_a_patch_at_the_origin_has_cosine_zero() -> None:
-    cosines = create_bridge("identity", 3, 3).cosines(torch.zeros(1, 3), torch.eye(3))
-    torch.testing.assert_close(cosines, torch.zeros(1, 3))
-
-
-def test_a_free_bridge_may_start_from_a_fit() -> None:
-    features, anchor_space = (side.double() for side in pairs(12, 9))
-    bridge = FreeBridge(12, 9).double()
-    bridge.fit(features, anchor_space)
-    frozen = FrozenBridge(12, 9).double()
-    frozen.fit(features, anchor_space)
-    torch.testing.assert_close(bridge(features), frozen(features))
-
-
-@pytest.mark.parametrize("kind", ["proximal", "frozen"])
-def test_a_constrained_bridge_is_useless_before_its_fit(kind: str) -> None:
-    with pytest.raises(UsageError, match="never fitted"):
-        create_bridge(kind, 4, 4).cosines(torch.ones(2, 4), torch.eye(4))
 
 
 def test_bridges_refuse_what_does_not_fit() -> None:

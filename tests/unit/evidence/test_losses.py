@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from gcemil.errors import UsageError
 from gcemil.evidence.coverage import patch_concept_presence
 from gcemil.evidence.losses import (
     NullRisk,
@@ -19,14 +18,6 @@ from gcemil.evidence.losses import (
 def test_only_an_exceeded_budget_costs() -> None:
     assert float(budget_excess_squared(torch.tensor([0.1, 0.3]), budget=0.05)) == pytest.approx(0.0225)
     assert float(budget_excess_squared(torch.tensor([0.0, 0.04]), budget=0.05)) == pytest.approx(0.0)
-
-
-def test_concept_presence_is_a_weighted_noisy_or_per_patch() -> None:
-    responses = torch.tensor([[0.5, 0.5], [1.0, 0.2], [0.0, 0.0]])
-    assert patch_concept_presence(responses, torch.ones(2)).tolist() == pytest.approx([0.75, 1.0, 0.0])
-    assert patch_concept_presence(responses, torch.tensor([0.0, 2.0])).tolist() == pytest.approx(
-        [0.75, 0.36, 0.0]
-    )
 
 
 def test_the_divergence_by_hand() -> None:
@@ -101,14 +92,6 @@ def test_the_null_target_starts_uniform_and_peaks_on_what_complements_say() -> N
     assert null().tolist() == pytest.approx([value / sum(squares) for value in squares])
 
 
-def test_without_a_peak_the_null_is_uniform_and_the_state_travels() -> None:
-    null, flat = NullTarget(2), NullTarget(2, peak=0.0)
-    null.update(torch.tensor([3.0, 0.0]))
-    flat.load_state_dict(null.state_dict())
-    assert flat().tolist() == pytest.approx([0.5, 0.5])
-    assert torch.equal(flat.running_mean, null.running_mean)
-
-
 def test_the_null_risk_is_the_mean_of_the_first_risks() -> None:
     null = NullRisk()
     for risk in (2.0, 4.0):
@@ -125,15 +108,3 @@ def test_risks_that_barely_differ_are_no_unit() -> None:
     for risk in (0.10, 0.11):
         null.update(torch.tensor(risk))
     assert float(null.spread) == pytest.approx(1.0)
-
-
-def test_the_null_risk_forgets_with_its_momentum() -> None:
-    null = NullRisk(momentum=0.5)
-    for risk in (0.0, 0.0, 8.0):
-        null.update(torch.tensor(risk))
-    assert float(null()) == pytest.approx(4.0)
-
-
-def test_a_null_target_needs_two_classes() -> None:
-    with pytest.raises(UsageError, match="at least two classes, got 1"):
-        NullTarget(1)

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from gcemil.errors import UsageError
 from gcemil.evidence.spatial import Neighbourhood, common_step, normalised_coords, smoothed
 
 
@@ -31,45 +30,12 @@ def test_an_isolated_patch_keeps_its_score() -> None:
     torch.testing.assert_close(smoothed(scores, Neighbourhood.of(coords, 256)), scores)
 
 
-def test_the_end_of_a_row_is_no_neighbour_of_the_start_of_the_next() -> None:
-    coords = torch.tensor([[0, 256], [1024, 0]])
-    scores = torch.tensor([1.0, 5.0])
-    torch.testing.assert_close(smoothed(scores, Neighbourhood.of(coords, 256)), scores)
-
-
 def test_smoothing_agrees_with_all_pairs_on_a_ragged_slide() -> None:
     generator = torch.Generator().manual_seed(0)
     coords = grid(20, 15)[torch.randperm(300, generator=generator)[:140]] + torch.tensor([913, 77])
     scores = torch.randn(140, generator=generator, dtype=torch.float64)
     result = smoothed(scores, Neighbourhood.of(coords, 256))
     torch.testing.assert_close(result, smoothed_by_hand(scores, coords, 256))
-
-
-def test_patches_of_one_cell_count_once_each() -> None:
-    coords = torch.tensor([[0, 0], [0, 0], [256, 0]])
-    result = Neighbourhood.of(coords, 256).mean(torch.tensor([1.0, 2.0, 6.0]))
-    torch.testing.assert_close(result, torch.full((3,), 3.0))
-
-
-def test_smoothing_is_equivariant_to_the_order_of_patches() -> None:
-    coords, scores = grid(6, 5), torch.randn(30, dtype=torch.float64)
-    order = torch.randperm(30)
-    straight = smoothed(scores, Neighbourhood.of(coords, 256))
-    shuffled = smoothed(scores[order], Neighbourhood.of(coords[order], 256))
-    torch.testing.assert_close(shuffled, straight[order])
-
-
-def test_smoothing_passes_gradients() -> None:
-    neighbourhood = Neighbourhood.of(grid(3, 2), 256)
-    scores = torch.randn(6, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda s: smoothed(s, neighbourhood), (scores,))
-
-
-def test_no_share_and_full_share_are_the_two_ends() -> None:
-    neighbourhood = Neighbourhood.of(grid(3, 3), 256)
-    scores = torch.randn(9)
-    torch.testing.assert_close(smoothed(scores, neighbourhood, share=0.0), scores)
-    torch.testing.assert_close(smoothed(scores, neighbourhood, share=1.0)[4], scores.mean())
 
 
 def test_the_step_is_the_smallest_common_gap() -> None:
@@ -87,17 +53,6 @@ def test_the_step_survives_a_second_contour_off_the_grid() -> None:
     assert common_step(torch.cat([grid(5, 5), second])) == 256
 
 
-def test_without_a_step_the_neighbourhood_uses_the_common_one() -> None:
-    coords, scores = grid(5, 4, step=100), torch.randn(20)
-    given = smoothed(scores, Neighbourhood.of(coords, 100))
-    torch.testing.assert_close(smoothed(scores, Neighbourhood.of(coords)), given)
-
-
-def test_a_step_below_one_pixel_is_refused() -> None:
-    with pytest.raises(UsageError, match="at least one pixel, got 0"):
-        Neighbourhood.of(grid(2, 2), 0)
-
-
 def test_normalised_coordinates_span_the_longer_side() -> None:
     coords = torch.tensor([[100, 0], [500, 200], [300, 100]])
     expected = torch.tensor([[-1.0, -0.5], [1.0, 0.5], [0.0, 0.0]])
@@ -108,10 +63,6 @@ def test_shifting_or_scaling_a_slide_leaves_its_coordinates() -> None:
     coords = torch.randint(0, 1000, (50, 2), generator=torch.Generator().manual_seed(3))
     moved = coords * 4 + torch.tensor([150_000, -7])
     torch.testing.assert_close(normalised_coords(moved), normalised_coords(coords))
-
-
-def test_a_single_patch_sits_at_the_origin() -> None:
-    assert normalised_coords(torch.tensor([[4096, 512]])).tolist() == [[0.0, 0.0]]
 
 
 def test_a_hundred_thousand_patches_find_their_neighbours() -> None:

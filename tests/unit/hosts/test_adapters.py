@@ -8,7 +8,6 @@ from torch import nn
 
 from gcemil.errors import UsageError
 from gcemil.hosts.adapters import CallableHost, TorchmilHost
-from gcemil.hosts.host import Host
 
 WEIGHTS = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
 FEATURES = torch.tensor([[1.0, 0.0], [0.0, 3.0], [2.0, 1.0]])
@@ -18,10 +17,6 @@ COORDS = torch.tensor([[0, 0], [256, 0], [512, 0]])
 def mean_model(features):
     """Logits (mean of x, twice the mean of y)."""
     return WEIGHTS @ features.mean(dim=0)
-
-
-def test_an_adapted_callable_honours_the_protocol():
-    assert isinstance(CallableHost(mean_model, 2, 2), Host)
 
 
 def test_logits_are_the_models_own():
@@ -90,28 +85,6 @@ def test_one_output_stays_one_risk():
     torch.testing.assert_close(host(FEATURES).logits, FEATURES.mean().reshape(1))
 
 
-def test_a_wrong_number_of_logits_is_refused():
-    with pytest.raises(UsageError, match="gave 2 logits for one bag; this host has n_outputs=3"):
-        CallableHost(mean_model, 2, 3)(FEATURES)
-
-
-def test_a_wrong_number_of_scores_is_refused():
-    host = CallableHost(lambda features: (mean_model(features), features.flatten()), 2, 2)
-    with pytest.raises(UsageError, match="6 patch scores for 3 patches"):
-        host(FEATURES)
-
-
-def test_missing_scores_are_refused_where_promised():
-    with pytest.raises(UsageError, match="returned logits only"):
-        CallableHost(mean_model, 2, 2, scores="model")(FEATURES)
-
-
-def test_a_model_without_gradients_is_told_what_to_do():
-    host = CallableHost(lambda features: mean_model(features.detach()), 2, 2)
-    with pytest.raises(UsageError, match="scores='keep-one'"):
-        host(FEATURES)
-
-
 def torchmil_models():
     torch.manual_seed(0)
     return {
@@ -147,3 +120,17 @@ def test_a_torchmil_model_over_graphs_needs_an_adjacency():
 def test_a_module_without_predict_is_sent_to_the_callable_host():
     with pytest.raises(UsageError, match="Linear has no 'predict'"):
         TorchmilHost(nn.Linear(2, 2), 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "match"),
+    [
+        (lambda x: x.mean(dim=0).repeat(2), {}, "gave 4 logits for one bag; this host has n_outputs=2"),
+        (lambda x: (mean_model(x), x.flatten()), {}, "6 patch scores for 3 patches"),
+        (mean_model, {"scores": "model"}, "returned logits only"),
+        (lambda x: mean_model(x.detach()), {}, "scores='keep-one'"),
+    ],
+)
+def test_a_model_that_answers_in_another_form_is_refused(model, options, match):
+    with pytest.raises(UsageError, match=match):
+        CallableHost(model, 2, 2, **options)(FEATURES)

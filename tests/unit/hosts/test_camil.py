@@ -1,11 +1,9 @@
 """The neighbour graph against brute force, the fusion, and gates in both branches."""
 
 import numpy as np
-import pytest
 import torch
 
-from gcemil.errors import UsageError
-from gcemil.hosts.camil import Camil, Graph, cosine_distances, fusion, nearest_patches, neighbour_graph
+from gcemil.hosts.camil import Camil, Graph, cosine_distances, nearest_patches, neighbour_graph
 
 
 def make_host(*, gate_mode="deletion"):
@@ -46,12 +44,6 @@ def test_the_graph_does_not_depend_on_the_order_of_rows():
     torch.testing.assert_close(plain.shares[order], shuffled.shares)
 
 
-def test_patches_in_one_place_keep_themselves_first():
-    nearest = nearest_patches(np.zeros((40, 2), dtype=np.int64))
-    np.testing.assert_array_equal(nearest[:, 0], np.arange(40))
-    assert all(len(set(row)) == 16 for row in nearest.tolist())
-
-
 def test_cosine_distances_are_those_of_torch():
     features, others = (
         make_features(50),
@@ -82,29 +74,12 @@ def test_self_and_seven_neighbours_normalised_over_fifteen():
     torch.testing.assert_close(graph.shares[24, 0], similarities.max())
 
 
-def test_a_lone_patch_is_its_own_neighbour():
-    graph = neighbour_graph(make_features(1), torch.tensor([[5, 5]]))
-    assert graph.neighbours.tolist() == [[0]]
-    torch.testing.assert_close(graph.shares, torch.ones(1, 1))
-
-
 def test_without_coordinates_the_rows_are_a_line():
     features = make_features(30)
     graph = neighbour_graph(features, None)
     assert sorted(graph.neighbours[15].tolist()) == [11, 12, 13, 14, 15, 16, 17, 18]
     line = torch.stack([100 * torch.arange(30), torch.zeros(30, dtype=torch.int64)], dim=1)
     torch.testing.assert_close(make_host()(features).logits, make_host()(features, line).logits)
-
-
-def test_fusion_without_a_local_part_is_one_and_a_half_times_the_global():
-    glob = make_features(4)
-    torch.testing.assert_close(fusion(torch.zeros(4, 6), glob), 1.5 * glob)
-
-
-def test_fusion_is_its_published_form():
-    local, glob = make_features(4), make_features(4, seed=2)
-    weight = torch.sigmoid(-local) ** 2
-    torch.testing.assert_close(fusion(local, glob), 2 * local * weight + 2 * glob * (1 - weight))
 
 
 def test_a_neighbour_fades_with_its_gate():
@@ -115,15 +90,6 @@ def test_a_neighbour_fades_with_its_gate():
     alone = 0.5 * (host.query(glob)[0] @ host.key(glob)[0]) / 8**0.5
     torch.testing.assert_close(faded[0], alone)
     torch.testing.assert_close(faded[2], host.neighbour_logits(glob, graph, None)[2])
-
-
-def test_the_graph_is_built_again_on_what_is_left():
-    host, features, coords = make_host(), make_features(36), grid(6)
-    gates = (torch.arange(36) % 3 != 0).float()
-    kept = gates > 0
-    removed = host(features, coords, gates=gates)
-    torch.testing.assert_close(removed.logits, host(features[kept], coords[kept]).logits)
-    torch.testing.assert_close(removed.scores[kept], host(features[kept], coords[kept]).scores)
 
 
 def test_in_paper_mode_the_graph_never_sees_the_gates(monkeypatch):
@@ -137,14 +103,3 @@ def test_in_paper_mode_the_graph_never_sees_the_gates(monkeypatch):
     output = make_host(gate_mode="paper")(features, grid(5), gates=gates)
     assert torch.equal(seen[0], features)
     assert output.logits.isfinite().all()
-
-
-def test_contributions_sum_to_the_centred_logit():
-    output = make_host()(make_features(25), grid(5))
-    predicted = output.logits.max() - output.logits.mean()
-    torch.testing.assert_close(output.contributions.sum(), predicted)
-
-
-def test_a_width_that_heads_cannot_share_is_refused():
-    with pytest.raises(UsageError, match="multiple of twice its 8 heads, got 40"):
-        Camil(6, 2, width=40)

@@ -1,4 +1,4 @@
-from math import exp, log, sqrt
+from math import exp, log
 
 import pytest
 import torch
@@ -29,13 +29,6 @@ def test_attention_is_the_similarity_to_the_critical_patch():
     assert output.logits.tolist() == pytest.approx([10])
     assert output.contributions.tolist() == pytest.approx([4, 6])
     assert output.auxiliary_logits["max"].tolist() == pytest.approx([5.0])
-
-
-def test_similarity_is_scaled_by_the_root_of_the_query_width():
-    host = Dsmil(1, 1, "deletion", hidden=4).eval()
-    queries = torch.tensor([[1.0, 1.0, 1.0, 1.0], [1.0, 0.0, 0.0, 0.0]])
-    embedded = TwoStreamEmbedded(torch.ones(2, 1), torch.tensor([[1.0], [0.0]]), queries)
-    assert host.pool(embedded, None, None, None).scores.tolist() == pytest.approx([4 / sqrt(4), 1 / sqrt(4)])
 
 
 def test_the_bag_head_mixes_the_streams_of_the_classes():

@@ -4,17 +4,12 @@ from math import log
 import pytest
 import torch
 
-from gcemil.errors import UsageError
 from gcemil.hosts.dtfd import (
     Dtfd,
     PseudoBagEmbedded,
     class_evidence,
-    extreme_rows,
     fingerprints,
-    group_attention,
     group_of,
-    group_openness,
-    present_groups,
 )
 
 GRID = 256 * torch.tensor(list(product(range(100), range(80))))
@@ -56,13 +51,6 @@ def test_each_group_pools_by_itself_and_the_second_tier_pools_the_groups():
     assert output.scores.tolist() == pytest.approx([0, 5, log(3)])
 
 
-def test_empty_groups_are_dropped():
-    coords = coords_in_groups([2, 2], 4)
-    output = toy_host().pool(bag([4.0, 8.0], [0.0, 0.0]), coords, None, None)
-    assert list(output.auxiliary_logits) == ["tier1_2"]
-    assert output.bag_feature.tolist() == pytest.approx([6.0])
-
-
 def test_log_gate_acts_within_the_group():
     coords = coords_in_groups([0, 1, 0], 2)
     log_gates = torch.tensor([0.0, 0.0, -log(3)])
@@ -76,12 +64,6 @@ def test_a_group_weighs_in_tier_two_as_much_as_its_most_open_patch():
     log_gates = torch.tensor([0.0, log(1 / 4), 0.0])
     output = toy_host(n_groups=2).pool(bag([4.0, 1.0, 8.0], [0.0, 0.0, 0.0]), coords, log_gates, None)
     assert output.bag_feature.tolist() == pytest.approx([5])
-
-
-def test_openness_repeats_for_the_highest_and_lowest_rows():
-    membership = torch.tensor([[True, False], [False, True], [True, False]])
-    openness = group_openness(torch.tensor([-3.0, -2.0, -1.0]), membership, 4)
-    assert openness.tolist() == pytest.approx([-1, -2, -1, -2])
 
 
 @pytest.mark.parametrize(("distillation", "expected"), [("afs", 4.0), ("max", 6.0), ("maxmin", 4.0)])
@@ -113,43 +95,16 @@ def test_three_classes_rank_by_the_label_in_training_and_by_the_prediction_other
     assert host.pool(embedded, coords, None, None).bag_feature.tolist() == pytest.approx([6.0])
 
 
-def test_attention_weighs_the_activation_that_ranks():
-    # a m is 0.9 * 2 = 1.8 and 0.1 * 6 = 0.6.
-    coords = coords_in_groups([1, 1], 4)
-    output = toy_host(distillation="max").pool(bag([2.0, 6.0], [log(9), 0.0]), coords, None, None)
-    assert output.bag_feature.tolist() == pytest.approx([2.0])
-
-
 def test_a_risk_ranks_by_the_raw_activation():
     host, coords = toy_host(n_outputs=1, distillation="maxmin"), coords_in_groups([1, 1, 1], 4)
     output = host.pool(bag([2.0, 4.0, 9.0], [0.0, 0.0, 0.0]), coords, None, torch.tensor([3.0, 1.0]))
     assert output.bag_feature.tolist() == pytest.approx([5.5])
 
 
-def test_class_evidence_orders_as_the_class_probability():
-    activations = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
-    for class_index in range(3):
-        probabilities = activations.softmax(dim=1)[:, class_index]
-        assert torch.equal(class_evidence(activations, class_index).argsort(), probabilities.argsort())
-
-
 def test_class_evidence_separates_patches_whose_probabilities_tie():
     activations = torch.tensor([[0.0, 1e-9], [0.0, 2e-9]])
     assert activations.softmax(dim=1)[:, 1].unique().numel() == 1
     assert class_evidence(activations, 1).argmax().item() == 1
-
-
-def test_extreme_rows_are_found_within_each_group():
-    _, membership = present_groups(torch.tensor([0, 3, 0, 3]), 4)
-    rows = extreme_rows(torch.tensor([5.0, 1.0, 7.0, 2.0]), membership, lowest_too=True)
-    assert rows.tolist() == [2, 3, 0, 1]
-
-
-def test_group_attention_sums_to_one_in_every_group():
-    groups, membership = present_groups(torch.tensor([0, 3, 0]), 4)
-    weights = group_attention(torch.tensor([0.0, 9.0, log(3)]), None, membership)
-    assert groups == [0, 3]
-    torch.testing.assert_close(weights, torch.tensor([[0.25, 0.0], [0.0, 1.0], [0.75, 0.0]]))
 
 
 @pytest.mark.parametrize("step", [1, 224, 256, 512, 1024])
@@ -166,25 +121,11 @@ def test_the_group_of_a_place_never_changes():
     assert group_of(places.int(), 4).tolist() == [0, 2, 3, 1, 3]
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-def test_features_without_coordinates_spread_evenly_over_the_groups(dtype):
-    features = torch.randn(8000, 16, generator=torch.Generator().manual_seed(0)).to(dtype)
-    counts = torch.bincount(group_of(fingerprints(features), 4), minlength=4)
-    assert (counts - 2000).abs().max() < 4 * 2000**0.5
-
-
 def test_without_coordinates_order_and_removal_leave_every_patch_in_its_group():
     host, features = Dtfd(8, 2, "deletion").eval(), torch.randn(30, 8)
     kept = torch.randperm(30)[:12]
     gates = torch.zeros(30).scatter(0, kept, 1.0)
     torch.testing.assert_close(host(features, gates=gates).logits, host(features[kept]).logits)
-
-
-def test_without_coordinates_a_factor_on_the_features_moves_no_patch_to_another_group():
-    host, features = Dtfd(8, 2, "paper").eval(), torch.randn(30, 8)
-    coords = coords_in_groups(group_of(fingerprints(features), 4).tolist(), 4)
-    gates = torch.rand(30)
-    torch.testing.assert_close(host(features, gates=gates).logits, host(features, coords, gates=gates).logits)
 
 
 def test_training_splits_a_bag_anew_at_every_step():
@@ -206,36 +147,3 @@ def test_all_that_is_pooled_from_one_embedding_shares_its_split(mode):
     for _ in range(2):
         open_gates = host.gated(features, embedded, None, torch.zeros(30))
         torch.testing.assert_close(open_gates.logits, plain.logits)
-
-
-def test_the_split_follows_torchs_generator():
-    host, features = Dtfd(8, 2).train(), torch.randn(30, 8)
-    drawn = []
-    for _ in range(2):
-        torch.manual_seed(3)
-        drawn.append(host.embed(features).drawn)
-    assert torch.equal(*drawn)
-
-
-def test_fewer_patches_than_groups_make_fewer_groups():
-    assert len(Dtfd(8, 2).train()(torch.randn(3, 8)).auxiliary_logits) == 3
-
-
-def test_the_second_tier_trains_the_first():
-    host = Dtfd(8, 2)
-    host(torch.randn(30, 8), target=torch.tensor(0)).logits[0].backward()
-    assert host.project[0].weight.grad.any()
-    assert host.attention.score.weight.grad.any()
-
-
-def test_a_factor_on_the_feature_is_a_factor_on_the_token():
-    host, features = Dtfd(8, 2), torch.randn(5, 8)
-    torch.testing.assert_close(host.embed(0.3 * features).tokens, 0.3 * host.embed(features).tokens)
-
-
-@pytest.mark.parametrize(
-    ("options", "match"), [({"distillation": "mean"}, "got 'mean'"), ({"n_groups": 0}, "got 'afs' and 0")]
-)
-def test_an_unknown_distillation_or_no_group_is_refused(options, match):
-    with pytest.raises(UsageError, match=match):
-        Dtfd(8, 2, **options)

@@ -1,9 +1,7 @@
 """IBMIL: the confounder dictionary and its two stages."""
 
-import pytest
 import torch
 
-from gcemil.errors import UsageError
 from gcemil.hosts.host import Stage
 from gcemil.hosts.ibmil import Ibmil, confounder_dictionary
 
@@ -39,12 +37,6 @@ def test_dictionary_rows_are_means_of_bags_that_share_a_direction() -> None:
 
 def rounded(rows: torch.Tensor) -> set[tuple[float, ...]]:
     return {tuple(round(value, 5) for value in row) for row in rows.tolist()}
-
-
-def test_dictionary_of_fewer_bags_than_slots_repeats_its_rows() -> None:
-    rows = confounder_dictionary(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), 5)
-    assert rows.shape == (5, 2)
-    assert rounded(rows) == {(2.0, 0.0), (0.0, 1.0)}
 
 
 def test_dictionary_of_parallel_and_dead_bags_is_finite() -> None:
@@ -117,26 +109,6 @@ def test_a_resumed_second_stage_holds_its_projection_too() -> None:
     assert trained == [name for name, _ in resumed.named_parameters() if not name.startswith("project.")]
 
 
-def test_without_a_width_the_features_themselves_are_pooled() -> None:
-    host = Ibmil(10, 2, width=None, hidden=5).eval()
-    features = torch.randn(9, 10)
-    output = host(features)
-    torch.testing.assert_close(output.bag_feature, output.scores.softmax(dim=0) @ features)
-    assert host.confounders.shape == (8, 10)
-
-
-def test_dictionary_is_saved_but_never_trained() -> None:
-    host, resumed = small_host(), small_host()
-    host.begin_stage(DECONFOUNDED, lambda: torch.rand(7, 6), 1)
-    host(torch.randn(5, 10)).logits.sum().backward()
-    assert not host.confounders.requires_grad
-    assert "confounders" not in dict(host.named_parameters())
-    resumed.load_state_dict(host.state_dict())
-    assert torch.equal(resumed.confounders, host.confounders)
-    assert host.query.weight.grad is not None
-    assert host.query.weight.grad.any()
-
-
 def test_confounder_is_the_row_the_bag_attends_to() -> None:
     host = small_host(key_width=6)
     with torch.no_grad():
@@ -146,21 +118,3 @@ def test_confounder_is_the_row_the_bag_attends_to() -> None:
         host.confounders.copy_(torch.eye(6)[:2])
     attended = host.confounder(torch.tensor([0.0, 1.0, 0.0, 0.0, 0.0, 0.0]))
     torch.testing.assert_close(attended, torch.eye(6)[1])
-
-
-@pytest.mark.parametrize("gate_mode", ["paper", "deletion"])
-def test_tiny_gate_is_deletion_and_uniform_gate_is_nothing_with_a_dictionary(gate_mode: str) -> None:
-    host = small_host(gate_mode=gate_mode)
-    host.begin_stage(DECONFOUNDED, lambda: torch.rand(7, 6), 1)
-    host.eval()
-    features = torch.randn(8, 10)
-    gates = torch.tensor([1.0, 1e-30, 1.0, 0.0, 1e-30, 1.0, 1.0, 0.0])
-    torch.testing.assert_close(host(features, gates=gates).logits, host(features[gates == 1]).logits)
-    torch.testing.assert_close(
-        host(features, gates=torch.full((8,), 0.05)).logits, host(features).logits, atol=1e-6, rtol=0
-    )
-
-
-def test_no_confounders_is_refused() -> None:
-    with pytest.raises(UsageError, match="n_confounders >= 1, got 0"):
-        small_host(n_confounders=0)

@@ -5,10 +5,9 @@ import math
 import pytest
 import torch
 
-from gcemil.errors import UsageError
 from gcemil.hosts import mhim
 from gcemil.hosts.host import Stage
-from gcemil.hosts.mhim import Mhim, ceiling, consistency, masked_patches
+from gcemil.hosts.mhim import Mhim, consistency, masked_patches
 
 TEACHER, STUDENT = Stage("teacher", prepares=True, keeps_best=True), Stage("student")
 LABEL = torch.tensor(1)
@@ -27,14 +26,6 @@ def student_host(**options: object) -> Mhim:
 
 def unasked() -> torch.Tensor:
     raise RuntimeError("mhim needs no bag features")
-
-
-def test_only_the_student_is_trained_and_counted() -> None:
-    host = Mhim(1024, 2)
-    trainable = {name for name, p in host.named_parameters() if p.requires_grad}
-    assert sum(p.numel() for p in host.parameters() if p.requires_grad) == 591_490
-    assert all(name.startswith("student.") for name in trainable)
-    assert {f"teacher.{name.removeprefix('student.')}" for name in trainable} <= set(host.state_dict())
 
 
 def test_teacher_stage_is_the_plain_base_without_masks() -> None:
@@ -56,19 +47,6 @@ def test_student_stage_makes_the_trained_base_the_teacher() -> None:
     assert not torch.equal(host.student.head.weight, trained["head.weight"])
 
 
-def test_stage_survives_saving_and_loading() -> None:
-    host, resumed = student_host(), small_host()
-    resumed.load_state_dict(host.state_dict())
-    assert "consistency" in resumed.train()(torch.randn(20, 10), target=LABEL).losses
-
-
-def test_random_mask_takes_its_ratio_of_any_patch() -> None:
-    torch.manual_seed(0)
-    masks = torch.stack([masked_patches(torch.arange(10.0), 0.5, 0.0, 0.0, 1.0) for _ in range(200)])
-    assert (masks.sum(dim=1) == 5).all()
-    assert ((masks.float().mean(dim=0) - 0.5).abs() < 0.15).all()
-
-
 def test_low_and_high_masks_take_the_ends_of_the_ranking() -> None:
     hardness = torch.tensor([3.0, 9.0, 1.0, 7.0, 5.0])
     assert masked_patches(hardness, 0.0, 0.4, 0.0, 1.0).tolist() == [True, False, True, False, False]
@@ -84,28 +62,11 @@ def test_high_mask_draws_its_share_from_a_larger_top_set() -> None:
     assert masks[:, 80:].any(dim=0).all()
 
 
-def test_counts_round_up_but_not_for_floating_point_dust() -> None:
-    assert masked_patches(torch.arange(7.0), 0.0, 0.3, 0.0, 1.0).sum() == 3
-    assert ceiling(0.07 * 100) == 7
-
-
 @pytest.mark.parametrize("n_patches", [1, 2, 3])
 def test_a_bag_masked_away_keeps_its_hardest_patch(n_patches: int) -> None:
     hardness = torch.arange(float(n_patches))
     masked = masked_patches(hardness, 1.0, 0.0, 0.5, 0.5)
     assert (~masked).nonzero().flatten().tolist() == [n_patches - 1]
-
-
-def test_masked_patches_have_no_share_in_training_and_all_have_one_in_evaluation() -> None:
-    host = student_host(random_ratio=0.5, high_ratio=0.0)
-    features = torch.randn(20, 10)
-    training = host.train()(features, target=LABEL)
-    assert training.contributions is not None
-    assert (training.contributions == 0).sum() == 10
-    evaluated = host.eval()(features)
-    assert evaluated.contributions is not None
-    assert (evaluated.contributions != 0).all()
-    torch.testing.assert_close(training.scores, evaluated.scores)
 
 
 def test_student_sees_the_kept_patches_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,10 +114,6 @@ def test_consistency_trains_the_student_and_never_the_teacher() -> None:
     assert gates.grad.any()
 
 
-def test_consistency_of_flat_features_is_the_entropy_of_their_width() -> None:
-    assert consistency(torch.zeros(8), torch.zeros(8)).item() == pytest.approx(math.log(8))
-
-
 def test_teacher_follows_the_student_once_per_step() -> None:
     host = student_host(momentum=0.75)
     assert host.momentum == 0.75
@@ -177,17 +134,6 @@ def test_a_stage_of_any_length_replaces_as_much_of_the_teacher_as_the_published_
     assert 1 - host.momentum**n_steps == pytest.approx(0.97, abs=0.005)
 
 
-def test_a_teacher_of_ones_ends_at_three_percent_when_the_student_is_zero() -> None:
-    host = small_host()
-    host.begin_stage(STUDENT, unasked, 20)
-    with torch.no_grad():
-        host.teacher.head.bias.fill_(1.0)
-        host.student.head.bias.zero_()
-    for _ in range(20):
-        host.after_step()
-    assert host.teacher.head.bias.tolist() == pytest.approx([0.9999**34_580] * 3, rel=1e-4)
-
-
 def test_the_high_ratio_falls_to_zero_by_a_cosine() -> None:
     host = small_host(high_ratio=0.01)
     host.begin_stage(STUDENT, unasked, 4)
@@ -199,33 +145,16 @@ def test_the_high_ratio_falls_to_zero_by_a_cosine() -> None:
     assert ratios == pytest.approx([0.01, quarter, 0.005, 0.01 - quarter, 0.0])
 
 
-def test_the_last_step_hides_no_hard_patch() -> None:
-    host = small_host(random_ratio=0.0, high_ratio=0.5, high_share=1.0)
-    host.begin_stage(STUDENT, unasked, 1)
-    features = torch.randn(20, 10)
-    assert (host.train()(features, target=LABEL).contributions == 0).sum() == 10
-    host.after_step()
-    assert (host(features, target=LABEL).contributions != 0).all()
-
-
 def test_progress_survives_saving_and_loading_and_begins_anew_with_a_stage() -> None:
     host, resumed = small_host(), small_host()
     host.begin_stage(STUDENT, unasked, 8)
     host.after_step()
     host.after_step()
     resumed.load_state_dict(host.state_dict())
-    assert resumed.progress == 0.25
+    assert resumed.decayed_high_ratio == host.decayed_high_ratio < host.high_ratio
     assert resumed.momentum == host.momentum
     resumed.begin_stage(STUDENT, unasked, 8)
-    assert resumed.progress == 0.0
-
-
-def test_teacher_rests_during_its_own_stage() -> None:
-    host = small_host(momentum=0.0)
-    with torch.no_grad():
-        host.student.head.bias.fill_(5.0)
-    host.after_step()
-    assert host.teacher.head.bias.tolist() == [0.0, 0.0, 0.0]
+    assert resumed.decayed_high_ratio == host.high_ratio
 
 
 def test_evaluation_ignores_the_teacher() -> None:
@@ -235,16 +164,3 @@ def test_evaluation_ignores_the_teacher() -> None:
     with torch.no_grad():
         host.teacher.project[0].weight.fill_(torch.nan)
     torch.testing.assert_close(host(features).logits, before)
-
-
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ({"random_ratio": 1.5}, r"random_ratio in \[0, 1\], got 1.5"),
-        ({"low_ratio": -0.1}, r"low_ratio in \[0, 1\], got -0.1"),
-        ({"high_share": 0.0}, r"high_share in \(0, 1\], got 0.0"),
-    ],
-)
-def test_ratios_out_of_range_are_refused(option: dict[str, float], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        small_host(**option)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gcemil.errors import WeightsError
-from gcemil.hosts.published import LAYOUTS, read_published
+from gcemil.hosts.published import read_published
 from gcemil.hosts.table import HOSTS
 
 PARITY = Path(__file__).parents[2] / "reference" / "parity"
@@ -41,10 +41,6 @@ def answer(published, n=9):
     host = published.create()
     features = torch.randn(n, published.in_dim, generator=torch.Generator().manual_seed(1))
     return host(features).logits
-
-
-def test_every_host_has_a_table():
-    assert list(LAYOUTS) == list(HOSTS)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -109,11 +105,6 @@ def test_a_tensor_of_another_shape_is_named_with_the_one_expected(name, key, sha
         read_published(name, authors_tensors(name) | {key: torch.zeros(shape)})
 
 
-def test_many_wrong_tensors_are_counted_after_the_first():
-    with pytest.raises(WeightsError, match=r"missing: cls_token, .* and 19 more; left over: a"):
-        read_published("transmil", {"a": torch.zeros(2)})
-
-
 @pytest.mark.parametrize("name", ["clam_sb", "hdmil"])
 def test_names_of_old_checkpoints_are_understood(name):
     tensors = authors_tensors(name)
@@ -159,19 +150,6 @@ def test_a_student_of_mhim_without_a_teacher_is_its_own(alone):
     assert bool(host.student_stage)
 
 
-def test_weights_of_another_width_give_a_host_of_that_width():
-    tensors = authors_tensors("clam_sb")
-    big = {
-        key: value.repeat_interleave(3, dim=0)[:384]
-        if key.startswith(("attention_net.3.attention_a", "attention_net.3.attention_b"))
-        else value
-        for key, value in tensors.items()
-    } | {"attention_net.3.attention_c.weight": torch.randn(1, 384)}
-    published = read_published("clam_sb", big)
-    assert published.options == {"width": 512, "hidden": 384}
-    assert sum(p.numel() for p in published.create().parameters()) == 922_247
-
-
 @pytest.mark.parametrize(("name", "n_heads"), [("clam_sb", 1), ("hdmil", 1)])
 def test_a_risk_has_one_output_and_no_instance_heads(name, n_heads):
     tensors = authors_tensors(name)
@@ -192,13 +170,3 @@ def test_one_sigmoid_is_the_log_odds_of_the_second_class_unless_it_is_a_risk():
     classes, risk = read_published("abmil", tensors), read_published("abmil", tensors, risk=True)
     assert (classes.n_outputs, risk.n_outputs) == (2, 1)
     torch.testing.assert_close(answer(classes), torch.cat([torch.zeros(1), answer(risk)]))
-
-
-def test_half_precision_weights_are_read():
-    tensors = {key: value.half() for key, value in authors_tensors("abmil").items()}
-    assert answer(read_published("abmil", tensors)).dtype == torch.float32
-
-
-def test_what_cannot_be_reproduced_is_said():
-    assert "0.0.9" in read_published("transmil", authors_tensors("transmil")).caveats[0]
-    assert any("at random" in text for text in read_published("dtfd", authors_tensors("dtfd")).caveats)

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from gcemil.errors import UsageError
-from gcemil.hosts.transmil import PyramidPosition, TransMil, patch_scores, squared
+from gcemil.hosts.transmil import PyramidPosition, TransMil, squared
 
 
 def make_host(*, gate_mode="deletion", dropout=0.1):
@@ -19,17 +18,6 @@ def make_features(n, *, seed=1):
 @pytest.mark.parametrize(("n", "rows"), [(1, [0]), (2, [0, 1, 0, 1]), (4, [0, 1, 2, 3]), (3, [0, 1, 2, 0])])
 def test_the_first_rows_are_repeated_until_the_grid_is_square(n, rows):
     assert squared(torch.arange(n).float().unsqueeze(1)).flatten().tolist() == rows
-
-
-@pytest.mark.parametrize("n", [5, 9, 10, 50, 255, 256, 257])
-def test_no_more_rows_are_repeated_than_exist(n):
-    side = round(len(squared(torch.zeros(n, 1))) ** 0.5)
-    assert (side - 1) ** 2 < n <= side**2
-
-
-def test_scores_of_repeated_patches_return_to_their_source_and_heads_are_averaged():
-    rows = torch.tensor([[1.0, 2.0, 3.0, 10.0], [3.0, 2.0, 1.0, 30.0]])
-    assert patch_scores(rows, 3).tolist() == pytest.approx([22.0, 2.0, 2.0])
 
 
 def test_scores_are_the_row_of_the_second_layer():
@@ -72,30 +60,3 @@ def test_a_vanishing_gate_hides_the_content_of_its_patch(n):
     before, after = host(features, gates=gates).logits, host(changed, gates=gates).logits
     torch.testing.assert_close(before, after, rtol=0, atol=1e-5)
     assert (host(features).logits - host(changed).logits).abs().max() > 1e-4
-
-
-def test_paper_mode_leaves_a_null_token_where_deletion_removes_the_row():
-    features, gates = make_features(12), torch.tensor([1.0, 0.0]).repeat(6)
-    kept = make_host(gate_mode="paper")(features[::2]).logits
-    paper = make_host(gate_mode="paper")(features, gates=gates).logits
-    deletion = make_host(gate_mode="deletion")(features, gates=gates).logits
-    torch.testing.assert_close(deletion, kept)
-    assert (paper - kept).abs().max() > 1e-4
-
-
-def test_the_order_of_rows_matters():
-    host, features = make_host(), make_features(30)
-    assert (host(features).logits - host(features.flip(0)).logits).abs().max() > 1e-4
-
-
-def test_only_dropout_separates_training_from_evaluation():
-    features = make_features(10)
-    host = make_host(dropout=0.0)
-    torch.testing.assert_close(host.train()(features).logits, host.eval()(features).logits)
-    host = make_host(dropout=0.5).train()
-    assert not torch.equal(host(features).logits, host(features).logits)
-
-
-def test_a_width_that_heads_cannot_share_is_refused():
-    with pytest.raises(UsageError, match="multiple of its 8 heads, got 100"):
-        TransMil(6, 2, width=100)

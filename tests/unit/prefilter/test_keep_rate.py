@@ -7,7 +7,6 @@ from gcemil.prefilter.certificate import (
     CertificateSettings,
     RateOutcome,
     Trial,
-    _allowed_limits,
     choose_rate,
     settle_limit,
 )
@@ -48,17 +47,6 @@ def test_too_few_slides_certify_nothing():
     assert found.utility == pytest.approx(1.0)
 
 
-def test_nine_slides_are_just_enough_for_a_tenth():
-    assert _allowed_limits(np.linspace(0, 0.8, 9), np.zeros(9, dtype=bool), 0.1)[0] == pytest.approx(0.8)
-    assert _allowed_limits(np.linspace(0, 0.7, 8), np.zeros(8, dtype=bool), 0.1) == []
-
-
-def test_equal_doubts_are_certified_together_or_not_at_all():
-    assert _allowed_limits(
-        np.array([0.1, 0.2, 0.2, 0.3]), np.array([False, False, True, False]), 0.2
-    ) == pytest.approx([0.1])
-
-
 def test_a_limit_that_costs_utility_is_lowered():
     # Ten slides at risk 0.2 may change once, but the share of right answers must stay at 0.98.
     doubts, changed = np.arange(10) / 10, np.arange(10) == 6
@@ -67,11 +55,6 @@ def test_a_limit_that_costs_utility_is_lowered():
     gained = settle_limit(trial(doubts, changed, worth=np.zeros(10)), LOOSE)
     assert gained.doubt_limit == pytest.approx(0.9)
     assert gained.changed == pytest.approx(0.1)
-
-
-def test_a_metric_of_zero_has_no_relative_utility():
-    nothing = Trial(0.1, np.zeros(9), np.zeros(9, dtype=bool), lambda certified: 0.0, recall=0.0)
-    assert settle_limit(nothing, CertificateSettings()).relative_utility is None
 
 
 def rate(keep, cost):

@@ -80,34 +80,12 @@ def test_a_large_slide_teaches_its_first_patches_and_some_others():
     assert taught.targets[5:].max() < taught.targets[:5].min()
 
 
-def test_scores_are_standardised_and_equal_ones_become_zero():
-    assert _standardise(torch.tensor([1.0, 3.0])).tolist() == pytest.approx([-1, 1])
-    assert _standardise(torch.full((3,), 0.7)).tolist() == pytest.approx([0, 0, 0], abs=1e-6)
-
-
 @pytest.mark.parametrize(
     ("rate", "kept"),
     [(0.05, [3]), (0.2, [3]), (0.3, [1, 3]), (0.6, [1, 2, 3]), (1.0, [0, 1, 2, 3, 4])],
 )
 def test_the_best_share_of_a_slide_is_kept_and_ties_go_to_the_lower_row(rate, kept):
     assert keep_rows(torch.tensor([0.1, 0.5, 0.5, 0.9, 0.5]), rate).tolist() == kept
-
-
-def test_a_tenth_of_thirty_patches_is_three():
-    assert len(keep_rows(torch.rand(30), 0.1)) == 3
-    with pytest.raises(UsageError, match=r"lies in \(0, 1\], got 0"):
-        keep_rows(torch.rand(3), 0.0)
-
-
-def test_a_student_needs_a_slide():
-    with pytest.raises(UsageError, match="at least one slide"):
-        fit_student([], QUICK)
-
-
-def test_a_crop_has_the_physical_size_that_the_settings_say():
-    # 256 pixels of half a micrometre, times 1.5, at 4 micrometres per pixel.
-    assert PrefilterSettings(view_mpp=4, context=1.5).crop_px(PatchSettings()) == 48
-    assert PrefilterSettings(view_mpp=20, context=1).crop_px(PatchSettings(patch_px=64)) == 8
 
 
 def fitted():

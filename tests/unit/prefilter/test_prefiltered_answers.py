@@ -25,10 +25,6 @@ def test_doubt_is_what_the_less_sure_of_two_answers_leaves_open():
     assert measure_doubt(logits(0.8, 0.2), logits(0.2, 0.8), deviation=1) == pytest.approx(0.8)
 
 
-def test_doubt_of_a_risk_is_its_move_in_deviations():
-    assert measure_doubt(torch.tensor([1.5]), torch.tensor([1.0]), deviation=2) == pytest.approx(0.25)
-
-
 def test_another_class_is_a_change_and_so_is_a_risk_that_moved_too_far():
     assert is_changed(logits(0.4, 0.6), logits(0.6, 0.4), deviation=1, tolerance=0.25)
     assert not is_changed(logits(0.51, 0.49), logits(0.99, 0.01), deviation=1, tolerance=0.25)
@@ -64,13 +60,6 @@ def test_a_tenth_of_the_bag_may_have_as_many_patches_of_evidence_as_the_whole(mo
     assert set(answer.evidence_rows) <= set(rows)
     # Before free riders are left out, as many open as on the whole bag.
     assert int(answer.explanation.output.opened.sum()) >= round(model.settings.budget * len(bag)) - 1
-
-
-def test_a_single_kept_patch_is_its_own_evidence(model_and_bag):
-    model, bag = model_and_bag
-    answer = answer_from_kept(model, bag, np.array([5]), deviation=1.0)
-    assert answer.evidence_rows.tolist() == [5]
-    torch.testing.assert_close(answer.logits, answer.explanation.output.full_logits)
 
 
 def slide(certified, full, prefiltered, seconds):

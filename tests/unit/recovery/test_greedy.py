@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from gcemil.errors import UsageError
 from gcemil.evidence.coverage import marginal_gains
 from gcemil.recovery import recover as recover_module
 from gcemil.recovery.recover import LazyGreedy, greedy_subset
@@ -62,34 +61,6 @@ def test_most_steps_look_at_the_pool_alone(monkeypatch):
     assert len(fills) <= 15
 
 
-def test_gain_is_the_response_weighted_by_what_is_missed():
-    responses = torch.tensor([[0.5, 0.0], [0.4, 0.4]], dtype=torch.float64)
-    greedy = lazy(responses, torch.tensor([1.0, 0.5], dtype=torch.float64))
-    patch, gain = greedy.best()
-    assert (patch, gain) == (1, pytest.approx(0.6))
-    greedy.add(1)
-    assert greedy.best() == (0, pytest.approx(0.5 * 0.6))
-    assert greedy.coverage.tolist() == pytest.approx([0.4, 0.4])
-
-
-def test_only_candidates_are_offered():
-    responses = torch.tensor([[0.9], [0.5], [0.1]])
-    candidates = torch.tensor([True, False, True])
-    selected = torch.tensor([True, False, False])
-    greedy = LazyGreedy(responses, torch.ones(1), selected=selected, candidates=candidates)
-    assert greedy.n_candidates == 1
-    assert greedy.best() == (2, pytest.approx(0.01))
-
-
 def test_greedy_subset_stops_when_the_next_patch_adds_nothing():
     responses = torch.tensor([[0.0], [1.0], [0.7]])
     assert greedy_subset(responses, torch.ones(1), 3).tolist() == [False, True, False]
-
-
-def test_greedy_subset_of_nothing_useful_is_empty():
-    assert greedy_subset(torch.zeros(3, 2), torch.ones(2), 2).tolist() == [False] * 3
-
-
-def test_greedy_subset_refuses_a_size_beyond_the_bag():
-    with pytest.raises(UsageError, match="A subset of 3 patches holds 1 to 3"):
-        greedy_subset(torch.zeros(3, 2), torch.ones(2), 4)

@@ -26,11 +26,6 @@ def test_gates_that_cover_need_no_repair():
     assert recovery.gains.tolist() == []
 
 
-def test_a_gate_at_the_threshold_is_closed():
-    recovery = recover(vector(0.5, 0.51), bag((0.97,), (0.97,)), vector(1))
-    assert indices(recovery) == [1]
-
-
 def test_without_an_open_gate_the_first_highest_one_is_taken():
     recovery = recover(vector(0.1, 0.3, 0.3), bag((0.97,), (0.97,), (0.97,)), vector(1))
     assert indices(recovery) == [1]
@@ -66,11 +61,6 @@ def test_an_unreachable_anchor_ends_without_gain_and_adds_no_empty_patch():
     assert (indices(recovery), recovery.stop_reason) == ([0, 1], StopReason.NO_GAIN)
 
 
-def test_a_certain_patch_leaves_no_gain_behind():
-    recovery = recover(vector(1, 0), bag((1.0, 0.0), (1.0, 0.0)), vector(1, 1))
-    assert (indices(recovery), recovery.stop_reason) == ([0], StopReason.NO_GAIN)
-
-
 def test_weak_responses_exhaust_the_bag():
     recovery = recover(vector(1, 0, 0), bag((0.1,), (0.1,), (0.1,)), vector(1))
     assert (indices(recovery), recovery.stop_reason) == ([0, 1, 2], StopReason.EXHAUSTED)
@@ -87,11 +77,6 @@ def test_a_threshold_beyond_the_cap_keeps_the_highest_gates_and_says_capped():
     assert recovery.coverage.tolist() == pytest.approx([1.0])
 
 
-def test_reaching_the_target_at_the_cap_is_covered():
-    recovery = recover(vector(1, 0, 0, 0), bag(*[(0.8,)] * 4), vector(1), max_fraction=0.5)
-    assert (indices(recovery), recovery.stop_reason) == ([0, 1], StopReason.COVERED)
-
-
 def test_reachable_targets_are_a_share_of_what_the_bag_offers():
     responses = bag((0.5, 0.0), (0.2, 0.0), (0.01, 0.0))
     recovery = recover(vector(1, 0, 0), responses, vector(1, 1), reachable=True)
@@ -106,52 +91,13 @@ def test_anchors_of_little_weight_neither_hold_repair_up_nor_steer_it():
     assert recovery.targets.tolist() == pytest.approx([0.95, 0.0])
 
 
-def test_an_anchor_at_the_share_counts():
-    responses = bag((0.96, 0.0), (0.0, 0.96))
-    recovery = recover(vector(1, 0), responses, vector(1, 0.5), min_weight_share=0.5)
-    assert indices(recovery) == [0, 1]
-
-
-def test_every_anchor_counts_by_default_even_without_weight():
-    recovery = recover(vector(1, 0), bag((0.96, 0.0), (0.0, 0.96)), vector(1, 0))
-    assert (indices(recovery), recovery.stop_reason) == ([0], StopReason.NO_GAIN)
-
-
-def test_repair_adds_from_the_shortlist_only():
-    shortlist = torch.tensor([False, False, True, True])
-    responses = bag((0.1,), (0.99,), (0.3,), (0.4,))
-    recovery = recover(vector(1, 0, 0, 0), responses, vector(1), shortlist=shortlist)
-    assert recovery.added.tolist() == [3, 2]
-    assert recovery.stop_reason is StopReason.EXHAUSTED
-
-
-def test_a_target_reached_in_the_precision_of_the_caller_is_reached():
-    # In float32, 0.9 is a little less: the exact coverage is 0.94999999, and rounds to what 0.95 rounds to.
-    recovery = recover(torch.tensor([1.0, 0.0]), torch.tensor([[0.5], [0.9]]), torch.ones(1))
-    assert recovery.coverage.dtype == torch.float32
-    assert recovery.stop_reason is StopReason.COVERED
-    assert bool((recovery.coverage >= 0.95).all())
-
-
-def test_recovery_carries_no_gradient():
-    responses = bag((0.5,), (0.9,)).requires_grad_()
-    recovery = recover(vector(1, 0).requires_grad_(), responses, vector(1).requires_grad_())
-    assert not recovery.coverage.requires_grad
-    assert not recovery.targets.requires_grad
-
-
-def test_integer_weights_are_weights():
-    recovery = recover(vector(1, 0), bag((0.5,), (0.9,)), torch.tensor([1]))
-    assert recovery.gains.tolist() == pytest.approx([0.45])
-
-
 @pytest.mark.parametrize(
     ("gates", "responses", "weights", "message"),
     [
-        (vector(1), bag((0.5,), (0.5,)), vector(1), r"2 rows of responses need 2 gates, got \(1,\)"),
-        (vector(1), bag((0.5,)), vector(1, 1), r"1 anchors need 1 weights, got \(2,\).*predicted class"),
-        (vector(), torch.zeros(0, 3), vector(1, 1, 1), r"at least one of each, got \(0, 3\)"),
-        (vector(1), torch.ones(1, 1, dtype=torch.int64), vector(1), "in floating point, got torch.int64"),
+        (vector(1), bag((0.5,), (0.5,)), vector(1), r"2 patches to 1 anchors .*, got \(1,\) and \(1,\)"),
+        (vector(1), bag((0.5,)), vector(1, 1), r"1 patches to 1 anchors .*, got \(1,\) and \(2,\)"),
+        (vector(), torch.zeros(0, 3), vector(1, 1, 1), r"got torch.float32 of shape \(0, 3\)"),
+        (vector(1), torch.ones(1, 1, dtype=torch.int64), vector(1), "in floating point, .* got torch.int64"),
         (vector(1.5), bag((0.5,)), vector(1), r"Gates lie in \[0, 1\], but the one at \(0,\) is 1.5"),
         (vector(1), bag((0.5, -0.1)), vector(1, 1), r"Responses lie in .* at \(0, 1\) is -0.1"),
         (vector(1), bag((torch.nan,)), vector(1), r"Responses lie in .* is nan"),
@@ -164,18 +110,13 @@ def test_a_bag_that_does_not_fit_is_refused(gates, responses, weights, message):
         recover(gates, responses, weights)
 
 
-def test_a_shortlist_of_indices_is_refused():
-    with pytest.raises(BagError, match="A shortlist is a bool mask over 2 patches, got torch.int64"):
-        recover(vector(1, 0), bag((0.5,), (0.5,)), vector(1), shortlist=torch.tensor([0, 1]))
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"threshold": 1.1}, "threshold lies in"),
-        ({"coverage_target": 0.0}, "coverage_target lies in"),
+        ({"threshold": 1.1}, "got 1.1, 0.0 and 0.95"),
+        ({"coverage_target": 0.0}, "got 0.5, 0.0 and 0.0"),
         ({"max_fraction": 0.0}, "A fraction of the bag lies in"),
-        ({"min_weight_share": -0.1}, "min_weight_share lies in"),
+        ({"min_weight_share": -0.1}, "got 0.5, -0.1 and 0.95"),
     ],
 )
 def test_an_option_out_of_bounds_is_refused(options, message):

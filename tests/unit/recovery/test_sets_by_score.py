@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gcemil.errors import BagError, UsageError
-from gcemil.recovery.recover import above_threshold, members, random_k, ranking, subset_size, top_k
+from gcemil.recovery.recover import above_threshold, random_k, ranking, subset_size, top_k
 
 SCORES = torch.tensor([0.2, 0.9, 0.2, 0.9, 0.1])
 
@@ -13,21 +13,9 @@ def indices(selected: torch.Tensor) -> list[int]:
     return selected.nonzero().flatten().tolist()
 
 
-def test_equal_scores_rank_by_index():
-    assert ranking(SCORES).tolist() == [1, 3, 0, 2, 4]
-
-
 def test_top_k_breaks_a_tie_towards_the_lower_index():
     assert indices(top_k(SCORES, 1)) == [1]
     assert indices(top_k(SCORES, 3)) == [0, 1, 3]
-
-
-def test_a_long_tie_keeps_the_first_patches():
-    assert indices(top_k(torch.zeros(5000), 3)) == [0, 1, 2]
-
-
-def test_top_k_ranks_infinite_scores():
-    assert indices(top_k(torch.tensor([-torch.inf, 0.0, torch.inf]), 2)) == [1, 2]
 
 
 def test_threshold_is_strict():
@@ -51,12 +39,6 @@ def test_random_k_is_k_distinct_patches_repeated_by_its_seed():
     assert not torch.equal(first, other)
 
 
-def test_random_k_reaches_every_patch():
-    generator = torch.Generator().manual_seed(0)
-    hits = sum(random_k(4, 2, generator=generator).long() for _ in range(400))
-    assert all(150 < n < 250 for n in hits.tolist())
-
-
 @pytest.mark.parametrize("k", [0, 6])
 def test_a_size_outside_the_bag_is_refused(k: int):
     with pytest.raises(UsageError, match=f"A subset of 5 patches holds 1 to 5 of them, got k = {k}"):
@@ -69,13 +51,3 @@ def test_a_size_outside_the_bag_is_refused(k: int):
 )
 def test_a_fraction_is_a_rounded_number_of_patches_and_at_least_one(n_patches, fraction, size):
     assert subset_size(n_patches, fraction) == size
-
-
-@pytest.mark.parametrize("fraction", [0.0, 1.5])
-def test_a_fraction_outside_the_unit_interval_is_refused(fraction: float):
-    with pytest.raises(UsageError, match=r"A fraction of the bag lies in \(0, 1\]"):
-        subset_size(10, fraction)
-
-
-def test_members_marks_the_given_patches():
-    assert members(torch.tensor([2, 0]), n_patches=4).tolist() == [True, False, True, False]

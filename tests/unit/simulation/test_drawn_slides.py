@@ -4,30 +4,21 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-import yaml
 
 from gcemil.bags import store
 from gcemil.bags.cohort import Cohort
-from gcemil.bags.tables import read_table
 from gcemil.errors import CohortError
 from gcemil.features.patching import PatchingRules, patch_slides, patches_path, read_patch_file
-from gcemil.resources import shipped_names
-from gcemil.simulation.drawn_slide import build_asap_xml, mask_path, read_drawn_mask, slide_path
-from gcemil.simulation.layout import draw_layout
-from gcemil.simulation.painting import FINE, PATCH, SQUARE, choose_styles, draw_labels
+from gcemil.simulation.drawn_slide import mask_path, read_drawn_mask, slide_path
+from gcemil.simulation.painting import FINE, PATCH, SQUARE, draw_labels
 from gcemil.simulation.pixels import (
-    PIXEL_DIALS,
-    draw_pixels,
     read_encoded_card,
     read_pixel_truth,
     simulate_pixels,
     write_pixel_truth,
 )
-from gcemil.simulation.profile import load_profile, resolve_dials
-from gcemil.simulation.simulate import plan_slides
-from gcemil.simulation.world import draw_world
-from gcemil.slides.grid import PatchSettings, patch_grid
-from gcemil.slides.mask_files import rasterise_rings, read_mask
+from gcemil.slides.grid import PatchSettings
+from gcemil.slides.mask_files import rasterise_rings
 from gcemil.slides.reader import Bounds, open_slide
 
 SETTINGS = PatchSettings()
@@ -43,12 +34,6 @@ def cohort(tmp_path_factory):
     report = patch_slides([folder / "slides"], folder, PatchingRules(masks=folder / "masks" / "tissue"))
     assert not report.problems
     return drawn
-
-
-def world_of(profile, seed=0, **dials):
-    chosen = load_profile(profile)
-    resolved = resolve_dials(chosen.dials, {**PIXEL_DIALS, **dials})
-    return draw_world(chosen, resolved, feature_dim=48, anchor_dim=32, seed=seed)
 
 
 # Truth
@@ -79,17 +64,6 @@ def test_labels_follow_from_what_is_drawn(cohort):
     assert {row.label for row in cohort.slides} == {"normal", "tumor"}
 
 
-def test_truth_of_patches_is_the_plan_where_patches_are_its_squares():
-    world = world_of("bracs", seed=2)
-    for slide in plan_slides(world, "bracs", 8, (24, 24))[:3]:
-        layout, labels, _ = draw_pixels(world, slide)
-        squares = (layout.cells - layout.cells.min(axis=0) + 1) * SQUARE
-        share = np.array([(labels.evidence[y : y + SQUARE, x : x + SQUARE] > 0).mean() for y, x in squares])
-        np.testing.assert_array_equal(share > 0.5, layout.evidence)
-        for region in np.unique(layout.region[layout.evidence]):
-            assert (labels.evidence == region).any()
-
-
 def test_patch_truth_is_written_as_that_of_simulated_features(cohort):
     tumor = next(row for row in cohort.slides if row.label == "tumor")
     grid = read_patch_file(patches_path(cohort.folder, SETTINGS, tumor.slide_id))
@@ -107,19 +81,6 @@ def test_patch_truth_is_written_as_that_of_simulated_features(cohort):
     path.unlink()
 
 
-def test_truth_follows_a_patch_wherever_it_lies(cohort):
-    tumor = next(row for row in cohort.slides if row.label == "tumor")
-    evidence = read_drawn_mask(mask_path(cohort.folder, "evidence", tumor.slide_id)) > 0
-    y, x = (axis[len(axis) // 2] for axis in np.nonzero(evidence))
-    inside = np.array([[x * FINE, y * FINE]])
-    assert read_pixel_truth(cohort.folder, tumor.slide_id, inside, FINE)["overlap"].tolist() == pytest.approx(
-        [1.0]
-    )
-    away = read_pixel_truth(cohort.folder, tumor.slide_id, np.array([[0, 0]]), PATCH / 4)
-    assert away["evidence"].tolist() == [0]
-    assert away["overlap"].tolist() == pytest.approx([0.0])
-
-
 def test_asap_polygons_are_the_evidence_mask(cohort):
     for row in cohort.slides:
         root = ElementTree.parse(cohort.folder / "annotations" / f"{row.slide_id}.xml").getroot()
@@ -132,30 +93,6 @@ def test_asap_polygons_are_the_evidence_mask(cohort):
             inside = rasterise_rings([ring], bounds, downsample=FINE)
             painted = painted | inside if annotation.get("PartOfGroup") == "Tumor" else painted & ~inside
         np.testing.assert_array_equal(painted, mask)
-
-
-def test_asap_holes_come_last():
-    mask = np.array([[1, 1, 1, 0, 2], [1, 0, 1, 0, 2], [1, 1, 1, 0, 0]], np.uint8)
-    root = ElementTree.fromstring(build_asap_xml(mask, {1: "nests", 2: "glands"}, scale=4))
-    found = [(a.get("Name"), a.get("PartOfGroup")) for a in root.iter("Annotation")]
-    assert found == [("nests 1", "Tumor"), ("glands 2", "Tumor"), ("nests 1 hole", "Exclusion")]
-    assert [point.get("X") for point in next(root.iter("Annotation")).iter("Coordinate")] == [
-        "0.0",
-        "12.0",
-        "12.0",
-        "0.0",
-    ]
-
-
-@pytest.mark.parametrize("profile", shipped_names("simulator"))
-def test_small_slides_have_room_for_the_plans_of_every_profile(profile):
-    world = world_of(profile)
-    for slide in plan_slides(world, profile, 12, (64, 64)):
-        layout = draw_layout(
-            world.profile, world.dials, 64, slide.regions, world.draws("layout", slide.row.slide_id)
-        )
-        planned = sum(region.n_patches for region in slide.regions if region.role == "evidence")
-        assert layout.evidence.sum() == planned
 
 
 # Files
@@ -182,16 +119,6 @@ def test_equal_arguments_give_equal_bytes(cohort, tmp_path):
         assert (tmp_path / name).read_bytes() == (cohort.folder / name).read_bytes(), name
 
 
-def test_tables_carry_the_recorded_and_the_true_target(cohort):
-    assert [row["slide_id"] for row in read_table(cohort.folder / "slides.csv", ("label", "site"))] == [
-        row.slide_id for row in cohort.slides
-    ]
-    assert {row["label"] for row in read_table(cohort.folder / "targets.csv")} == {"normal", "tumor"}
-    card = yaml.safe_load((cohort.folder / "pixels.yaml").read_text())
-    assert card["provenance"]["mpp"] == 0.5
-    assert card["provenance"]["dials"]["evidence_max"] == 0.15
-
-
 def test_the_card_of_the_encoded_cohort_is_a_cohort_card(cohort, tmp_path):
     card = read_encoded_card(cohort.folder, feature_dim=8, encoder="test", patch_size_level0=256)
     Cohort(tmp_path, card, cohort.slides).save()
@@ -200,14 +127,6 @@ def test_the_card_of_the_encoded_cohort_is_a_cohort_card(cohort, tmp_path):
     assert loaded.card.feature_dim == 8
     with pytest.raises(CohortError, match=r"holds no drawn slides: it has no pixels.yaml"):
         read_encoded_card(tmp_path / "gone", feature_dim=8, encoder="test", patch_size_level0=256)
-
-
-def test_the_tissue_mask_is_a_mask_for_patching(cohort):
-    row = cohort.slides[0]
-    with open_slide(slide_path(cohort.folder, row.slide_id)) as slide:
-        tissue = read_mask(mask_path(cohort.folder, "tissue", row.slide_id), slide)
-        grid = patch_grid(slide, tissue)
-    assert 16 <= len(grid) <= 34
 
 
 def test_the_segmenter_keeps_every_drawn_lesion(tmp_path):
@@ -231,13 +150,3 @@ def test_the_segmenter_keeps_every_drawn_lesion(tmp_path):
 
 
 # Looks
-
-
-@pytest.mark.parametrize("name", shipped_names("simulator"))
-def test_every_concept_of_a_profile_has_a_style_of_its_own(name):
-    profile = load_profile(name)
-    styles = choose_styles(profile, 0.6)
-    assert len(set(styles)) == len(profile.concepts)
-    own = dict(zip([concept.name for concept in profile.concepts], choose_styles(profile, 1.0), strict=True))
-    for concept in profile.concepts:
-        assert concept.imitates is None or own[concept.name] == own[concept.imitates]
