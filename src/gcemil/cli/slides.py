@@ -229,7 +229,7 @@ def annotate(
 
     Example: gcemil annotate cohorts/camelyon16 annotations/ --negative-class normal
     """
-    from gcemil.bags.annotations.truth import MaskReading, write_truth
+    from gcemil.bags.annotations.truth import write_truth
     from gcemil.bags.cohort import Cohort
     from gcemil.bags.foreign.stamp import parse_mpp
 
@@ -244,7 +244,8 @@ def annotate(
         negative_class=negative_class,
         min_overlap=min_overlap,
         roles=parse_pairs(group, "A group is written name=tumour or name=exclusion", _parse_role),
-        masks=MaskReading(downsample, None if values is None else tuple(values)),
+        downsample=downsample,
+        tumour_values=values,
         microns_per_pixel=None if mpp is None else parse_mpp(mpp),
         replace=force,
     )

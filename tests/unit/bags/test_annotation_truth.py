@@ -4,7 +4,7 @@ from PIL import Image
 
 from builders import PATCH, make_cohort
 from gcemil.bags import store
-from gcemil.bags.annotations.truth import MaskReading, write_truth
+from gcemil.bags.annotations.truth import write_truth
 from gcemil.bags.validate import select_errors, validate
 from gcemil.errors import CohortError, InputError, UsageError
 
@@ -70,8 +70,7 @@ def test_masks_are_read_like_outlines(cohort, annotations):
     values = np.zeros((2, 8), dtype=np.uint8)
     values[1, 3:5] = 2
     Image.fromarray(values).save(annotations / "s003_0_mask.png")
-    reading = MaskReading(downsample=PATCH, tumour_values=(2,))
-    report = write_truth(cohort, annotations, masks=reading)
+    report = write_truth(cohort, annotations, downsample=PATCH, tumour_values=[2])
     assert report.annotated == ("s003_0",)
     assert np.flatnonzero(store.read(cohort.truth_file("s003_0"), "evidence")).tolist() == [11, 12]
 

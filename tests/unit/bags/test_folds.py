@@ -5,10 +5,8 @@ import numpy as np
 import pytest
 
 from builders import make_cohort
-from gcemil.bags import folds as folds_module
 from gcemil.bags.folds import fold_indices, leaking_cases, make_folds, make_parts, read_fold, write_folds
 from gcemil.errors import CohortError, UsageError
-from gcemil.files import write_table
 
 
 def test_every_slide_is_tested_once_and_validated_at_most_once(tmp_path):
@@ -86,11 +84,6 @@ def test_a_fold_that_forgets_a_slide_is_refused(tmp_path):
         read_fold(cohort, 0)
 
 
-def test_a_missing_fold_names_the_command(tmp_path):
-    with pytest.raises(CohortError, match="has no folds. Make them with 'gcemil split"):
-        read_fold(make_cohort(tmp_path), 0)
-
-
 def test_too_few_folds_or_cases_are_refused(tmp_path):
     cohort = make_cohort(tmp_path, n_cases=4)
     with pytest.raises(UsageError, match="at least 3 folds"):
@@ -115,24 +108,6 @@ def test_fewer_folds_leave_none_of_the_old_ones(tmp_path):
     assert fold_indices(tmp_path) == [0, 1, 2]
     assert (tmp_path / "splits" / "README.txt").read_text() == "dealt by hand"
     assert {path.name for path in tmp_path.iterdir()} == {"cohort.yaml", "slides.csv", "features", "splits"}
-
-
-def test_folds_written_half_way_are_the_old_ones(tmp_path, monkeypatch):
-    cohort = make_cohort(tmp_path, n_cases=30)
-    before = make_folds(cohort)
-    write_folds(cohort, before)
-    calls = []
-
-    def interrupted(*arguments):
-        calls.append(arguments)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return write_table(*arguments)
-
-    monkeypatch.setattr(folds_module, "write_table", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        write_folds(cohort, make_folds(cohort, n_folds=3))
-    assert [read_fold(cohort, index) for index in fold_indices(tmp_path)] == before
 
 
 def test_parts_have_the_sizes_asked_for_and_every_label_in_their_shares(tmp_path):

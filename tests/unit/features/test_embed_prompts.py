@@ -24,7 +24,6 @@ from gcemil.features.text_encoders import (
     embed_prompts,
     load_text_encoder,
     minilm_folder,
-    read_templates,
     write_anchor_file,
 )
 
@@ -76,31 +75,10 @@ def test_the_file_is_a_bank_with_the_same_hash_and_its_provenance(tmp_path):
     assert json.loads(found["concepts"]) == ["first", "second"]
 
 
-def test_templates_that_cancel_out_are_told():
-    vectors = {**VECTORS, "the first thing": [-2.0, 0.0]}
-    with pytest.raises(InputError, match="gives no direction for a prompt of 'toy'"):
-        embed_prompts(FAMILY, toy_encoder(vectors), templates=("a {}", "the {}"))
-
-
 @pytest.mark.parametrize("template", ["no place", "{} and {}", "{name}", "{} {x}"])
 def test_a_template_has_one_place_for_the_prompt(template):
     with pytest.raises(UsageError, match=r"A template has \{\} once"):
         embed_prompts(FAMILY, toy_encoder(), templates=(template,))
-
-
-def test_templates_are_read_line_by_line(tmp_path):
-    (tmp_path / "templates.txt").write_text("a {}\n\nthe {}\n")
-    assert read_templates(tmp_path / "templates.txt") == ("a {}", "the {}")
-    (tmp_path / "empty.txt").write_text("\n")
-    with pytest.raises(UsageError, match="at least one template"):
-        read_templates(tmp_path / "empty.txt")
-    with pytest.raises(InputError, match=r"absent\.txt does not exist"):
-        read_templates(tmp_path / "absent.txt")
-
-
-def test_an_unknown_text_encoder_is_told_what_there_is():
-    with pytest.raises(UsageError, match="Choose one of minilm, titan, conch"):
-        load_text_encoder("bert")
 
 
 @needs_minilm

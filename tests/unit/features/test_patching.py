@@ -1,18 +1,13 @@
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
 from PIL import Image
-from typer.testing import CliRunner
 
 from builders.slides import PINK, REAL_SLIDE, tissue_image, write_plain_tiff, write_slide
 from gcemil.bags import store
 from gcemil.bags.foreign.inspect import inspect
 from gcemil.bags.foreign.trident import find_patch_size, read_trident
-from gcemil.cli.slides import encode
-from gcemil.errors import StoreError, UsageError
 from gcemil.features.patching import PatchingRules, find_slides, patch_slides, patches_path, read_patch_file
 from gcemil.slides.grid import PatchSettings, read_patch
 from gcemil.slides.reader import open_slide
@@ -109,13 +104,6 @@ def test_a_second_run_does_nothing(tmp_path):
     assert not report.problems
 
 
-def test_equal_slides_give_equal_bytes(tmp_path):
-    for name in ("x", "y"):
-        patch_slides([one_slide(tmp_path)], tmp_path / name)
-    files = [patches_path(tmp_path / name, PatchSettings(), "a").read_bytes() for name in ("x", "y")]
-    assert files[0] == files[1]
-
-
 def test_other_settings_are_refused_until_forced(tmp_path):
     slide = one_slide(tmp_path)
     patch_slides([slide], tmp_path / "out")
@@ -156,14 +144,6 @@ def test_outlines_written_are_accepted_as_masks(tmp_path):
     np.testing.assert_allclose(grids[0].tissue_share, grids[1].tissue_share)
 
 
-def test_a_slide_without_a_mask_is_a_problem_of_its_own(tmp_path):
-    (tmp_path / "masks").mkdir()
-    found = outcome(
-        patch_slides([one_slide(tmp_path)], tmp_path / "out", PatchingRules(masks=tmp_path / "masks"))
-    )
-    assert "holds no mask of slide 'a'" in found.message
-
-
 def test_pixel_sizes_fill_in_or_overrule(tmp_path):
     plain = write_plain_tiff(tmp_path / "slides" / "p.tif", tissue_image())
     stated = one_slide(tmp_path)
@@ -196,53 +176,6 @@ def test_folders_are_searched_and_hidden_files_passed_over(tmp_path):
     assert list(find_slides([tmp_path / "x"])) == ["a", "b"]
 
 
-def test_two_files_of_one_slide_are_refused(tmp_path):
-    (tmp_path / "a.tif").touch()
-    (tmp_path / "a.svs").touch()
-    with pytest.raises(UsageError, match=r"would both be slide 'a'"):
-        find_slides([tmp_path])
-
-
-def test_no_slides_and_no_folder_are_bad_usage(tmp_path):
-    with pytest.raises(UsageError, match="No slides found"):
-        find_slides([tmp_path])
-    with pytest.raises(UsageError, match="does not exist"):
-        find_slides([tmp_path / "gone"])
-
-
-def test_a_file_without_a_pixel_size_is_refused(tmp_path):
-    path = tmp_path / "a_patches.h5"
-    store.write(path, {"coords": np.zeros((1, 2), np.int64)})
-    with pytest.raises(StoreError, match=r"'coords' has no attribute 'level0_mpp'"):
-        read_patch_file(path)
-
-
-def test_more_than_48_slides_fill_a_second_sheet(tmp_path):
-    from gcemil.slides.thumbnails import SheetEntry, draw_contact_sheets
-
-    sheets = draw_contact_sheets([SheetEntry(f"slide {k}\n5 patches", None) for k in range(50)])
-    assert [sheet.shape for sheet in sheets] == [(8 * 270, 6 * 240, 3), (270, 2 * 240, 3)]
-    assert draw_contact_sheets([]) == []
-
-
-def run(*arguments):
-    app = typer.Typer()
-    app.command()(encode)
-    return CliRunner().invoke(app, ["--patches-only", *map(str, arguments)])
-
-
-def test_the_command_exits_with_1_and_lists_what_failed(tmp_path):
-    one_slide(tmp_path)
-    (tmp_path / "slides" / "bad.svs").write_bytes(b"rubbish")
-    result = run(tmp_path / "slides", "--out", tmp_path / "out", "--json")
-    assert result.exit_code == 1
-    found = {slide["slide_id"]: slide["status"] for slide in json.loads(result.output)["slides"]}
-    assert found == {"a": "patched", "bad": "failed"}
-    plain = run(tmp_path / "slides", "--out", tmp_path / "out")
-    assert "Slides without patches: 1" in plain.output
-    assert "bad" in plain.output
-
-
 @pytest.mark.skipif(not REAL_SLIDE.is_file(), reason=f"{REAL_SLIDE} is absent; 'make install' fetches it")
 def test_a_real_slide_is_patched(tmp_path):
     report = patch_slides([REAL_SLIDE], tmp_path)
@@ -253,15 +186,3 @@ def test_a_real_slide_is_patched(tmp_path):
     with open_slide(REAL_SLIDE) as slide:
         patches = np.stack([read_patch(slide, grid, index) for index in range(0, len(grid), 8)])
     assert patches.std(axis=(1, 2, 3)).min() > 15
-
-
-def test_a_real_stain_rewritten_as_a_pyramid_is_patched(tmp_path):
-    data = pytest.importorskip("skimage.data")
-    image = np.asarray(Image.open(Path(data.__file__).parent / "ihc.png").convert("RGB"))
-    write_slide(tmp_path / "slides" / "ihc.tif", image)
-    report = patch_slides([tmp_path / "slides"], tmp_path / "out")
-    # Its lower right is glass.
-    assert outcome(report).patches == 3
-    with open_slide(tmp_path / "slides" / "ihc.tif") as slide:
-        grid = read_patch_file(patches_path(tmp_path / "out", PatchSettings(), "ihc"))
-        np.testing.assert_array_equal(read_patch(slide, grid, 2), image[256:512, :256])

@@ -76,22 +76,6 @@ def test_the_image_tower_answers_as_the_model_itself(clip_folder):
     np.testing.assert_allclose(encoder(pixels), expected.numpy(), atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["plip", "quiltnet"])
-def test_a_clip_that_cannot_be_fetched_names_its_page_and_the_way_without(name, monkeypatch):
-    def unreachable(*arguments, **options):
-        raise OSError("no route to the hub")
-
-    monkeypatch.setattr(towers.import_transformers().CLIPModel, "from_pretrained", unreachable)
-    with pytest.raises(InputError, match="huggingface.co/.*without them use --encoder minilm"):
-        load_text_encoder(name)
-
-
-def test_weights_of_another_layout_are_told(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "clip"}')
-    with pytest.raises(InputError, match="The weights of 'plip' cannot be loaded"):
-        load_text_encoder("plip", source=WeightSource(tmp_path))
-
-
 class TinyMusk(torch.nn.Module):
     """The doors of MUSK: (image vectors, text vectors), with a head and without unit length when asked so."""
 
@@ -161,12 +145,6 @@ def test_musk_embeds_images_with_the_weights_it_was_given(musk_package, tmp_path
     encoder = prepare_encoder("musk", spec, source=WeightSource(tmp_path), device="cpu")
     assert musk_package == [str(tmp_path / "model.safetensors")]
     np.testing.assert_allclose(encoder(np.full((1, 4, 4, 3), 255, np.uint8)), [[2, 2, 2]], atol=1e-6)
-
-
-def test_musk_without_its_tokenizer_is_told(musk_package, tmp_path):
-    (tmp_path / "musk" / "models" / "tokenizer.spm").unlink()
-    with pytest.raises(InputError, match=r"tokenizer is missing: .*tokenizer\.spm does not exist"):
-        load_text_encoder("musk")
 
 
 def test_conch_sees_images_through_its_own_package(monkeypatch):

@@ -38,7 +38,7 @@ from gcemil.bags.foreign.source import (
     squeeze_bag,
 )
 from gcemil.errors import CohortError, StoreError
-from gcemil.files import refuse_special
+from gcemil.files import require_file
 from gcemil.units import LevelZeroPx
 
 
@@ -138,7 +138,7 @@ def _load_tensor(path: Path) -> Any:
     """The bare tensor of a .pt file, loaded without unpickling anything else."""
     import torch  # the folder is read without torch until a .pt file is met
 
-    refuse_special(path)
+    require_file(path)
     try:
         # Only the zip format can be mapped; the old one is read whole.
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))

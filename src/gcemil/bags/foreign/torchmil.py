@@ -32,7 +32,7 @@ from gcemil.bags.foreign.source import (
     read_each,
 )
 from gcemil.errors import CohortError, StoreError, UsageError
-from gcemil.files import refuse_special
+from gcemil.files import require_file
 from gcemil.units import LevelZeroPx
 
 
@@ -130,7 +130,7 @@ def read_array(path: Path, key: str) -> NDArray[Any]:
     if path.suffix == ".h5":
         datasets = store.describe(path)
         return store.read(path, key if key in datasets or len(datasets) != 1 else next(iter(datasets)))
-    refuse_special(path)
+    require_file(path)
     try:
         array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except Exception as error:

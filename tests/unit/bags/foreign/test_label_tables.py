@@ -1,5 +1,3 @@
-import sys
-
 import openpyxl
 import pytest
 
@@ -7,7 +5,7 @@ from builders.foreign import write_table
 from gcemil.bags.cohort import SlideRow
 from gcemil.bags.foreign.dialects import Choice
 from gcemil.bags.foreign.label_tables import count_targets, find_label_faults, read_labels
-from gcemil.errors import CohortError, MissingExtraError, UsageError
+from gcemil.errors import CohortError, UsageError
 
 
 def test_t4_censorship_is_turned_into_event_and_said(tmp_path):
@@ -67,13 +65,6 @@ def test_stamp_tables_are_joined_by_patient_and_the_rest_is_named(tmp_path):
     ]
     assert any("without clinical row: p3" in line for line in table.assumptions)
     assert any("without slide: p4" in line for line in table.assumptions)
-
-
-def test_stamp_status_words_are_events(tmp_path):
-    clinical = write_table(tmp_path / "clini.csv", "PATIENT,os,state", "p1,10,dead", "p2,20,Alive")
-    slides = write_table(tmp_path / "slide.csv", "PATIENT,FILENAME", "p1,a.h5", "p2,b.h5")
-    table = read_labels(clinical, slide_table=slides, choice=Choice(time="os", event="state"))
-    assert [(row.time, row.event) for row in table.rows] == [(10.0, 1), (20.0, 0)]
 
 
 @pytest.mark.parametrize(
@@ -140,18 +131,6 @@ def test_rows_without_a_target_are_left_out_and_listed(tmp_path):
         "slide 'u': no valid time in 'survival_months' ('0')",
         "slide 'v': no valid status in 'censorship' ('nan')",
     )
-
-
-def test_named_target_wins_over_the_dialect(tmp_path):
-    path = write_table(tmp_path / "t.csv", "case_id,slide_id,label,grade", "p,s,x,3", "q,t,y,1")
-    assert read_labels(path, choice=Choice(target="grade")).classes == ("1", "3")
-
-
-def test_excel_without_openpyxl_says_how_to_get_it(tmp_path, monkeypatch):
-    path = excel(tmp_path / "t.xlsx", ("case_id", "slide_id", "label"), ("p", "s", "x"))
-    monkeypatch.setitem(sys.modules, "openpyxl", None)
-    with pytest.raises(MissingExtraError, match="openpyxl"):
-        read_labels(path)
 
 
 MCAT = "case_id,slide_id,survival_months,censorship"
@@ -262,13 +241,6 @@ def test_classes_are_counted_by_slides_and_cases():
 def test_labels_that_look_like_a_mistake_are_warned_of(labels, said):
     (text,) = find_label_faults(rows_of(labels))
     assert said in text
-
-
-@pytest.mark.parametrize(
-    "labels", [["LUAD", "LUSC"], ["0", "1", "2"], ["a", "b"] * 20, [f"t{n}" for n in range(6)]]
-)
-def test_plain_labels_are_not_warned_of(labels):
-    assert find_label_faults(rows_of(labels)) == ()
 
 
 @pytest.mark.parametrize(
