@@ -102,7 +102,7 @@ def encode(
 
     from gcemil.bags.foreign.dialects import Choice
     from gcemil.bags.foreign.stamp import parse_mpp
-    from gcemil.features.encode_cohort import LabelSource, choose_patches, encode_cohort
+    from gcemil.features.encode_cohort import choose_patches, encode_cohort
     from gcemil.features.encoders import find_encoder_spec, load_encoder
     from gcemil.features.extract import EncodeSettings
     from gcemil.features.loaders import WeightSource
@@ -116,10 +116,6 @@ def encode(
     patches = choose_patches(out, find_encoder_spec(encoder), patch_size=patch_size, target_mpp=target_mpp)
     # The weights come first: a missing licence should be known before hours of patching.
     network = load_encoder(encoder, source=WeightSource(weights, trust_remote_code), device=device)
-    source = None
-    if labels is not None:
-        choice = Choice(task=None if task is None else task.value, target=target)
-        source = LabelSource(labels, choice, None if classes is None else classes.split(","))
     with lock_folder(out):
         encoded = encode_cohort(
             found,
@@ -127,7 +123,9 @@ def encode(
             network,
             PatchingRules(patches=patches, mpp=None if mpp is None else parse_mpp(mpp)),
             EncodeSettings(batch_size=batch_size, workers=jobs, dtype=dtype.value),
-            labels=source,
+            labels=labels,
+            choice=Choice(task=None if task is None else task.value, target=target),
+            classes=None if classes is None else classes.split(","),
             force=force,
             progress=progress,
         )

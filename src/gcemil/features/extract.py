@@ -42,7 +42,6 @@ from gcemil.features.patching import (
     catch_failure,
     is_number,
     patches_path,
-    read_origin,
     stated_settings,
     write_outcomes,
 )
@@ -83,7 +82,7 @@ def encode_slides(
     *,
     patches: PatchSettings | None = None,
     force: bool = False,
-    on_slide: Callable[[int, int], None] | None = None,
+    on_slide: Callable[[int, int], None] = lambda done, total: None,
 ) -> BatchReport:
     """Encode every slide whose patches lie in `out`; `force` does again what was done with other settings."""
     chosen, placed = settings or EncodeSettings(), patches or PatchSettings()
@@ -97,11 +96,10 @@ def encode_slides(
             jobs.append(job)
         else:
             outcomes[slide_id] = known
-    tell = on_slide or (lambda done, total: None)
-    tell(len(outcomes), len(slides))
+    on_slide(len(outcomes), len(slides))
     for outcome in _encode_jobs(jobs, out, encoder, chosen):
         outcomes[outcome.slide_id] = outcome
-        tell(len(outcomes), len(slides))
+        on_slide(len(outcomes), len(slides))
     ordered = tuple(outcomes[slide_id] for slide_id in slides)
     try:
         write_outcomes(out / "encoding.csv", COLUMNS, ordered, done="encoded")
@@ -121,15 +119,10 @@ def encode_patches(
 ) -> FeatureArray:
     """Features of an open slide in memory, of all patches or of these rows of the grid."""
     chosen = settings or EncodeSettings()
-    with ThreadPoolExecutor(chosen.workers) as readers:
+    size, side, workers = chosen.batch_size, encoder.spec.input_px, chosen.workers
+    with ThreadPoolExecutor(workers) as readers:
         batches = read_batches(
-            slide,
-            grid,
-            readers,
-            batch_size=chosen.batch_size,
-            patch_px=encoder.spec.input_px,
-            workers=chosen.workers,
-            rows=rows,
+            slide, grid, readers, batch_size=size, patch_px=side, workers=workers, rows=rows
         )
         with closing(batches):
             return stack_batches([encoder(pixels) for pixels in batches], encoder.spec.dim, chosen.dtype)
@@ -180,13 +173,12 @@ def _known_outcome(
 ) -> SlideOutcome | None:
     """What can be said without reading pixels; None when the slide is to be encoded."""
     if not job.patches.is_file():
-        return SlideOutcome(
-            job.slide_id,
-            "no patches",
-            message=f"{job.patches} does not exist. Run 'gcemil patch {job.path} --out {out}' and read what it says.",
+        why = (
+            f"{job.patches} does not exist. Run 'gcemil patch {job.path} --out {out}' and read what it says."
         )
+        return SlideOutcome(job.slide_id, "no patches", message=why)
     # Patches belong to the bytes of a slide, not to its name.
-    if read_origin(job.patches).slide != file_fingerprint(job.path):
+    if store.attributes(job.patches, "coords").get("slide_fingerprint") != file_fingerprint(job.path):
         raise InputError(
             f"{job.patches} was made from another file than {job.path}. Patch it again with 'gcemil patch --force'."
         )
@@ -206,10 +198,7 @@ def _encode_jobs(
 ) -> Iterator[SlideOutcome]:
     """The outcomes of these slides, one after the other."""
     stream = read_ahead(
-        jobs,
-        batch_size=settings.batch_size,
-        patch_px=encoder.spec.input_px,
-        workers=settings.workers,
+        jobs, batch_size=settings.batch_size, patch_px=encoder.spec.input_px, workers=settings.workers
     )
     parts: list[BatchFeatures] = []
     with closing(stream):
@@ -223,11 +212,8 @@ def _encode_jobs(
                     ) from error
                 continue
             whole, parts = parts, []
-            yield catch_failure(
-                item.job.slide_id,
-                item.job.path,
-                partial(_write_features, item, whole, out, encoder, settings),
-            )
+            work = partial(_write_features, item, whole, out, encoder, settings)
+            yield catch_failure(item.job.slide_id, item.job.path, work)
 
 
 def _write_features(
@@ -298,10 +284,10 @@ def read_feature_origin(path: Path) -> FeatureOrigin:
 
 def require_one_origin(paths: Iterable[Path]) -> FeatureOrigin:
     """The origin that all these files share."""
-    found = {path: read_feature_origin(path) for path in paths}
-    (first, origin), *others = found.items()
-    for path, other in others:
-        if other != origin:
+    first, *others = paths
+    origin = read_feature_origin(first)
+    for path in others:
+        if read_feature_origin(path) != origin:
             raise InputError(
                 f"{path} was not made as {first} was: another encoder, type or kind of patch. Encode the cohort again in one go."
             )

@@ -7,6 +7,7 @@ to be assumed, joined or left out stands in the report and in cohort.yaml under 
 from __future__ import annotations
 
 import errno
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,7 +34,6 @@ from gcemil.bags.foreign.source import (
     ForeignSlide,
     ReadOptions,
     read_each,
-    require_one_patch_size,
 )
 from gcemil.bags.foreign.splits import has_splits, match_folds, read_splits
 from gcemil.bags.tables import read_frame
@@ -158,22 +158,27 @@ def write_cohort(
             f"'{first.slide_id}' has {first.feature_dim} features per patch, '{other.slide_id}' has {other.feature_dim}. "
             "A cohort comes from one encoder; extract one of them again."
         )
-    size, size_lines = require_one_patch_size(join.slides)
-    lines = (*folder.assumptions, *table.assumptions, *join.lines, *size_lines)
+    sizes = Counter(slide.patch_size for slide in join.slides if slide.patch_size is not None)
+    lines = [*folder.assumptions, *table.assumptions, *join.lines]
+    if len(sizes) > 1:
+        counts = ", ".join(f"{size} px on {count} slides" for size, count in sorted(sizes.items()))
+        lines.append(
+            f"Patch sizes differ ({counts}), so cohort.yaml names none and each slide's own grid step is used."
+        )
     card = CohortCard(
         name=out.name,
         task=table.task,
         classes=choose_classes(table, join.rows, classes),
         feature_dim=first.feature_dim,
         encoder=folder.encoder,
-        patch_size_level0=size,
+        patch_size_level0=next(iter(sizes)) if len(sizes) == 1 else None,
         anchors=anchors,
         provenance={
             **(provenance or {}),
             "source": str(folder.path.resolve()),
             "tool": folder.tool,
             "labels": str(table.path.resolve()),
-            "assumptions": list(lines),
+            "assumptions": lines,
             "left_out": [*(f"slide '{name}': no patches" for name in folder.empty), *join.excluded],
         },
     )
@@ -201,7 +206,7 @@ def write_cohort(
         n_linked=sum(linked),
         n_copied=len(linked) - sum(linked),
         n_folds=len(join.folds),
-        assumptions=lines,
+        assumptions=tuple(lines),
         warnings=(
             *warnings,
             *find_label_faults(join.rows),

@@ -176,7 +176,6 @@ LAYOUT = FeatureLayout(
     read=read_stamp,
     read_file=_read_file,
     owns_file=lambda datasets, attributes: "feats" in datasets or "patch_embeddings" in datasets,
-    file_title=lambda datasets: "STAMP features" + ("" if "feats" in datasets else " without coordinates"),
     describe_file=_describe_file,
     datasets=("feats", "patch_embeddings"),
     in_pixels=False,
