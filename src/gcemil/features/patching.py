@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 
@@ -56,7 +56,6 @@ PATCH_NUMBERS = ("level0_mpp", "target_mpp", "min_tissue", "patch_size", "overla
 
 
 Status = Literal["patched", "encoded", "already done", "no tissue", "no patches", "failed"]
-Outcome = TypeVar("Outcome", bound="SlideOutcome | None")
 COLUMNS = ("slide_id", "status", "patches", "mpp", "message")
 
 
@@ -225,7 +224,7 @@ def find_slides(sources: Iterable[Path]) -> dict[str, Path]:
     return dict(sorted(slides.items()))
 
 
-def catch_failure(slide_id: str, path: Path, work: Callable[[], Outcome]) -> Outcome | SlideOutcome:
+def catch_failure(slide_id: str, path: Path, work: Callable[[], SlideOutcome]) -> SlideOutcome:
     """The outcome of this work, or a failed one: an error of one slide does not stop the others."""
     try:
         return work()

@@ -11,7 +11,7 @@ from builders.slides import tissue_image, write_slide
 from gcemil.bags import store
 from gcemil.bags.foreign.trident import read_trident
 from gcemil.errors import UsageError
-from gcemil.features import reading
+from gcemil.features import extract
 from gcemil.features.encoders import EncoderSpec, PatchEncoder
 from gcemil.features.extract import (
     EncodeSettings,
@@ -160,14 +160,14 @@ def test_a_slide_that_was_exchanged_is_a_line(batch):
 
 
 def test_a_slide_that_breaks_while_it_is_read_is_a_line(batch, monkeypatch):
-    whole = reading.read_patches
+    whole = extract.read_patches
 
     def breaking(slide, *arguments, **options):
         if slide.name == "m.tif":
             raise ZeroDivisionError("no such thing")
         return whole(slide, *arguments, **options)
 
-    monkeypatch.setattr(reading, "read_patches", breaking)
+    monkeypatch.setattr(extract, "read_patches", breaking)
     assert fault(batch).message.endswith("m.tif: ZeroDivisionError: no such thing")
 
 
