@@ -10,7 +10,6 @@ from builders import PATCH, grid_coords
 from gcemil.bags.annotations.concepts import (
     masked_patches,
     named_patches,
-    patches_at,
     read_annotation,
     read_point_table,
 )
@@ -87,20 +86,6 @@ def test_the_image_of_qupath_may_begin_inside_the_slide(tmp_path):
     assert found == {9: "tumour", 10: "mitosis"}
 
 
-def test_an_island_in_a_hole_counts(tmp_path):
-    path = write_geojson(
-        tmp_path / "s.geojson",
-        feature("tumour", "MultiPolygon", [[square(0, 0, 4), square(1, 1, 2)], [square(1, 1)]]),
-    )
-    assert set(range(16)) - set(named_in(path)) == {6, 9, 10}
-
-
-def test_objects_without_a_class_are_counted(tmp_path):
-    shapes = read_annotation(write_geojson(tmp_path / "s.geojson", feature(None, "Polygon", [square(0, 0)])))
-    assert shapes.notes == ("1 objects without a classification",)
-    assert not shapes.areas
-
-
 def test_groups_of_asap_are_concepts_and_exclusions_are_cut_out(tmp_path):
     def outline(group, corners):
         points = "".join(
@@ -140,11 +125,6 @@ def test_masks_by_concept_and_masks_with_values_say_the_same(tmp_path):
         min_overlap=0.5,
     )
     assert apart == together == {0: "tumour", 1: "tumour", 15: "stroma"}
-
-
-def test_of_overlapping_patches_the_one_around_the_point_is_taken():
-    coords = np.array([[0, 0], [100, 0], [200, 0]])
-    assert patches_at(coords, 256, np.array([[230.0, 128.0], [600.0, 0.0]])).tolist() == [1, -1]
 
 
 def test_a_table_names_points_by_slide(tmp_path):

@@ -6,7 +6,7 @@ from builders import PATCH, make_cohort
 from gcemil.bags import store
 from gcemil.bags.annotations.truth import write_truth
 from gcemil.bags.validate import select_errors, validate
-from gcemil.errors import CohortError, InputError, UsageError
+from gcemil.errors import CohortError, InputError
 
 
 def asap(*rectangles, group="Tumor"):
@@ -123,20 +123,3 @@ def test_a_damaged_annotation_leaves_the_truth_of_all_slides_as_it_was(cohort, a
     with pytest.raises(InputError, match=r"s003_0\.xml is not valid XML"):
         write_truth(cohort, annotations, negative_class="normal")
     assert not (cohort.folder / "truth").exists()
-
-
-def test_wrong_requests_are_refused_before_anything_is_written(cohort, annotations):
-    with pytest.raises(UsageError, match="'benign' is not a class"):
-        write_truth(cohort, annotations, negative_class="benign")
-    with pytest.raises(UsageError, match="nowhere does not exist"):
-        write_truth(cohort, annotations / "nowhere")
-    with pytest.raises(UsageError, match=r"lies in \(0, 1\], got 0.0"):
-        write_truth(cohort, annotations, min_overlap=0.0)
-    assert not (cohort.folder / "truth").exists()
-
-
-def test_a_slide_without_coordinates_cannot_be_annotated(cohort, annotations):
-    store.write(cohort.feature_file("s001_0"), {"features": np.zeros((3, 8), dtype=np.float32)})
-    (annotations / "s001_0.xml").write_text(asap((0, 0, PATCH, PATCH)))
-    with pytest.raises(InputError, match=r"s001_0\.h5 has no coordinates"):
-        write_truth(cohort, annotations)

@@ -117,14 +117,6 @@ def test_a_file_is_read_once_until_it_is_touched(cohort, settled, reads, monkeyp
     assert reads == ["s003_0.h5"]
 
 
-def test_a_file_written_this_moment_is_not_trusted_to_stay(cohort, reads, monkeypatch):
-    monkeypatch.setattr(fingerprint, "SETTLED_NS", 10**12)
-    for _ in range(2):
-        record_cohort(cohort)
-    assert len(reads) == 2 * (20 + 2)
-    assert json.loads((cohort.folder / CACHE).read_text()) == {} if (cohort.folder / CACHE).exists() else True
-
-
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b"\xff\xfe", b'{"anchors.h5": [1, 2]}', b'{"anchors.h5": null}']
 )

@@ -66,7 +66,7 @@ def test_leaving_early_ends_the_reading_thread(tmp_path):
     bags = load_bags(cohort, cohort.bags, rule=SampleRule(), ahead=2)
     next(bags)
     bags.close()
-    assert not any(thread.name == "gcemil-loader" for thread in threading.enumerate())
+    assert not any(thread.name.startswith("gcemil-read-ahead") for thread in threading.enumerate())
 
 
 def test_samples_are_sorted_distinct_and_of_the_right_number():

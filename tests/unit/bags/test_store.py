@@ -180,14 +180,9 @@ def test_a_file_cut_anywhere_is_refused(tmp_path):
 
 READERS = {
     "read": lambda path: store.read(path, "features"),
-    "rows": lambda path: store.read(path, "features", FEW_ROWS),
-    "blocks": lambda path: list(store.read_blocks(path, "features")),
-    "texts": lambda path: store.read_texts(path, "features"),
     "describe": store.describe,
     "attributes": lambda path: store.attributes(path, "features"),
     "has": lambda path: store.has(path, "features"),
-    "beside": lambda path: store.read_beside(path, "features", "coords"),
-    "repack": store.repack,
 }
 
 

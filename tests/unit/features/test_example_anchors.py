@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 
 from builders import PATCH, make_cohort, write_slide
 from builders.pools import make_pool
@@ -10,10 +9,8 @@ from gcemil.bags import store
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.examples import EXAMPLES_FILE, choose_for_fold, read_examples
 from gcemil.bags.folds import make_folds, read_fold, write_folds
-from gcemil.config import EvidenceSettings, HostSettings, TrainSettings
-from gcemil.errors import ConfigError, InputError, StoreError
+from gcemil.errors import InputError, StoreError
 from gcemil.features.example_anchors import ExampleRequest, write_example_anchors
-from gcemil.training.fold import create_network
 
 TABLE = "slide,x,y,concept\n"
 
@@ -136,36 +133,6 @@ def test_a_source_that_names_nothing_is_refused_and_nothing_written(cohort, tmp_
     with pytest.raises(InputError, match=message):
         write_example_anchors(cohort, ExampleRequest(tmp_path / name))
     assert files_of(cohort) == before
-
-
-def network_of(cohort, index, **evidence):
-    settings = TrainSettings(host=HostSettings(name="abmil"), evidence=EvidenceSettings(**evidence))
-    train = set(read_fold(cohort, index).slides("train"))
-    bags = [spec for spec in cohort.bags if spec.slide_ids[0] in train]
-    return create_network(cohort, bags, settings, torch.device("cpu"))
-
-
-def test_training_takes_the_examples_that_the_card_names(cohort):
-    write_example_anchors(cohort, ExampleRequest(table_of(cohort, slides=all_slides(cohort)), k=4))
-    loaded = Cohort.load(cohort.folder)
-    model = network_of(loaded, 0).model
-    assert model.bank.provenance.startswith("examples: 4 patches per concept, examples.csv, ")
-    assert model.bank.prompts == ("stroma", "tumour")
-    assert model.is_grounded
-    assert network_of(loaded, 0, anchors="prototypes").model.bank.kind == "prototypes"
-
-
-def test_folds_have_banks_of_their_own(cohort):
-    write_example_anchors(cohort, ExampleRequest(table_of(cohort, slides=all_slides(cohort)), k=50))
-    loaded = Cohort.load(cohort.folder)
-    first, second = (network_of(loaded, index).model.bank for index in (0, 1))
-    assert first.hash != second.hash
-
-
-def test_a_bridge_that_examples_cannot_take_is_refused(cohort):
-    write_example_anchors(cohort, ExampleRequest(table_of(cohort, slides=all_slides(cohort)), k=4))
-    with pytest.raises(ConfigError, match="evidence.bridge is 'frozen'"):
-        network_of(Cohort.load(cohort.folder), 0, bridge="frozen")
 
 
 @pytest.mark.parametrize(

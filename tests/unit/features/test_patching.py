@@ -6,8 +6,6 @@ from PIL import Image
 
 from builders.slides import PINK, REAL_SLIDE, tissue_image, write_plain_tiff, write_slide
 from gcemil.bags import store
-from gcemil.bags.foreign.inspect import inspect
-from gcemil.bags.foreign.trident import find_patch_size, read_trident
 from gcemil.features.patching import PatchingRules, find_slides, patch_slides, patches_path, read_patch_file
 from gcemil.slides.grid import PatchSettings, read_patch
 from gcemil.slides.reader import open_slide
@@ -64,34 +62,6 @@ def test_attributes_are_those_of_trident(tmp_path):
     assert expected.items() <= found.items()
 
 
-def test_coordinates_are_read_back_by_the_trident_importer(tmp_path):
-    image = tissue_image(1024, 2048, box=(0, 0, 2048, 1024))
-    patch_slides([one_slide(tmp_path, image=image, mpp=0.2527)], tmp_path / "out")
-    path = tmp_path / "out" / RUN / "patches" / "a_patches.h5"
-    assert inspect(path).kind == "trident_patches"
-    assert find_patch_size(store.attributes(path, "coords")) == 507
-
-    coords = store.read(path, "coords")
-    features = tmp_path / "out" / RUN / "features_test" / "a.h5"
-    store.write(
-        features,
-        {"features": np.zeros((len(coords), 4), np.float32), "coords": coords},
-        dataset_attributes={"coords": store.attributes(path, "coords")},
-    )
-    (slide,) = read_trident(tmp_path / "out").slides
-    assert (slide.slide_id, slide.n_patches, slide.patch_size) == ("a", 8, 507)
-    assert slide.load()[1].tolist() == [
-        [0, 0],
-        [507, 0],
-        [1013, 0],
-        [1520, 0],
-        [0, 507],
-        [507, 507],
-        [1013, 507],
-        [1520, 507],
-    ]
-
-
 def test_a_second_run_does_nothing(tmp_path):
     slide = one_slide(tmp_path)
     patch_slides([slide], tmp_path / "out")
@@ -115,12 +85,6 @@ def test_other_settings_are_refused_until_forced(tmp_path):
     assert outcome(patch_slides([slide], tmp_path / "out", strict, force=True)).status == "patched"
 
 
-def test_another_slide_of_the_same_name_is_refused(tmp_path):
-    patch_slides([one_slide(tmp_path)], tmp_path / "out")
-    changed = one_slide(tmp_path, image=tissue_image(seed=1))
-    assert "was made from another slide" in outcome(patch_slides([changed], tmp_path / "out")).message
-
-
 def test_a_mask_takes_the_place_of_the_segmenter(tmp_path):
     masks = tmp_path / "masks"
     masks.mkdir()
@@ -130,18 +94,6 @@ def test_a_mask_takes_the_place_of_the_segmenter(tmp_path):
     rules = PatchingRules(masks=masks)
     assert outcome(patch_slides([one_slide(tmp_path)], tmp_path / "out", rules)).patches == 1
     assert read_patch_file(patches_path(tmp_path / "out", PatchSettings(), "a")).coords.tolist() == [[0, 0]]
-
-
-def test_outlines_written_are_accepted_as_masks(tmp_path):
-    slide = one_slide(tmp_path)
-    patch_slides([slide], tmp_path / "out")
-    rules = PatchingRules(masks=tmp_path / "out" / "contours_geojson")
-    patch_slides([slide], tmp_path / "again", rules)
-    grids = [
-        read_patch_file(patches_path(tmp_path / name, PatchSettings(), "a")) for name in ("out", "again")
-    ]
-    np.testing.assert_array_equal(grids[0].coords, grids[1].coords)
-    np.testing.assert_allclose(grids[0].tissue_share, grids[1].tissue_share)
 
 
 def test_pixel_sizes_fill_in_or_overrule(tmp_path):

@@ -7,7 +7,6 @@ from PIL import Image
 from builders.slides import ArraySlide, glass
 from gcemil.errors import InputError
 from gcemil.slides.mask_files import (
-    find_mask_file,
     rasterise_rings,
     read_mask,
     tissue_geojson,
@@ -56,13 +55,6 @@ def test_a_picture_of_another_shape_is_refused(tmp_path):
         read_mask(path, slide())
 
 
-def test_a_picture_covers_the_scanned_part(tmp_path):
-    path = write_png(tmp_path / "s.png", np.ones((10, 10)))
-    found = read_mask(path, slide(bounds_box=(300, 100, 200, 200)))
-    assert found.bounds == Bounds(300, 100, 200, 200)
-    assert found.kept.all()
-
-
 def test_a_polygon_with_a_hole_by_hand(tmp_path):
     path = write_geojson(
         tmp_path / "s.geojson", {"type": "Feature", "geometry": polygon(SQUARE, HOLE), "properties": {}}
@@ -85,15 +77,6 @@ def test_a_polygon_is_filled_as_scikit_image_fills_it():
     assert (kept != expected).sum() <= 3
 
 
-def test_a_polygon_that_leaves_the_slide_is_cut_off():
-    ring = [(-50.0, -50.0), (40.0, -50.0), (40.0, 500.0), (-50.0, 500.0)]
-    kept = rasterise_rings(rings(ring), Bounds(0, 0, 100, 100), downsample=10)
-    assert kept[:, :4].all()
-    assert not kept[:, 4:].any()
-    outside = [(200.0, 200.0), (300.0, 200.0), (300.0, 300.0)]
-    assert not rasterise_rings(rings(outside), Bounds(0, 0, 100, 100), downsample=10).any()
-
-
 def test_outlines_read_back_are_the_mask_itself(tmp_path):
     generator = np.random.default_rng(0)
     mask = np.kron(generator.random((10, 20)) < 0.6, np.ones((3, 3), bool)).astype(bool)
@@ -110,12 +93,3 @@ def test_outlines_are_what_qupath_reads():
     assert feature["properties"]["objectType"] == "annotation"
     assert feature["properties"]["classification"]["color"]
     assert tissue_geojson(mask, "s") == tissue_geojson(mask, "s")
-
-
-def test_the_mask_of_a_slide_is_found_by_its_id(tmp_path):
-    write_png(tmp_path / "a.b.png", np.ones((2, 2)))
-    write_geojson(tmp_path / "c.geojson", polygon(SQUARE))
-    assert find_mask_file(tmp_path, "a.b").name == "a.b.png"
-    assert find_mask_file(tmp_path, "c").name == "c.geojson"
-    with pytest.raises(InputError, match=r"holds no mask of slide 'd' \(d.png, d.geojson"):
-        find_mask_file(tmp_path, "d")

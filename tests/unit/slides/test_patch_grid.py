@@ -1,6 +1,5 @@
 import numpy as np
 import pytest
-from shapely import Polygon
 
 from builders.slides import PINK, ArraySlide, SceneSlide, glass, tissue_image
 from gcemil.errors import InputError
@@ -32,11 +31,6 @@ def test_a_full_grid_in_rows():
     assert grid.coords.tolist() == [[0, 0], [256, 0], [512, 0], [0, 256], [256, 256], [512, 256]]
     assert grid.patch_size_level0 == 256
     assert grid.tissue_share.tolist() == pytest.approx([1.0] * 6)
-
-
-def test_patches_begin_at_the_corner_of_the_scanned_part():
-    slide = ArraySlide(glass(900, 900), bounds_box=(100, 50, 520, 300))
-    assert patch_grid(slide, everywhere(slide)).coords.tolist() == [[100, 50], [356, 50]]
 
 
 def test_a_patch_needs_its_share_of_tissue():
@@ -72,11 +66,6 @@ def test_the_same_tissue_gives_the_same_patches_in_micrometres_on_every_scanner(
     assert np.abs(reference.coords * 0.5 - cells[0] * 128).max() <= 0.25 + 1e-9
 
 
-def test_a_slide_smaller_than_a_patch_has_none():
-    slide = ArraySlide(glass(200, 800))
-    assert len(patch_grid(slide, everywhere(slide))) == 0
-
-
 def test_a_slide_too_coarse_for_the_patches_is_refused():
     slide = ArraySlide(glass(), mpp=1.0)
     with pytest.raises(
@@ -103,10 +92,3 @@ def test_outlines_by_hand():
     assert [hole.tolist() for hole in ring.holes] == [[[1, 1], [1, 2], [2, 2], [2, 1]]]
     assert single.outer.tolist() == [[4, 1], [5, 1], [5, 2], [4, 2]]
     assert trace_outlines(np.zeros((3, 3), bool)) == []
-
-
-def test_areas_of_outlines_add_up_to_the_mask():
-    mask = np.random.default_rng(0).random((40, 50)) < 0.55
-    pieces = [Polygon(one.outer, one.holes) for one in trace_outlines(mask)]
-    assert sum(piece.area for piece in pieces) == mask.sum()
-    assert all(piece.exterior.is_ccw and not any(hole.is_ccw for hole in piece.interiors) for piece in pieces)

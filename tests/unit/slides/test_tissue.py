@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from builders.slides import GLASS, PINK, PURPLE, REAL_SLIDE, ArraySlide, tissue_image
+from builders.slides import GLASS, PINK, PURPLE, REAL_SLIDE
 from gcemil.slides.tissue import (
     TissueSettings,
     disk,
@@ -62,12 +62,6 @@ def test_tinted_glass_is_no_tissue():
     assert segment_tissue(image, RULES).sum() == pytest.approx(2500, abs=8)
 
 
-def test_a_slide_full_of_tissue_is_kept_as_a_whole():
-    noise = np.random.default_rng(0).normal(0, 12, size=(80, 80, 1))
-    image = np.clip(np.array(PINK) + noise, 0, 255).astype(np.uint8)
-    assert segment_tissue(image, RULES).all()
-
-
 @pytest.mark.parametrize(
     "ink",
     [(30, 70, 170), (20, 130, 80), (25, 25, 28), (210, 25, 30), (0, 0, 0)],
@@ -81,13 +75,6 @@ def test_ink_and_black_edges_are_rejected_with_a_margin(ink):
     assert not kept[:, 98:112].any()
     assert not kept[38:52, 60:80].any()
     assert kept[25:35, 35:75].all()
-
-
-def test_a_black_frame_around_the_scan_is_rejected():
-    image = scene()
-    image[:6] = image[-6:] = 0
-    image[:, :6] = image[:, -6:] = 0
-    np.testing.assert_array_equal(_without_corners(segment_tissue(image, RULES)), _without_corners(square()))
 
 
 def test_small_holes_are_filled_and_large_ones_stay():
@@ -104,15 +91,6 @@ def test_specks_are_dropped():
     image[80:88, 5:13] = PINK
     assert not segment_tissue(image, RULES)[75:].any()
     assert segment_tissue(image, replace(RULES, drop_speck=0.0))[81:87, 6:12].all()
-
-
-def test_the_mask_lies_where_the_slide_was_scanned():
-    slide = ArraySlide(tissue_image(800, 800, box=(400, 400, 720, 720)), bounds_box=(320, 320, 480, 480))
-    found = find_tissue(slide, replace(RULES, mpp=5.0, drop_speck=0.001))
-    assert found.kept.shape == (48, 48)
-    assert found.scale == pytest.approx((10.0, 10.0))
-    assert found.kept[9:39, 9:39].all()
-    assert not found.kept[:7].any()
 
 
 def test_morphology_by_hand():

@@ -3,9 +3,7 @@ import numpy as np
 import pytest
 
 from builders.foreign import (
-    clam_coords,
     clam_features,
-    clam_tensor,
     grid,
     rows,
     stamp_features,
@@ -62,18 +60,6 @@ def test_a_copy_keeps_the_attributes_of_its_coordinates(tmp_path, is_batch):
     copied = tmp_path / "c" / "features" / "A.h5"
     assert store.describe(copied)["features"].shape == (8, 8)
     assert store.attributes(copied, "coords") == stated
-
-
-def test_clam_pt_is_converted(tmp_path):
-    for slide in ("A", "B"):
-        clam_tensor(tmp_path / "F", slide, 8)
-        clam_coords(tmp_path / "patches", slide, grid(8, 1024), patch_size=256, downsample=4.0)
-    report = import_cohort(tmp_path / "F", tmp_path / "c", labels=clam_labels(tmp_path, "A", "B"))
-    bag = bag_of(tmp_path / "c", "B")
-    assert report.n_copied == 2
-    assert np.array_equal(bag.features, rows(8))
-    assert np.array_equal(bag.coords, grid(8, 1024))
-    assert bag.patch_size == 1024
 
 
 def test_trident_job_is_linked_and_empty_slides_are_listed_and_left_out(tmp_path):
@@ -186,29 +172,11 @@ def test_splits_inside_the_label_table_come_along(tmp_path):
     assert report.n_folds == 1
 
 
-def test_classes_keep_the_order_asked_for(tmp_path):
-    for slide in ("A", "B"):
-        clam_features(tmp_path / "F", slide, grid(8, 512))
-    import_cohort(tmp_path / "F", tmp_path / "c", labels=clam_labels(tmp_path, "A", "B"), classes=["b", "a"])
-    assert Cohort.load(tmp_path / "c").card.classes == ("b", "a")
-
-
 def test_two_feature_dimensions_are_refused(tmp_path):
     clam_features(tmp_path / "F", "A", grid(8, 512))
     clam_features(tmp_path / "F", "B", grid(8, 512), dim=4)
     with pytest.raises(CohortError, match="'A' has 8 features per patch, 'B' has 4"):
         import_cohort(tmp_path / "F", tmp_path / "c", labels=clam_labels(tmp_path, "A", "B"))
-
-
-def test_double_precision_is_converted_to_single(tmp_path):
-    for slide in ("A", "B"):
-        path = clam_features(tmp_path / "F", slide, grid(8, 512))
-        with h5py.File(path, "a") as file:
-            del file["features"]
-            file["features"] = rows(8).astype(np.float64)
-    report = import_cohort(tmp_path / "F", tmp_path / "c", labels=clam_labels(tmp_path, "A", "B"))
-    assert report.n_copied == 2
-    assert bag_of(tmp_path / "c", "A").features.dtype == np.float32
 
 
 def test_full_target_folder_is_refused(tmp_path):

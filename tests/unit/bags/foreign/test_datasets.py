@@ -62,22 +62,6 @@ def test_panda_grades_are_six_classes_with_the_provider_as_site(tmp_path):
     assert Cohort.load(tmp_path / "c").n_outputs == 6
 
 
-def test_brca_subtypes_by_slide_leave_other_subtypes_out(tmp_path):
-    slides = [barcode("A1-A0SB"), barcode("A1-A0SD"), barcode("A1-A0SE")]
-    labels = write_table(
-        tmp_path / "t.csv",
-        "case_id,slide_id,oncotree_code",
-        *(
-            f"{slide[:12]},{slide}.svs,{code}"
-            for slide, code in zip(slides, ("IDC", "ILC", "MDLC"), strict=True)
-        ),
-    )
-    report = import_dataset("brca", features(tmp_path, *slides), tmp_path / "c", labels=labels)
-    assert [row.label for row in Cohort.load(tmp_path / "c").slides] == ["IDC", "ILC"]
-    assert report.excluded == (f"slide '{slides[2]}': 'MDLC' in 'oncotree_code' is none of the classes",)
-    assert report.features_without_labels == (slides[2],)
-
-
 def test_brca_subtypes_by_case_reach_every_slide_of_the_case(tmp_path):
     slides = [barcode("A1-A0SB", "DX1"), barcode("A1-A0SB", "DX2"), barcode("A1-A0SD")]
     labels = write_table(
@@ -112,21 +96,6 @@ def test_nsclc_sample_sheet_by_project_warns_with_both_numbers_per_class(tmp_pat
         "nsclc: 1 slides of class LUAD here, 541 in the paper.",
         "nsclc: 1 slides of class LUSC here, 512 in the paper.",
     )
-
-
-@pytest.mark.parametrize("name", ["luad", "stad", "ucec", "kirp", "kirc"])
-def test_survival_in_the_mcat_style(tmp_path, name):
-    slides = [barcode("05-4244"), barcode("05-4245")]
-    labels = write_table(
-        tmp_path / "t.csv",
-        "case_id,slide_id,survival_months,censorship",
-        f"TCGA-05-4244,{slides[0]}.svs,12.5,1",
-        f"TCGA-05-4245,{slides[1]}.svs,3,0",
-    )
-    import_dataset(name, features(tmp_path, *slides), tmp_path / "c", labels=labels)
-    rows = slides_of(tmp_path / "c")
-    assert [(rows[slide].time, rows[slide].event) for slide in slides] == [(12.5, 0), (3.0, 1)]
-    assert Cohort.load(tmp_path / "c").card.provenance["prognostic_factors"]
 
 
 def test_survival_in_the_gdc_style_lists_every_case_it_leaves_out(tmp_path):

@@ -10,7 +10,6 @@ from builders.foreign import (
     clam_features,
     grid,
     stamp_features,
-    stamp_splits,
     torchmil_set,
     trident_features,
     write_table,
@@ -63,23 +62,6 @@ def test_trident_features_say_their_size_at_level_zero_and_encoder(tmp_path):
     assert found.kind == "trident_features"
     assert fact(found, "patch size") == "512 level-0 px (from the attributes)"
     assert fact(found, "encoder") == "uni_v1"
-
-
-def test_stamp_features_are_in_micrometres_and_need_a_resolution(tmp_path):
-    found = inspect(stamp_features(tmp_path, "A", grid(8, 256)))
-    assert (found.kind, fact(found, "coordinates"), fact(found, "encoder")) == (
-        "stamp_features",
-        "micrometres",
-        "uni2",
-    )
-    assert "--mpp" in found.next_command
-
-
-def test_floating_point_coordinates_are_a_problem(tmp_path):
-    store.write(
-        tmp_path / "A.h5", {"features": np.zeros((4, 2), np.float32), "coords": grid(4, 2).astype(np.float32)}
-    )
-    assert any("floating point" in problem for problem in inspect(tmp_path / "A.h5").problems)
 
 
 @pytest.mark.parametrize(
@@ -158,13 +140,6 @@ def test_label_table_says_its_dialect_and_assumptions(tmp_path):
     found = inspect(path)
     assert found.title == "MCAT/SurvPath label table"
     assert ("assumed", "'censorship' 1 means censored: event = 1 - censorship.") in found.facts
-
-
-def test_split_files_are_recognised(tmp_path):
-    table = write_table(tmp_path / "s" / "splits_0.csv", ",train,val,test", "0,a,b,c")
-    assert inspect(table).kind == "splits"
-    assert inspect(tmp_path / "s").kind == "splits"
-    assert inspect(stamp_splits(tmp_path / "splits.json", (["p"], ["q"]))).kind == "splits"
 
 
 def geojson(path, feature):

@@ -108,13 +108,6 @@ def test_every_dialect_is_recognised_by_its_columns(tmp_path, lines, dialect, ex
     assert table.rows[0] == expected
 
 
-def test_tcga_slides_without_a_case_column_get_the_barcode_case(tmp_path):
-    path = write_table(tmp_path / "t.csv", "slide_id,label", "TCGA-A1-0001-01Z-00-DX1.AB.svs,x")
-    table = read_labels(path)
-    assert table.rows[0].case_id == "TCGA-A1-0001"
-    assert any("first 12 characters" in line for line in table.assumptions)
-
-
 def test_rows_without_a_target_are_left_out_and_listed(tmp_path):
     path = write_table(
         tmp_path / "t.csv",
@@ -261,14 +254,6 @@ def test_columns_are_matched_without_regard_to_case_and_by_usual_names(tmp_path,
     assert any(header.replace(";", ",").split(",")[1] in note for note in labels.assumptions)
 
 
-def test_a_table_of_patients_in_capitals_is_joined_to_its_slides(tmp_path):
-    path = write_table(tmp_path / "t.csv", "Patient,Diagnosis", "p1,x", "p2,y")
-    labels = read_labels(path, slide_ids=["p1-a", "p1-b", "p2-a"])
-    assert [(row.slide_id, row.case_id, row.label) for row in labels.rows] == [
-        ("p1-a", "p1", "x"), ("p1-b", "p1", "x"), ("p2-a", "p2", "y"),
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
 def test_another_encoding_is_read_and_noted(tmp_path, encoding):
     path = tmp_path / "t.csv"
@@ -276,8 +261,3 @@ def test_another_encoding_is_read_and_noted(tmp_path, encoding):
     labels = read_labels(path)
     assert labels.classes == ("größer", "klein")
     assert f"t.csv is not UTF-8 and was read as {encoding.upper()}." in labels.assumptions
-
-
-def test_a_comma_that_may_separate_thousands_is_no_decimal_comma(tmp_path):
-    path = write_table(tmp_path / "t.csv", "slide_id;time;event", "s;1,234;1", "t;80;1")
-    assert read_labels(path).excluded == ("slide 's': no valid time in 'time' ('1,234')",)
