@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Int, Shaped
 from numpy.typing import NDArray
 
@@ -70,18 +71,11 @@ def choose_for_fold(
                 "on slides it validates or tests on, which would leak). Name patches on more slides with "
                 "'gcemil anchors from-examples'."
             )
-        turn = _turns(examples.slides[candidates])
+        # One example of every slide before a second one of any; patches without a slide stand for themselves.
+        slides = pd.Series(examples.slides[candidates])
+        turn = slides.groupby(slides).cumcount().where(slides != "", 0).to_numpy()
         rows[name] = np.sort(candidates[np.argsort(turn, kind="stable")[: examples.k]])
     return rows, n_held_out
-
-
-def _turns(slides: Names) -> Int[np.ndarray, "_"]:
-    """How many examples of the same slide stand before each; patches without a slide stand for themselves."""
-    turn = np.zeros(len(slides), dtype=np.int64)
-    for name in np.unique(slides[slides != ""]):
-        candidates = np.flatnonzero(slides == name)
-        turn[candidates] = np.arange(len(candidates))
-    return turn
 
 
 def write_examples(path: Path, examples: ExampleSet) -> None:

@@ -31,7 +31,7 @@ Rows = NDArray[np.integer[Any]]
 Attributes = Mapping[str, Any]
 
 BLOCK_BYTES = 8 * 2**20
-"""`read_blocks` yields blocks of about this size."""
+"""Rows that h5py has to convert are read in blocks of about this size."""
 _NAMES_SHOWN = 10
 
 
@@ -98,18 +98,6 @@ def read_beside(path: Path, dataset: str, other: str) -> tuple[DatasetInfo, Arra
         info = _describe(_get_numbers(file, path, dataset))
         is_missing = _get_member(file, path, other) is None
         return info, None if is_missing else _read_rows(_get_numbers(file, path, other))
-
-
-def read_blocks(path: Path, dataset: str) -> Iterator[Array]:
-    """The rows of a dataset of numbers in blocks of a few MB of whole chunks, so that none is decompressed twice."""
-    with _open_file(path) as file:
-        source = _get_numbers(file, path, dataset)
-        if not source.shape:
-            yield _read_rows(source)
-            return
-        positions, step = _row_positions(source), _block_rows(source)
-        for start in range(0, len(source), step):
-            yield _read_rows(source, np.arange(start, min(start + step, len(source))), positions)
 
 
 def read_texts(path: Path, dataset: str) -> list[str]:
@@ -227,14 +215,12 @@ def _row_bytes(dataset: h5py.Dataset) -> int:
     return math.prod(dataset.shape[1:]) * int(dataset.dtype.itemsize)
 
 
-def _read_rows(
-    dataset: h5py.Dataset, rows: Rows | None = None, positions: NDArray[np.int64] | None = None
-) -> Array:
+def _read_rows(dataset: h5py.Dataset, rows: Rows | None = None) -> Array:
     """All rows or some (sorted, distinct), from their byte positions, or through h5py where it has to convert them."""
     if not dataset.shape:
         return _to_native(dataset[()])
     rows = np.arange(len(dataset)) if rows is None else rows
-    positions = _row_positions(dataset) if positions is None else positions
+    positions = _row_positions(dataset)
     if positions is not None:
         return _read_positions(dataset, positions[rows])
     if len(rows) and len(rows) == rows[-1] - rows[0] + 1:

@@ -1,6 +1,6 @@
 """Every check of a cohort in one pass: all problems with the slide and the remedy on each line.
 
-An error stops training; a warning is recorded in the run. Features, truth, anchors and pairs are read a few MB at a time.
+An error stops training; a warning is recorded in the run.
 """
 
 from __future__ import annotations
@@ -228,24 +228,16 @@ def _coord_problems(
 
 
 def _value_problems(slide_id: str, path: Path, first_with: dict[str, str]) -> Iterator[Problem]:
-    digest, done, unfit, first_unfit = hashlib.sha256(), 0, 0, -1
-    first_row, all_alike = None, True
-    for block in store.read_blocks(path, "features"):
-        finite = np.isfinite(block).all(axis=1)
-        if not finite.all():
-            unfit += int((~finite).sum())
-            first_unfit = done + int(np.argmin(finite)) if first_unfit < 0 else first_unfit
-        first_row = block[0].copy() if first_row is None else first_row
-        all_alike = all_alike and not (block != first_row).any()
-        digest.update(block.tobytes())
-        done += len(block)
-    if unfit:
-        what = f"{unfit} patches have NaN or infinite features, the first is row {first_unfit}"
+    features = store.read(path, "features")
+    finite = np.isfinite(features).all(axis=1)
+    if not finite.all():
+        count, first = int((~finite).sum()), int(np.argmin(finite))
+        what = f"{count} patches have NaN or infinite features, the first is row {first}"
         yield Problem(slide_id, what, "Extract the slide again.")
-    elif done > 1 and all_alike:
+    elif len(features) > 1 and (features == features[0]).all():
         remedy = "The encoder saw no tissue; extract it again."
         yield Problem(slide_id, "all patches have the same features", remedy)
-    other = first_with.setdefault(digest.hexdigest(), slide_id)
+    other = first_with.setdefault(hashlib.sha256(features).hexdigest(), slide_id)
     if other != slide_id:
         what = f"its features are identical to those of '{other}'"
         yield Problem(slide_id, what, "Remove one of the two slides.")

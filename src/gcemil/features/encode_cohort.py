@@ -5,18 +5,24 @@ cohort.yaml and slides.csv come from a label table, or from the drawing of the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gcemil.bags import store
 from gcemil.bags.arrays import stated_number
-from gcemil.bags.cohort import Cohort, CohortCard, feature_file, find_slide_file, parse_slide
+from gcemil.bags.cohort import (
+    Cohort,
+    CohortCard,
+    feature_file,
+    find_slide_file,
+    parse_slide,
+    read_slide_attributes,
+)
 from gcemil.bags.foreign.dialects import Choice
 from gcemil.bags.foreign.label_tables import LabelTable, choose_classes, read_labels
 from gcemil.bags.tables import read_table
-from gcemil.errors import CohortError, GcemilError, StoreError, UsageError
+from gcemil.errors import CohortError, GcemilError, UsageError
 from gcemil.features.encoders import EncoderSpec, PatchEncoder
 from gcemil.features.extract import EncodeSettings, encode_slides
 from gcemil.features.patching import (
@@ -204,7 +210,9 @@ def write_cohort_tables(
         classes=choose_classes(table, rows, classes),
         feature_dim=encoder.spec.dim,
         encoder=encoder.name,
-        patch_size_level0=_common_size([_read_patch_size(feature_file(out, row.slide_id)) for row in rows]),
+        patch_size_level0=_common_size(
+            stated_number(read_slide_attributes(out, row.slide_id), "patch_size_level0") for row in rows
+        ),
         provenance={"encoder_fingerprint": encoder.fingerprint, "labels": table.path.name, "notes": lines},
     )
     Cohort(out, card, tuple(rows)).save()
@@ -222,7 +230,7 @@ def write_drawn_tables(out: Path, encoder: PatchEncoder, patches: PatchSettings)
     }
     for name, grid in grids.items():
         write_pixel_truth(out, name, grid)
-    side = _common_size([int(grid.patch_size_level0) for grid in grids.values()])
+    side = _common_size(grid.patch_size_level0 for grid in grids.values())
     if side is None:
         raise CohortError(
             f"The slides of {out} have no features, or patches of several sizes. Encode them again."
@@ -234,16 +242,8 @@ def write_drawn_tables(out: Path, encoder: PatchEncoder, patches: PatchSettings)
     return CohortTables(len(rows), missing)
 
 
-def _read_patch_size(path: Path) -> int:
-    size = stated_number(store.attributes(path, "coords"), "patch_size_level0")
-    if size is None:
-        raise StoreError(
-            f"{path}: 'coords' has no attribute 'patch_size_level0' that is a number. Make it again with 'gcemil encode --force'."
-        )
-    return round(size)
-
-
-def _common_size(sizes: Sequence[int]) -> int | None:
+def _common_size(sizes: Iterable[float | None]) -> int | None:
     """The side that all slides share; None where scanners differ."""
-    found = set(sizes)
-    return found.pop() if len(found) == 1 else None
+    distinct = set(sizes)
+    size = distinct.pop() if len(distinct) == 1 else None
+    return None if size is None else round(size)

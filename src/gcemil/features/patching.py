@@ -104,14 +104,8 @@ def read_patch_file(path: Path) -> PatchGrid:
             f"{path}: 'coords' has no attribute '{missing[0]}' that is a number, so the pixel size is unknown. "
             "Make it again with 'gcemil patch'."
         )
-    settings = stated_settings(found)
-    coords = read_coords(path)
     share = store.read(path, "tissue_share").astype(np.float64)
-    if share.shape != (len(coords),):
-        raise StoreError(
-            f"{path}: 'tissue_share' has shape {share.shape} for {len(coords)} patches. Make it again with 'gcemil patch'."
-        )
-    return PatchGrid(coords, settings, float(found["level0_mpp"]), share)
+    return PatchGrid(read_coords(path), stated_settings(found), float(found["level0_mpp"]), share)
 
 
 def stated_settings(attributes: Mapping[str, Any]) -> PatchSettings:

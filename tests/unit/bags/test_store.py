@@ -35,20 +35,6 @@ def test_every_layout_reads_the_same_rows(tmp_path, dtype, options):
     assert store.read(path, "features", ROWS).dtype == dtype
 
 
-def test_blocks_of_a_chunked_file_are_its_rows_in_order(tmp_path, monkeypatch):
-    path = tmp_path / "chunked.h5"
-    values = np.arange(90.0, dtype=np.float32).reshape(30, 3)
-    with h5py.File(path, "w") as file:
-        # Written backwards, so that the chunks do not lie in the order of their rows.
-        features = file.create_dataset("features", values.shape, values.dtype, chunks=(4, 3))
-        for start in reversed(range(0, 30, 4)):
-            features[start : start + 4] = values[start : start + 4]
-    monkeypatch.setattr("gcemil.bags.store.BLOCK_BYTES", 100)
-    blocks = list(store.read_blocks(path, "features"))
-    assert len(blocks) == 4
-    assert np.concatenate(blocks).tolist() == values.tolist()
-
-
 def test_equal_content_gives_equal_bytes(tmp_path):
     for name in ("a.h5", "b.h5"):
         store.write(tmp_path / name, {"features": make_features()}, {"encoder": "uni"})
