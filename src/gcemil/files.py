@@ -10,6 +10,7 @@ unique hidden name, flushed to the disk, and renamed. A kill at any moment leave
 from __future__ import annotations
 
 import csv
+import inspect
 import json
 import math
 import os
@@ -297,7 +298,10 @@ def lock_file(path: Path, *, wait: bool | float = False, what: str | None = None
     """
     with _explain_faults(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path, timeout=-1 if wait is True else float(wait))
+        # A soft lock, which newer versions fall back to, would outlive a killed process.
+        is_new = "fallback_to_soft" in inspect.signature(FileLock).parameters
+        options: dict[str, Any] = {"fallback_to_soft": False} if is_new else {}
+        lock = FileLock(path, timeout=-1 if wait is True else float(wait), **options)
         try:
             lock.acquire()
         except Timeout as error:
@@ -309,6 +313,8 @@ def lock_file(path: Path, *, wait: bool | float = False, what: str | None = None
                 f"{what or path} is being written by another process{holder}. "
                 "Wait for it to end, or give another folder."
             ) from error
+        except NotImplementedError as error:
+            raise StoreError(f"{path} cannot be locked. Use a folder on a file system with locks.") from error
     try:
         with suppress(OSError):
             path.write_text(f"{socket.gethostname()} {os.getpid()}\n", encoding="utf-8")
