@@ -121,6 +121,16 @@ def _read_excel(path: Path, sheet: str | None) -> list[list[str]]:
         ) from error
 
 
+def check_slide_id(slide_id: str, table: Path) -> str:
+    """Return the id if it is a plain file name: it must never lead out of the cohort's own folder."""
+    if not is_plain_id(slide_id):
+        raise CohortError(
+            f"{table}: '{slide_id[:_LONGEST_ID]}' cannot be a slide id; use a plain name of at most {_LONGEST_ID} bytes "
+            "without '/', '\\' and control characters."
+        )
+    return slide_id
+
+
 def is_plain_id(slide_id: str) -> bool:
     """Whether a slide id can be the name of a file."""
     unsafe = slide_id in {"", ".", ".."} or any(char in "/\\" or char < " " for char in slide_id)

@@ -51,11 +51,11 @@ def read_clam(source: Path, options: ReadOptions = ReadOptions()) -> ForeignFold
     def read_one(path: Path) -> ForeignSlide:
         coords_file = _find_coords_file(coords_dir, path)
         slide = _read_slide(path, ids[path.name], coords_file, options)
-        has_coords = coords_file is not None if path.suffix == ".pt" else store.has(path, "coords")
-        if not has_coords:
+        source_of_coords = coords_file if path.suffix == ".pt" else path
+        if source_of_coords is None or not store.has(source_of_coords, "coords"):
             placeless.append(slide.slide_id)
         elif slide.patch_size is None and slide.n_patches:
-            size = infer_patch_size(read_bag_coords(coords_file if path.suffix == ".pt" else path))
+            size = infer_patch_size(read_bag_coords(source_of_coords))
             inferred.append(f"{slide.slide_id}: {size or 'unknown, too few patches'}")
             return replace(slide, patch_size=size)
         return slide

@@ -26,7 +26,7 @@ from gcemil.bags.foreign.dialects import (
     rename_targets,
 )
 from gcemil.bags.foreign.source import describe_stripped_ids, is_tcga, plain_id, tcga_case_id
-from gcemil.bags.tables import has_columns, is_missing, is_plain_id, list_rows, read_frame
+from gcemil.bags.tables import check_slide_id, has_columns, is_missing, list_rows, read_frame
 from gcemil.errors import CohortError, UsageError
 
 _HAPPENED = frozenset({"1", "dead", "deceased", "died", "death", "event", "true", "yes"})
@@ -103,12 +103,7 @@ def _build_label_table(
             table = table.assign(**{columns.time: table[columns.time].str.replace(",", ".")})
             notes = [*notes, f"'{columns.time}' has decimal commas, which are read as points."]
     for line in list_rows(table):
-        if not is_plain_id(slide_id := plain_id(line[columns.slide])):
-            # It would lead out of the cohort's own folder.
-            raise CohortError(
-                f"{path}: '{slide_id[:200]}' cannot be a slide id; use a plain name of at most 200 bytes without '/', "
-                "'\\' and control characters."
-            )
+        slide_id = check_slide_id(plain_id(line[columns.slide]), path)
         row = _read_row(line, columns, slide_id)
         if isinstance(row, str):
             excluded.append(f"slide '{slide_id}': {row}")

@@ -147,7 +147,7 @@ def _read_slide(path: Path, slide_id: str, folders: BagFolders, patch_size: int 
     coords_file = _find_partner(folders.coords, path)
     size, scale = _read_grid(coords_file, folders.patch_px, patch_size)
     load = partial(_load_rows, path, coords_file, scale)
-    slide = ForeignSlide(slide_id, path, *features.shape, size, False, load)
+    slide = ForeignSlide(slide_id, path, features.shape[0], features.shape[1], size, False, load)
     if (patch_labels := _find_partner(folders.patch_labels, path)) is None:
         return slide
     return replace(slide, read_truth=partial(_read_truth, slide, patch_labels))

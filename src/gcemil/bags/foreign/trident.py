@@ -91,8 +91,8 @@ def _find_features_folder(source: Path, encoder: str | None) -> Path:
     """The features folder of this encoder inside a job; the only one when none is named."""
     if any(source.glob("*.h5")):
         return source
-    folders = (*source.glob(f"{PREFIX}*"), *source.glob(f"*_overlap/{PREFIX}*"))
-    folders = sorted(path for path in folders if path.is_dir())
+    candidates = (*source.glob(f"{PREFIX}*"), *source.glob(f"*_overlap/{PREFIX}*"))
+    folders = sorted(path for path in candidates if path.is_dir())
     chosen = [path for path in folders if encoder is None or path.name == f"{PREFIX}{encoder}"]
     if len(chosen) != 1:
         names = ", ".join(str(path.relative_to(source)) for path in chosen or folders) or "none"
