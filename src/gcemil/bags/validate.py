@@ -237,7 +237,7 @@ def _value_problems(slide_id: str, path: Path, first_with: dict[str, str]) -> It
     elif len(features) > 1 and (features == features[0]).all():
         remedy = "The encoder saw no tissue; extract it again."
         yield Problem(slide_id, "all patches have the same features", remedy)
-    other = first_with.setdefault(hashlib.sha256(features).hexdigest(), slide_id)
+    other = first_with.setdefault(hashlib.sha256(features.data).hexdigest(), slide_id)
     if other != slide_id:
         what = f"its features are identical to those of '{other}'"
         yield Problem(slide_id, what, "Remove one of the two slides.")
