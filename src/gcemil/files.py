@@ -1,7 +1,7 @@
-"""Files on disk: reading with limits of size, atomic writing, and one writer per folder.
+"""Files on disk: reading, atomic writing, and one writer per folder.
 
-A file that is missing, special, too large, of another encoding or of another shape raises one sentence that names it.
-YAML is read as plain data, as JSON would hold it: no dates, sets or objects.
+A file that is missing, special, of another encoding or of another shape raises one sentence that names it. YAML is read
+as plain data, as JSON would hold it: no dates, sets or objects.
 
 Everything gcemil writes goes through `atomic_write` or `atomic_folder`: the content is made beside its target under a
 unique hidden name, flushed to the disk, and renamed. A kill at any moment leaves the old content or the new one.
@@ -17,7 +17,6 @@ import os
 import secrets
 import shutil
 import socket
-import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -37,16 +36,12 @@ from gcemil.errors import (
     error_text,
     write_remedy,
 )
-from gcemil.wording import readable
+from gcemil.wording import is_there, readable
 
 T = TypeVar("T")
-MAX_TEXT_BYTES = 256 * 2**20
-"""Larger than any table or record; larger files are refused before they are read."""
-MAX_PIXELS = 64_000_000
-"""Largest mask or thumbnail: 8,000 x 8,000."""
-MAX_YAML_BYTES = 2 * 2**20
 LARGEST_NUMBER = 1e150
 """The square of a larger number is infinite."""
+LOCK_NAME = ".gcemil.lock"
 
 
 def cache_folders() -> list[Path]:
@@ -70,38 +65,29 @@ def is_file(path: Path) -> bool:
         return False
 
 
-def refuse_special(path: Path) -> None:
-    """Raise an InputError for a folder, pipe or device, which cannot be read as a file."""
-    if path.is_dir():
-        raise InputError(f"{path} is a folder, not a file.")
-    if path.exists() and not path.is_file():
-        raise InputError(f"{path} is not a regular file, so it is not read.")
+def require_file(path: Path) -> None:
+    """Raise an InputError unless there is a regular file: reading a pipe would never end."""
+    if not is_file(path):
+        reason = "is not a regular file, so it is not read" if is_there(path) else "does not exist"
+        raise InputError(f"{path} {reason}.")
 
 
-def read_text(path: Path, *, limit: int = MAX_TEXT_BYTES) -> str:
-    """Read a UTF-8 file of at most `limit` bytes."""
-    content = read_bytes(path, limit=limit)
+def read_bytes(path: Path) -> bytes:
+    """Read a regular file."""
+    require_file(path)
     try:
-        return content.decode("utf-8-sig")
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error_text(error)}). Check its permissions.") from error
+
+
+def read_text(path: Path) -> str:
+    """Read a UTF-8 file."""
+    try:
+        return read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(
             f"{path} is not UTF-8 text (byte {error.start}: {error.reason}). Save it again as UTF-8."
-        ) from error
-
-
-def read_bytes(path: Path, *, limit: int = MAX_TEXT_BYTES) -> bytes:
-    """Read a regular file of at most `limit` bytes."""
-    try:
-        refuse_special(path)
-        size = path.stat().st_size
-        if size > limit:
-            raise InputError(f"{path} has {size:,} bytes; at most {limit:,} are read.")
-        return path.read_bytes()
-    except FileNotFoundError as error:
-        raise InputError(f"{path} does not exist.") from error
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"{path} cannot be read ({error_text(error)}). Check the path and its permissions."
         ) from error
 
 
@@ -114,47 +100,32 @@ def parse_json(text: str | bytes, source: Path | str) -> Any:
     """Parse JSON text; `source` is named in errors."""
     try:
         return json.loads(text)
-    except RecursionError as error:
-        raise InputError(f"{source} is nested too deeply to be read as JSON.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{source} is not valid JSON ({error}).") from error
 
 
 def read_yaml(path: Path) -> Any:
-    """Read a YAML file of at most MAX_YAML_BYTES as plain data."""
-    return parse_yaml(read_text(path, limit=MAX_YAML_BYTES), path)
+    """Read a YAML file as plain data."""
+    return parse_yaml(read_text(path), path)
 
 
 def parse_yaml(text: str, source: Path | str) -> Any:
     """Parse YAML text as plain data; `source` is named in errors."""
     try:
         return _PlainLoader(text).get_single_data()
-    except RecursionError as error:
-        raise InputError(f"{source} is nested too deeply to be read as YAML.") from error
-    except (yaml.YAMLError, ValueError, LookupError, OverflowError, TypeError, AttributeError) as error:
+    except Exception as error:  # malformed numbers and keys raise more than YAMLError
         raise InputError(f"{source} is not valid YAML ({error}).") from error
 
 
 def read_picture(path: Path, mode: str) -> Any:
-    """Pixels of a PNG, JPEG or TIFF picture, converted to a mode of Pillow; at most MAX_PIXELS are decoded."""
+    """Pixels of a PNG, JPEG or TIFF picture, converted to a mode of Pillow, which refuses oversized ones."""
     import numpy as np
     from PIL import Image
 
-    if not is_file(path):
-        raise InputError(f"{path} does not exist, or is not a file.")
+    require_file(path)
     try:
-        with warnings.catch_warnings():
-            # Pillow warns of sizes that are checked here.
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            with Image.open(path, formats=("PNG", "JPEG", "TIFF")) as image:
-                width, height = image.size
-                if width * height > MAX_PIXELS:
-                    raise InputError(
-                        f"{path} has {width} x {height} pixels; at most {MAX_PIXELS:,} are read. Save it smaller."
-                    )
-                return np.asarray(image.convert(mode))
-    except GcemilError:
-        raise
+        with Image.open(path, formats=("PNG", "JPEG", "TIFF")) as image:
+            return np.asarray(image.convert(mode))
     except Exception as error:
         # Damaged pictures make Pillow raise almost anything, SyntaxError and ZeroDivisionError among them.
         raise InputError(
@@ -203,38 +174,24 @@ def check_finite_numbers(value: Any, where: str = "") -> Any:
     elif isinstance(value, list | tuple):
         for item in value:
             check_finite_numbers(item, where)
-    else:
-        problem = ""
-        if isinstance(value, float) and not math.isfinite(value):
-            problem = f"{value} is not a finite number"
-        elif isinstance(value, float) and abs(value) > LARGEST_NUMBER:
-            problem = f"{value:g} is larger than anything that is measured"
-        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
-            problem = "a whole number needs more than 64 bits"
-        if problem:
-            raise ValueError(f"{where}: {problem}" if where else problem)
+    elif isinstance(value, int | float):
+        limit = 2**63 - 1 if isinstance(value, int) else LARGEST_NUMBER
+        if not abs(value) <= limit:
+            raise ValueError(f"{where or 'a number'} is not finite, or larger than anything that is measured")
     return value
 
 
-_YAML = "tag:yaml.org,2002:"
-_NO_PLAIN_TAGS = {f"{_YAML}timestamp", f"{_YAML}value"}
-
-
-# libyaml's loader is ten times as fast; every wheel of PyYAML has it.
-_FastLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
-class _PlainLoader(_FastLoader):  # type: ignore[misc, valid-type]
+class _PlainLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """Plain data: dates stay text; sets, binary data and objects are refused."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012
-        first: [(tag, pattern) for tag, pattern in resolvers if tag not in _NO_PLAIN_TAGS]
+        first: [resolver for resolver in resolvers if not resolver[0].endswith((":timestamp", ":value"))]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
     yaml_constructors = {  # noqa: RUF012
         tag: constructor
         for tag, constructor in yaml.SafeLoader.yaml_constructors.items()
-        if tag is None or tag.removeprefix(_YAML) in {"null", "bool", "int", "float", "str", "seq", "map"}
+        if tag is None or tag.rpartition(":")[2] in {"null", "bool", "int", "float", "str", "seq", "map"}
     }
 
 
@@ -244,9 +201,6 @@ def _adapter(shape: Hashable) -> TypeAdapter[Any]:
 
 
 # Writing
-
-
-LOCK_NAME = ".gcemil.lock"
 
 
 @contextmanager
@@ -288,7 +242,7 @@ def replace_folder(folder: Path, *, keep: Callable[[str], bool]) -> Iterator[Pat
             folder.replace(aside)
         temporary.replace(folder)
         _flush_folder(folder.parent)
-        _remove(aside)
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def write_bytes(path: Path, content: bytes | memoryview) -> Path:
@@ -344,40 +298,29 @@ def lock_file(path: Path, *, wait: bool | float = False, what: str | None = None
     """
     with _explain_faults(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path, timeout=-1 if wait is True else float(wait), **_real_locks_only())
-    try:
-        lock.acquire()
-    except Timeout as error:
-        raise BusyError(
-            f"{what or path} is being written by another process{_describe_holder(path)}. "
-            "Wait for it to end, or give another folder."
-        ) from error
-    except (OSError, NotImplementedError) as error:
-        raise StoreError(
-            f"{path} cannot be locked ({error_text(error)}). "
-            "Use a folder you may write to, on a file system with locks."
-        ) from error
+        # A soft lock, which newer versions fall back to, would outlive a killed process.
+        is_new = "fallback_to_soft" in inspect.signature(FileLock).parameters
+        options: dict[str, Any] = {"fallback_to_soft": False} if is_new else {}
+        lock = FileLock(path, timeout=-1 if wait is True else float(wait), **options)
+        try:
+            lock.acquire()
+        except Timeout as error:
+            holder = ""
+            with suppress(OSError, ValueError):
+                machine, pid = path.read_text(encoding="utf-8").split()
+                holder = f" (process {pid} on {machine})"
+            raise BusyError(
+                f"{what or path} is being written by another process{holder}. "
+                "Wait for it to end, or give another folder."
+            ) from error
+        except NotImplementedError as error:
+            raise StoreError(f"{path} cannot be locked. Use a folder on a file system with locks.") from error
     try:
         with suppress(OSError):
             path.write_text(f"{socket.gethostname()} {os.getpid()}\n", encoding="utf-8")
         yield
     finally:
         lock.release()
-
-
-@cache
-def _real_locks_only() -> dict[str, Any]:
-    """Options against the soft locks of newer versions of filelock, which a killed process leaves behind."""
-    name = "fallback_to_soft"
-    return {name: False} if name in inspect.signature(FileLock).parameters else {}
-
-
-def _describe_holder(path: Path) -> str:
-    try:
-        machine, pid = path.read_text(encoding="utf-8").split()
-    except (OSError, ValueError):
-        return ""
-    return f" (process {pid} on {machine})"
 
 
 @contextmanager
@@ -402,20 +345,11 @@ def _new_folder_beside(folder: Path) -> Iterator[Path]:
         temporary.mkdir()
         yield temporary
     finally:
-        _remove(temporary)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _temporary_name(path: Path) -> Path:
     return path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.partial")
-
-
-def _remove(path: Path) -> None:
-    """Remove a file, a link or a folder if it exists and can be removed."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with suppress(OSError):
-            path.unlink(missing_ok=True)
 
 
 def _flush(path: Path) -> None:

@@ -136,7 +136,7 @@ def test_a_full_disk(batch, monkeypatch, start):
     assert "Free some space" in message
 
 
-@pytest.mark.parametrize("step", ["cast_features", "file_fingerprint", "settings_fingerprint"])
+@pytest.mark.parametrize("step", ["encode_patches", "file_fingerprint", "settings_fingerprint"])
 def test_an_interrupted_run_goes_on_where_it_stopped(batch, monkeypatch, step):
     write_slide(batch / "slides" / "m.tif", tissue_image(seed=1))
     patching.patch_slides([batch / "slides"], batch / "out")

@@ -6,8 +6,6 @@ A damage takes a source of randomness and the path of a valid file and changes t
 from __future__ import annotations
 
 import json
-import shutil
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -55,12 +53,6 @@ def replace_by_folder(random: Random, path: Path) -> None:
     path.mkdir()
 
 
-def replace_by_neighbour(random: Random, path: Path) -> None:
-    others = sorted(other for other in path.parent.rglob("*") if other.is_file() and other != path)
-    if others:
-        shutil.copyfile(random.choice(others), path)
-
-
 ANY: tuple[Damage, ...] = (
     truncate,
     truncate,
@@ -68,7 +60,6 @@ ANY: tuple[Damage, ...] = (
     remove,
     replace_by_noise,
     replace_by_folder,
-    replace_by_neighbour,
 )
 
 
@@ -111,26 +102,8 @@ def change_cell(random: Random, path: Path) -> None:
     path.write_text("\n".join(lines), "utf-8")
 
 
-def change_header(random: Random, path: Path) -> None:
-    head, _, body = path.read_text("utf-8").partition("\n")
-    cells = head.split(",")
-    place = random.randrange(len(cells))
-    change = random.randrange(4)
-    if change == 0:
-        cells[place] = random.choice(NAMES)
-    elif change == 1:
-        cells.append(
-            random.choice((cells[place], "event", "censorship", "fold_0", "train", "PATIENT", "label"))
-        )
-    elif change == 2:
-        cells.pop(place)
-    else:
-        random.shuffle(cells)
-    path.write_text("\n".join([",".join(cells), body]), "utf-8")
-
-
 TEXT: tuple[Damage, ...] = (change_encoding, insert_text, replace_number, drop_or_repeat_line)
-TABLE: tuple[Damage, ...] = (*TEXT, change_cell, change_cell, change_cell, change_header, change_header)
+TABLE: tuple[Damage, ...] = (*TEXT, change_cell, change_cell, change_cell)
 
 
 # JSON and YAML
@@ -231,40 +204,9 @@ def change_hdf5(random: Random, path: Path) -> None:
         made.attrs.update(attributes)
 
 
-def change_safetensors(random: Random, path: Path) -> None:
-    """The header: names, shapes and types of tensors, and the record that gcemil keeps there."""
-    content = path.read_bytes()
-    size = int.from_bytes(content[:8], "little")
-    header, body = json.loads(content[8 : 8 + size]), content[8 + size :]
-    kept = next(iter(header.get("__metadata__", {})), None)
-    if kept is not None and random.random() < 0.7:
-        header["__metadata__"][kept] = json.dumps(
-            change_tree(random, json.loads(header["__metadata__"][kept]))
-        )
-    else:
-        header = change_tree(random, header)
-    text = json.dumps(header).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + body)
-
-
-def damage_member(random: Random, path: Path) -> None:
-    """One member of a workbook or of a torch file."""
-    with zipfile.ZipFile(path) as archive:
-        members = {entry.filename: archive.read(entry) for entry in archive.infolist()}
-    name = random.choice(sorted(members))
-    content = members.pop(name)
-    if random.random() < 0.8:
-        members[name] = content[: random.randrange(len(content) + 1)]
-    compression = zipfile.ZIP_STORED if path.suffix == ".pt" else zipfile.ZIP_DEFLATED
-    with zipfile.ZipFile(path, "w", compression) as archive:
-        for member, held in members.items():
-            archive.writestr(member, held)
-
-
 BY_SUFFIX: dict[str, tuple[Damage, ...]] = {
     ".csv": TABLE, ".tsv": TABLE, ".txt": TEXT, ".xml": TEXT, ".json": (*TEXT, *[change_json] * 6), ".geojson": (*TEXT, *[change_json] * 6),
     ".jsonl": (*TEXT, *[change_json_line] * 6), ".yaml": (*TEXT, *[change_yaml] * 6), ".h5": (change_hdf5,), ".npy": (change_npy,),
-    ".safetensors": (change_safetensors,), ".xlsx": (damage_member,), ".pt": (damage_member,),
 }  # fmt: skip
 
 

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from builders import make_cohort
 from gcemil.bags import validate
-from gcemil.bags.foreign.datasets import _read_camelyon16, load_dataset_spec
-from gcemil.bags.foreign.splits import read_splits
-from gcemil.bags.foreign.torchmil import read_array
 from gcemil.benchmark.results import Results, read_log
-from gcemil.errors import CohortError, RunError, StoreError
+from gcemil.errors import RunError
 from gcemil.files import write_json
 from gcemil.findings import Row, join_rows, mean_and_deviation, read_finding
-from gcemil.report.run_data import _named_slides
-from gcemil.runs.folder import RunFold
 
 
 def test_validate_looks_for_no_file_outside_the_cohort(tmp_path: Path) -> None:
@@ -32,33 +25,11 @@ def test_validate_looks_for_no_file_outside_the_cohort(tmp_path: Path) -> None:
     assert not any("does not exist" in what for what in said)
 
 
-def test_text_in_place_of_numbers_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "a.npy"
-    np.save(path, np.array(["x", "y"]))
-    with pytest.raises(StoreError, match="not real numbers"):
-        read_array(path, "inst_labels")
-
-
-def test_folds_without_slides_are_refused(tmp_path: Path) -> None:
-    table = tmp_path / "a.csv"
-    table.write_text("p,fold_1\nA,train\n")
-    with pytest.raises(CohortError, match="a.csv has no column 'slide_id'; it has: p, fold_1"):
-        read_splits(table)
-
-
 def test_a_finding_of_an_unknown_metric_is_refused(tmp_path: Path) -> None:
     rows = [{"labels": {"rule": "evidence"}, "values": {"gap": 0.1}, "deviations": {}}]
     write_json(tmp_path / "snr.json", {"name": "snr", "rows": rows})
     with pytest.raises(RunError, match="snr.json has a value 'gap', which is no metric of gcemil"):
         read_finding(tmp_path / "snr.json")
-
-
-def test_a_reference_of_one_column_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "reference.csv").write_text("test_001\ntest_002\n")
-    with pytest.raises(CohortError, match="has one column, not slide and label"):
-        _read_camelyon16(
-            load_dataset_spec("camelyon16"), tmp_path / "reference.csv", ["test_001"], source=tmp_path
-        )
 
 
 def test_the_spread_of_folds_leaves_out_what_is_no_number() -> None:
@@ -72,23 +43,7 @@ def test_rows_of_folds_leave_out_what_is_no_number() -> None:
     assert join_rows(rows).values["gap"] == pytest.approx(0.3)
 
 
-@pytest.mark.parametrize("names", [None, "a", [["a"]], [{"a": 1}]])
-def test_findings_whose_slides_have_no_names_are_refused(tmp_path: Path, names: object) -> None:
-    slides = ({"bag_id": "a", "slide_ids": names},)
-    fold = SimpleNamespace(files=RunFold(tmp_path), findings={"snr": SimpleNamespace(slides=slides)})
-    with pytest.raises(RunError, match="a slide has no 'slide_ids'"):
-        _named_slides(fold, "snr")  # type: ignore[arg-type]
-
-
 def test_rubbish_in_the_log_of_a_grid_is_not_read_as_records(tmp_path: Path) -> None:
     results = Results(tmp_path)
     results.log.write_text('{"key": "a", "event": "start"}\n' + "a,b,c\n" * 3 + '{"key": "b", "event": "sta')
     assert [record["key"] for record in read_log(results)] == ["a"]
-
-
-def test_a_fold_folder_without_its_parts_is_named(tmp_path: Path) -> None:
-    for name in ("k=0", "k=1"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "k=0" / "train.csv").write_text("slide_id\na\n")
-    with pytest.raises(CohortError, match=r"k=1 holds none of train.csv, val.csv and test.csv"):
-        read_splits(tmp_path)

@@ -86,15 +86,11 @@ def test_numbers_that_do_not_exist_are_null(tmp_path):
     assert "Infinity" not in path.read_text()
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [(b"caf\xe9", "not UTF-8"), (b"x" * 101, "at most 100")],
-)
-def test_text_that_cannot_be_read_is_said(tmp_path, content, said):
+def test_text_in_another_encoding_is_refused(tmp_path):
     path = tmp_path / "labels.csv"
-    path.write_bytes(content)
-    with pytest.raises(InputError, match=said):
-        read_text(path, limit=100)
+    path.write_bytes(b"caf\xe9")
+    with pytest.raises(InputError, match="not UTF-8"):
+        read_text(path)
 
 
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
@@ -164,7 +160,7 @@ def test_a_record_is_read_in_its_shape(tmp_path):
         ('{"name": "a"}', "sizes is missing"),
         ('{"name": 3, "sizes": []}', "name must be text"),
         ('{"name": "a", "sizes": [1e999]}', "must be a finite number"),
-        ('{"name": "a", "sizes": [99999999999999999999]}', "more than 64 bits"),
+        ('{"name": "a", "sizes": [99999999999999999999]}', "larger than anything"),
         (
             '{"name": "a", "sizes": ["p", "q", "r", "s"]}',
             r"sizes.0 must be a whole number \(got 'p'\); .*; and 1 more",
@@ -184,14 +180,6 @@ def test_a_text_that_becomes_a_wild_number_is_refused(text):
     assert validate_as({"auc": "0.5"}, dict[str, float], "metrics.json") == {"auc": pytest.approx(0.5)}
     with pytest.raises(InputError, match=r"metrics\.json is not what it should be \(.* (finite|larger)"):
         validate_as({"auc": text}, dict[str, float], "metrics.json")
-
-
-def test_a_small_picture_that_unpacks_to_a_huge_one_is_refused(tmp_path):
-    path = tmp_path / "mask.png"
-    Image.new("1", (10_000, 10_000)).save(path)
-    assert path.stat().st_size < 100_000
-    with pytest.raises(InputError, match=r"mask\.png has 10000 x 10000 pixels; at most"):
-        read_picture(path, "L")
 
 
 def test_a_damaged_picture_is_named(tmp_path):

@@ -123,20 +123,20 @@ def read_truth(path: Path, name: str, n_patches: int) -> store.Array:
 
 def _truth_problem(name: str, values: store.Array) -> str | None:
     """Why this cannot be a column of truth; None when it can."""
-    if not len(values):
-        return None
-    finite = np.isfinite(values)
-    if not finite.all():
-        return f"'{name}' is {values[np.argmin(finite)]} at patch {int(np.argmin(finite))}"
-    low, high = float(values.min()), float(values.max())
+    is_valid = np.isfinite(values)
     if name == "overlap":
-        is_wrong, meaning = low < 0 or high > _LARGEST_SHARE, "a share from 0 to 1"
+        is_valid &= (values >= 0) & (values <= _LARGEST_SHARE)
+        meaning = "a share from 0 to 1"
     elif name == "evidence":
-        is_wrong, meaning = not np.isin(values, (0, 1)).all(), "0 or 1"
+        is_valid &= np.isin(values, (0, 1))
+        meaning = "0 or 1"
     else:
-        is_wrong = low < 0 or high > _LARGEST_COORDINATE or not np.array_equal(values, np.round(values))
+        is_valid &= (values >= 0) & (values <= _LARGEST_COORDINATE) & (values == np.round(values))
         meaning = "a whole number from 0"
-    return f"'{name}' lies between {low:g} and {high:g}, but it is {meaning}" if is_wrong else None
+    if is_valid.all():
+        return None
+    row = int(np.argmin(is_valid))
+    return f"'{name}' is {values[row]:g} at patch {row}, but it is {meaning}"
 
 
 def read_anchors(path: Path) -> tuple[NDArray[np.float32], list[str]]:

@@ -23,7 +23,7 @@ from gcemil.bags.arrays import Bounds, features_problem, read_patch_layout, stat
 from gcemil.bags.bag import Bag, CoordRows, FeatureRows, RowIndex, case_bag, grid_stride, slide_bag
 from gcemil.bags.tables import is_plain_id, read_table
 from gcemil.config import LARGEST_SIZE
-from gcemil.errors import CohortError, InputError
+from gcemil.errors import CohortError
 from gcemil.files import is_file, read_yaml, validate_as, write_table, write_text
 from gcemil.slides.reader import SLIDE_EXTENSIONS
 from gcemil.units import LevelZeroPx
@@ -33,8 +33,11 @@ Task = Literal["classification", "survival"]
 
 NEGATIVE_NAMES = ("normal", "negative", "healthy")
 """Classes that are taken for slides without a lesion where cohort.yaml names none."""
-_CLASSIFICATION_COLUMNS = ("slide_id", "case_id", "label")
-_SURVIVAL_COLUMNS = ("slide_id", "case_id", "time", "event")
+SLIDE_COLUMNS: dict[Task, tuple[str, ...]] = {
+    "classification": ("slide_id", "case_id", "label"),
+    "survival": ("slide_id", "case_id", "time", "event"),
+}
+"""The columns that slides.csv must have; it may have `site` too."""
 
 
 class CohortCard(BaseModel):
@@ -98,7 +101,7 @@ class Cohort:
     def load(folder: Path) -> Cohort:
         """The cohort in this folder; tables that contradict themselves are refused."""
         card, table = read_card(folder), folder / "slides.csv"
-        rows = read_table(table, columns_of(card.task))
+        rows = read_table(table, SLIDE_COLUMNS[card.task])
         raise_first(check_slides(rows, card), table)
         return Cohort(folder, card, tuple(_read_slide(row, card.task) for row in rows))
 
@@ -129,12 +132,15 @@ class Cohort:
         groups: dict[str, list[SlideRow]] = {}
         for row in self.slides:
             groups.setdefault(row.slide_id if self.bag_unit == "slide" else row.case_id, []).append(row)
-        return tuple(
-            BagSpec(
-                bag_id, rows[0].case_id, tuple(sorted(row.slide_id for row in rows)), self._target(rows[0])
-            )
-            for bag_id, rows in groups.items()
-        )
+        specs = []
+        for bag_id, rows in groups.items():
+            first = rows[0]
+            target: Any = (first.time, first.event)
+            if self.card.task == "classification":
+                target = self.card.classes.index(str(first.label))
+            slide_ids = tuple(sorted(row.slide_id for row in rows))
+            specs.append(BagSpec(bag_id, first.case_id, slide_ids, target))
+        return tuple(specs)
 
     def feature_file(self, slide_id: str) -> Path:
         """Where the features of a slide lie."""
@@ -147,10 +153,6 @@ class Cohort:
     def slide_file(self, slide_id: str) -> Path | None:
         """The slide itself, where it lies beside the features."""
         return find_slide_file(self.folder, slide_id)
-
-    def slide_attributes(self, slide_id: str) -> dict[str, Any]:
-        """What the feature file says of its slide."""
-        return read_slide_attributes(self.folder, slide_id)
 
     def slide_patch_size(self, slide_id: str, coords: CoordRows) -> int | None:
         """Side of a patch of this slide in level-0 pixels; None where nothing says it."""
@@ -194,13 +196,6 @@ class Cohort:
             )
         return features
 
-    def _target(self, row: SlideRow) -> int | tuple[float, int]:
-        if self.card.task == "classification":
-            return self.card.classes.index(str(row.label))
-        if row.time is None or row.event is None:
-            raise CohortError(f"Slide '{row.slide_id}' has no time or event.")
-        return row.time, row.event
-
 
 def feature_file(folder: Path, slide_id: str) -> Path:
     """Where the features of a slide lie in a cohort folder."""
@@ -224,8 +219,8 @@ def read_slide_attributes(folder: Path, slide_id: str) -> dict[str, Any]:
 
 def read_slide_bounds(folder: Path, slide_id: str) -> Bounds:
     """Where the image that QuPath shows begins, as the feature file says; else nothing to move by."""
-    where = str(feature_file(folder, slide_id))
-    return stated_bounds(read_slide_attributes(folder, slide_id), where) or (0, 0)
+    attributes = read_slide_attributes(folder, slide_id)
+    return stated_bounds(attributes, str(feature_file(folder, slide_id))) or (0, 0)
 
 
 def find_patch_size(folder: Path, card: CohortCard | None, slide_id: str, coords: CoordRows) -> int | None:
@@ -242,11 +237,7 @@ def read_card(folder: Path) -> CohortCard:
     path = folder / "cohort.yaml"
     if not is_file(path):
         raise CohortError(_describe_no_cohort(folder))
-    try:
-        values = read_yaml(path)
-    except InputError as error:
-        raise CohortError(f"{error} Correct the card, or import the cohort again.") from error
-    card = validate_as(values, CohortCard, path, error=CohortError, remedy="Correct the card.")
+    card = validate_as(read_yaml(path), CohortCard, path, error=CohortError, remedy="Correct the card.")
     if card.task == "classification" and len(card.classes) < 2:
         raise CohortError(
             f"{path}: a classification cohort needs at least two classes, got {list(card.classes)}."
@@ -274,14 +265,9 @@ def _describe_no_cohort(folder: Path) -> str:
     )
 
 
-def columns_of(task: Task) -> tuple[str, ...]:
-    """The columns that slides.csv must have for a task."""
-    return _CLASSIFICATION_COLUMNS if task == "classification" else _SURVIVAL_COLUMNS
-
-
 def write_slide_table(folder: Path, task: Task, slides: Sequence[SlideRow]) -> None:
     """slides.csv of a folder; with sites where they are known."""
-    columns = list(columns_of(task))
+    columns = list(SLIDE_COLUMNS[task])
     if any(row.site is not None for row in slides):
         columns.append("site")
     write_table(
@@ -338,12 +324,7 @@ def check_slides(rows: Sequence[Mapping[str, str]], card: CohortCard) -> Iterato
     first_of: dict[str, Mapping[str, str]] = {}
     for row in rows:
         first = first_of.setdefault(case_of(row), row)
-        # 12 and 12.0 are one time.
-        targets = [
-            (one.get("label"), parse_number(one.get("time", "")), parse_number(one.get("event", "")))
-            for one in (first, row)
-        ]
-        if targets[0] != targets[1]:
+        if _parse_target(first, card.task) != _parse_target(row, card.task):
             what = f"slides '{first['slide_id']}' and '{row['slide_id']}' of the case disagree on the target"
             yield Problem(case_of(row), what, "A case has one target; correct slides.csv.")
 
@@ -367,6 +348,13 @@ def _check_slide(row: Mapping[str, str], card: CohortCard) -> Iterator[Problem]:
     if parse_number(row["event"]) not in (0, 1):
         what = f"event '{row['event']}' is neither 0 nor 1"
         yield Problem(slide_id, what, "Code 1 for happened and 0 for censored.")
+
+
+def _parse_target(row: Mapping[str, str], task: Task) -> Any:
+    """The target of a line; 12 and 12.0 are one time."""
+    return (
+        row["label"] if task == "classification" else (parse_number(row["time"]), parse_number(row["event"]))
+    )
 
 
 def case_of(row: Mapping[str, str]) -> str:

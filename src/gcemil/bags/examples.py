@@ -12,12 +12,13 @@ other, so that no slide speaks for a concept alone.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Int, Shaped
 from numpy.typing import NDArray
 
@@ -28,7 +29,6 @@ EXAMPLES_FILE = "anchors_examples.h5"
 EXAMPLES = "examples"
 """What cohort.yaml says where examples are its anchors."""
 _ATTRIBUTES = ("k", "seed", "encoder", "source")
-REMEDY = "Write it again with 'gcemil anchors from-examples'."
 
 Names = Shaped[np.ndarray, "_"]
 
@@ -51,41 +51,31 @@ class ExampleSet:
         return tuple(np.unique(self.concepts).tolist())
 
 
-@dataclass(frozen=True, eq=False)
-class FoldExamples:
-    """The examples that one fold takes."""
+def choose_for_fold(
+    examples: ExampleSet, held_out: Collection[str]
+) -> tuple[dict[str, Int[np.ndarray, "_"]], int]:
+    """Up to k rows per concept on none of the held-out slides, and how many examples lie on these.
 
-    rows: Mapping[str, Int[np.ndarray, "_"]]
-    """Concept → rows of the set."""
-    n_held_out: int
-    """Examples that lie on slides the fold validates or tests on."""
-
-    @property
-    def missing(self) -> list[str]:
-        """Concepts of which the fold has no example."""
-        return [name for name, own in self.rows.items() if not len(own)]
-
-
-def choose_for_fold(examples: ExampleSet, held_out: Collection[str]) -> FoldExamples:
-    """Up to k examples per concept that lie on none of these slides."""
+    A concept without any is refused.
+    """
     allowed = ~np.isin(examples.slides, list(held_out))
+    n_held_out = int((~allowed).sum())
     generator = np.random.default_rng(examples.seed)
     rows = {}
     for name in examples.names:
         candidates = generator.permutation(np.flatnonzero(examples.concepts == name))
         candidates = candidates[allowed[candidates]]
-        turn = _turns(examples.slides[candidates])
+        if not len(candidates):
+            raise CohortError(
+                f"The fold has no example of '{name}' on its training slides or outside the cohort ({n_held_out} examples lie "
+                "on slides it validates or tests on, which would leak). Name patches on more slides with "
+                "'gcemil anchors from-examples'."
+            )
+        # One example of every slide before a second one of any; patches without a slide stand for themselves.
+        slides = pd.Series(examples.slides[candidates])
+        turn = slides.groupby(slides).cumcount().where(slides != "", 0).to_numpy()
         rows[name] = np.sort(candidates[np.argsort(turn, kind="stable")[: examples.k]])
-    return FoldExamples(rows, int((~allowed).sum()))
-
-
-def _turns(slides: Names) -> Int[np.ndarray, "_"]:
-    """How many examples of the same slide stand before each; patches without a slide stand for themselves."""
-    turn = np.zeros(len(slides), dtype=np.int64)
-    for name in np.unique(slides[slides != ""]):
-        candidates = np.flatnonzero(slides == name)
-        turn[candidates] = np.arange(len(candidates))
-    return turn
+    return rows, n_held_out
 
 
 def write_examples(path: Path, examples: ExampleSet) -> None:
@@ -106,25 +96,24 @@ def read_examples(path: Path, feature_dim: int) -> ExampleSet:
             f"{path} does not exist. Name some patches with 'gcemil anchors from-examples', or use prototypes."
         )
     features = store.read(path, "features")
-    if features.ndim != 2 or features.dtype.kind != "f" or not features.size:
-        raise StoreError(f"{path}: 'features' is {features.dtype} of shape {features.shape}. {REMEDY}")
-    if features.shape[1] != feature_dim:
-        raise StoreError(
-            f"{path}: examples of width {features.shape[1]}, but the cohort has width {feature_dim}. {REMEDY}"
-        )
-    if not np.isfinite(features).all():
-        raise StoreError(f"{path} holds NaN or infinite features. {REMEDY}")
     concepts, slides = (
         np.array([text.strip() for text in store.read_texts(path, name)], dtype=np.str_)
         for name in ("concepts", "slides")
     )
-    if not len(concepts) == len(slides) == len(features) or (concepts == "").any():
-        raise StoreError(
-            f"{path}: {len(concepts)} concepts and {len(slides)} slides for {len(features)} patches, or one without a name. {REMEDY}"
-        )
     attributes = store.attributes(path)
     k, seed = attributes.get("k"), attributes.get("seed")
-    if not isinstance(k, int) or not isinstance(seed, int) or k < 1 or seed < 0:
-        raise StoreError(f"{path} does not say how many examples to take (k {k}, seed {seed}). {REMEDY}")
+    problem = ""
+    if features.ndim != 2 or features.dtype.kind != "f" or features.shape[1] != feature_dim:
+        problem = (
+            f"'features' is {features.dtype} of shape {features.shape}; the cohort has width {feature_dim}"
+        )
+    elif not np.isfinite(features).all():
+        problem = "it holds NaN or infinite features"
+    elif not 0 < len(concepts) == len(slides) == len(features) or (concepts == "").any():
+        problem = f"{len(concepts)} concepts and {len(slides)} slides for {len(features)} patches, or one without a name"
+    elif not isinstance(k, int) or not isinstance(seed, int) or k < 1 or seed < 0:
+        problem = f"it does not say how many examples to take (k {k}, seed {seed})"
+    if problem:
+        raise StoreError(f"{path}: {problem}. Write it again with 'gcemil anchors from-examples'.")
     encoder, source = (str(attributes.get(name, "unknown")) for name in ("encoder", "source"))
-    return ExampleSet(features, concepts, slides, k, seed, encoder, source)
+    return ExampleSet(features, concepts, slides, int(k or 1), int(seed or 0), encoder, source)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,10 +16,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from gcemil.bags import store
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import fold_indices, read_parts, split_file
 from gcemil.errors import CohortError, GcemilError, InputError, error_text
-from gcemil.files import read_json, refuse_special, validate_as, write_json
+from gcemil.files import read_json, require_file, validate_as, write_json
 
 CACHE = ".gcemil_hashes.json"
 SETTLED_NS = 2 * 10**9
@@ -61,7 +61,7 @@ class CohortRecord:
         result = []
         for part, name in PARTS.items():
             before, after = self.parts.get(part, {}), now.parts.get(part, {})
-            changed = sorted(key for key in {*before, *after} if before.get(key) != after.get(key))
+            changed = sorted({key for key, _ in {*before.items()} ^ {*after.items()}})
             if not changed:
                 continue
             more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
@@ -81,19 +81,17 @@ class CohortRecord:
     def from_json(cls, value: Any, source: Path) -> CohortRecord:
         """Read a record that `to_json` made; `source` is the file that messages name."""
         try:
-            record = cls({part: dict(value["parts"][part]) for part in PARTS})
-            is_whole = record.fingerprint == value["fingerprint"]
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            return cls({part: dict(value["parts"][part]) for part in PARTS})
+        except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"{source} is not a record of a cohort ({error_text(error)}).") from error
-        if not is_whole:
-            raise InputError(f"{source} is damaged: its hashes do not give its fingerprint.")
-        return record
 
 
 def record_cohort(cohort: Cohort) -> CohortRecord:
     """Hash the cohort as it is now."""
     folder = cohort.folder
-    cached = _read_cache(folder / CACHE)
+    cached: HashCache = {}
+    with suppress(GcemilError):
+        cached = validate_as(read_json(folder / CACHE), HashCache, folder / CACHE)
     _known_hashes.update(cached.values())
     bank = cohort.card.anchors or ""
     anchors = sorted(
@@ -144,7 +142,7 @@ def content_hash(path: Path) -> str:
 
 def file_fingerprint(path: Path) -> str:
     """Hash a slide's size and its first and last 64 KiB, because slides are gigabytes; other files have `content_hash`."""
-    refuse_special(path)
+    require_file(path)
     edge = 64 * 1024
     size = path.stat().st_size
     digest = hashlib.sha256(str(size).encode())
@@ -155,23 +153,10 @@ def file_fingerprint(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _read_cache(path: Path) -> HashCache:
-    with suppress(GcemilError):
-        return validate_as(read_json(path), HashCache, path)
-    return {}
-
-
 def _read_mark(path: Path) -> Mark:
-    try:
-        refuse_special(path)
-        info = path.stat()
-    except OSError as error:
-        if path.is_symlink():
-            raise CohortError(
-                f"{path} is a link to {os.fsdecode(path.readlink())}, which cannot be read ({error_text(error)}). "
-                "Put the file back, or import the cohort again from where it lies now."
-            ) from error
-        raise CohortError(f"{path} cannot be read ({error_text(error)}). Put the file back.") from error
+    if not path.is_file():
+        raise CohortError(store.describe_absence(path))
+    info = path.stat()
     return info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino
 
 

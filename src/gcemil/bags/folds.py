@@ -6,22 +6,21 @@ each stratum: the label, or for survival the event and the quartile of the time 
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 import yaml
 from numpy.random import Generator
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from gcemil.bags.cohort import Cohort, Problem, SlideRow, raise_first
 from gcemil.bags.tables import read_table
-from gcemil.errors import CohortError, InputError, UsageError, error_text
-from gcemil.files import read_yaml, replace_folder, write_table, write_text
+from gcemil.errors import CohortError, UsageError
+from gcemil.files import read_yaml, replace_folder, validate_as, write_table, write_text
 
 Part = Literal["train", "val", "test"]
 SplitUnit = Literal["case", "slide"]
@@ -62,28 +61,33 @@ def make_folds(cohort: Cohort, *, n_folds: int = 5, unit: SplitUnit = "case", se
         raise UsageError(
             f"Cross-validation needs at least 3 folds (test, validation, training), got {n_folds}."
         )
-    raise_first((replace(one, level="error") for one in target_problems(cohort.slides)), cohort.folder)
+    raise_first(
+        (replace(problem, level="error") for problem in target_problems(cohort.slides)), cohort.folder
+    )
     groups = _group_rows(cohort.slides, unit)
     if len(groups) < n_folds:
         raise CohortError(
             f"{cohort.folder}: {len(groups)} {unit}s cannot be split into {n_folds} folds. Give fewer --folds."
         )
     generator = np.random.default_rng(seed)
-    dealt = _deal_cases(_group_by_stratum(groups), generator)
     # Round-robin, so that folds stay equal in size.
-    fold_of = {name: position % n_folds for position, name in enumerate(dealt)}
-    # Every other case of the next fold validates, in the order of dealing, so that halves are stratified too.
-    validates = {name: bool(position // n_folds % 2) for position, name in enumerate(dealt)}
+    position = {name: number for number, name in enumerate(_deal_cases(_group_by_stratum(groups), generator))}
+
+    def part_in(k: int, name: str) -> Part:
+        turn, fold = divmod(position[name], n_folds)
+        # Every other case of the next fold validates, in the order of dealing, so that halves are stratified too.
+        return "test" if fold == k else "val" if fold == (k + 1) % n_folds and turn % 2 else "train"
+
     folds = []
     for k in range(n_folds):
-        parts: dict[str, Part] = {}
-        for name, rows in groups.items():
-            part: Part = "test" if fold_of[name] == k else "train"
-            if fold_of[name] == (k + 1) % n_folds and validates[name]:
-                part = "val"
-            parts.update({row.slide_id: part for row in rows})
-        folds.append(Fold(k, {row.slide_id: parts[row.slide_id] for row in cohort.slides}))
-    for fold in folds:
+        fold = Fold(
+            k,
+            {
+                row.slide_id: part_in(k, row.case_id if unit == "case" else row.slide_id)
+                for row in cohort.slides
+            },
+        )
+        folds.append(fold)
         if empty := [part for part in PARTS if not fold.slides(part)]:
             most = len(groups) // 2
             remedy = f"Give --folds {most} or fewer" if most >= 3 else "Give --parts, such as --parts 3,1,1"
@@ -162,7 +166,8 @@ def write_folds(cohort: Cohort, folds: Sequence[Fold], *, kind: SplitKind = "par
     """All folds at once, in place of those that were there."""
     if not folds:
         return
-    with replace_folder(cohort.folder / "splits", keep=_is_no_fold) as folder:
+    # What people keep beside the folds stays.
+    with replace_folder(cohort.folder / "splits", keep=lambda name: not name.startswith("fold_")) as folder:
         for fold in folds:
             rows = [{"slide_id": slide_id, "split": part} for slide_id, part in fold.part_of.items()]
             write_table(folder / f"fold_{fold.index}.csv", ("slide_id", "split"), rows)
@@ -179,12 +184,8 @@ def _read_split_card(folder: Path) -> SplitCard | None:
     path = folder / "splits" / _CARD
     if not path.is_file():
         return None
-    try:
-        return SplitCard.model_validate(read_yaml(path))
-    except (InputError, ValidationError) as error:
-        raise CohortError(
-            f"{path} does not say what the folds are ({error_text(error)}). Run 'gcemil split --force'."
-        ) from error
+    remedy = "Run 'gcemil split --force'."
+    return validate_as(read_yaml(path), SplitCard, path, error=CohortError, remedy=remedy)
 
 
 def fold_faults(folder: Path, placed: Mapping[int, Mapping[str, str]]) -> list[str]:
@@ -226,8 +227,9 @@ def read_fold(cohort: Cohort, index: int) -> Fold:
     placed = dict(read_parts(cohort.folder, index))
     raise_first(check_fold(case_of, placed, path.name), path)
     # A published split may name slides that this cohort leaves out.
-    parts: dict[str, Part] = {part: part for part in PARTS}
-    return Fold(index, {slide_id: parts[part] for slide_id, part in placed.items() if slide_id in case_of})
+    return Fold(
+        index, {slide_id: cast(Part, part) for slide_id, part in placed.items() if slide_id in case_of}
+    )
 
 
 def check_fold(case_of: Mapping[str, str], placed: Mapping[str, str], name: str) -> Iterator[Problem]:
@@ -274,11 +276,6 @@ def fold_indices(folder: Path) -> list[int]:
 def split_file(folder: Path, index: int) -> Path:
     """Where a fold lies in a cohort folder."""
     return folder / "splits" / f"fold_{index}.csv"
-
-
-def _is_no_fold(name: str) -> bool:
-    """What people keep beside the folds stays when these are replaced."""
-    return name != _CARD and not re.fullmatch(r"fold_.*\.csv", name)
 
 
 def _group_rows(rows: Iterable[SlideRow], unit: SplitUnit = "case") -> dict[str, list[SlideRow]]:

@@ -9,12 +9,12 @@ exist in a sample of 512. Rows stay sorted because several hosts read raster ord
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from jaxtyping import Int
@@ -28,7 +28,7 @@ _BLOCK_SIDE = 4
 Sampling = Literal["blocks", "patches"]
 T = TypeVar("T")
 HELD_BYTES = 256 * 2**20
-"""Held in memory, beyond which nothing further is read ahead."""
+"""About so much is read ahead, judged by the size of the bag before."""
 
 
 def sample_patches(n_patches: int, limit: int, generator: np.random.Generator) -> RowIndex:
@@ -74,61 +74,27 @@ def load_bags(
 
 
 def run_ahead(
-    items: Generator[T, None, None], ahead: int, *, size: Callable[[T], int] = lambda item: 0
+    items: Generator[T, None, None], ahead: int, *, size: Callable[[T], int]
 ) -> Generator[T, None, None]:
-    """The same items, made by a thread: at most `ahead` wait, and none is made beyond HELD_BYTES. Close it to stop early."""
-    waiting: deque[tuple[T | Exception | None, int]] = deque()
-    turn = threading.Condition()
-    # The item taken last counts as held until the next one is wanted.
-    in_use, stopped = 0, False
-
-    def has_room() -> bool:
-        held = in_use + sum(n_bytes for _, n_bytes in waiting)
-        return stopped or (len(waiting) < max(1, ahead) and held < HELD_BYTES)
-
-    def put(item: T | Exception | None, n_bytes: int = 0) -> None:
-        with turn:
-            waiting.append((item, n_bytes))
-            turn.notify_all()
-
-    def make_all() -> None:
+    """The same items, made by a thread: at most `ahead` wait, fewer where items are large. Close it to stop early."""
+    end = object()
+    waiting: deque[Future[Any]] = deque()
+    with ThreadPoolExecutor(1, thread_name_prefix="gcemil-read-ahead") as reader:
         try:
             while True:
-                with turn:
-                    turn.wait_for(has_room)
-                    if stopped:
-                        return
-                item = next(items)
-                put(item, size(item))
+                if not waiting:
+                    waiting.append(reader.submit(next, items, end))
+                item = waiting.popleft().result()
+                if item is end:
+                    return
+                room = min(ahead, HELD_BYTES // max(1, size(item)))
+                while len(waiting) < room:
+                    waiting.append(reader.submit(next, items, end))
+                yield item
                 del item
-        except StopIteration:
-            put(None)
-        except Exception as error:  # handed to the reader of the iterator, who raises it
-            put(error)
         finally:
+            reader.shutdown(cancel_futures=True)
             items.close()
-
-    thread = threading.Thread(target=make_all, name="gcemil-read-ahead", daemon=True)
-    thread.start()
-    try:
-        while True:
-            with turn:
-                in_use = 0
-                turn.notify_all()
-                turn.wait_for(lambda: bool(waiting))
-                item, in_use = waiting.popleft()
-                turn.notify_all()
-            if item is None:
-                return
-            if isinstance(item, Exception):
-                raise item
-            yield item
-            del item
-    finally:
-        with turn:
-            stopped = True
-            turn.notify_all()
-        thread.join()
 
 
 def read_sampled_bag(cohort: Cohort, spec: BagSpec, *, rule: SampleRule, epoch: int) -> Bag:

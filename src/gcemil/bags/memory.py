@@ -47,8 +47,8 @@ def make_cohort(
     """Check bags and labels, and hold them as a cohort; bags of one case stay together in a split."""
     items = list(iterate_items(items))
     bags = [read_bag_item(item, f"bag_{number}") for number, item in enumerate(items)]
-    found = [_take(item, _LABELS) for item in items] if labels is None else list(labels)
-    targets = [_as_plain(value) for value in found]
+    given = [_take(item, _LABELS) for item in items] if labels is None else list(labels)
+    targets = [_as_plain(value) for value in given]
     if len(targets) != len(bags) or (cases is not None and len(cases) != len(bags)):
         raise UsageError(
             f"{len(bags)} bags need as many labels and cases, got {len(targets)} labels"

@@ -31,7 +31,7 @@ Rows = NDArray[np.integer[Any]]
 Attributes = Mapping[str, Any]
 
 BLOCK_BYTES = 8 * 2**20
-"""`read_blocks` yields blocks of about this size."""
+"""Rows that h5py has to convert are read in blocks of about this size."""
 _NAMES_SHOWN = 10
 
 
@@ -76,22 +76,19 @@ def attributes(path: Path, dataset: str | None = None) -> dict[str, Any]:
 def has(path: Path, dataset: str) -> bool:
     """Whether the file has this dataset; a link in its place is refused."""
     with _open_file(path) as file:
-        return _find_dataset(file, path, dataset) is not None
+        return isinstance(_get_member(file, path, dataset), h5py.Dataset)
 
 
 def read(path: Path, dataset: str, rows: Rows | None = None) -> Array:
     """A whole dataset of numbers, or some of its rows (sorted, distinct)."""
     with _open_file(path) as file:
         source = _get_numbers(file, path, dataset)
-        n_rows = source.shape[0] if source.shape else 0
-        if (
-            rows is not None
-            and len(rows)
-            and (rows[0] < 0 or rows[-1] >= n_rows or bool((np.diff(rows) <= 0).any()))
-        ):
-            raise StoreError(
-                f"{path}: rows to read must be sorted, distinct and below {n_rows}, got {rows[:5]} ... {rows[-1]}."
-            )
+        if rows is not None and len(rows):
+            n_rows = source.shape[0]
+            if rows[0] < 0 or rows[-1] >= n_rows or (np.diff(rows) <= 0).any():
+                raise StoreError(
+                    f"{path}: rows to read must be sorted, distinct and below {n_rows}, got {rows}."
+                )
         return _read_rows(source, rows)
 
 
@@ -99,21 +96,8 @@ def read_beside(path: Path, dataset: str, other: str) -> tuple[DatasetInfo, Arra
     """The description of one dataset of numbers, and the values of another one if the file has it."""
     with _open_file(path) as file:
         info = _describe(_get_numbers(file, path, dataset))
-        if _find_dataset(file, path, other) is None:
-            return info, None
-        return info, _read_rows(_get_numbers(file, path, other))
-
-
-def read_blocks(path: Path, dataset: str) -> Iterator[Array]:
-    """The rows of a dataset of numbers in blocks of a few MB of whole chunks, so that none is decompressed twice."""
-    with _open_file(path) as file:
-        source = _get_numbers(file, path, dataset)
-        if not source.shape:
-            yield _read_rows(source)
-            return
-        positions, step = _row_positions(source), _block_rows(source)
-        for start in range(0, len(source), step):
-            yield _read_rows(source, np.arange(start, min(start + step, len(source))), positions)
+        is_missing = _get_member(file, path, other) is None
+        return info, None if is_missing else _read_rows(_get_numbers(file, path, other))
 
 
 def read_texts(path: Path, dataset: str) -> list[str]:
@@ -137,10 +121,8 @@ def _open_file(path: Path) -> Iterator[h5py.File]:
             yield file
     except GcemilError:
         raise
-    except MemoryError as error:
-        raise StoreError(f"{path} does not fit into memory ({error_text(error)}).") from error
-    except PermissionError as error:
-        raise StoreError(f"{path} may not be read. Check its permissions.") from error
+    except (MemoryError, PermissionError) as error:
+        raise StoreError(f"{path} cannot be read ({error_text(error)}).") from error
     # The type depends on where the damage lies: OSError, KeyError, ValueError, RuntimeError, TypeError and others.
     except Exception as error:
         raise StoreError(
@@ -151,19 +133,14 @@ def _open_file(path: Path) -> Iterator[h5py.File]:
 
 def describe_absence(path: Path) -> str:
     """Why there is no file to read, and what to do about it."""
-    if path.is_dir():
-        return f"{path} is a folder. Give a file."
     if path.exists():
-        return f"{path} is not a regular file, so it is not read. Extract the slide, or remove it from slides.csv."
+        return f"{path} is not a regular file, so it is not read. Put the file back, or extract the slide."
     if path.is_symlink():
         return (
             f"{path} is a link to {os.fsdecode(path.readlink())}, which is not there: the source moved. "
             "Import it again from where it is now with 'gcemil import', or put it back."
         )
-    return (
-        f"{path} does not exist.{near_path(path)} Check the path; a slide of a cohort without features is extracted, "
-        "or removed from slides.csv."
-    )
+    return f"{path} does not exist.{near_path(path)} Check the path; a slide without features is extracted."
 
 
 def _get_numbers(file: h5py.File, path: Path, name: str) -> h5py.Dataset:
@@ -172,49 +149,29 @@ def _get_numbers(file: h5py.File, path: Path, name: str) -> h5py.Dataset:
     if dataset.shape is None or not is_number_type(dataset.dtype):
         content = "nothing" if dataset.shape is None else str(dataset.dtype)
         raise StoreError(f"{path}: '{name}' holds {content}, not real numbers. Write it again.")
-    plan = dataset.id.get_create_plist()
-    for index in range(plan.get_nfilters()):
-        number, _, _, label = plan.get_filter(index)
-        if not h5py.h5z.filter_avail(number):
-            raise StoreError(
-                f"{path}: '{name}' is compressed by a filter that is not installed here "
-                f"({number} {label.decode(errors='replace')}). Write it again without compression or with gzip."
-            )
     return dataset
 
 
 def _get_dataset(file: h5py.File, path: Path, name: str) -> h5py.Dataset:
     """The dataset of this name; a missing one is an error that lists those present."""
-    item = _find_dataset(file, path, name)
-    if item is None:
-        names = [*file]
-        listed = ", ".join(names[:_NAMES_SHOWN]) + (" …" if len(names) > _NAMES_SHOWN else "")
+    item = _get_member(file, path, name)
+    if not isinstance(item, h5py.Dataset):
+        listed = ", ".join([*file][:_NAMES_SHOWN]) + (" …" if len(file) > _NAMES_SHOWN else "")
         raise StoreError(
             f"{path} has no dataset '{name}', only: {listed or 'nothing'}. Try 'gcemil inspect {path}'."
         )
     return item
 
 
-def _find_dataset(file: h5py.File, path: Path, name: str) -> h5py.Dataset | None:
-    """The dataset of this name, group by group, because each step could be a link."""
-    item: Any = file
-    for part in name.split("/"):
-        if not isinstance(item, h5py.Group) or part in {"", "."} or not item.id.links.exists(part.encode()):
-            return None
-        item = _get_member(item, path, part)
-    return item if isinstance(item, h5py.Dataset) else None
-
-
-def _get_member(group: h5py.Group, path: Path, name: str) -> Any:
-    """A member of a group that is stored in this very file."""
-    if group.id.links.get_info(name.encode(errors="surrogateescape")).type != h5py.h5l.TYPE_HARD:
+def _get_member(file: h5py.File, path: Path, name: str) -> Any:
+    """A member that is stored in this very file, None without one: links and data elsewhere are never followed."""
+    link = file.get(name, getlink=True)
+    if link is None:
+        return None
+    item = file[name] if isinstance(link, h5py.HardLink) else None
+    if item is None or (isinstance(item, h5py.Dataset) and (item.external or item.is_virtual)):
         raise StoreError(
-            f"{path}: '{name}' is a link to another place, which is never followed. Copy the data into the file."
-        )
-    item = group[name]
-    if isinstance(item, h5py.Dataset) and (item.external or item.is_virtual):
-        raise StoreError(
-            f"{path}: '{name}' stores its data in another file, which is never followed. Copy it into the file."
+            f"{path}: '{name}' leads to data in another place, which is never followed. Copy the data into the file."
         )
     return item
 
@@ -258,14 +215,12 @@ def _row_bytes(dataset: h5py.Dataset) -> int:
     return math.prod(dataset.shape[1:]) * int(dataset.dtype.itemsize)
 
 
-def _read_rows(
-    dataset: h5py.Dataset, rows: Rows | None = None, positions: NDArray[np.int64] | None = None
-) -> Array:
+def _read_rows(dataset: h5py.Dataset, rows: Rows | None = None) -> Array:
     """All rows or some (sorted, distinct), from their byte positions, or through h5py where it has to convert them."""
     if not dataset.shape:
         return _to_native(dataset[()])
     rows = np.arange(len(dataset)) if rows is None else rows
-    positions = _row_positions(dataset) if positions is None else positions
+    positions = _row_positions(dataset)
     if positions is not None:
         return _read_positions(dataset, positions[rows])
     if len(rows) and len(rows) == rows[-1] - rows[0] + 1:
@@ -282,13 +237,9 @@ def _row_positions(dataset: h5py.Dataset) -> NDArray[np.int64] | None:
     """Byte position of every row of unfiltered native numbers; None where h5py has to read them."""
     shape, chunks, row_bytes = dataset.shape or (0,), dataset.chunks, _row_bytes(dataset)
     size = os.fstat(dataset.file.id.get_vfd_handle()).st_size
-    is_plain = (
-        dataset.dtype.kind in "fiu"
-        and dataset.dtype.isnative
-        and not dataset.id.get_create_plist().get_nfilters()
-    )
     # h5py reads some stored types as others.
-    is_plain = is_plain and dataset.id.get_type().equal(h5py.h5t.py_create(dataset.dtype))
+    is_plain = dataset.dtype.kind in "fiu" and dataset.id.get_type().equal(h5py.h5t.py_create(dataset.dtype))
+    is_plain = is_plain and dataset.dtype.isnative and not _describe(dataset).is_filtered
     if not is_plain or not 0 < shape[0] * row_bytes <= size:
         return None
     if chunks is None:

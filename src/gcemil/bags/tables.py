@@ -7,25 +7,17 @@ from __future__ import annotations
 
 import csv
 import io
-import zipfile
 from collections.abc import Hashable, Iterable
 from pathlib import Path
 
 import pandas as pd
 
-from gcemil.errors import CohortError, InputError, MissingExtraError, error_text
+from gcemil.errors import CohortError, MissingExtraError, error_text
 from gcemil.files import is_file, read_bytes
 from gcemil.wording import is_there, near_path
 
-MAX_TABLE_BYTES = 64 * 2**20
-_MAX_WORKBOOK_BYTES = 200_000_000
-"""Of an unpacked Excel file."""
-_MAX_LINES = 500_000
-_MAX_CELLS = 5_000_000
-"""Gaps included: a wide header above many short lines is a small file and a huge table."""
 _LONGEST_ID = 200
 """Bytes; file systems take 255 and an ending has to fit."""
-_EXCEL = {".xlsx", ".xlsm"}
 MISSING = frozenset(
     {"", "nan", "na", "n/a", "none", "null", "'--", "--", "not reported", "unknown", "not available"}
 )
@@ -47,14 +39,10 @@ def read_frame(path: Path, *, sheet: str | None = None, header: bool = True) -> 
     `attrs["note"]` says it where a table of another tool is not in UTF-8.
     """
     if not is_file(path):
-        if is_there(path):
-            raise CohortError(f"{path} is not a file. Give the path of the table.")
-        raise CohortError(f"{path} does not exist.{near_path(path)} Give the path of the table.")
-    note = ""
-    if path.suffix.lower() in _EXCEL:
-        rows = _read_excel(path, sheet)
-    else:
-        rows, note = _read_csv(path, comments=header)
+        problem = "is not a file." if is_there(path) else f"does not exist.{near_path(path)}"
+        raise CohortError(f"{path} {problem} Give the path of the table.")
+    is_excel = path.suffix.lower() in {".xlsx", ".xlsm"}
+    rows, note = (_read_excel(path, sheet), "") if is_excel else _read_csv(path, comments=header)
     lines = [line for row in rows if any(line := [cell.strip() for cell in row])]
     if not lines:
         raise CohortError(f"{path} is an empty table.")
@@ -94,10 +82,7 @@ def list_columns(columns: Iterable[str]) -> str:
 
 def _read_csv(path: Path, *, comments: bool) -> tuple[list[list[str]], str]:
     """Read the lines of a CSV file, and a note on its encoding; the delimiter occurs most in the first line."""
-    try:
-        content = read_bytes(path, limit=MAX_TABLE_BYTES)
-    except InputError as error:
-        raise CohortError(str(error)) from error
+    content = read_bytes(path)
     # Excel saves tables in the encoding of the machine, or in UTF-16, which begins with a mark.
     encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
     try:
@@ -111,11 +96,6 @@ def _read_csv(path: Path, *, comments: bool) -> tuple[list[list[str]], str]:
         text = text.partition("\n")[2]
     first = text.lstrip().partition("\n")[0]
     delimiter = max(",\t;", key=first.count)
-    lines = text.count("\n") + 1
-    if lines > _MAX_LINES or lines * (first.count(delimiter) + 1) > _MAX_CELLS:
-        raise CohortError(
-            f"{path} has more than {_MAX_LINES:,} lines or {_MAX_CELLS:,} cells. Keep the lines and columns that are needed."
-        )
     try:
         # pandas.read_csv takes a hundred times longer over tables with thousands of columns.
         return list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)), note
@@ -126,12 +106,6 @@ def _read_csv(path: Path, *, comments: bool) -> tuple[list[list[str]], str]:
 def _read_excel(path: Path, sheet: str | None) -> list[list[str]]:
     """Read the lines of one sheet, the first unless one is named."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            size = sum(entry.file_size for entry in archive.infolist())
-        if size > _MAX_WORKBOOK_BYTES:
-            raise CohortError(
-                f"{path} unpacks to {size:,} bytes; at most {_MAX_WORKBOOK_BYTES:,} are read. Save the sheet as CSV."
-            )
         with pd.ExcelFile(path, engine="openpyxl") as book:
             if sheet is not None and sheet not in book.sheet_names:
                 raise CohortError(f"{path} has no sheet '{sheet}', only: {', '.join(book.sheet_names)}.")

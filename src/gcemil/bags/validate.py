@@ -1,6 +1,6 @@
 """Every check of a cohort in one pass: all problems with the slide and the remedy on each line.
 
-An error stops training; a warning is recorded in the run. Features, truth, anchors and pairs are read a few MB at a time.
+An error stops training; a warning is recorded in the run.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import numpy as np
 from gcemil.bags import store
 from gcemil.bags.arrays import coords_problem, features_problem, read_anchors, read_pairs, read_truth
 from gcemil.bags.cohort import (
+    SLIDE_COLUMNS,
     CohortCard,
     Problem,
     case_of,
     check_slides,
-    columns_of,
     feature_file,
     parse_number,
     read_card,
@@ -35,14 +35,13 @@ Row = dict[str, str]
 
 
 _N_FOLDS = 5
-_TRUTH_COLUMNS = ("evidence", "concept", "region", "overlap")
 
 
 def validate(folder: Path, on_slide: Callable[[int, int], None] | None = None) -> list[Problem]:
     """All problems of the cohort in this folder; `on_slide(done, total)` reports progress."""
     try:
         card = read_card(folder)
-        rows = read_table(folder / "slides.csv", columns_of(card.task))
+        rows = read_table(folder / "slides.csv", SLIDE_COLUMNS[card.task])
     except InputError as fault:
         return [_from_exception(str(folder), fault)]
     problems = [*check_slides(rows, card)]
@@ -123,14 +122,16 @@ def _looks_inverted(times: np.ndarray, happened: np.ndarray) -> bool:
 
 
 def _split_problems(rows: list[Row], card: CohortCard, folder: Path) -> Iterator[Problem]:
+    case_of_slide = {row["slide_id"]: case_of(row) for row in rows}
+    target_of = {row["slide_id"]: row["label" if card.task == "classification" else "event"] for row in rows}
     try:
         by_fold = {index: dict(read_parts(folder, index)) for index in fold_indices(folder)}
-        known = {row["slide_id"] for row in rows}
-        known_parts = {
-            index: {slide: part for slide, part in found.items() if slide in known}
-            for index, found in by_fold.items()
+        # Published splits may place slides that the cohort leaves out.
+        placed_here = {
+            index: {slide: part for slide, part in placed.items() if slide in case_of_slide}
+            for index, placed in by_fold.items()
         }
-        faults = fold_faults(folder, known_parts)
+        faults = fold_faults(folder, placed_here)
     except InputError as fault:
         yield _from_exception("splits", fault, f"Run 'gcemil split {folder} --force'.")
         return
@@ -139,31 +140,29 @@ def _split_problems(rows: list[Row], card: CohortCard, folder: Path) -> Iterator
         f"'gcemil split {folder} --official'."
     )
     yield from (Problem("splits", what, remedy) for what in faults)
-    for index, placed in by_fold.items():
+    for index, placed in placed_here.items():
         path = split_file(folder, index)
-        yield from check_fold({row["slide_id"]: case_of(row) for row in rows}, placed, path.name)
-        classes: dict[str, set[str]] = defaultdict(set)
-        for row in rows:
-            part = placed.get(row["slide_id"], "")
-            classes[part].add(row["label"] if card.task == "classification" else row["event"])
-        yield from _part_problems(classes, card, path)
+        yield from check_fold(case_of_slide, placed, path.name)
+        targets: dict[str, set[str]] = defaultdict(set)
+        for slide_id, part in placed.items():
+            targets[part].add(target_of[slide_id])
+        yield from _part_problems(targets, card, path)
 
 
-def _part_problems(classes: dict[str, set[str]], card: CohortCard, path: Path) -> Iterator[Problem]:
-    again = "Run 'gcemil split' again"
+def _part_problems(targets: dict[str, set[str]], card: CohortCard, path: Path) -> Iterator[Problem]:
     is_survival = card.task == "survival"
     for part in PARTS:
-        found = classes.get(part, set())
-        if not found:
-            yield Problem(path.name, f"the {part} part is empty", f"{again}.")
-        elif is_survival and not any(parse_number(event) == 1 for event in found):
-            yield Problem(path.name, f"the {part} part has no event", f"{again}, with fewer folds.")
-        elif not is_survival and len(found) < 2:
-            what = f"the {part} part has only class '{next(iter(found))}'"
-            yield Problem(path.name, what, f"{again}, with fewer folds.")
-        elif not is_survival and part == "train" and (absent := set(card.classes) - found):
+        present, what = targets.get(part, set()), ""
+        if not present:
+            what = f"the {part} part is empty"
+        elif is_survival and not any(parse_number(event) == 1 for event in present):
+            what = f"the {part} part has no event"
+        elif not is_survival and len(present) < 2:
+            what = f"the {part} part has only class '{next(iter(present))}'"
+        elif not is_survival and part == "train" and (absent := set(card.classes) - present):
             what = f"class '{min(absent)}' has no training slide"
-            yield Problem(path.name, what, f"{again}, with fewer folds, or merge classes.")
+        if what:
+            yield Problem(path.name, what, "Run 'gcemil split' again, with fewer folds, or merge classes.")
 
 
 def _file_problems(
@@ -207,21 +206,11 @@ def _feature_problems(
         return
     if layout.is_slow:
         what = f"features are stored in chunks of {layout.chunks}, which read slowly"
-        yield Problem(slide_id, what, _describe_repacking(path), level="warning")
+        remedy = f"Rewrite them with 'gcemil repack {shlex.quote(str(path.resolve().parent))}'."
+        yield Problem(slide_id, what, remedy, level="warning")
     yield from _coord_problems(slide_id, path, shape[0], layouts)
     yield from _value_problems(slide_id, path, first_with)
     yield from _truth_problems(slide_id, path.parent.parent / "truth" / path.name, shape[0])
-
-
-def _describe_repacking(path: Path) -> str:
-    """How slow features become fast; a link is never rewritten, so what it leads to is."""
-    if not path.is_symlink():
-        return f"Rewrite them with 'gcemil repack {shlex.quote(str(path.parent.parent))}'."
-    source = path.resolve().parent
-    return (
-        f"They are links to another tool's files: rewrite those with 'gcemil repack {shlex.quote(str(source))}' if they may be "
-        "changed, or import again with --copy."
-    )
 
 
 def _coord_problems(
@@ -239,24 +228,16 @@ def _coord_problems(
 
 
 def _value_problems(slide_id: str, path: Path, first_with: dict[str, str]) -> Iterator[Problem]:
-    digest, done, unfit, first_unfit = hashlib.sha256(), 0, 0, -1
-    first_row, all_alike = None, True
-    for block in store.read_blocks(path, "features"):
-        finite = np.isfinite(block).all(axis=1)
-        if not finite.all():
-            unfit += int((~finite).sum())
-            first_unfit = done + int(np.argmin(finite)) if first_unfit < 0 else first_unfit
-        first_row = block[0].copy() if first_row is None else first_row
-        all_alike = all_alike and not (block != first_row).any()
-        digest.update(block.tobytes())
-        done += len(block)
-    if unfit:
-        what = f"{unfit} patches have NaN or infinite features, the first is row {first_unfit}"
+    features = store.read(path, "features")
+    finite = np.isfinite(features).all(axis=1)
+    if not finite.all():
+        count, first = int((~finite).sum()), int(np.argmin(finite))
+        what = f"{count} patches have NaN or infinite features, the first is row {first}"
         yield Problem(slide_id, what, "Extract the slide again.")
-    elif done > 1 and all_alike:
+    elif len(features) > 1 and (features == features[0]).all():
         remedy = "The encoder saw no tissue; extract it again."
         yield Problem(slide_id, "all patches have the same features", remedy)
-    other = first_with.setdefault(digest.hexdigest(), slide_id)
+    other = first_with.setdefault(hashlib.sha256(features.data).hexdigest(), slide_id)
     if other != slide_id:
         what = f"its features are identical to those of '{other}'"
         yield Problem(slide_id, what, "Remove one of the two slides.")
@@ -264,18 +245,17 @@ def _value_problems(slide_id: str, path: Path, first_with: dict[str, str]) -> It
 
 def _truth_problems(slide_id: str, path: Path, n_patches: int) -> Iterator[Problem]:
     """Training never reads truth, but what is measured against it would be wrong or stop hours later."""
-    if not path.exists():
-        return
-    try:
-        for name in _TRUTH_COLUMNS:
-            if store.has(path, name):
-                read_truth(path, name, n_patches)
-    except StoreError as fault:
-        yield _from_exception(slide_id, fault, "Write the truth again, or remove the file.")
+    if path.exists():
+        try:
+            for name in ("evidence", "concept", "region", "overlap"):
+                if store.has(path, name):
+                    read_truth(path, name, n_patches)
+        except StoreError as fault:
+            yield _from_exception(slide_id, fault, "Write the truth again, or remove the file.")
 
 
 def _bank_problems(card: CohortCard, folder: Path) -> Iterator[Problem]:
-    """Anchors and pairs, where the cohort has them."""
+    """Anchors, examples and pairs, where the cohort has them."""
     bank = card.anchors if card.anchors is not None and card.anchors.endswith(".h5") else "anchors.h5"
     widths: dict[str, int] = {}
     for name in dict.fromkeys((bank, "anchors_generic.h5", "anchors_unrelated.h5")):
@@ -285,23 +265,21 @@ def _bank_problems(card: CohortCard, folder: Path) -> Iterator[Problem]:
                 widths[name] = read_anchors(path)[0].shape[1]
             except StoreError as fault:
                 yield _from_exception(name, fault, "Write the anchors again with 'gcemil anchors embed'.")
-    path = folder / EXAMPLES_FILE
-    if path.exists() or card.anchors == EXAMPLES:
+    if (folder / EXAMPLES_FILE).exists() or card.anchors == EXAMPLES:
         try:
-            read_examples(path, card.feature_dim)
+            read_examples(folder / EXAMPLES_FILE, card.feature_dim)
         except InputError as fault:
-            yield _from_exception(path.name, fault)
+            yield _from_exception(EXAMPLES_FILE, fault)
     path, remedy = folder / "anchor_pairs.h5", "Write the pairs again with 'gcemil anchors pairs'."
-    if not path.exists():
-        return
-    try:
-        features, anchor_space = (side.shape[1] for side in read_pairs(path))
-    except StoreError as fault:
-        yield _from_exception(path.name, fault, remedy)
-        return
-    if features != card.feature_dim or anchor_space != widths.get(bank, anchor_space):
-        what = (
-            f"pairs of width {features} and {anchor_space} for features of width {card.feature_dim} and anchors of width "
-            f"{widths.get(bank, 'unknown')}"
-        )
-        yield Problem(path.name, what, remedy)
+    if path.exists():
+        try:
+            features, anchor_space = (side.shape[1] for side in read_pairs(path))
+            expected = card.feature_dim, widths.get(bank, anchor_space)
+            if (features, anchor_space) != expected:
+                what = (
+                    f"pairs of width {features} and {anchor_space} for features of width {expected[0]} and anchors of "
+                    f"width {expected[1]}"
+                )
+                yield Problem(path.name, what, remedy)
+        except StoreError as fault:
+            yield _from_exception(path.name, fault, remedy)

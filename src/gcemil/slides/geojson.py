@@ -104,7 +104,7 @@ def _read_parts(geometry: Any, where: str) -> list[shapely.Geometry]:
 
 def merge_areas(areas: Iterable[shapely.Geometry]) -> shapely.Geometry:
     """The union of polygons; the inside of one that is not valid is even-odd."""
-    return shapely.disjoint_subset_union_all([one if one.is_valid else _make_valid(one) for one in areas])
+    return shapely.disjoint_subset_union_all([area if area.is_valid else _make_valid(area) for area in areas])
 
 
 def _make_valid(polygon: shapely.Polygon) -> shapely.Geometry:

@@ -230,16 +230,10 @@ def create_example_bank(cohort: Cohort, train_bags: Sequence[BagSpec], reference
     examples = read_examples(cohort.folder / EXAMPLES_FILE, cohort.card.feature_dim)
     train = {slide_id for spec in train_bags for slide_id in spec.slide_ids}
     held_out = {row.slide_id for row in cohort.slides} - train
-    chosen = choose_for_fold(examples, held_out)
-    if chosen.missing:
-        raise CohortError(
-            f"{cohort.folder / EXAMPLES_FILE}: this fold has no example of '{chosen.missing[0]}' on its training slides or outside the "
-            f"cohort ({chosen.n_held_out} examples lie on slides it validates or tests on). Name patches on more slides with "
-            "'gcemil anchors from-examples'."
-        )
-    left_out = f", {chosen.n_held_out} on held-out slides left out" if chosen.n_held_out else ""
-    rows = {name: torch.from_numpy(examples.features[own]) for name, own in chosen.rows.items()}
-    return bank_from_examples(rows, reference, source=examples.source, note=left_out)
+    chosen, n_held_out = choose_for_fold(examples, held_out)
+    left_out = f", {n_held_out} on held-out slides left out" if n_held_out else ""
+    features = {name: torch.from_numpy(examples.features[rows]) for name, rows in chosen.items()}
+    return bank_from_examples(features, reference, source=examples.source, note=left_out)
 
 
 def _takes_examples(cohort: Cohort, settings: EvidenceSettings) -> bool:

@@ -10,8 +10,7 @@ from builders import PATCH, grid_coords
 from gcemil.bags.annotations.concepts import (
     masked_patches,
     named_patches,
-    patches_at,
-    read_named_shapes,
+    read_annotation,
     read_point_table,
 )
 from gcemil.errors import InputError
@@ -39,7 +38,7 @@ def write_geojson(path, *features):
 
 
 def named_in(path, min_overlap=0.5):
-    return named_patches(COORDS, PATCH, read_named_shapes(path), min_overlap)
+    return named_patches(COORDS, PATCH, read_annotation(path), min_overlap)
 
 
 def test_outlines_of_qupath_name_their_patches_and_holes_do_not(tmp_path):
@@ -83,24 +82,8 @@ def test_the_image_of_qupath_may_begin_inside_the_slide(tmp_path):
         feature("tumour", "Polygon", [square(0, 0)]),
         feature("mitosis", "Point", [PATCH, 0]),
     )
-    found = named_patches(COORDS, PATCH, read_named_shapes(path, origin=(PATCH, 2 * PATCH)), 0.5)
+    found = named_patches(COORDS, PATCH, read_annotation(path, origin=(PATCH, 2 * PATCH)), 0.5)
     assert found == {9: "tumour", 10: "mitosis"}
-
-
-def test_an_island_in_a_hole_counts(tmp_path):
-    path = write_geojson(
-        tmp_path / "s.geojson",
-        feature("tumour", "MultiPolygon", [[square(0, 0, 4), square(1, 1, 2)], [square(1, 1)]]),
-    )
-    assert set(range(16)) - set(named_in(path)) == {6, 9, 10}
-
-
-def test_objects_without_a_class_are_counted(tmp_path):
-    shapes = read_named_shapes(
-        write_geojson(tmp_path / "s.geojson", feature(None, "Polygon", [square(0, 0)]))
-    )
-    assert shapes.notes == ("1 objects without a classification",)
-    assert not shapes.polygons
 
 
 def test_groups_of_asap_are_concepts_and_exclusions_are_cut_out(tmp_path):
@@ -144,11 +127,6 @@ def test_masks_by_concept_and_masks_with_values_say_the_same(tmp_path):
     assert apart == together == {0: "tumour", 1: "tumour", 15: "stroma"}
 
 
-def test_of_overlapping_patches_the_one_around_the_point_is_taken():
-    coords = np.array([[0, 0], [100, 0], [200, 0]])
-    assert patches_at(coords, 256, np.array([[230.0, 128.0], [600.0, 0.0]])).tolist() == [1, -1]
-
-
 def test_a_table_names_points_by_slide(tmp_path):
     path = tmp_path / "examples.csv"
     path.write_text("slide,x,y,concept\na,1,2,tumour\nb,3,4,stroma\na,5,6,tumour\n")
@@ -161,7 +139,7 @@ def test_a_table_names_points_by_slide(tmp_path):
     ("text", "message"),
     [
         ("slide,x,y\na,1,2\n", "slide, x, y and concept"),
-        ("slide,x,y,concept\na,one,2,tumour\n", "line 2: slide 'a', x 'one'"),
+        ("slide,x,y,concept\na,one,2,tumour\n", "line 2: .*one"),
         ("slide,x,y,concept\na,1,2,\n", "needs a slide, two numbers and a concept"),
         ("slide,x,y,concept\na,inf,2,tumour\n", "needs a slide, two numbers and a concept"),
     ],

@@ -4,9 +4,9 @@ from PIL import Image
 
 from builders import PATCH, make_cohort
 from gcemil.bags import store
-from gcemil.bags.annotations.truth import MaskReading, write_truth
+from gcemil.bags.annotations.truth import write_truth
 from gcemil.bags.validate import select_errors, validate
-from gcemil.errors import CohortError, InputError, UsageError
+from gcemil.errors import CohortError, InputError
 
 
 def asap(*rectangles, group="Tumor"):
@@ -70,8 +70,7 @@ def test_masks_are_read_like_outlines(cohort, annotations):
     values = np.zeros((2, 8), dtype=np.uint8)
     values[1, 3:5] = 2
     Image.fromarray(values).save(annotations / "s003_0_mask.png")
-    reading = MaskReading(downsample=PATCH, tumour_values=(2,))
-    report = write_truth(cohort, annotations, masks=reading)
+    report = write_truth(cohort, annotations, downsample=PATCH, tumour_values=[2])
     assert report.annotated == ("s003_0",)
     assert np.flatnonzero(store.read(cohort.truth_file("s003_0"), "evidence")).tolist() == [11, 12]
 
@@ -124,20 +123,3 @@ def test_a_damaged_annotation_leaves_the_truth_of_all_slides_as_it_was(cohort, a
     with pytest.raises(InputError, match=r"s003_0\.xml is not valid XML"):
         write_truth(cohort, annotations, negative_class="normal")
     assert not (cohort.folder / "truth").exists()
-
-
-def test_wrong_requests_are_refused_before_anything_is_written(cohort, annotations):
-    with pytest.raises(UsageError, match="'benign' is not a class"):
-        write_truth(cohort, annotations, negative_class="benign")
-    with pytest.raises(UsageError, match="nowhere does not exist"):
-        write_truth(cohort, annotations / "nowhere")
-    with pytest.raises(UsageError, match=r"lies in \(0, 1\], got 0.0"):
-        write_truth(cohort, annotations, min_overlap=0.0)
-    assert not (cohort.folder / "truth").exists()
-
-
-def test_a_slide_without_coordinates_cannot_be_annotated(cohort, annotations):
-    store.write(cohort.feature_file("s001_0"), {"features": np.zeros((3, 8), dtype=np.float32)})
-    (annotations / "s001_0.xml").write_text(asap((0, 0, PATCH, PATCH)))
-    with pytest.raises(InputError, match=r"s001_0\.h5 has no coordinates"):
-        write_truth(cohort, annotations)

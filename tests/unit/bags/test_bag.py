@@ -2,13 +2,8 @@ import numpy as np
 import pytest
 
 from builders import PATCH, grid_coords, make_bag
-from gcemil.bags.bag import case_bag, coordinate_step, grid_stride, slide_bag
+from gcemil.bags.bag import case_bag, coordinate_step, slide_bag
 from gcemil.errors import BagError
-
-
-def test_a_bag_without_patches_cannot_be_built():
-    with pytest.raises(BagError, match="'empty' has no patches"):
-        slide_bag("empty", np.empty((0, 4), np.float32))
 
 
 def test_a_bag_with_fewer_coordinates_than_rows_cannot_be_built():
@@ -49,11 +44,6 @@ def test_a_case_of_slides_with_and_without_coordinates_is_refused():
         case_bag("case", [make_bag(4, slide_id="a"), slide_bag("b", np.zeros((2, 8), np.float32))])
 
 
-def test_an_unknown_slide_of_a_bag_is_named():
-    with pytest.raises(BagError, match="no slide 'x'. It has: slide"):
-        make_bag().rows_of("x")
-
-
 @pytest.mark.parametrize(
     ("coords", "step"),
     [
@@ -64,8 +54,3 @@ def test_an_unknown_slide_of_a_bag_is_named():
 )
 def test_the_grid_step_is_the_commonest_one_between_neighbours(coords, step):
     assert coordinate_step(np.array(coords)) == step
-
-
-def test_a_step_of_micrometres_is_not_rounded():
-    coords = np.array([[0, 0], [256.5, 0], [513, 0]], dtype=np.float32)
-    assert grid_stride(coords) == 256.5

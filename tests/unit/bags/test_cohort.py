@@ -1,10 +1,8 @@
 import numpy as np
 import pytest
-import yaml
 
 from builders import make_cohort
 from gcemil.bags.cohort import Cohort
-from gcemil.bags.tables import read_table
 from gcemil.errors import CohortError
 
 
@@ -65,15 +63,3 @@ def test_features_of_another_width_are_refused_when_read(tmp_path):
     cohort = Cohort.load(tmp_path)
     with pytest.raises(CohortError, match=r"shape \(12, 8\), but cohort.yaml says feature_dim 16"):
         cohort.read_bag(cohort.bags[0])
-
-
-def test_a_missing_column_lists_those_there_are(tmp_path):
-    path = tmp_path / "slides.csv"
-    path.write_text("slide,case\nA,B\n")
-    with pytest.raises(CohortError, match="no column 'slide_id', only: slide, case"):
-        read_table(path, ("slide_id",))
-
-
-def test_the_card_is_plain_yaml(tmp_path):
-    make_cohort(tmp_path, n_cases=2, provenance={"seed": 3})
-    assert yaml.safe_load((tmp_path / "cohort.yaml").read_text())["provenance"] == {"seed": 3}

@@ -5,10 +5,8 @@ import numpy as np
 import pytest
 
 from builders import make_cohort
-from gcemil.bags import folds as folds_module
 from gcemil.bags.folds import fold_indices, leaking_cases, make_folds, make_parts, read_fold, write_folds
 from gcemil.errors import CohortError, UsageError
-from gcemil.files import write_table
 
 
 def test_every_slide_is_tested_once_and_validated_at_most_once(tmp_path):
@@ -28,11 +26,6 @@ def test_validation_is_half_of_the_next_fold(tmp_path):
         assert len(fold.slides("val")) == len(following.slides("test")) // 2
 
 
-def test_folds_keep_cases_whole(tmp_path):
-    cohort = make_cohort(tmp_path, n_cases=20, slides_per_case=3)
-    assert all(leaking_cases(cohort, fold) == [] for fold in make_folds(cohort))
-
-
 def test_folds_by_slide_would_leak_and_say_so(tmp_path):
     cohort = make_cohort(tmp_path, n_cases=20, slides_per_case=3)
     assert any(leaking_cases(cohort, fold) for fold in make_folds(cohort, unit="slide"))
@@ -50,12 +43,6 @@ def test_events_are_spread_evenly(tmp_path):
     events = {row.slide_id: row.event for row in cohort.slides}
     for fold in make_folds(cohort):
         assert sum(events[slide] for slide in fold.slides("test")) in (7, 8, 9)
-
-
-def test_the_seed_decides_the_folds(tmp_path):
-    cohort = make_cohort(tmp_path, n_cases=30)
-    assert make_folds(cohort, seed=1) == make_folds(cohort, seed=1)
-    assert make_folds(cohort, seed=1) != make_folds(cohort, seed=2)
 
 
 def test_folds_come_back_from_disk(tmp_path):
@@ -86,11 +73,6 @@ def test_a_fold_that_forgets_a_slide_is_refused(tmp_path):
         read_fold(cohort, 0)
 
 
-def test_a_missing_fold_names_the_command(tmp_path):
-    with pytest.raises(CohortError, match="has no folds. Make them with 'gcemil split"):
-        read_fold(make_cohort(tmp_path), 0)
-
-
 def test_too_few_folds_or_cases_are_refused(tmp_path):
     cohort = make_cohort(tmp_path, n_cases=4)
     with pytest.raises(UsageError, match="at least 3 folds"):
@@ -115,24 +97,6 @@ def test_fewer_folds_leave_none_of_the_old_ones(tmp_path):
     assert fold_indices(tmp_path) == [0, 1, 2]
     assert (tmp_path / "splits" / "README.txt").read_text() == "dealt by hand"
     assert {path.name for path in tmp_path.iterdir()} == {"cohort.yaml", "slides.csv", "features", "splits"}
-
-
-def test_folds_written_half_way_are_the_old_ones(tmp_path, monkeypatch):
-    cohort = make_cohort(tmp_path, n_cases=30)
-    before = make_folds(cohort)
-    write_folds(cohort, before)
-    calls = []
-
-    def interrupted(*arguments):
-        calls.append(arguments)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return write_table(*arguments)
-
-    monkeypatch.setattr(folds_module, "write_table", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        write_folds(cohort, make_folds(cohort, n_folds=3))
-    assert [read_fold(cohort, index) for index in fold_indices(tmp_path)] == before
 
 
 def test_parts_have_the_sizes_asked_for_and_every_label_in_their_shares(tmp_path):

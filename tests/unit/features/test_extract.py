@@ -11,7 +11,7 @@ from builders.slides import tissue_image, write_slide
 from gcemil.bags import store
 from gcemil.bags.foreign.trident import read_trident
 from gcemil.errors import UsageError
-from gcemil.features import reading
+from gcemil.features import extract
 from gcemil.features.encoders import EncoderSpec, PatchEncoder
 from gcemil.features.extract import (
     EncodeSettings,
@@ -20,7 +20,6 @@ from gcemil.features.extract import (
     feature_file,
 )
 from gcemil.features.patching import find_slides, patch_slides, patches_path, read_patch_file
-from gcemil.features.reading import SlideEnd, SlideJob, read_ahead
 from gcemil.slides.grid import PatchSettings, read_patch
 from gcemil.slides.reader import open_slide
 
@@ -144,22 +143,6 @@ def test_one_folder_never_mixes_encoders(batch):
     assert store.attributes(feature_file(batch, "m"))["encoder"] == "other"
 
 
-def test_a_card_of_another_encoder_is_respected(batch):
-    (batch / "cohort.yaml").write_text("{name: x, task: survival, feature_dim: 3, encoder: uni}")
-    with pytest.raises(UsageError, match="names the encoder 'uni', not 'colour'"):
-        encoded(batch)
-
-
-def test_another_type_needs_force(batch):
-    encoded(batch)
-    exact = EncodeSettings(dtype="float32")
-    report = encoded(batch, settings=exact)
-    assert statuses(report) == ["failed"] * 3
-    assert "in another type. Add --force" in report.problems[0].message
-    assert statuses(encoded(batch, settings=exact, force=True)) == ["encoded"] * 3
-    assert store.describe(feature_file(batch, "a"))["features"].dtype == np.float32
-
-
 def fault(folder: Path, **options):
     """The one line about slide m, once the others are done and nothing is half-written."""
     report = encoded(folder, **options)
@@ -171,63 +154,24 @@ def fault(folder: Path, **options):
     return problem
 
 
-def test_a_slide_without_patches_is_a_line(batch):
-    patches_path(batch, PatchSettings(), "m").unlink()
-    problem = fault(batch)
-    assert problem.status == "no patches"
-    assert "Run 'gcemil patch" in problem.message
-
-
 def test_a_slide_that_was_exchanged_is_a_line(batch):
     write_slide(batch / "slides" / "m.tif", tissue_image(seed=9))
     assert "was made from another file" in fault(batch).message
 
 
 def test_a_slide_that_breaks_while_it_is_read_is_a_line(batch, monkeypatch):
-    whole = reading.read_patches
+    whole = extract.read_patches
 
     def breaking(slide, *arguments, **options):
         if slide.name == "m.tif":
             raise ZeroDivisionError("no such thing")
         return whole(slide, *arguments, **options)
 
-    monkeypatch.setattr(reading, "read_patches", breaking)
+    monkeypatch.setattr(extract, "read_patches", breaking)
     assert fault(batch).message.endswith("m.tif: ZeroDivisionError: no such thing")
-
-
-def test_a_full_disk_is_a_line(batch, monkeypatch):
-    whole = Path.replace
-
-    def failing(path, target):
-        if path.name.startswith(".m.h5"):
-            raise OSError(28, "No space left on device")
-        return whole(path, target)
-
-    monkeypatch.setattr(Path, "replace", failing)
-    assert "No space left on device" in fault(batch).message
 
 
 def test_features_too_large_for_float16_are_told(batch):
     report = encoded(batch, colour_encoder(scale=1e6))
     assert statuses(report) == ["failed"] * 3
     assert "Use --dtype float32" in report.problems[0].message
-
-
-def test_settings_out_of_bounds_are_refused():
-    with pytest.raises(UsageError, match="got 0, 2 and float16"):
-        EncodeSettings(batch_size=0)
-
-
-def test_a_reader_that_is_left_early_stops_its_threads(batch):
-    jobs = [
-        SlideJob(name, batch / "slides" / f"{name}.tif", patches_path(batch, PatchSettings(), name))
-        for name in "amz"
-    ]
-    stream = read_ahead(jobs, batch_size=1, patch_px=16, workers=2)
-    assert next(stream).shape == (1, 16, 16, 3)
-    stream.close()
-    assert not list(stream)
-    ends = [
-        item for item in read_ahead(jobs, batch_size=1, patch_px=16, workers=2) if isinstance(item, SlideEnd)
-    ]
-    assert [end.job.slide_id for end in ends] == ["a", "m", "z"]

@@ -58,18 +58,6 @@ def test_an_image_that_is_not_square_is_cut_to_its_middle(tmp_path):
     assert (read_square(tmp_path / "wide.png", 4) == 255).all()
 
 
-def test_a_folder_without_images_is_refused(tmp_path):
-    write_image(tmp_path / "top.png", (0, 0, 0))
-    with pytest.raises(InputError, match="holds no images in folders"):
-        find_images(tmp_path)
-
-
-def test_a_damaged_image_is_refused(folder):
-    (folder / "benign" / "z.png").write_text("no picture")
-    with pytest.raises(InputError, match=r"z\.png cannot be read as a picture"):
-        encode_pool(folder, colour_encoder())
-
-
 @pytest.mark.parametrize(
     ("pattern", "error", "message"),
     [

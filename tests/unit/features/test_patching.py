@@ -1,18 +1,11 @@
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
 from PIL import Image
-from typer.testing import CliRunner
 
 from builders.slides import PINK, REAL_SLIDE, tissue_image, write_plain_tiff, write_slide
 from gcemil.bags import store
-from gcemil.bags.foreign.inspect import inspect
-from gcemil.bags.foreign.trident import find_patch_size, read_trident
-from gcemil.cli.slides import encode
-from gcemil.errors import StoreError, UsageError
 from gcemil.features.patching import PatchingRules, find_slides, patch_slides, patches_path, read_patch_file
 from gcemil.slides.grid import PatchSettings, read_patch
 from gcemil.slides.reader import open_slide
@@ -69,34 +62,6 @@ def test_attributes_are_those_of_trident(tmp_path):
     assert expected.items() <= found.items()
 
 
-def test_coordinates_are_read_back_by_the_trident_importer(tmp_path):
-    image = tissue_image(1024, 2048, box=(0, 0, 2048, 1024))
-    patch_slides([one_slide(tmp_path, image=image, mpp=0.2527)], tmp_path / "out")
-    path = tmp_path / "out" / RUN / "patches" / "a_patches.h5"
-    assert inspect(path).kind == "trident_patches"
-    assert find_patch_size(store.attributes(path, "coords")) == 507
-
-    coords = store.read(path, "coords")
-    features = tmp_path / "out" / RUN / "features_test" / "a.h5"
-    store.write(
-        features,
-        {"features": np.zeros((len(coords), 4), np.float32), "coords": coords},
-        dataset_attributes={"coords": store.attributes(path, "coords")},
-    )
-    (slide,) = read_trident(tmp_path / "out").slides
-    assert (slide.slide_id, slide.n_patches, slide.patch_size) == ("a", 8, 507)
-    assert slide.load()[1].tolist() == [
-        [0, 0],
-        [507, 0],
-        [1013, 0],
-        [1520, 0],
-        [0, 507],
-        [507, 507],
-        [1013, 507],
-        [1520, 507],
-    ]
-
-
 def test_a_second_run_does_nothing(tmp_path):
     slide = one_slide(tmp_path)
     patch_slides([slide], tmp_path / "out")
@@ -107,13 +72,6 @@ def test_a_second_run_does_nothing(tmp_path):
     assert outcome(report).patches == 2
     assert path.stat().st_mtime_ns == before
     assert not report.problems
-
-
-def test_equal_slides_give_equal_bytes(tmp_path):
-    for name in ("x", "y"):
-        patch_slides([one_slide(tmp_path)], tmp_path / name)
-    files = [patches_path(tmp_path / name, PatchSettings(), "a").read_bytes() for name in ("x", "y")]
-    assert files[0] == files[1]
 
 
 def test_other_settings_are_refused_until_forced(tmp_path):
@@ -127,12 +85,6 @@ def test_other_settings_are_refused_until_forced(tmp_path):
     assert outcome(patch_slides([slide], tmp_path / "out", strict, force=True)).status == "patched"
 
 
-def test_another_slide_of_the_same_name_is_refused(tmp_path):
-    patch_slides([one_slide(tmp_path)], tmp_path / "out")
-    changed = one_slide(tmp_path, image=tissue_image(seed=1))
-    assert "was made from another slide" in outcome(patch_slides([changed], tmp_path / "out")).message
-
-
 def test_a_mask_takes_the_place_of_the_segmenter(tmp_path):
     masks = tmp_path / "masks"
     masks.mkdir()
@@ -142,26 +94,6 @@ def test_a_mask_takes_the_place_of_the_segmenter(tmp_path):
     rules = PatchingRules(masks=masks)
     assert outcome(patch_slides([one_slide(tmp_path)], tmp_path / "out", rules)).patches == 1
     assert read_patch_file(patches_path(tmp_path / "out", PatchSettings(), "a")).coords.tolist() == [[0, 0]]
-
-
-def test_outlines_written_are_accepted_as_masks(tmp_path):
-    slide = one_slide(tmp_path)
-    patch_slides([slide], tmp_path / "out")
-    rules = PatchingRules(masks=tmp_path / "out" / "contours_geojson")
-    patch_slides([slide], tmp_path / "again", rules)
-    grids = [
-        read_patch_file(patches_path(tmp_path / name, PatchSettings(), "a")) for name in ("out", "again")
-    ]
-    np.testing.assert_array_equal(grids[0].coords, grids[1].coords)
-    np.testing.assert_allclose(grids[0].tissue_share, grids[1].tissue_share)
-
-
-def test_a_slide_without_a_mask_is_a_problem_of_its_own(tmp_path):
-    (tmp_path / "masks").mkdir()
-    found = outcome(
-        patch_slides([one_slide(tmp_path)], tmp_path / "out", PatchingRules(masks=tmp_path / "masks"))
-    )
-    assert "holds no mask of slide 'a'" in found.message
 
 
 def test_pixel_sizes_fill_in_or_overrule(tmp_path):
@@ -196,53 +128,6 @@ def test_folders_are_searched_and_hidden_files_passed_over(tmp_path):
     assert list(find_slides([tmp_path / "x"])) == ["a", "b"]
 
 
-def test_two_files_of_one_slide_are_refused(tmp_path):
-    (tmp_path / "a.tif").touch()
-    (tmp_path / "a.svs").touch()
-    with pytest.raises(UsageError, match=r"would both be slide 'a'"):
-        find_slides([tmp_path])
-
-
-def test_no_slides_and_no_folder_are_bad_usage(tmp_path):
-    with pytest.raises(UsageError, match="No slides found"):
-        find_slides([tmp_path])
-    with pytest.raises(UsageError, match="does not exist"):
-        find_slides([tmp_path / "gone"])
-
-
-def test_a_file_without_a_pixel_size_is_refused(tmp_path):
-    path = tmp_path / "a_patches.h5"
-    store.write(path, {"coords": np.zeros((1, 2), np.int64)})
-    with pytest.raises(StoreError, match=r"'coords' has no attribute 'level0_mpp'"):
-        read_patch_file(path)
-
-
-def test_more_than_48_slides_fill_a_second_sheet(tmp_path):
-    from gcemil.slides.thumbnails import SheetEntry, draw_contact_sheets
-
-    sheets = draw_contact_sheets([SheetEntry(f"slide {k}\n5 patches", None) for k in range(50)])
-    assert [sheet.shape for sheet in sheets] == [(8 * 270, 6 * 240, 3), (270, 2 * 240, 3)]
-    assert draw_contact_sheets([]) == []
-
-
-def run(*arguments):
-    app = typer.Typer()
-    app.command()(encode)
-    return CliRunner().invoke(app, ["--patches-only", *map(str, arguments)])
-
-
-def test_the_command_exits_with_1_and_lists_what_failed(tmp_path):
-    one_slide(tmp_path)
-    (tmp_path / "slides" / "bad.svs").write_bytes(b"rubbish")
-    result = run(tmp_path / "slides", "--out", tmp_path / "out", "--json")
-    assert result.exit_code == 1
-    found = {slide["slide_id"]: slide["status"] for slide in json.loads(result.output)["slides"]}
-    assert found == {"a": "patched", "bad": "failed"}
-    plain = run(tmp_path / "slides", "--out", tmp_path / "out")
-    assert "Slides without patches: 1" in plain.output
-    assert "bad" in plain.output
-
-
 @pytest.mark.skipif(not REAL_SLIDE.is_file(), reason=f"{REAL_SLIDE} is absent; 'make install' fetches it")
 def test_a_real_slide_is_patched(tmp_path):
     report = patch_slides([REAL_SLIDE], tmp_path)
@@ -253,15 +138,3 @@ def test_a_real_slide_is_patched(tmp_path):
     with open_slide(REAL_SLIDE) as slide:
         patches = np.stack([read_patch(slide, grid, index) for index in range(0, len(grid), 8)])
     assert patches.std(axis=(1, 2, 3)).min() > 15
-
-
-def test_a_real_stain_rewritten_as_a_pyramid_is_patched(tmp_path):
-    data = pytest.importorskip("skimage.data")
-    image = np.asarray(Image.open(Path(data.__file__).parent / "ihc.png").convert("RGB"))
-    write_slide(tmp_path / "slides" / "ihc.tif", image)
-    report = patch_slides([tmp_path / "slides"], tmp_path / "out")
-    # Its lower right is glass.
-    assert outcome(report).patches == 3
-    with open_slide(tmp_path / "slides" / "ihc.tif") as slide:
-        grid = read_patch_file(patches_path(tmp_path / "out", PatchSettings(), "ihc"))
-        np.testing.assert_array_equal(read_patch(slide, grid, 2), image[256:512, :256])

@@ -41,17 +41,6 @@ def clip_folder(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("name", ["plip", "quiltnet"])
-def test_texts_of_a_clip_become_unit_rows_whatever_stands_beside_them(clip_folder, name):
-    encoder = load_text_encoder(name, source=WeightSource(clip_folder))
-    rows = encoder(["tumour", "fat cells in a row of many many words"])
-    assert encoder.sees_images
-    assert rows.shape == (2, 8)
-    np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, atol=1e-5)
-    np.testing.assert_allclose(encoder(["tumour"])[0], rows[0], atol=1e-5)
-    assert np.abs(rows[0] - rows[1]).max() > 0.01
-
-
 def test_the_text_tower_answers_as_the_model_itself(clip_folder):
     transformers = towers.import_transformers()
     network = transformers.CLIPModel.from_pretrained(str(clip_folder)).eval()
@@ -74,22 +63,6 @@ def test_the_image_tower_answers_as_the_model_itself(clip_folder):
         states = network.vision_model(pixel_values=images).pooler_output
         expected = network.visual_projection(states)
     np.testing.assert_allclose(encoder(pixels), expected.numpy(), atol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["plip", "quiltnet"])
-def test_a_clip_that_cannot_be_fetched_names_its_page_and_the_way_without(name, monkeypatch):
-    def unreachable(*arguments, **options):
-        raise OSError("no route to the hub")
-
-    monkeypatch.setattr(towers.import_transformers().CLIPModel, "from_pretrained", unreachable)
-    with pytest.raises(InputError, match="huggingface.co/.*without them use --encoder minilm"):
-        load_text_encoder(name)
-
-
-def test_weights_of_another_layout_are_told(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "clip"}')
-    with pytest.raises(InputError, match="The weights of 'plip' cannot be loaded"):
-        load_text_encoder("plip", source=WeightSource(tmp_path))
 
 
 class TinyMusk(torch.nn.Module):
@@ -161,12 +134,6 @@ def test_musk_embeds_images_with_the_weights_it_was_given(musk_package, tmp_path
     encoder = prepare_encoder("musk", spec, source=WeightSource(tmp_path), device="cpu")
     assert musk_package == [str(tmp_path / "model.safetensors")]
     np.testing.assert_allclose(encoder(np.full((1, 4, 4, 3), 255, np.uint8)), [[2, 2, 2]], atol=1e-6)
-
-
-def test_musk_without_its_tokenizer_is_told(musk_package, tmp_path):
-    (tmp_path / "musk" / "models" / "tokenizer.spm").unlink()
-    with pytest.raises(InputError, match=r"tokenizer is missing: .*tokenizer\.spm does not exist"):
-        load_text_encoder("musk")
 
 
 def test_conch_sees_images_through_its_own_package(monkeypatch):

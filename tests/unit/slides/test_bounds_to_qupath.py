@@ -8,7 +8,6 @@ import pytest
 from builders.slides import ArraySlide, glass, tissue_image
 from gcemil.bags import store
 from gcemil.bags.arrays import stated_bounds
-from gcemil.bags.foreign.trident import read_trident
 from gcemil.exports.geojson import describe_patches
 from gcemil.exports.overlay import Thumbnail, fit_frame
 from gcemil.features import patching
@@ -74,16 +73,3 @@ def test_an_overlay_on_the_thumbnail_of_the_scanned_part_lies_on_the_tissue():
     thumbnail = Thumbnail(np.zeros((96, 128, 3), dtype=np.uint8), downsample=8.0, origin=(LEFT, TOP))
     frame = fit_frame(np.array([[LEFT + 256, TOP + 256]]), 256, thumbnail)
     assert frame.corners(np.array([[LEFT + 256, TOP + 256]])).tolist() == [[32, 32]]
-
-
-def test_other_readers_pass_over_the_bounds(patched):
-    path = patches_path(patched, SETTINGS, "m")
-    coords, features = store.read(path, "coords"), np.ones((2, 4), dtype=np.float32)
-    attributes = store.attributes(path, "coords")
-    store.write(
-        patched / "features" / "m.h5",
-        {"features": features, "coords": coords},
-        dataset_attributes={"coords": attributes},
-    )
-    (slide,) = read_trident(patched / "features").slides
-    assert slide.patch_size == 256

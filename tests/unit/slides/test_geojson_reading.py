@@ -58,12 +58,6 @@ def test_a_class_is_a_name_however_it_is_written(classification, name):
     assert parse_objects(feature("Polygon", [SQUARE], classification), "file")[0].class_name == name
 
 
-@pytest.mark.parametrize("object_type", ["annotation", "detection", "tile", "cell"])
-def test_the_type_of_an_object_makes_no_difference(object_type):
-    (found,) = parse_objects(feature("Polygon", [SQUARE], "a", object_type), "file")
-    assert found.area.area == 64
-
-
 def test_points_are_kept_and_lines_are_counted():
     found = parse_objects(
         [
@@ -76,13 +70,6 @@ def test_points_are_kept_and_lines_are_counted():
     )
     assert np.concatenate([one.points for one in found]).tolist() == [[1, 2], [3, 4], [5, 6]]
     assert count_ignored(found) == {"LineString": 1, "no geometry": 1}
-
-
-def test_a_collection_of_geometries_is_one_object():
-    inner = [{"type": "Polygon", "coordinates": [SQUARE]}, {"type": "Point", "coordinates": [1, 2]}]
-    geometry = {"type": "GeometryCollection", "geometries": inner}
-    (found,) = parse_objects({"type": "Feature", "geometry": geometry, "properties": {}}, "file")
-    assert (found.area.area, found.points.tolist()) == (64, [[1, 2]])
 
 
 @pytest.mark.parametrize(

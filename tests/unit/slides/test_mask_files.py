@@ -7,7 +7,6 @@ from PIL import Image
 from builders.slides import ArraySlide, glass
 from gcemil.errors import InputError
 from gcemil.slides.mask_files import (
-    find_mask_file,
     rasterise_rings,
     read_mask,
     tissue_geojson,
@@ -56,13 +55,6 @@ def test_a_picture_of_another_shape_is_refused(tmp_path):
         read_mask(path, slide())
 
 
-def test_a_picture_covers_the_scanned_part(tmp_path):
-    path = write_png(tmp_path / "s.png", np.ones((10, 10)))
-    found = read_mask(path, slide(bounds_box=(300, 100, 200, 200)))
-    assert found.bounds == Bounds(300, 100, 200, 200)
-    assert found.kept.all()
-
-
 def test_a_polygon_with_a_hole_by_hand(tmp_path):
     path = write_geojson(
         tmp_path / "s.geojson", {"type": "Feature", "geometry": polygon(SQUARE, HOLE), "properties": {}}
@@ -74,28 +66,6 @@ def test_a_polygon_with_a_hole_by_hand(tmp_path):
     np.testing.assert_array_equal(kept, expected)
 
 
-@pytest.mark.parametrize("form", ["collection", "list", "multi", "geometries", "bare"])
-def test_every_form_of_geojson_is_read(tmp_path, form):
-    feature = {"type": "Feature", "geometry": polygon(SQUARE), "properties": {}}
-    content = {
-        "collection": {"type": "FeatureCollection", "features": [feature]},
-        "list": [feature],
-        "multi": {"type": "MultiPolygon", "coordinates": [polygon(SQUARE)["coordinates"]]},
-        "geometries": {"type": "GeometryCollection", "geometries": [polygon(SQUARE)]},
-        "bare": polygon(SQUARE),
-    }[form]
-    kept = read_mask(write_geojson(tmp_path / "s.geojson", content), slide(), mpp=20.0).kept
-    assert kept.sum() == kept[2:8, 4:12].sum() == 48
-
-
-def test_a_hole_of_one_polygon_does_not_cut_another():
-    far = rings([(0, 0), (800, 0), (800, 400), (0, 400)], [(100, 100), (300, 100), (300, 300), (100, 300)])
-    near = rings([(150, 150), (250, 150), (250, 250), (150, 250)])
-    kept = rasterise_rings([*far, *near], Bounds(0, 0, 800, 400), downsample=10)
-    assert kept[17:23, 17:23].all()
-    assert not kept[12:14, 12:14].any()
-
-
 def test_a_polygon_is_filled_as_scikit_image_fills_it():
     draw = pytest.importorskip("skimage.draw")
     corners = np.random.default_rng(1).uniform(0, 100, size=(9, 2))
@@ -105,37 +75,6 @@ def test_a_polygon_is_filled_as_scikit_image_fills_it():
     expected = np.zeros((100, 100), bool)
     expected[rows, columns] = True
     assert (kept != expected).sum() <= 3
-
-
-def test_a_polygon_that_leaves_the_slide_is_cut_off():
-    ring = [(-50.0, -50.0), (40.0, -50.0), (40.0, 500.0), (-50.0, 500.0)]
-    kept = rasterise_rings(rings(ring), Bounds(0, 0, 100, 100), downsample=10)
-    assert kept[:, :4].all()
-    assert not kept[:, 4:].any()
-    outside = [(200.0, 200.0), (300.0, 200.0), (300.0, 300.0)]
-    assert not rasterise_rings(rings(outside), Bounds(0, 0, 100, 100), downsample=10).any()
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "is not valid JSON"),
-        ('{"features": []}', "holds no polygon"),
-        ("3", "neither a FeatureCollection nor a list of features"),
-        ('{"type": "FeatureCollection", "features": []}', "holds no polygon"),
-        ('{"type": "Point", "coordinates": [1, 2]}', "holds no polygon"),
-        (
-            '{"type": "Polygon", "coordinates": [[["a", 2], [1, 2], [3, 4]]]}',
-            "object 0 has a geometry that cannot be read",
-        ),
-        ('{"type": "Polygon", "coordinates": [[[1, 2]]]}', "a geometry that cannot be read"),
-        ('{"type": "Polygon", "coordinates": [[[1e9, 2], [1, 2], [3, 4]]]}', "farther than any slide"),
-    ],
-)
-def test_geojson_without_polygons_is_refused(tmp_path, text, message):
-    (tmp_path / "s.geojson").write_text(text)
-    with pytest.raises(InputError, match=message):
-        read_mask(tmp_path / "s.geojson", slide())
 
 
 def test_outlines_read_back_are_the_mask_itself(tmp_path):
@@ -154,12 +93,3 @@ def test_outlines_are_what_qupath_reads():
     assert feature["properties"]["objectType"] == "annotation"
     assert feature["properties"]["classification"]["color"]
     assert tissue_geojson(mask, "s") == tissue_geojson(mask, "s")
-
-
-def test_the_mask_of_a_slide_is_found_by_its_id(tmp_path):
-    write_png(tmp_path / "a.b.png", np.ones((2, 2)))
-    write_geojson(tmp_path / "c.geojson", polygon(SQUARE))
-    assert find_mask_file(tmp_path, "a.b").name == "a.b.png"
-    assert find_mask_file(tmp_path, "c").name == "c.geojson"
-    with pytest.raises(InputError, match=r"holds no mask of slide 'd' \(d.png, d.geojson"):
-        find_mask_file(tmp_path, "d")

@@ -1,17 +1,14 @@
 import numpy as np
 import pytest
-from shapely import Polygon
 
 from builders.slides import PINK, ArraySlide, SceneSlide, glass, tissue_image
-from gcemil.errors import InputError, UsageError
+from gcemil.errors import InputError
 from gcemil.slides.contours import trace_outlines
 from gcemil.slides.grid import (
     PatchSettings,
     covered_share,
     patch_grid,
-    probe_patches,
     read_patch,
-    read_patches,
 )
 from gcemil.slides.tissue import TissueMask, find_tissue
 
@@ -36,11 +33,6 @@ def test_a_full_grid_in_rows():
     assert grid.tissue_share.tolist() == pytest.approx([1.0] * 6)
 
 
-def test_patches_begin_at_the_corner_of_the_scanned_part():
-    slide = ArraySlide(glass(900, 900), bounds_box=(100, 50, 520, 300))
-    assert patch_grid(slide, everywhere(slide)).coords.tolist() == [[100, 50], [356, 50]]
-
-
 def test_a_patch_needs_its_share_of_tissue():
     slide = ArraySlide(glass(256, 768))
     kept = np.zeros((4, 12), bool)
@@ -53,12 +45,6 @@ def test_a_patch_needs_its_share_of_tissue():
         for share in (0.1, 0.25, 0.5, 0.8)
     }
     assert found == {0.1: [0, 256], 0.25: [0, 256], 0.5: [256], 0.8: []}
-
-
-def test_overlapping_patches_share_pixels():
-    slide = ArraySlide(glass(256, 512))
-    grid = patch_grid(slide, everywhere(slide), PatchSettings(overlap_px=128))
-    assert grid.coords[:, 0].tolist() == [0, 128, 256]
 
 
 @pytest.mark.parametrize("mpp", [0.25, 0.3127, 0.4637])
@@ -80,36 +66,12 @@ def test_the_same_tissue_gives_the_same_patches_in_micrometres_on_every_scanner(
     assert np.abs(reference.coords * 0.5 - cells[0] * 128).max() <= 0.25 + 1e-9
 
 
-def test_a_slide_smaller_than_a_patch_has_none():
-    slide = ArraySlide(glass(200, 800))
-    assert len(patch_grid(slide, everywhere(slide))) == 0
-
-
 def test_a_slide_too_coarse_for_the_patches_is_refused():
     slide = ArraySlide(glass(), mpp=1.0)
     with pytest.raises(
         InputError, match=r"'array' has 1 micrometres per pixel, too coarse .* --target-mpp 1"
     ):
         patch_grid(slide, everywhere(slide))
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"patch_px": 4}, "at least 8 pixels"),
-        ({"overlap_px": 256}, "overlaps its neighbour by less than itself, got 256 and 256"),
-        ({"target_mpp": 50.0}, "0.02 to 20 micrometres per pixel, got 50"),
-        ({"min_tissue": 0.0}, "above 0 and at most 1, got 0"),
-    ],
-)
-def test_settings_out_of_bounds_are_refused(settings, message):
-    with pytest.raises(UsageError, match=message):
-        PatchSettings(**settings)
-
-
-def test_the_folder_is_named_as_trident_names_it():
-    assert PatchSettings().folder_name == "20x_256px_0px_overlap"
-    assert PatchSettings(512, 0.25, 64).folder_name == "40x_512px_64px_overlap"
 
 
 def test_patches_are_arrays_at_the_resolution_asked_for():
@@ -123,26 +85,6 @@ def test_patches_are_arrays_at_the_resolution_asked_for():
     assert read_patch(slide, grid, 0, patch_px=16).shape == (16, 16, 3)
 
 
-def test_a_batch_holds_the_rows_asked_for_in_order():
-    image = np.zeros((512, 768, 3), np.uint8)
-    image[:, 256:] = 100
-    image[256:] += 50
-    slide = ArraySlide(image)
-    grid = patch_grid(slide, everywhere(slide))
-    every = read_patches(slide, grid, np.arange(6), 256)
-    assert every[:, 0, 0, 0].tolist() == [0, 100, 100, 50, 150, 150]
-    assert read_patches(slide, grid, np.array([5, 3]), 16)[:, 9, 9, 0].tolist() == [150, 50]
-
-
-def test_probing_reads_the_first_and_the_last_patch():
-    slide = ArraySlide(glass(512, 768))
-    probe_patches(slide, patch_grid(slide, everywhere(slide)))
-    assert len(slide.levels_read) == 5
-    slide.levels_read.clear()
-    probe_patches(slide, patch_grid(ArraySlide(glass(256, 256)), everywhere(slide)))
-    assert len(slide.levels_read) == 1
-
-
 def test_outlines_by_hand():
     mask = np.array([[1, 1, 1, 0, 0], [1, 0, 1, 0, 1], [1, 1, 1, 1, 0]], bool)
     ring, single = trace_outlines(mask)
@@ -150,10 +92,3 @@ def test_outlines_by_hand():
     assert [hole.tolist() for hole in ring.holes] == [[[1, 1], [1, 2], [2, 2], [2, 1]]]
     assert single.outer.tolist() == [[4, 1], [5, 1], [5, 2], [4, 2]]
     assert trace_outlines(np.zeros((3, 3), bool)) == []
-
-
-def test_areas_of_outlines_add_up_to_the_mask():
-    mask = np.random.default_rng(0).random((40, 50)) < 0.55
-    pieces = [Polygon(one.outer, one.holes) for one in trace_outlines(mask)]
-    assert sum(piece.area for piece in pieces) == mask.sum()
-    assert all(piece.exterior.is_ccw and not any(hole.is_ccw for hole in piece.interiors) for piece in pieces)

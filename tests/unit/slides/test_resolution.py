@@ -27,22 +27,6 @@ def test_rounding_errors_do_not_add_up():
     assert abs(591 * round(128 / 0.2527) - exact[-1]) > 250
 
 
-def test_patches_lie_at_the_same_micrometres_at_40x_20x_and_odd_pixel_sizes():
-    extent = 20_000.0
-    grids = {
-        mpp: patch_positions(0, int(extent / mpp), side=128.0, step=128.0, mpp=mpp)
-        for mpp in (0.25, 0.5, 0.3127, 0.4637)
-    }
-    for mpp, found in grids.items():
-        assert len(found) == len(grids[0.5])
-        assert np.abs(found * mpp - grids[0.5] * 0.5).max() <= mpp / 2 + 1e-9
-
-
-def test_a_slide_smaller_than_a_patch_has_no_position():
-    assert patch_positions(0, 255, side=128.0, step=128.0, mpp=0.5).tolist() == []
-    assert patch_positions(0, 256, side=128.0, step=128.0, mpp=0.5).tolist() == [0]
-
-
 def test_the_level_read_is_the_coarsest_that_has_the_pixels():
     downsamples = (1.0, 4.0004, 16.0)
     assert best_level(downsamples, 1.0) == 0

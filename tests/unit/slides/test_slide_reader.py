@@ -1,4 +1,3 @@
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -7,16 +6,14 @@ import pytest
 from builders.slides import (
     REAL_SLIDE,
     ArraySlide,
-    damage_level,
     glass,
     tissue_image,
     write_plain_tiff,
     write_slide,
 )
-from gcemil.errors import InputError, MissingExtraError
+from gcemil.errors import InputError
 from gcemil.slides.reader import (
     Bounds,
-    blend_on_white,
     open_slide,
     read_overview,
     read_region,
@@ -45,11 +42,6 @@ def test_pixels_outside_the_slide_are_white(tmp_path):
     assert (read[:, 10:] == 255).all()
 
 
-def test_transparent_pixels_are_composited_on_white():
-    rgba = np.array([[[0, 100, 200, 255], [0, 100, 200, 0], [0, 100, 200, 51]]], np.uint8)
-    assert blend_on_white(rgba).tolist() == [[[0, 100, 200], [255, 255, 255], [204, 224, 244]]]
-
-
 def test_a_slide_without_a_pixel_size_asks_for_it(tmp_path):
     path = write_plain_tiff(tmp_path / "s.tif", glass(300, 300))
     with (
@@ -61,12 +53,6 @@ def test_a_slide_without_a_pixel_size_asks_for_it(tmp_path):
         assert slide.mpp == 0.25
 
 
-def test_the_resolution_of_a_photograph_is_no_pixel_size(tmp_path):
-    path = write_plain_tiff(tmp_path / "s.tif", glass(300, 300), dpi=72)
-    with pytest.raises(InputError, match="does not state its pixel size"), open_slide(path):
-        pass
-
-
 def test_a_stated_pixel_size_beats_the_fallback_and_a_given_one_beats_both():
     stated = {"openslide.mpp-x": "0.5", "openslide.mpp-y": "0.5"}
     assert resolve_mpp(NAME, stated, None, 0.25) == 0.5
@@ -74,21 +60,11 @@ def test_a_stated_pixel_size_beats_the_fallback_and_a_given_one_beats_both():
     assert resolve_mpp(NAME, {}, None, 0.25) == 0.25
 
 
-def test_an_impossible_given_pixel_size_is_refused():
-    with pytest.raises(InputError, match="250.0 micrometres per pixel cannot be"):
-        resolve_mpp(NAME, {}, 250.0, None)
-
-
 def test_pixels_that_are_not_square_are_refused():
     with pytest.raises(InputError, match=r"0.5 by 0.25 micrometres, not square"):
         stated_mpp(NAME, {"openslide.mpp-x": "0.5", "openslide.mpp-y": "0.25"})
     almost = stated_mpp(NAME, {"openslide.mpp-x": "0.5", "openslide.mpp-y": "0.501"})
     assert almost == pytest.approx(0.5005, abs=1e-4)
-
-
-@pytest.mark.parametrize("text", ["", "unknown", "nan", "-1"])
-def test_nonsense_for_a_pixel_size_counts_as_none(text):
-    assert stated_mpp(NAME, {"openslide.mpp-x": text, "openslide.mpp-y": text}) is None
 
 
 def test_bounds_of_the_file_are_honoured_and_cut_to_the_slide():
@@ -112,33 +88,10 @@ def test_a_file_that_is_no_slide_is_named(tmp_path):
         pass
 
 
-def test_a_level_that_cannot_be_read_is_named(tmp_path):
-    path = write_slide(tmp_path / "s.tif", tissue_image(1200, 1200))
-    damage_level(path, 1)
-    with (
-        open_slide(path) as slide,
-        pytest.raises(InputError, match=r"'s.tif': level 1 cannot be read at \(0, 0\)"),
-    ):
-        slide.region(0, 0, 1, 50, 50)
-
-
-def test_openslide_missing_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "openslide", None)
-    with pytest.raises(MissingExtraError, match=r"gcemil\[wsi\]"), open_slide(NAME):
-        pass
-
-
 def test_a_view_at_the_own_resolution_is_the_pixels_themselves():
     image = np.random.default_rng(0).integers(0, 256, size=(80, 90, 3), dtype=np.uint8)
     seen = read_region(ArraySlide(image), left=10, top=20, width=30, height=40, size=(30, 40))
     np.testing.assert_array_equal(seen, image[20:60, 10:40])
-
-
-def test_a_view_is_read_at_the_best_level():
-    slide = ArraySlide(glass(512, 512), downsamples=(1.0, 4.0))
-    read_region(slide, left=0, top=0, width=512, height=512, size=(128, 128))
-    read_region(slide, left=0, top=0, width=512, height=512, size=(256, 256))
-    assert slide.levels_read == [1, 0]
 
 
 @pytest.mark.parametrize(
@@ -167,14 +120,6 @@ def test_an_overview_is_pieced_together_without_seams(monkeypatch):
     pieced = read_overview(slide, 2.0)
     assert whole.shape == (100, 150, 3)
     assert np.abs(whole.astype(int) - pieced).max() <= 1
-
-
-def test_an_overview_shows_the_scanned_part_only():
-    image = glass(400, 600)
-    image[100:300, 200:500] = 0
-    slide = ArraySlide(image, bounds_box=(200, 100, 300, 200))
-    assert (read_overview(slide, 5.0) == 0).all()
-    assert read_overview(slide, 5.0).shape == (20, 30, 3)
 
 
 @pytest.mark.skipif(not REAL_SLIDE.is_file(), reason=f"{REAL_SLIDE} is absent; 'make install' fetches it")

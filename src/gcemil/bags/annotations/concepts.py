@@ -12,72 +12,52 @@ are level-0 pixels of the whole file; GeoJSON counts from the image that QuPath 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import shapely
 from jaxtyping import Int
 from numpy.typing import NDArray
 from shapely.affinity import translate
 
 from gcemil.bags.annotations.shapes import (
-    AnnotatedPolygon,
+    Annotation,
     Corners,
     Overlap,
-    Role,
-    mask_overlap,
-    polygon_overlap,
+    area_share,
+    mask_share,
     read_asap,
     read_mask,
 )
 from gcemil.bags.arrays import Bounds
 from gcemil.bags.foreign.source import plain_id
-from gcemil.bags.tables import has_columns, list_rows, read_frame
+from gcemil.bags.tables import has_columns, read_frame
 from gcemil.errors import InputError
-from gcemil.slides.geojson import GeoObject, Points, count_ignored, read_objects
-
-ROLES: dict[str, Role] = {"normal": "tumour"}
-"""Normal tissue is a concept as any other here."""
+from gcemil.slides.geojson import GeoObject, Points, count_ignored, merge_areas, read_objects
 
 
-@dataclass(frozen=True, eq=False)
-class NamedShapes:
-    """What one file says of one slide, by concept."""
-
-    polygons: Mapping[str, tuple[AnnotatedPolygon, ...]]
-    points: Mapping[str, Points]
-    notes: tuple[str, ...] = ()
-    """What was left out."""
-
-
-def covered_share(
-    coords: Corners, patch_size: int, shapes: NamedShapes, roles: Mapping[str, Role] | None = None
-) -> Overlap:
-    """Share of every patch under the shapes, all of it where it holds a point; `roles` says which classes count."""
-    chosen: Mapping[str, Role] = (
-        dict.fromkeys([*shapes.polygons, *shapes.points], "tumour") if roles is None else roles
-    )
-    named = [(name, one) for name, own in shapes.polygons.items() for one in own if name in chosen]
-    share = polygon_overlap(coords, patch_size, [replace(one, role=chosen[name]) for name, one in named])
-    for name, points in shapes.points.items():
-        if chosen.get(name) == "tumour":
-            rows = patches_at(coords, patch_size, points)
-            share[rows[rows >= 0]] = 1.0
+def covered_share(coords: Corners, patch_size: int, annotation: Annotation) -> Overlap:
+    """Share of every patch under the annotation, all of it where it holds a point."""
+    share = area_share(coords, patch_size, merge_areas(annotation.areas.values()))
+    for points in annotation.points.values():
+        rows = patches_at(coords, patch_size, points)
+        share[rows[rows >= 0]] = 1.0
     return share
 
 
 def named_patches(
-    coords: Corners, patch_size: int, shapes: NamedShapes, min_overlap: float
+    coords: Corners, patch_size: int, annotation: Annotation, min_overlap: float
 ) -> dict[int, str]:
     """Row of the patch → its concept, from outlines and points."""
-    shares = {name: polygon_overlap(coords, patch_size, own) for name, own in shapes.polygons.items()}
-    found = best_concept(shares, min_overlap)
-    for name, points in shapes.points.items():
+    shares = {name: area_share(coords, patch_size, area) for name, area in annotation.areas.items()}
+    concepts = best_concept(shares, min_overlap)
+    for name, points in annotation.points.items():
         for row in patches_at(coords, patch_size, points):
             if row >= 0:
-                found.setdefault(int(row), name)
-    return found
+                concepts.setdefault(int(row), name)
+    return concepts
 
 
 def masked_patches(
@@ -93,7 +73,7 @@ def masked_patches(
     shares = {}
     for name, path in masks.items():
         mask = read_mask(path, downsample=downsample, tumour_values=(values[name],) if values else None)
-        shares[name] = mask_overlap(coords, patch_size, mask)
+        shares[name] = mask_share(coords, patch_size, mask)
     return best_concept(shares, min_overlap)
 
 
@@ -119,15 +99,12 @@ def patches_at(coords: Corners, patch_size: int, points: Points) -> Int[np.ndarr
     return rows
 
 
-def read_named_shapes(path: Path, origin: Bounds = (0, 0)) -> NamedShapes:
-    """The outlines of an ASAP file, or of a GeoJSON file whose image begins at `origin`."""
-    if path.suffix.lower() != ".xml":
-        return name_shapes(read_objects(path), origin)
-    found, skipped = read_asap(path, roles=ROLES, otherwise="tumour")
-    holes = [one for one in found if one.role == "exclusion"]
-    groups = dict.fromkeys(one.group for one in found if one.role == "tumour")
-    polygons = {name: (*(one for one in found if one.group == name), *holes) for name in groups}
-    return NamedShapes(polygons, {}, tuple(skipped))
+def read_annotation(path: Path, origin: Bounds = (0, 0)) -> Annotation:
+    """The concepts of an ASAP file, or of a GeoJSON file whose image begins at `origin`."""
+    if path.suffix.lower() == ".xml":
+        # Normal tissue is a concept as any other here.
+        return read_asap(path, roles={"normal": "tumour"}, otherwise="tumour")
+    return name_shapes(read_objects(path), origin)
 
 
 def slide_of(path: Path) -> str:
@@ -135,32 +112,26 @@ def slide_of(path: Path) -> str:
     return plain_id(path.stem.removesuffix("_mask"))
 
 
-def name_shapes(objects: Sequence[GeoObject], origin: Bounds = (0, 0)) -> NamedShapes:
+def name_shapes(objects: Sequence[GeoObject], origin: Bounds = (0, 0)) -> Annotation:
     """What the objects of a GeoJSON file mark, by class; `origin` is where the image that QuPath shows begins."""
-    polygons: dict[str, list[AnnotatedPolygon]] = {}
+    areas: dict[str, list[shapely.Geometry]] = {}
     points: dict[str, list[Points]] = {}
-    shift = np.array(origin, dtype=np.float64)
-    for position, one in enumerate(objects):
-        if not one.class_name:
-            continue
-        if not one.area.is_empty:
-            own = AnnotatedPolygon(
-                f"object {position}", one.class_name, "tumour", translate(one.area, *origin)
-            )
-            polygons.setdefault(one.class_name, []).append(own)
-        if len(one.points):
-            points.setdefault(one.class_name, []).append(one.points + shift)
-    unnamed = sum(not one.class_name for one in objects)
+    for item in objects:
+        if item.class_name and not item.area.is_empty:
+            areas.setdefault(item.class_name, []).append(translate(item.area, *origin))
+        if item.class_name and len(item.points):
+            points.setdefault(item.class_name, []).append(item.points + np.array(origin, dtype=np.float64))
+    unnamed = sum(not item.class_name for item in objects)
     notes = [f"{unnamed} objects without a classification"] if unnamed else []
     notes += [f"{count} objects of kind '{kind}'" for kind, count in count_ignored(objects).items()]
-    return NamedShapes(
-        {name: tuple(own) for name, own in polygons.items()},
-        {name: np.concatenate(own) for name, own in points.items()},
+    return Annotation(
+        {name: merge_areas(parts) for name, parts in areas.items()},
+        {name: np.concatenate(parts) for name, parts in points.items()},
         tuple(notes),
     )
 
 
-def read_point_table(path: Path) -> dict[str, NamedShapes]:
+def read_point_table(path: Path) -> dict[str, Annotation]:
     """Slide → its points by concept, from a table of slide, x, y, concept."""
     table = read_frame(path)
     slide = next((name for name in ("slide", "slide_id") if name in table), None)
@@ -168,19 +139,15 @@ def read_point_table(path: Path) -> dict[str, NamedShapes]:
         raise InputError(
             f"{path} has the columns {', '.join(table)}; a table of examples has slide, x, y and concept."
         )
-    found: dict[str, dict[str, list[Sequence[float]]]] = {}
-    for number, row in enumerate(list_rows(table), start=2):
-        try:
-            point = (float(row["x"]), float(row["y"]))
-        except ValueError:
-            point = (np.nan, np.nan)
-        if not np.isfinite(point).all() or not row[slide] or not row["concept"].strip():
-            raise InputError(
-                f"{path}, line {number}: slide '{row[slide]}', x '{row['x']}', y '{row['y']}', concept '{row['concept']}'; every "
-                "example needs a slide, two numbers and a concept."
-            )
-        found.setdefault(row[slide], {}).setdefault(row["concept"].strip(), []).append(point)
-    return {
-        name: NamedShapes({}, {concept: np.array(own) for concept, own in concepts.items()})
-        for name, concepts in found.items()
-    }
+    positions = table[["x", "y"]].apply(pd.to_numeric, errors="coerce").to_numpy(dtype=np.float64)
+    bad = ~np.isfinite(positions).all(axis=1) | (table[slide] == "") | (table["concept"] == "")
+    if bad.any():
+        number = int(np.argmax(bad))
+        values = table.iloc[number][[slide, "x", "y", "concept"]].to_dict()
+        raise InputError(
+            f"{path}, line {number + 2}: {values}; every example needs a slide, two numbers and a concept."
+        )
+    points: dict[str, dict[str, Points]] = {}
+    for (name, concept), rows in table.groupby([slide, "concept"], sort=False).indices.items():
+        points.setdefault(name, {})[concept] = positions[rows]
+    return {name: Annotation({}, concepts) for name, concepts in points.items()}

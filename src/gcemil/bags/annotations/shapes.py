@@ -6,9 +6,6 @@ Vertices stand in the order of `Order`, whatever their order in the file. The gr
 CAMELYON16 `_0`, `_1` and `Tumor` are tumour, `_2`, `Exclusion` and `None` are not (holes); in CAMELYON17 `metastases`
 and `normal`. A group of another name means what the group it is part of means. Splines count as their control polygon.
 
-An annotation file comes from elsewhere, so nothing in it is expanded or fetched: a document type or an entity
-declaration is refused before the parser sees it, and the text is read as UTF-8 whatever its header says.
-
   overlap_i = area of patch i inside the annotation / area of patch i
 
 Both are exact. A patch edge inside a mask pixel takes its share of that pixel. The inside of an outline that crosses itself is
@@ -31,8 +28,8 @@ from PIL import Image
 from PIL.TiffImagePlugin import TiffImageFile
 
 from gcemil.errors import InputError, error_text
-from gcemil.files import is_file, read_text
-from gcemil.slides.geojson import merge_areas
+from gcemil.files import read_text, require_file
+from gcemil.slides.geojson import Points, merge_areas
 from gcemil.slides.grid import box_shares
 
 Role = Literal["tumour", "exclusion"]
@@ -50,70 +47,66 @@ _GROUP_ROLES: dict[str, Role] = {
 }
 _AREAS = {"Polygon", "Spline", "Rectangle"}
 """Types that enclose something; dots and measurements do not."""
-_FORBIDDEN = ("<!DOCTYPE", "<!ENTITY")
 
 
 @dataclass(frozen=True, eq=False)
-class AnnotatedPolygon:
-    """One annotated area."""
+class Annotation:
+    """What one file marks on one slide, by class or group, in level-0 pixels."""
 
-    name: str
-    group: str
-    role: Role
-    area: shapely.Geometry
+    areas: Mapping[str, shapely.Geometry]
+    points: Mapping[str, Points]
+    notes: tuple[str, ...] = ()
+    """What was left out."""
 
 
 def read_asap(
     path: Path, *, roles: Mapping[str, Role] | None = None, otherwise: Role | None = None
-) -> tuple[list[AnnotatedPolygon], list[str]]:
-    """The polygons of a file, and a line for every annotation that encloses no area.
+) -> Annotation:
+    """The tumour of an ASAP file by group, without the exclusions.
 
     `roles` adds the meaning of further groups, or changes it; the rest mean `otherwise`.
     """
-    root = _parse_xml(path)
-    parents = {group.get("Name", ""): group.get("PartOfGroup", "") for group in root.iter("Group")}
-    meaning = {**_GROUP_ROLES, **(roles or {})}
-    polygons, skipped = [], []
-    for position, element in enumerate(root.iter("Annotation")):
-        name, group = element.get("Name") or f"annotation {position}", element.get("PartOfGroup", "None")
-        kind, vertices = element.get("Type", "Polygon"), _read_vertices(element, path)
-        if kind not in _AREAS or len(vertices) < 3:
-            skipped.append(f"'{name}' ({kind}, {len(vertices)} vertices) encloses no area")
-            continue
-        role = _find_role(group, parents, meaning, otherwise, path)
-        polygons.append(AnnotatedPolygon(name, group, role, merge_areas([shapely.Polygon(vertices)])))
-    return polygons, skipped
-
-
-def _parse_xml(path: Path) -> ElementTree.Element:
-    """The root of the document, declarations of types and entities refused."""
-    text = read_text(path)
-    if any(word in text for word in _FORBIDDEN):
-        raise InputError(
-            f"{path} declares a document type or an entity, which ASAP never writes. It is not read; export it again."
-        )
     try:
-        root = ElementTree.fromstring(text)
+        root = ElementTree.fromstring(read_text(path))
     except (ElementTree.ParseError, ValueError) as error:
         raise InputError(f"{path} is not valid XML ({error}). Export the annotations again.") from error
     if root.tag != "ASAP_Annotations":
         raise InputError(f"{path} is not an ASAP file: its root is <{root.tag}>, not <ASAP_Annotations>.")
-    return root
+    parents = {group.get("Name", ""): group.get("PartOfGroup", "") for group in root.iter("Group")}
+    meaning = {**_GROUP_ROLES, **(roles or {})}
+    polygons: dict[Role, list[tuple[str, shapely.Geometry]]] = {"tumour": [], "exclusion": []}
+    notes = []
+    for position, element in enumerate(root.iter("Annotation")):
+        name, group = element.get("Name") or f"annotation {position}", element.get("PartOfGroup", "None")
+        kind, vertices = element.get("Type", "Polygon"), _read_vertices(element, path)
+        if kind not in _AREAS or len(vertices) < 3:
+            notes.append(f"'{name}' ({kind}, {len(vertices)} vertices) encloses no area")
+            continue
+        role = _find_role(group, parents, meaning, otherwise, path)
+        polygons[role].append((group, shapely.Polygon(vertices)))
+    holes = merge_areas(polygon for _, polygon in polygons["exclusion"])
+    areas = {
+        group: shapely.difference(
+            merge_areas(one for name, one in polygons["tumour"] if name == group), holes
+        )
+        for group in dict.fromkeys(name for name, _ in polygons["tumour"])
+    }
+    return Annotation(areas, {}, tuple(notes))
 
 
 def _read_vertices(element: ElementTree.Element, path: Path) -> Vertices:
     """Level-0 pixels (x, y), sorted by `Order`."""
-    found = element.findall("./Coordinates/Coordinate")
+    points = element.findall("./Coordinates/Coordinate")
     try:
-        rows = [(float(one.attrib["Order"]), float(one.attrib["X"]), float(one.attrib["Y"])) for one in found]
-    except (KeyError, ValueError) as error:
+        rows = np.array([[float(point.attrib[name]) for name in ("Order", "X", "Y")] for point in points])
+    except (KeyError, ValueError):
+        rows = np.array([[np.nan]])
+    if not np.isfinite(rows).all():
         raise InputError(
-            f"{path}: annotation '{element.get('Name')}' has a coordinate without a plain number in Order, X or Y ({error})."
-        ) from error
-    ordered = np.array(sorted(rows, key=lambda row: row[0]), dtype=np.float64).reshape(-1, 3)[:, 1:]
-    if not np.isfinite(ordered).all():
-        raise InputError(f"{path}: annotation '{element.get('Name')}' has a coordinate that is not finite.")
-    return ordered
+            f"{path}: annotation '{element.get('Name')}' has a coordinate without a finite number in Order, X or Y."
+        )
+    rows = rows.reshape(-1, 3)
+    return rows[np.argsort(rows[:, 0], kind="stable"), 1:]
 
 
 def _find_role(
@@ -153,12 +146,9 @@ class TumourMask:
     downsample: tuple[float, float]
 
 
-def polygon_overlap(coords: Corners, patch_size: int, polygons: Sequence[AnnotatedPolygon]) -> Overlap:
-    """Share of every patch inside the tumour polygons and outside the exclusions."""
-    tumour, exclusion = (
-        merge_areas(one.area for one in polygons if one.role == role) for role in ("tumour", "exclusion")
-    )
-    parts = shapely.get_parts(shapely.difference(tumour, exclusion))
+def area_share(coords: Corners, patch_size: int, area: shapely.Geometry) -> Overlap:
+    """Share of every patch inside the area."""
+    parts = shapely.get_parts(area)
     shapely.prepare(parts)
     patches = shapely.box(*coords.T, *(coords + patch_size).T)
     patch, part = shapely.STRtree(parts).query(patches)
@@ -173,7 +163,7 @@ def polygon_overlap(coords: Corners, patch_size: int, polygons: Sequence[Annotat
     return np.bincount(patch, weights=share, minlength=len(coords)).clip(max=1.0)
 
 
-def mask_overlap(coords: Corners, patch_size: int, mask: TumourMask) -> Overlap:
+def mask_share(coords: Corners, patch_size: int, mask: TumourMask) -> Overlap:
     """Share of every patch inside the mask's tumour; beyond its border there is none."""
     low = coords / np.array(mask.downsample)
     high = (coords + patch_size) / np.array(mask.downsample)
@@ -191,8 +181,7 @@ def read_mask(
     path: Path, *, downsample: float | None = None, tumour_values: Sequence[int] | None = None
 ) -> TumourMask:
     """A PNG or TIFF mask. A TIFF pyramid knows its downsample; a single image has to be told."""
-    if not is_file(path):
-        raise InputError(f"{path} does not exist, or is not a file.")
+    require_file(path)
     try:
         # Image.open refuses a pyramid for the size of its first page, which is never decoded here.
         is_tiff = path.suffix.lower() in {".tif", ".tiff"}
@@ -210,8 +199,6 @@ def read_mask(
                 )
             is_pyramid = image.size != level0
             values = np.asarray(image)
-        if values.size == 0:
-            raise ValueError("it has no pixels")
     except InputError:
         raise
     except Exception as error:

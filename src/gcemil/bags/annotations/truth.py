@@ -28,25 +28,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import shapely
 from numpy.typing import NDArray
 
 from gcemil.bags import arrays, store
 from gcemil.bags.annotations.concepts import covered_share, name_shapes
 from gcemil.bags.annotations.shapes import (
+    Annotation,
     Corners,
     Overlap,
     Role,
-    mask_overlap,
-    polygon_overlap,
+    mask_share,
     read_asap,
     read_mask,
 )
-from gcemil.bags.arrays import Bounds
-from gcemil.bags.bag import connected_regions, grid_stride, patch_cells
-from gcemil.bags.cohort import Cohort, SlideRow, read_slide_bounds
+from gcemil.bags.bag import connected_regions, patch_cells
+from gcemil.bags.cohort import Cohort, SlideRow, read_slide_attributes, read_slide_bounds
 from gcemil.errors import CohortError, InputError, UsageError
 from gcemil.files import lock_folder
-from gcemil.slides.geojson import GeoObject, read_objects
+from gcemil.slides.geojson import merge_areas, read_objects
 
 MIN_OVERLAP = 0.01
 """A patch is positive when at least this share of it lies inside the annotation."""
@@ -74,14 +74,6 @@ SlideTruth = tuple[dict[str, NDArray[Any]], dict[str, str | int | float | bool]]
 """Datasets and attributes of truth/<slide>.h5."""
 
 
-@dataclass(frozen=True)
-class MaskReading:
-    """How mask images are to be read; both are found in the file where it says them."""
-
-    downsample: float | None = None
-    tumour_values: tuple[int, ...] | None = None
-
-
 def write_truth(
     cohort: Cohort,
     annotations: Path,
@@ -89,7 +81,8 @@ def write_truth(
     negative_class: str | None = None,
     min_overlap: float = MIN_OVERLAP,
     roles: Mapping[str, Role] | None = None,
-    masks: MaskReading | None = None,
+    downsample: float | None = None,
+    tumour_values: Sequence[int] | None = None,
     microns_per_pixel: float | Mapping[str, float] | None = None,
     replace: bool = False,
 ) -> TruthReport:
@@ -103,36 +96,53 @@ def write_truth(
         )
     if not 0 < min_overlap <= 1:
         raise UsageError(f"The smallest overlap of a positive patch lies in (0, 1], got {min_overlap}.")
-    found: dict[Path, SlideTruth] = {}
-    annotated: list[str] = []
-    normal: list[str] = []
-    missing: list[str] = []
-    notes: list[str] = []
+    truth_of: dict[Path, SlideTruth] = {}
+    annotated, normal, missing, notes = [], [], [], []
     for row in cohort.slides:
         candidates = (annotations / f"{row.slide_id}{ending}" for ending in _ENDINGS)
         file = next((path for path in candidates if path.is_file()), None)
-        if file is None and (negative_class is None or row.label != negative_class):
+        is_negative = negative_class is not None and row.label == negative_class
+        if file is None and not is_negative:
             missing.append(row.slide_id)
             continue
         coords, size, remarks = _read_slide_grid(cohort, row)
-        overlap, source = np.zeros(len(coords)), "negative class"
-        if file is not None:
-            origin, source = read_slide_bounds(cohort.folder, row.slide_id), file.name
-            overlap, more = _measure_overlap(
-                file, coords, size, roles=roles or {}, masks=masks or MaskReading(), origin=origin
-            )
-            remarks = [*remarks, *more, *_find_contradictions(row, file, overlap, negative_class)]
+        overlap = np.zeros(len(coords))
+        if file is None:
+            normal.append(row.slide_id)
+        else:
+            annotated.append(row.slide_id)
+            if file.suffix in {".xml", *_OUTLINES}:
+                annotation = (
+                    read_asap(file, roles=roles)
+                    if file.suffix == ".xml"
+                    else _read_geojson(file, roles or {}, read_slide_bounds(cohort.folder, row.slide_id))
+                )
+                overlap = covered_share(coords, size, annotation)
+                remarks += annotation.notes
+            else:
+                overlap = mask_share(
+                    coords, size, read_mask(file, downsample=downsample, tumour_values=tumour_values)
+                )
+            # Annotation and label do not fit together: the annotation stands.
+            if is_negative and overlap.any():
+                remarks.append(f"labelled {negative_class}, yet {file.name} marks tumour")
+            elif not is_negative and not overlap.any():
+                remarks.append(f"{file.name} marks tumour on none of its patches")
         # What the user says, else what the features were made with.
-        given = microns_per_pixel
-        mpp = given.get(row.slide_id) if isinstance(given, Mapping) else given
+        mpp = microns_per_pixel
+        mpp = mpp.get(row.slide_id) if isinstance(mpp, Mapping) else mpp
         if mpp is None:
-            mpp = _stated_number(cohort.feature_file(row.slide_id), "level0_mpp")
-        found[cohort.truth_file(row.slide_id)] = _build_truth(
-            coords, size, overlap, min_overlap=min_overlap, source=source, mpp=mpp
+            mpp = arrays.stated_number(read_slide_attributes(cohort.folder, row.slide_id), "level0_mpp")
+        truth_of[cohort.truth_file(row.slide_id)] = _build_truth(
+            coords,
+            size,
+            overlap,
+            min_overlap,
+            source="negative class" if file is None else file.name,
+            mpp=mpp,
         )
-        (normal if file is None else annotated).append(row.slide_id)
         notes += [f"{row.slide_id}: {remark}." for remark in remarks]
-    _write_files(cohort, found, replace=replace)
+    _write_files(cohort, truth_of, replace=replace)
     return TruthReport(tuple(annotated), tuple(normal), tuple(missing), tuple(notes))
 
 
@@ -142,83 +152,49 @@ def _read_slide_grid(cohort: Cohort, row: SlideRow) -> tuple[Corners, int, list[
     _, coords = arrays.read_patch_layout(path)
     if coords is None:
         raise InputError(f"{path} has no coordinates, so its patches cannot be laid over an annotation.")
-    if cohort.patch_size is not None:
-        return coords, int(cohort.patch_size), []
-    # Where scanners differ, every slide has its own.
-    stated = _stated_number(path, "patch_size_level0")
-    if stated is not None:
-        return coords, round(stated), []
-    stride = grid_stride(coords)
-    if stride is None:
+    size = cohort.slide_patch_size(row.slide_id, coords)
+    if size is None:
         raise CohortError(
             f"{cohort.folder / 'cohort.yaml'} has no patch_size_level0 and the patches of '{row.slide_id}' have no "
             "neighbours to tell it. Write the patch size into cohort.yaml."
         )
-    return coords, round(stride), [f"patch size taken from the grid step, {round(stride)} level-0 pixels"]
+    is_stated = cohort.patch_size or read_slide_attributes(cohort.folder, row.slide_id).get(
+        "patch_size_level0"
+    )
+    return coords, size, [] if is_stated else [f"patch size taken from the grid step, {size} level-0 pixels"]
 
 
-def _stated_number(path: Path, name: str) -> float | None:
-    """An attribute of the coordinates in a feature file, where it is a number."""
-    return arrays.stated_number(store.attributes(path, "coords"), name)
-
-
-def _measure_overlap(
-    file: Path,
-    coords: Corners,
-    patch_size: int,
-    *,
-    roles: Mapping[str, Role],
-    masks: MaskReading,
-    origin: Bounds,
-) -> tuple[Overlap, list[str]]:
-    """Overlap of every patch with the annotation, and what was left out of it."""
-    if file.suffix == ".xml":
-        polygons, skipped = read_asap(file, roles=roles)
-        return polygon_overlap(coords, patch_size, polygons), skipped
-    if file.suffix in _OUTLINES:
-        return _measure_geojson(read_objects(file), coords, patch_size, roles, origin)
-    mask = read_mask(file, downsample=masks.downsample, tumour_values=masks.tumour_values)
-    return mask_overlap(coords, patch_size, mask), []
-
-
-def _measure_geojson(
-    objects: Sequence[GeoObject], coords: Corners, patch_size: int, roles: Mapping[str, Role], origin: Bounds
-) -> tuple[Overlap, list[str]]:
-    """Overlap with the classes that count, and which those are."""
+def _read_geojson(path: Path, roles: Mapping[str, Role], origin: arrays.Bounds) -> Annotation:
+    """The classes that count, without those that are cut out, and notes on which these are."""
+    objects = read_objects(path)
     if UNCLASSIFIED in roles:
-        objects = [replace(one, class_name=one.class_name or UNCLASSIFIED) for one in objects]
+        objects = [replace(item, class_name=item.class_name or UNCLASSIFIED) for item in objects]
     shapes = name_shapes(objects, origin)
-    counts = Counter(one.class_name for one in objects if one.class_name)
+    counts = Counter(item.class_name for item in objects if item.class_name)
     chosen = {name: roles[name] for name in counts if name in roles}
     if "tumour" not in roles.values():
         # QuPath itself ignores classes whose name ends in *.
         counted: dict[str, Role] = {name: "tumour" for name in counts if not name.endswith("*")}
         chosen = counted | chosen
-    overlap = covered_share(coords, patch_size, shapes, chosen)
     words = {"tumour": "evidence", "exclusion": "cut out", None: "left out"}
     listed = {
         word: ", ".join(f"'{name}' ({counts[name]})" for name in counts if chosen.get(name) == role)
         for role, word in words.items()
     }
-    return overlap, [
-        *(f"{word}: {names}" for word, names in listed.items() if names),
-        *(f"{note} left out" for note in shapes.notes),
-    ]
-
-
-def _find_contradictions(
-    row: SlideRow, file: Path, overlap: Overlap, negative_class: str | None
-) -> Sequence[str]:
-    """Annotations and labels that do not fit together; the annotation stands."""
-    if negative_class is not None and row.label == negative_class and overlap.any():
-        return [f"labelled {negative_class}, yet {file.name} marks tumour"]
-    if row.label != negative_class and not overlap.any():
-        return [f"{file.name} marks tumour on none of its patches"]
-    return []
+    holes = merge_areas(area for name, area in shapes.areas.items() if chosen.get(name) == "exclusion")
+    marking = {name for name, role in chosen.items() if role == "tumour"}
+    return Annotation(
+        {name: shapely.difference(area, holes) for name, area in shapes.areas.items() if name in marking},
+        {name: points for name, points in shapes.points.items() if name in marking},
+        (
+            *(f"{word}: {names}" for word, names in listed.items() if names),
+            *(f"{note} left out" for note in shapes.notes),
+        ),
+    )
 
 
 def _build_truth(
-    coords: Corners, patch_size: int, overlap: Overlap, *, min_overlap: float, source: str, mpp: float | None
+    coords: Corners, patch_size: int, overlap: Overlap, min_overlap: float, *, source: str, mpp: float | None
 ) -> SlideTruth:
     evidence = overlap >= min_overlap
     attributes: dict[str, str | int | float | bool] = {
@@ -237,17 +213,17 @@ def _build_truth(
     return datasets, attributes
 
 
-def _write_files(cohort: Cohort, found: Mapping[Path, SlideTruth], *, replace: bool) -> None:
+def _write_files(cohort: Cohort, truth_of: Mapping[Path, SlideTruth], *, replace: bool) -> None:
     """All truth files; other truth that is there already is refused before the first is written."""
     with lock_folder(cohort.folder):
         existing = [path for row in cohort.slides if (path := cohort.truth_file(row.slide_id)).exists()]
-        same = {path for path in existing if path in found and _holds_same(path, found[path])}
+        same = {path for path in existing if path in truth_of and _holds_same(path, truth_of[path])}
         if (others := [path for path in existing if path not in same]) and not replace:
             raise CohortError(
                 f"{cohort.folder} is annotated already: {others[0]} exists and says something else ({len(others)} truth files in all). "
                 "Add --force to replace them."
             )
-        for path, truth in found.items():
+        for path, truth in truth_of.items():
             if path not in same:
                 store.write(path, *truth)
 

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from gcemil.bags import store
-from gcemil.bags.arrays import read_coords, stated_number
-from gcemil.bags.bag import CoordRows
+from gcemil.bags.arrays import stated_number
 from gcemil.bags.foreign.source import (
     Attributes,
     FeatureLayout,
@@ -27,7 +26,6 @@ from gcemil.bags.foreign.source import (
     as_float,
     bag_shape,
     check_features,
-    describe_batches,
     describe_stripped_ids,
     infer_patch_size,
     plain_id,
@@ -38,7 +36,7 @@ from gcemil.bags.foreign.source import (
     squeeze_bag,
 )
 from gcemil.errors import CohortError, StoreError
-from gcemil.files import refuse_special
+from gcemil.files import require_file
 from gcemil.units import LevelZeroPx
 
 
@@ -52,30 +50,44 @@ def read_clam(source: Path, options: ReadOptions = ReadOptions()) -> ForeignFold
 
     def read_one(path: Path) -> ForeignSlide:
         coords_file = _find_coords_file(coords_dir, path)
-        slide = _read_slide(path, ids[path.name], coords_file)
-        coords = _read_coords(slide, coords_file)
-        size = options.patch_size or _read_patch_size(coords_file)
-        if coords is None:
+        slide = _read_slide(path, ids[path.name], coords_file, options)
+        source_of_coords = coords_file if path.suffix == ".pt" else path
+        if source_of_coords is None or not store.has(source_of_coords, "coords"):
             placeless.append(slide.slide_id)
-        elif size is None and slide.n_patches:
-            size = infer_patch_size(coords)
+        elif slide.patch_size is None and slide.n_patches:
+            size = infer_patch_size(read_bag_coords(source_of_coords))
             inferred.append(f"{slide.slide_id}: {size or 'unknown, too few patches'}")
-        return replace(slide, patch_size=size)
+            return replace(slide, patch_size=size)
+        return slide
 
     slides = read_each(files, read_one, source)
     lines = [
         *describe_stripped_ids((path.stem for path in files), where=str(source)),
-        *describe_batches(slides),
-        *_list_assumptions(options.patch_size, coords_dir, inferred, placeless),
+        "CLAM coordinates are taken as level-0 pixels, top-left corner of the patch, x before y.",
     ]
+    if placeless:
+        lines.append(
+            f"{len(placeless)} slides have no coordinates ('{placeless[0]}'): hosts that need positions cannot use them."
+        )
+    if options.patch_size is not None:
+        lines.append(
+            f"Patch size {options.patch_size} level-0 px as given; CLAM's feature files do not say it."
+        )
+    elif inferred:
+        where = "no coords folder" if coords_dir is None else f"no patch size in {coords_dir}"
+        lines.append(
+            f"Patch size inferred from the stride of {len(inferred)} slides ({where}), true only without overlap: "
+            f"{'; '.join(inferred[:3])}{' …' if len(inferred) > 3 else ''}."
+        )
+    elif coords_dir is not None:
+        lines.append(f"Patch size read from the attributes of the coords files in {coords_dir}.")
     return ForeignFolder("clam", source, slides, "unknown", tuple(lines))
 
 
 def _read_file(path: Path, options: ReadOptions) -> ForeignSlide:
     """One file; coordinates of a bare tensor and the patch size come from CLAM's coords folder, where that lies near."""
     coords_file = _find_coords_file(options.coords_dir or _find_patches_folder(path.parent), path)
-    slide = _read_slide(path, plain_id(path.name), coords_file)
-    return replace(slide, patch_size=options.patch_size or _read_patch_size(coords_file))
+    return _read_slide(path, plain_id(path.name), coords_file, options)
 
 
 def _find_feature_files(source: Path) -> list[Path]:
@@ -103,15 +115,20 @@ def _find_patch_size(attributes: Attributes) -> LevelZeroPx | None:
     return LevelZeroPx(max(1, round(size * downsample * custom))) if size and downsample and custom else None
 
 
-def _read_slide(path: Path, slide_id: str, coords_file: Path | None) -> ForeignSlide:
+def _read_slide(path: Path, slide_id: str, coords_file: Path | None, options: ReadOptions) -> ForeignSlide:
+    """One file; its patch size as given, else as the coords file states it."""
+    size = options.patch_size
+    if size is None and coords_file is not None:
+        size = _find_patch_size(store.attributes(coords_file, "coords"))
     if path.suffix.lower() != ".pt":
-        return replace(read_plain_slide(path, slide_id), attributes_files=(path, coords_file))
-    whole = read_tensor_shape(path)
-    shape = bag_shape(whole)
+        slide = read_plain_slide(path, slide_id)
+        return replace(slide, patch_size=size, attributes_files=(path, coords_file))
+    shape = bag_shape(read_tensor_shape(path))
     check_features(shape, np.dtype(np.float32), path)
     load = partial(_load_rows, path, coords_file)
-    slide = ForeignSlide(slide_id, path, shape[0], shape[1], None, False, load, is_batch=len(whole) == 3)
-    return replace(slide, attributes_files=(coords_file,))
+    return ForeignSlide(
+        slide_id, path, shape[0], shape[1], size, False, load, attributes_files=(coords_file,)
+    )
 
 
 def _load_rows(path: Path, coords_file: Path | None) -> Rows:
@@ -121,7 +138,7 @@ def _load_rows(path: Path, coords_file: Path | None) -> Rows:
     features = as_float(squeeze_bag((tensor if half else tensor.float()).numpy().copy()))
     if coords_file is None:
         return features, None
-    coords: CoordRows = read_coords(coords_file)
+    coords = read_bag_coords(coords_file)
     if len(coords) != len(features):
         raise CohortError(
             f"{path}: {len(features)} feature rows, but {coords_file} has {len(coords)} coordinates. Extract the slide again."
@@ -138,7 +155,7 @@ def _load_tensor(path: Path) -> Any:
     """The bare tensor of a .pt file, loaded without unpickling anything else."""
     import torch  # the folder is read without torch until a .pt file is met
 
-    refuse_special(path)
+    require_file(path)
     try:
         # Only the zip format can be mapped; the old one is read whole.
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
@@ -147,31 +164,17 @@ def _load_tensor(path: Path) -> Any:
         raise StoreError(
             f"{path} cannot be read as a tensor: it is damaged, or holds Python objects, which are never unpickled."
         ) from error
-    if not isinstance(found, torch.Tensor):
+    if not isinstance(found, torch.Tensor) or not found.is_floating_point():
+        kind = found.dtype if isinstance(found, torch.Tensor) else type(found).__name__
         raise StoreError(
-            f"{path} holds a {type(found).__name__}, not one tensor of features. Save the tensor alone."
-        )
-    if not found.is_floating_point():
-        raise StoreError(
-            f"{path}: features are {found.dtype}, not floating point numbers. Point at the features of an encoder."
+            f"{path} holds a {kind}, not one tensor of floating point features. Save the features alone."
         )
     return found
-
-
-def _read_coords(slide: ForeignSlide, coords_file: Path | None) -> CoordRows | None:
-    """Coordinates of the feature file itself, else those of the coords file."""
-    if slide.path.suffix == ".h5":
-        return read_bag_coords(slide.path) if store.has(slide.path, "coords") else None
-    return None if coords_file is None else read_coords(coords_file)
 
 
 def _find_coords_file(folder: Path | None, path: Path) -> Path | None:
     found = None if folder is None else folder / f"{path.stem}.h5"
     return found if found is not None and found.is_file() else None
-
-
-def _read_patch_size(coords_file: Path | None) -> LevelZeroPx | None:
-    return None if coords_file is None else _find_patch_size(store.attributes(coords_file, "coords"))
 
 
 def _find_patches_folder(source: Path) -> Path | None:
@@ -180,38 +183,15 @@ def _find_patches_folder(source: Path) -> Path | None:
     return next((folder for folder in candidates if folder.is_dir()), None)
 
 
-def _list_assumptions(
-    patch_size: int | None, coords_dir: Path | None, inferred: list[str], placeless: list[str]
-) -> list[str]:
-    lines = ["CLAM coordinates are taken as level-0 pixels, top-left corner of the patch, x before y."]
-    if placeless:
-        lines.append(
-            f"{len(placeless)} slides have no coordinates ('{placeless[0]}'): hosts that need positions cannot use them."
-        )
-    if patch_size is not None:
-        lines.append(f"Patch size {patch_size} level-0 px as given; CLAM's feature files do not say it.")
-    elif inferred:
-        where = "no coords folder" if coords_dir is None else f"no patch size in {coords_dir}"
-        lines.append(
-            f"Patch size inferred from the stride of {len(inferred)} slides ({where}), true only without overlap: "
-            f"{'; '.join(inferred[:3])}{' …' if len(inferred) > 3 else ''}."
-        )
-    elif coords_dir is not None:
-        lines.append(f"Patch size read from the attributes of the coords files in {coords_dir}.")
-    return lines
-
-
 LAYOUT = FeatureLayout(
     tool="clam",
     name="CLAM",
-    title="CLAM features",
+    title="CLAM features, or gcemil's own",
     read=read_clam,
     read_file=_read_file,
     owns_folder=lambda folder, names: bool(names & {"h5_files", "pt_files"}),
     owns_file=lambda datasets, attributes: "features" in datasets,
     # A bags_config.json makes bare tensors slideflow's.
     owns_loose=lambda names: "bags_config.json" not in names and any(name.endswith(".pt") for name in names),
-    file_title=lambda datasets: "CLAM features, or gcemil's own",
-    coords_kind=lambda attributes: ("clam_coords", "CLAM patch coordinates"),
     patch_size=_find_patch_size,
 )

@@ -7,8 +7,9 @@ to be assumed, joined or left out stands in the report and in cohort.yaml under 
 from __future__ import annotations
 
 import errno
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,6 @@ from gcemil.bags.foreign.source import (
     ForeignSlide,
     ReadOptions,
     read_each,
-    require_one_patch_size,
 )
 from gcemil.bags.foreign.splits import has_splits, match_folds, read_splits
 from gcemil.bags.tables import read_frame
@@ -122,17 +122,6 @@ class ImportReport:
         return [head, *(f"{name}: {line}" for name, lines in groups for line in lines)]
 
 
-@dataclass(frozen=True, eq=False)
-class _Join:
-    """Rows that have features, their folds, and what the join assumed and left out."""
-
-    rows: tuple[SlideRow, ...]
-    slides: tuple[ForeignSlide, ...]
-    folds: tuple[Fold, ...]
-    lines: tuple[str, ...]
-    excluded: tuple[str, ...]
-
-
 def write_cohort(
     folder: ForeignFolder,
     table: LabelTable,
@@ -149,73 +138,83 @@ def write_cohort(
     """Join slides with labels, write the folder, and tell what happened."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} is not an empty folder. Choose another one, or remove it first.")
-    join = _join_labels(folder, table, splits)
+    rows, folds, split_lines, excluded = _join_labels(folder, table, splits)
     if official is not None:
-        join = replace(join, folds=(official(join.rows),))
-    first = join.slides[0]
-    if other := next((one for one in join.slides if one.feature_dim != first.feature_dim), None):
+        folds = (official(rows),)
+    by_id = {slide.slide_id: slide for slide in folder.slides}
+    slides = [by_id[row.slide_id] for row in rows]
+    first = slides[0]
+    if other := next((slide for slide in slides if slide.feature_dim != first.feature_dim), None):
         raise CohortError(
             f"'{first.slide_id}' has {first.feature_dim} features per patch, '{other.slide_id}' has {other.feature_dim}. "
             "A cohort comes from one encoder; extract one of them again."
         )
-    size, size_lines = require_one_patch_size(join.slides)
-    lines = (*folder.assumptions, *table.assumptions, *join.lines, *size_lines)
+    sizes = Counter(slide.patch_size for slide in slides if slide.patch_size is not None)
+    lines = [*folder.assumptions, *table.assumptions, *split_lines]
+    if len(sizes) > 1:
+        counts = ", ".join(f"{size} px on {count} slides" for size, count in sorted(sizes.items()))
+        lines.append(
+            f"Patch sizes differ ({counts}), so cohort.yaml names none and each slide's own grid step is used."
+        )
     card = CohortCard(
         name=out.name,
         task=table.task,
-        classes=choose_classes(table, join.rows, classes),
+        classes=choose_classes(table, rows, classes),
         feature_dim=first.feature_dim,
         encoder=folder.encoder,
-        patch_size_level0=size,
+        patch_size_level0=next(iter(sizes)) if len(sizes) == 1 else None,
         anchors=anchors,
         provenance={
             **(provenance or {}),
             "source": str(folder.path.resolve()),
             "tool": folder.tool,
             "labels": str(table.path.resolve()),
-            "assumptions": list(lines),
-            "left_out": [*(f"slide '{name}': no patches" for name in folder.empty), *join.excluded],
+            "assumptions": lines,
+            "left_out": [*(f"slide '{name}': no patches" for name in folder.empty), *excluded],
         },
     )
     # Before anything is written.
-    problems = [*target_problems(join.rows)]
+    problems = [*target_problems(rows)]
     raise_first(problems, table.path)
-    for fold in join.folds:
-        if leaks := leaking_cases(Cohort(out, card, join.rows), fold):
+    for fold in folds:
+        if leaks := leaking_cases(Cohort(out, card, rows), fold):
             raise CohortError(
                 f"{splits}: in fold {fold.index} slides of {len(leaks)} cases stand in more than one part ({', '.join(leaks[:5])}), "
                 "so the test set is not unseen. Import without --splits and run 'gcemil split', which splits by case."
             )
     with atomic_folder(out) as folder_aside:
-        cohort = Cohort(folder_aside, card, join.rows)
-        linked = read_each(join.slides, partial(_place_slide, cohort=cohort, copy=copy), folder.path)
+        cohort = Cohort(folder_aside, card, rows)
+        linked = read_each(slides, partial(_place_slide, cohort=cohort, copy=copy), folder.path)
         cohort.save()
-        write_folds(cohort, join.folds, kind="official")
+        write_folds(cohort, folds, kind="official")
     known, labelled = {slide.slide_id for slide in folder.slides}, {row.slide_id for row in table.rows}
     return ImportReport(
         folder=out,
         tool=folder.tool,
         dialect=table.dialect,
-        n_slides=len(join.rows),
-        n_cases=len({row.case_id for row in join.rows}),
+        n_slides=len(rows),
+        n_cases=len({row.case_id for row in rows}),
         n_linked=sum(linked),
         n_copied=len(linked) - sum(linked),
-        n_folds=len(join.folds),
-        assumptions=lines,
+        n_folds=len(folds),
+        assumptions=tuple(lines),
         warnings=(
             *warnings,
-            *find_label_faults(join.rows),
+            *find_label_faults(rows),
             *(f"{one.where}: {one.what}. {one.remedy}" for one in problems),
         ),
-        targets=count_targets(join.rows, card.classes),
+        targets=count_targets(rows, card.classes),
         empty=folder.empty,
-        excluded=join.excluded,
+        excluded=excluded,
         labels_without_features=tuple(sorted(labelled - known)),
         features_without_labels=tuple(sorted(known - labelled - set(folder.empty))),
     )
 
 
-def _join_labels(folder: ForeignFolder, table: LabelTable, splits: Path | None) -> _Join:
+def _join_labels(
+    folder: ForeignFolder, table: LabelTable, splits: Path | None
+) -> tuple[tuple[SlideRow, ...], tuple[Fold, ...], tuple[str, ...], tuple[str, ...]]:
+    """Rows that have features, their folds, what the splits assume, and what was left out."""
     full = {slide.slide_id: slide for slide in folder.slides if slide.n_patches}
     rows = [row for row in table.rows if row.slide_id in full]
     if not rows:
@@ -239,7 +238,7 @@ def _join_labels(folder: ForeignFolder, table: LabelTable, splits: Path | None) 
             lines += (f"{splits.name} names no validation slides, and training has none to spare.",)
         excluded += tuple(f"slide '{name}': no fold of {splits.name} places it" for name in unplaced)
         rows = [row for row in rows if row.slide_id not in unplaced]
-    return _Join(tuple(rows), tuple(full[row.slide_id] for row in rows), folds, lines, excluded)
+    return tuple(rows), folds, lines, excluded
 
 
 def _place_slide(slide: ForeignSlide, cohort: Cohort, *, copy: bool) -> bool:

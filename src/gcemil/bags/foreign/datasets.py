@@ -183,34 +183,37 @@ def _read_classes(plan: DatasetSpec, path: Path, slide_ids: Sequence[str]) -> La
     """A table of classes, one line per slide; a TCGA table may have one line per case instead."""
     table = read_frame(path, sheet=plan.sheet if path.suffix.lower() == ".xlsx" else None)
     found = _find_columns(table, path, plan.columns, "label")
-    by_slide, class_of = "slide" in found, plan.class_of
-    if not by_slide and not (plan.tcga and "case" in found):
-        raise _missing_column_error(table, path, plan.columns, "slide")
+    unit = "slide" if "slide" in found or not (plan.tcga and "case" in found) else "case"
+    found = _find_columns(table, path, plan.columns, "label", unit)
+    roles = ", ".join(f"{role} is '{column}'" for role, column in found.items())
+    lines = [f"{path.name}: {roles}."]
+    if plan.tcga:
+        lines.append("Cases are the first 12 characters of TCGA barcodes.")
+    elif "case" not in found:
+        lines.append("The table names no patients, so every slide is its own case.")
+    if unit == "slide":
+        lines += describe_stripped_ids(table[found["slide"]], where=path.name)
     excluded: list[str] = []
     rows: dict[str, SlideRow] = {}
-    slides_of = {} if by_slide else _group_slides(slide_ids)
-    for line in list_rows(table):
-        name = plain_id(line[found["slide"]]) if by_slide else tcga_case_id(line[found["case"]])
-        text = line[found["label"]]
+    slides_of = _group_slides(slide_ids) if unit == "case" else {}
+    for entry in list_rows(table):
+        line = {role: entry[column] for role, column in found.items()}
+        name = plain_id(line["slide"]) if unit == "slide" else tcga_case_id(line["case"])
         # pandas writes 3.0 for 3 in a column with gaps.
-        label = class_of.get(text.lower().removesuffix(".0"))
+        label = plan.class_of.get(line["label"].lower().removesuffix(".0"))
         if label is None:
-            unit = "slide" if by_slide else "case"
-            excluded.append(f"{unit} '{name}': '{text}' in '{found['label']}' is none of the classes")
+            excluded.append(
+                f"{unit} '{name}': '{line['label']}' in '{found['label']}' is none of the classes"
+            )
             continue
-        site = (line[found["site"]] or None) if "site" in found else None
-        for slide_id in [name] if by_slide else slides_of.get(name, []):
-            case_id = line[found["case"]] if "case" in found else ""
-            if plan.tcga and is_tcga(slide_id):
-                case_id = tcga_case_id(slide_id)
-            elif is_missing(case_id):
-                case_id = slide_id
-            row = SlideRow(slide_id, case_id, label=label, site=site)
+        if unit == "case" and name not in slides_of:
+            excluded.append(f"case '{name}': no slide in the features folder")
+        for slide_id in [name] if unit == "slide" else slides_of.get(name, []):
+            case_id = tcga_case_id(slide_id) if plan.tcga and is_tcga(slide_id) else line.get("case", "")
+            case_id = slide_id if is_missing(case_id) else case_id
+            row = SlideRow(slide_id, case_id, label=label, site=line.get("site") or None)
             if rows.setdefault(slide_id, row) != row:
                 raise CohortError(f"{path}: slide '{slide_id}' has two different rows. Correct the table.")
-        if not by_slide and name not in slides_of:
-            excluded.append(f"case '{name}': no slide in the features folder")
-    lines = _list_assumptions(table, path, found, tcga=plan.tcga)
     return _finish_table(path, "official", "classification", rows, lines, excluded)
 
 
@@ -309,31 +312,17 @@ def _group_slides(slide_ids: Sequence[str]) -> dict[str, list[str]]:
     return dict(groups)
 
 
-def _list_assumptions(table: pd.DataFrame, path: Path, found: Mapping[str, str], *, tcga: bool) -> list[str]:
-    roles = ", ".join(f"{role} is '{column}'" for role, column in found.items())
-    lines = [f"{path.name}: {roles}."]
-    if tcga:
-        lines.append("Cases are the first 12 characters of TCGA barcodes.")
-    elif "case" not in found:
-        lines.append("The table names no patients, so every slide is its own case.")
-    names = table[found["slide"]] if "slide" in found else ()
-    return [*lines, *describe_stripped_ids(names, where=path.name)]
-
-
 def _find_columns(table: pd.DataFrame, path: Path, columns: Roles, *needed: str) -> dict[str, str]:
     """Role → the first of its column names that the table has, in upper or lower case; `needed` must be there."""
     by_lower = {column.lower(): column for column in table}
     found = {
-        role: by_lower[name]
+        role: next(by_lower[name.lower()] for name in names if name.lower() in by_lower)
         for role, names in columns.items()
-        if (name := next((name.lower() for name in names if name.lower() in by_lower), None)) is not None
+        if any(name.lower() in by_lower for name in names)
     }
-    if missing := [role for role in needed if role not in found]:
-        raise _missing_column_error(table, path, columns, missing[0])
+    for role in needed:
+        if role not in found:
+            raise UsageError(
+                f"{path} has no column for the {role} (one of {', '.join(columns.get(role, ()))}); it has: {', '.join(table)}."
+            )
     return found
-
-
-def _missing_column_error(table: pd.DataFrame, path: Path, columns: Roles, role: str) -> UsageError:
-    return UsageError(
-        f"{path} has no column for the {role} (one of {', '.join(columns.get(role, ()))}); it has: {', '.join(table)}."
-    )

@@ -280,14 +280,10 @@ def _ambiguity_error(
         return CohortError(f"{path} could be a table of {tools}. Keep the columns of one of them.")
     if found:
         remedy = "them with --time and --event" if choice.task == "survival" else "it with --target"
-        tools = ", ".join(tool for tool, _ in found)
-        return CohortError(
-            f"{path} ({tools}) has no {choice.task} target; its columns are: {columns}. Name {remedy}."
-        )
+        return CohortError(f"{path} has no {choice.task} target; its columns are: {columns}. Name {remedy}.")
     if find_id_columns(table) is None:
-        tools = ", ".join(dict.fromkeys(one.tool for one in DIALECTS))
         return CohortError(
-            f"{path} is not a label table of {tools} or CAMIL; its columns are: {columns}. "
+            f"{path} is not a label table that gcemil knows; its columns are: {columns}. "
             "A table needs slide_id and label, or slide_id, time and event."
         )
     if choice.target is not None:

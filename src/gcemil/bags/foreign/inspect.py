@@ -18,16 +18,17 @@ from gcemil.bags.arrays import coords_problem, features_problem
 from gcemil.bags.bag import grid_stride
 from gcemil.bags.cohort import Cohort, read_card
 from gcemil.bags.folds import fold_indices
+from gcemil.bags.foreign import trident
 from gcemil.bags.foreign.clam import read_tensor_shape
 from gcemil.bags.foreign.label_tables import read_labels
 from gcemil.bags.foreign.layouts import LAYOUTS, find_file_layout, find_first_h5, find_layout
-from gcemil.bags.foreign.source import Facts, FeatureLayout, bag_shape, plain_id
+from gcemil.bags.foreign.source import Facts, FeatureLayout, bag_shape, plain_id, squeeze_bag
 from gcemil.bags.foreign.splits import has_splits, read_splits
 from gcemil.bags.foreign.torchmil import read_array
 from gcemil.bags.tables import has_columns, list_columns, read_frame
 from gcemil.errors import GcemilError, InputError, UsageError, error_text
 from gcemil.files import read_json
-from gcemil.wording import near_path
+from gcemil.wording import is_there, near_path
 
 _SAMPLE = 16
 _MOST_TABLES = 20
@@ -67,11 +68,7 @@ class Inspection:
 
 def inspect(path: Path) -> Inspection:
     """What this file or folder is."""
-    try:
-        is_there = path.exists()
-    except OSError as error:
-        raise InputError(f"{path} cannot be looked at ({error_text(error)}). Check the path.") from error
-    if not is_there:
+    if not is_there(path):
         raise InputError(f"{path} does not exist.{near_path(path)} Give a file or a folder.")
     if path.is_dir():
         return _inspect_folder(path)
@@ -94,27 +91,31 @@ def _inspect_folder(path: Path) -> Inspection:
         facts = (("files", str(len(list(path.glob("*.pt"))))),)
         problem = "slideflow bags are recognised but not imported."
         return Inspection(path, "slideflow_bags", "slideflow bags", facts, (problem,))
-    for layout in LAYOUTS.values():
-        if (job := layout.describe_job(path)) is not None:
-            described, features = job
-            problems = (
-                () if features else (f"No patch features yet: run {layout.name}'s feature extraction.",)
-            )
-            command = _import_command(features[0]) if features else None
-            title = f"{layout.name} job folder"
-            return Inspection(path, f"{layout.tool}_job", title, described, problems, command)
-    found = find_layout(path)
-    if found is None and find_first_h5(path) is None:
+    if folders := trident.find_job_folders(path):
+        counts = tuple(
+            (str(own.relative_to(path)), f"{len(list(own.glob('*.h5')))} files") for own in folders
+        )
+        features = [own for own in folders if own.name.startswith(trident.PREFIX)]
+        problems = () if features else ("No patch features yet: run TRIDENT's feature extraction.",)
+        command = _import_command(features[0]) if features else None
+        return Inspection(path, "trident_job", "TRIDENT job folder", counts, problems, command)
+    layout = find_layout(path)
+    if layout is None and find_first_h5(path) is None:
         return _report_unknown(path, "no features")
-    return _inspect_features(path, found)
+    return _inspect_features(path, layout)
 
 
 def _inspect_cohort(path: Path) -> Inspection:
     card = read_card(path)
-    facts = {"name": card.name, "task": card.task, "feature dimension": card.feature_dim}
-    facts |= {"classes": ", ".join(card.classes)} if card.classes else {}
-    facts |= {"encoder": card.encoder, "patch size": f"{card.patch_size_level0 or 'unknown'} level-0 px"}
-    facts |= {"anchors": card.anchors}
+    facts = {
+        "name": card.name,
+        "task": card.task,
+        "feature dimension": card.feature_dim,
+        **({"classes": ", ".join(card.classes)} if card.classes else {}),
+        "encoder": card.encoder,
+        "patch size": f"{card.patch_size_level0 or 'unknown'} level-0 px",
+        "anchors": card.anchors,
+    }
     command, problems = f"gcemil validate {_quote(path)}", []
     try:
         cohort, folds = Cohort.load(path), fold_indices(path)
@@ -236,64 +237,65 @@ def _find_kind(layouts: Layouts, attributes: dict[str, Any]) -> tuple[str, str, 
         if "coords" not in layouts:
             return "features", "Features without coordinates", None
     if layout is not None:
-        return f"{layout.tool}_features", layout.file_title(set(layouts)), layout
-    known = (one.coords_kind(attributes) for one in LAYOUTS.values() if "coords" in layouts)
-    return *next((one for one in known if one), ("unknown", "HDF5 file gcemil does not know")), None
+        return f"{layout.tool}_features", layout.title, layout
+    if "coords" not in layouts:
+        return "unknown", "HDF5 file gcemil does not know", None
+    if trident.OWN_ATTRIBUTES & set(attributes):
+        return "trident_patches", "TRIDENT patch coordinates", None
+    return "clam_coords", "CLAM patch coordinates", None
 
 
 def _describe_patch_size(path: Path, layouts: Layouts, attributes: dict[str, Any]) -> str:
-    stated = (layout.patch_size(attributes) for layout in LAYOUTS.values())
-    size = next((one for one in stated if one is not None), None)
-    if size is not None:
-        return f"{size} level-0 px (from the attributes)"
-    coords = layouts["coords"]
-    if (
-        len(coords.shape) != 2
-        or coords.shape[0] < 2
-        or coords.shape[1] != 2
-        or not store.is_number_type(coords.dtype)
-    ):
+    for layout in LAYOUTS.values():
+        if (size := layout.patch_size(attributes)) is not None:
+            return f"{size} level-0 px (from the attributes)"
+    coords = (
+        squeeze_bag(store.read(path, "coords")) if store.is_number_type(layouts["coords"].dtype) else None
+    )
+    if coords is None or coords_problem(coords) or (stride := grid_stride(coords)) is None:
         return "unknown"
-    values = store.read(path, "coords")
-    stride = None if coords_problem(values) else grid_stride(values)
-    return "unknown" if stride is None else f"{stride:g} (the stride; the file does not say it)"
+    return f"{stride:g} (the stride; the file does not say it)"
 
 
 def _find_problems(path: Path, kind: str, layout: FeatureLayout | None, layouts: Layouts) -> list[str]:
-    found = [
-        f"'{name}' is stored in chunks of {one.chunks}, which reads an order of magnitude slower: gcemil repack {_quote(path)}"
-        for name, one in layouts.items()
-        if one.is_slow
+    problems = [
+        f"'{name}' is stored in chunks of {info.chunks}, which reads an order of magnitude slower: gcemil repack {_quote(path)}"
+        for name, info in layouts.items()
+        if info.is_slow
     ]
-    names = [name for name in ("features", "feats", "coords") if name in layouts and layouts[name].shape]
-    rows = {name: layouts[name].shape[0] for name in names}
+    names = [name for name in ("features", "feats", "coords") if name in layouts]
+    rows = {name: shape[0] for name in names if (shape := bag_shape(layouts[name].shape))}
     if 0 in rows.values():
-        found.append("No patches: the tool found no tissue. The slide is left out on import.")
+        problems.append("No patches: the tool found no tissue. The slide is left out on import.")
     if len(set(rows.values())) > 1 and kind != "slide_vector":
         counts = ", ".join(f"{name} {count}" for name, count in rows.items())
-        found.append(f"Rows differ: {counts}. Extract the slide again.")
-    floats = "coords" in layouts and layouts["coords"].dtype.kind == "f"
-    if layout is not None and layout.in_pixels and floats:
-        found.append("Coordinates are floating point; if they are micrometres they must be converted.")
+        problems.append(f"Rows differ: {counts}. Extract the slide again.")
+    if (
+        layout is not None
+        and layout.in_pixels
+        and "coords" in layouts
+        and layouts["coords"].dtype.kind == "f"
+    ):
+        problems.append("Coordinates are floating point; if they are micrometres they must be converted.")
     if kind == "features" or layout is not None:
         known = ("features",) if layout is None else layout.datasets
         features = next(layouts[name] for name in known if name in layouts)
         if problem := features_problem(bag_shape(features.shape), features.dtype):
-            found.append(f"Not usable: {problem}.")
-    return found
+            problems.append(f"Not usable: {problem}.")
+    return problems
 
 
 def _inspect_table(path: Path) -> Inspection:
     """The dialect of a label table, or the kind of split file."""
     table = read_frame(path)
-    facts = [
-        ("columns", list_columns(table)),
-        ("rows", str(len(table))),
-    ]
+    facts = [("columns", list_columns(table)), ("rows", str(len(table)))]
     if has_columns(table, "minx", "miny", "width", "height"):
         return Inspection(path, "wsinfer", "wsinfer patch predictions", tuple(facts))
+    out = _propose_out(path)
     if "PATIENT" in table and "FILENAME" not in table:
-        command = f"gcemil import FEATURES --labels {_quote(path)} --slide-table SLIDES --target COLUMN --out {_propose_out(path)}"
+        command = (
+            f"gcemil import FEATURES --labels {_quote(path)} --slide-table SLIDES --target COLUMN --out {out}"
+        )
         return Inspection(path, "labels", "STAMP clinical table", tuple(facts), next_command=command)
     try:
         labels = read_labels(path)
@@ -304,7 +306,7 @@ def _inspect_table(path: Path) -> Inspection:
     facts += [("task", labels.task), ("slides with a target", str(len(labels.rows)))]
     facts += [("classes", ", ".join(labels.classes))] if labels.classes else []
     facts += [("assumed", line) for line in labels.assumptions]
-    command = f"gcemil import FEATURES --labels {_quote(path)} --out {_propose_out(path)}"
+    command = f"gcemil import FEATURES --labels {_quote(path)} --out {out}"
     return Inspection(path, "labels", f"{labels.dialect} label table", tuple(facts), labels.excluded, command)
 
 
@@ -319,14 +321,21 @@ def _inspect_json(path: Path) -> Inspection:
 
 def _inspect_geojson(path: Path) -> Inspection:
     """A GeoJSON file, with what would make QuPath fail or misread it."""
+    problems: Counter[str] = Counter()
     try:
         content = read_json(path)
         features = content["features"] if isinstance(content, dict) else content
-        problems = [problem for feature in features for problem in _find_qupath_problems(feature)]
+        for feature in features:
+            properties = feature.get("properties") or {}
+            classification = properties.get("classification")
+            if isinstance(classification, dict) and not classification.keys() & {"color", "colorRGB"}:
+                problems["A classification without colour: QuPath refuses the file."] += 1
+            if "objectType" in feature and "objectType" not in properties:
+                problems["objectType stands outside properties: QuPath imports an annotation instead."] += 1
     except (InputError, KeyError, TypeError, AttributeError) as error:
         because = (("because", error_text(error)),)
         return Inspection(path, "unknown", "No GeoJSON feature collection", because)
-    counted = tuple(f"{problem} ({count} objects)" for problem, count in Counter(problems).items())
+    counted = tuple(f"{problem} ({count} objects)" for problem, count in problems.items())
     return Inspection(path, "geojson", "GeoJSON annotations", (("objects", str(len(features))),), counted)
 
 
@@ -337,19 +346,8 @@ def _inspect_array(path: Path) -> Inspection:
         return Inspection(path, "array", "NumPy array (torchmil)", (("shape", str(shape)),))
     facts = (("shape", str(read_tensor_shape(path))),)
     problem = "No coordinates in this file: keep CLAM's coords folder beside it."
-    command = f"gcemil import {path.parent} --labels TABLE --out COHORT"
+    command = _import_command(path.parent)
     return Inspection(path, "clam_tensor", "CLAM features as a bare tensor", facts, (problem,), command)
-
-
-def _find_qupath_problems(feature: dict[str, Any]) -> list[str]:
-    properties = feature.get("properties") or {}
-    found = []
-    classification = properties.get("classification")
-    if isinstance(classification, dict) and not classification.keys() & {"color", "colorRGB"}:
-        found.append("A classification without colour: QuPath refuses the file.")
-    if "objectType" in feature and "objectType" not in properties:
-        found.append("objectType stands outside properties: QuPath imports an annotation instead.")
-    return found
 
 
 READERS = {

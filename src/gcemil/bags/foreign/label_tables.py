@@ -116,7 +116,7 @@ def _build_label_table(
         raise CohortError(f"{path}: no row has a usable target ({excluded[0] if excluded else 'no rows'}).")
     # Time and event belong to the case, so its slides must agree.
     cases: dict[str, SlideRow] = {}
-    for row in rows.values() if columns.task == "survival" else ():
+    for row in rows.values():
         first = cases.setdefault(row.case_id, row)
         if (first.time, first.event) != (row.time, row.event):
             raise CohortError(
@@ -134,18 +134,16 @@ def choose_classes(
     """The classes asked for, or those of the slides at hand in their natural order; none for survival."""
     if table.task == "survival":
         return ()
-    found = {str(row.label) for row in rows}
-    if wanted is not None:
-        if unknown := sorted(found - set(wanted)):
-            raise UsageError(
-                f"{table.path} has label '{unknown[0]}', which is none of the classes {', '.join(wanted)}."
-            )
-        return tuple(wanted)
-    if len(found) < 2:
-        raise CohortError(
-            f"{table.path}: all slides with features have the label '{next(iter(found))}'. Two classes are needed."
+    labels = {str(row.label) for row in rows}
+    if wanted is not None and (unknown := sorted(labels - set(wanted))):
+        raise UsageError(
+            f"{table.path} has label '{unknown[0]}', which is none of the classes {', '.join(wanted)}."
         )
-    return order_classes(found)
+    if wanted is None and len(labels) < 2:
+        raise CohortError(
+            f"{table.path}: all slides with features have the label '{next(iter(labels))}'. Two classes are needed."
+        )
+    return order_classes(labels) if wanted is None else tuple(wanted)
 
 
 def order_classes(labels: Iterable[str]) -> tuple[str, ...]:
@@ -171,26 +169,26 @@ def find_label_faults(rows: Sequence[SlideRow]) -> tuple[str, ...]:
     """What looks like a mistake in a column of labels: one class spelt in several ways, numbers, an id per slide."""
     labels = [row.label for row in rows if row.label is not None]
     distinct = sorted(set(labels))
-    spelt: dict[str, list[str]] = {}
+    spellings: dict[str, list[str]] = {}
     for label in distinct:
-        spelt.setdefault(re.sub(r"[\s_-]+", " ", label).strip().casefold(), []).append(label)
-    found = [
-        f"{' and '.join(repr(label) for label in variants)} are {len(variants)} classes now, and look like one: "
-        "write them alike in the table and import again."
-        for variants in spelt.values()
+        spellings.setdefault(re.sub(r"[\s_-]+", " ", label).strip().casefold(), []).append(label)
+    faults = [
+        f"{' and '.join(map(repr, variants))} are {len(variants)} classes now, and look like one: write them alike in "
+        "the table and import again."
+        for variants in spellings.values()
         if len(variants) > 1
     ]
-    if fractions := [label for label in distinct if _is_number(label) and float(label) % 1 != 0]:
-        found.append(
-            f"{len(fractions)} of {len(distinct)} classes are fractions such as '{fractions[0]}': a measurement is not a class. "
-            "Name the label column with --target."
-        )
+    remedy = "Name the label column with --target."
+    fractions = [label for label in distinct if _is_number(label) and float(label) % 1 != 0]
+    if fractions:
+        count = f"{len(fractions)} of {len(distinct)} classes are fractions such as '{fractions[0]}'"
+        faults.append(f"{count}: a measurement is not a class. {remedy}")
     elif len(distinct) > MOST_CLASSES and len(distinct) > len(labels) / 2:
-        found.append(
-            f"{len(distinct)} classes for {len(labels)} slides, most of them unique, such as '{distinct[0]}': "
-            "name the label column with --target."
+        count = (
+            f"{len(distinct)} classes for {len(labels)} slides, most of them unique, such as '{distinct[0]}'"
         )
-    return tuple(found)
+        faults.append(f"{count}. {remedy}")
+    return tuple(faults)
 
 
 def parse_event(text: str) -> int | None:
@@ -237,14 +235,13 @@ def _join_slide_table(
     if clinical[patient].duplicated().any():
         raise CohortError(f"{path}: a {patient} occurs twice. Keep one row per patient.")
     joined = slides[[patient, "FILENAME"]].merge(clinical, on=patient)
-    unknown, idle = set(slides[patient]) - set(joined[patient]), set(clinical[patient]) - set(joined[patient])
+    slideless = sorted(set(clinical[patient]) - set(joined[patient]))
+    unknown = sorted(set(slides[patient]) - set(joined[patient]))
     notes = [
-        f"Patients joined: {len(clinical) - len(idle)} of {path.name} with {len(joined)} slides of {slide_table.name}."
+        f"Patients joined: {len(clinical) - len(slideless)} of {path.name} with {len(joined)} slides of {slide_table.name}."
     ]
-    if unknown:
-        notes.append(f"Patients of the slide table without clinical row: {', '.join(sorted(unknown))}.")
-    if idle:
-        notes.append(f"Patients of the clinical table without slide: {', '.join(sorted(idle))}.")
+    notes += [f"Patients of the slide table without clinical row: {', '.join(unknown)}."] if unknown else []
+    notes += [f"Patients of the clinical table without slide: {', '.join(slideless)}."] if slideless else []
     return joined, notes
 
 

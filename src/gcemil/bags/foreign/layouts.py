@@ -17,7 +17,7 @@ from gcemil.bags.foreign.source import (
     ReadOptions,
 )
 from gcemil.errors import CohortError, StoreError
-from gcemil.files import refuse_special
+from gcemil.files import require_file
 from gcemil.wording import is_there, near_path
 
 LAYOUTS: dict[str, FeatureLayout] = {
@@ -54,7 +54,7 @@ def find_file_layout(datasets: Names, attributes: Attributes) -> FeatureLayout |
 
 def read_feature_file(path: Path, options: ReadOptions | None = None) -> ForeignSlide:
     """One file of patch features, ours or of a tool we know: .h5, or a bare tensor in a .pt file."""
-    refuse_special(path)
+    require_file(path)
     layout = clam.LAYOUT if path.suffix.lower() == ".pt" else _read_file_layout(path)
     if layout is None or layout.read_file is None:
         raise StoreError(

@@ -7,10 +7,8 @@ Known extensions come off the end of an id, every other dot stays: 'TCGA-05-4244
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -102,8 +100,6 @@ class ForeignSlide:
     load: Callable[[], Rows]
     read_truth: Callable[[], Truth] | None = None
     """What truth/<slide>.h5 is to hold, where the layout labels patches."""
-    is_batch: bool = False
-    """Written as (1, patches, dimension)."""
     encoder: str = UNKNOWN_ENCODER
     """As the file itself names it; a folder's reader knows it of all its files."""
     attributes_files: tuple[Path | None, ...] = ()
@@ -145,7 +141,7 @@ class FeatureLayout:
     name: str
     """As messages have it."""
     title: str
-    """Of a folder."""
+    """Of a folder, or of a file of it."""
     read: Callable[[Path, ReadOptions], ForeignFolder]
     read_file: Callable[[Path, ReadOptions], ForeignSlide] | None = None
     """One file, without those beside it; None for a layout that spreads a slide over several."""
@@ -155,11 +151,6 @@ class FeatureLayout:
     """By the datasets of an HDF5 file and the attributes of its coordinates."""
     owns_loose: Callable[[Names], bool] = lambda names: False
     """By the names inside a folder without any HDF5 file."""
-    file_title: Callable[[Names], str] = lambda datasets: ""
-    coords_kind: Callable[[Attributes], tuple[str, str] | None] = lambda attributes: None
-    """Kind and title of a file of coordinates alone, by its attributes; None where it is not this tool's."""
-    describe_job: Callable[[Path], tuple[Facts, list[Path]] | None] = lambda folder: None
-    """What a folder around several features folders holds, and these; None where it is not one."""
     describe_file: Callable[[Path], Facts] = lambda path: ()
     """What one HDF5 file says beyond shapes and pixels."""
     patch_size: Callable[[Attributes], LevelZeroPx | None] = lambda attributes: None
@@ -176,12 +167,18 @@ class FeatureLayout:
 
 def read_plain_slide(path: Path, slide_id: str) -> ForeignSlide:
     """The slide of a file with features and coordinates under our names; its patch size is left open."""
-    layouts = store.describe(path)
-    n_patches, dim = check_feature_shape(path, layouts)
-    is_batch = len(layouts["features"].shape) == 3
-    load = partial(load_features, path)
-    slide = ForeignSlide(slide_id, path, n_patches, dim, None, is_linkable(layouts), load, is_batch=is_batch)
-    return replace(slide, attributes_files=(path,))
+    datasets = store.describe(path)
+    n_patches, dim = check_feature_shape(path, datasets)
+    # A link cannot take off the 1 of a batch of one, nor round coordinates that are fractions.
+    linkable = all(len(datasets[name].shape) == 2 for name in ("features", "coords") if name in datasets)
+    linkable = linkable and datasets["features"].dtype in _LINKABLE_DTYPES
+    linkable = linkable and ("coords" not in datasets or datasets["coords"].dtype.kind in "iu")
+
+    def load() -> Rows:
+        features = as_float(squeeze_bag(store.read(path, "features")))
+        return features, read_bag_coords(path) if "coords" in datasets else None
+
+    return ForeignSlide(slide_id, path, n_patches, dim, None, linkable, load, attributes_files=(path,))
 
 
 def read_each(files: Sequence[T], read: Callable[[T], Result], folder: Path) -> tuple[Result, ...]:
@@ -192,21 +189,15 @@ def read_each(files: Sequence[T], read: Callable[[T], Result], folder: Path) -> 
             results.append(read(file))
         except InputError as error:
             errors.append(error)
-    raise_together(errors, len(files), folder)
-    return tuple(results)
-
-
-def raise_together(errors: Sequence[InputError], n_slides: int, folder: Path) -> None:
-    """Raise the only error, or one that counts all and shows the first three."""
-    if not errors:
-        return
     if len(errors) == 1:
         raise errors[0]
-    shown = " ".join(str(error) for error in errors[:3])
-    more = f" And {len(errors) - 3} more." if len(errors) > 3 else ""
-    raise CohortError(
-        f"{folder}: {len(errors)} of {n_slides} slides cannot be used. {shown}{more} Extract them again, or move them away."
-    )
+    if errors:
+        shown = " ".join(str(error) for error in errors[:3])
+        more = f" And {len(errors) - 3} more." if len(errors) > 3 else ""
+        raise CohortError(
+            f"{folder}: {len(errors)} of {len(files)} slides cannot be used. {shown}{more} Extract them again, or move them away."
+        )
+    return tuple(results)
 
 
 def infer_patch_size(coords: CoordRows) -> LevelZeroPx | None:
@@ -242,33 +233,12 @@ def squeeze_bag(values: Shaped[np.ndarray, "..."]) -> Shaped[np.ndarray, "..."]:
     return values.reshape(bag_shape(values.shape))
 
 
-def describe_batches(slides: Iterable[ForeignSlide]) -> tuple[str, ...]:
-    """One line that says how many slides were written as a batch of one, or none."""
-    count = sum(slide.is_batch for slide in slides)
-    line = f"{count} slides are stored as (1, patches, dimension): the 1 is taken off, so they are copied."
-    return (line,) if count else ()
-
-
 def check_features(shape: tuple[int, ...], dtype: np.dtype[Any], path: Path) -> None:
     """Refuse integers, complex numbers and vectors of whole slides under the name of features."""
     if problem := features_problem(shape, dtype):
         raise CohortError(
             f"{path}: {problem}. Point at the features of patches; slide-level vectors cannot be a bag."
         )
-
-
-def is_linkable(layouts: dict[str, store.DatasetInfo]) -> bool:
-    """Float features and integer coordinates under our names."""
-    # Fractions would have to be rounded, which a link cannot do.
-    whole = "coords" not in layouts or layouts["coords"].dtype.kind in "iu"
-    plain = all(len(layouts[name].shape) == 2 for name in ("features", "coords") if name in layouts)
-    return layouts["features"].dtype in _LINKABLE_DTYPES and whole and plain
-
-
-def load_features(path: Path) -> Rows:
-    """Features and coordinates of a file laid out as ours."""
-    features = as_float(squeeze_bag(store.read(path, "features")))
-    return features, read_bag_coords(path) if store.has(path, "coords") else None
 
 
 def read_bag_coords(path: Path) -> CoordRows:
@@ -289,14 +259,3 @@ def require_one_encoder(found: Iterable[str], path: Path) -> str:
             f"{path}: features of several encoders ({', '.join(names)}). Point at the folder of one of them."
         )
     return names[0] if names else UNKNOWN_ENCODER
-
-
-def require_one_patch_size(slides: Iterable[ForeignSlide]) -> tuple[LevelZeroPx | None, tuple[str, ...]]:
-    """The patch size of the cohort, or None and a line when slides differ."""
-    sizes = Counter(slide.patch_size for slide in slides if slide.patch_size is not None)
-    if len(sizes) <= 1:
-        return next(iter(sizes), None), ()
-    counts = ", ".join(f"{size} px on {count} slides" for size, count in sorted(sizes.items()))
-    return None, (
-        f"Patch sizes differ ({counts}), so cohort.yaml names none and each slide's own grid step is used.",
-    )

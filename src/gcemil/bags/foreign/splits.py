@@ -102,15 +102,17 @@ def _find_fold_files(folder: Path) -> list[list[Path]]:
     for pattern in (r"splits_(\d+)\.csv$", r"splits_(\d+)_bool\.csv$", r"fold_(\d+)\.csv$"):
         if found := _find_numbered(folder, pattern):
             return [[path] for path in found]
-    if subfolders := _find_numbered(folder, r"k=(\d+)$"):
-        folds = [_find_part_files(subfolder) for subfolder in subfolders]
-        if bare := [place for place, files in zip(subfolders, folds, strict=True) if not files]:
-            raise CohortError(
-                f"{bare[0]} holds none of train.csv, val.csv and test.csv. Put them back, or remove the folder."
-            )
+    subfolders = _find_numbered(folder, r"k=(\d+)$")
+    folds = [
+        [path for part in PARTS if (path := place / f"{part}.csv").is_file()]
+        for place in subfolders or [folder]
+    ]
+    if subfolders and [] in folds:
+        raise CohortError(
+            f"{subfolders[folds.index([])]} holds none of train.csv, val.csv and test.csv. Put them back, or remove the folder."
+        )
+    if all(folds):
         return folds
-    if parts := _find_part_files(folder):
-        return [parts]
     tables = sorted(folder.glob("*.csv"), key=lambda path: [int(n) for n in re.findall(r"\d+", path.stem)])
     if not tables:
         raise CohortError(
@@ -122,10 +124,6 @@ def _find_fold_files(folder: Path) -> list[list[Path]]:
 def _find_numbered(folder: Path, pattern: str) -> list[Path]:
     found = {int(match[1]): path for path in folder.iterdir() if (match := re.search(pattern, path.name))}
     return [found[number] for number in sorted(found)]
-
-
-def _find_part_files(folder: Path) -> list[Path]:
-    return [path for part in PARTS if (path := folder / f"{part}.csv").is_file()]
 
 
 def _slide_column(table: pd.DataFrame, path: Path) -> pd.Series:

@@ -114,7 +114,12 @@ def _read_slide(path: Path, slide_id: str, options: ReadOptions) -> tuple[Foreig
         load = partial(_load_rows, path, key, None)
         return ForeignSlide(slide_id, path, n_patches, dim, None, False, load, encoder=encoder), None
     tile_um, factor = _find_tile_size(attributes, _read_microns(path), path)
-    slide_mpp = _require_mpp(slide_id, options.mpp, path)
+    slide_mpp = options.mpp.get(slide_id) if isinstance(options.mpp, Mapping) else options.mpp
+    if slide_mpp is None or not 0 < slide_mpp < math.inf:
+        raise UsageError(
+            f"{path}: STAMP coordinates are micrometres and the file does not say the slide's micrometres per pixel. "
+            f"Give it with --mpp (0.25 for most 40x scans, 0.5 for 20x), or a table of slide_id and mpp; got {slide_mpp} for '{slide_id}'."
+        )
     size = options.patch_size or LevelZeroPx(max(1, round(tile_um / slide_mpp)))
     load = partial(_load_rows, path, key, factor / slide_mpp)
     return ForeignSlide(slide_id, path, n_patches, dim, size, False, load, encoder=encoder), tile_um
@@ -135,16 +140,6 @@ def _read_microns(path: Path) -> MicronRows:
             "Preprocess the slide again."
         )
     return coords
-
-
-def _require_mpp(slide_id: str, mpp: Mpp, path: Path) -> float:
-    found = mpp.get(slide_id) if isinstance(mpp, Mapping) else mpp
-    if found is None or not 0 < found < math.inf:
-        raise UsageError(
-            f"{path}: STAMP coordinates are micrometres and the file does not say the slide's micrometres per pixel. "
-            f"Give it with --mpp (0.25 for most 40x scans, 0.5 for 20x), or a table of slide_id and mpp; got {found} for '{slide_id}'."
-        )
-    return float(found)
 
 
 def _list_assumptions(sizes: set[Microns | None], mpp: Mpp) -> list[str]:
@@ -176,7 +171,6 @@ LAYOUT = FeatureLayout(
     read=read_stamp,
     read_file=_read_file,
     owns_file=lambda datasets, attributes: "feats" in datasets or "patch_embeddings" in datasets,
-    file_title=lambda datasets: "STAMP features" + ("" if "feats" in datasets else " without coordinates"),
     describe_file=_describe_file,
     datasets=("feats", "patch_embeddings"),
     in_pixels=False,

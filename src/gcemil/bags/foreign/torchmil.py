@@ -32,7 +32,7 @@ from gcemil.bags.foreign.source import (
     read_each,
 )
 from gcemil.errors import CohortError, StoreError, UsageError
-from gcemil.files import refuse_special
+from gcemil.files import require_file
 from gcemil.units import LevelZeroPx
 
 
@@ -130,7 +130,7 @@ def read_array(path: Path, key: str) -> NDArray[Any]:
     if path.suffix == ".h5":
         datasets = store.describe(path)
         return store.read(path, key if key in datasets or len(datasets) != 1 else next(iter(datasets)))
-    refuse_special(path)
+    require_file(path)
     try:
         array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except Exception as error:
@@ -142,13 +142,12 @@ def read_array(path: Path, key: str) -> NDArray[Any]:
 
 
 def _read_slide(path: Path, slide_id: str, folders: BagFolders, patch_size: int | None) -> ForeignSlide:
-    found = read_array(path, "features")
-    shape = found.shape
-    check_features(shape, found.dtype, path)
+    features = read_array(path, "features")
+    check_features(features.shape, features.dtype, path)
     coords_file = _find_partner(folders.coords, path)
     size, scale = _read_grid(coords_file, folders.patch_px, patch_size)
     load = partial(_load_rows, path, coords_file, scale)
-    slide = ForeignSlide(slide_id, path, shape[0], shape[1], size, False, load)
+    slide = ForeignSlide(slide_id, path, features.shape[0], features.shape[1], size, False, load)
     if (patch_labels := _find_partner(folders.patch_labels, path)) is None:
         return slide
     return replace(slide, read_truth=partial(_read_truth, slide, patch_labels))
@@ -161,15 +160,12 @@ def _read_grid(
     if coords_file is None:
         return None, 1
     stride = grid_stride(_read_coords(coords_file, 1))
-    if stride == 1:
-        size = given or patch_px
-        if size is None:
-            raise UsageError(
-                f"{coords_file} counts patches, not pixels. Give the patch size with --patch-size."
-            )
-        return LevelZeroPx(size), size
-    size = given or (round(stride) if stride else patch_px)
-    return (None if size is None else LevelZeroPx(size)), 1
+    counts_patches = stride == 1
+    size = given or (patch_px if counts_patches or stride is None else round(stride))
+    if counts_patches and size is None:
+        raise UsageError(f"{coords_file} counts patches, not pixels. Give the patch size with --patch-size.")
+    scale = size if counts_patches and size is not None else 1
+    return (None if size is None else LevelZeroPx(size)), scale
 
 
 def _load_rows(path: Path, coords_file: Path | None, scale: int) -> Rows:
@@ -185,10 +181,7 @@ def _load_rows(path: Path, coords_file: Path | None, scale: int) -> Rows:
 
 
 def _read_coords(path: Path, scale: int) -> CoordRows:
-    found = np.array(read_array(path, "coords"))
-    if found.dtype.kind not in "fiu":
-        raise StoreError(f"{path}: coordinates are {found.dtype}, not numbers. Write it again.")
-    return check_coords(np.rint(found) * scale, path)
+    return check_coords(np.rint(read_array(path, "coords").astype(np.float64)) * scale, path)
 
 
 def _find_partner(folder: Path | None, path: Path) -> Path | None:

@@ -20,7 +20,6 @@ from gcemil.bags.foreign.source import (
     ForeignFolder,
     ForeignSlide,
     ReadOptions,
-    describe_batches,
     describe_stripped_ids,
     infer_patch_size,
     plain_id,
@@ -33,7 +32,7 @@ from gcemil.bags.foreign.source import (
 from gcemil.errors import CohortError, UsageError
 from gcemil.units import LevelZeroPx
 
-_PREFIX = "features_"
+PREFIX = "features_"
 RUN_FOLDER = re.compile(r"[\d.]+x_\d+px_\d+px_overlap$")
 OWN_ATTRIBUTES = frozenset({"patch_size_level0", "target_magnification", "level0_magnification"})
 
@@ -66,7 +65,6 @@ def read_trident(source: Path, options: ReadOptions = ReadOptions()) -> ForeignF
         return replace(slide, patch_size=size, encoder=encoder)
 
     slides = read_each(files, read_one, folder)
-    lines += describe_batches(slides)
     if options.patch_size:
         lines.append(f"Patch size {options.patch_size} level-0 px as given.")
     if inferred:
@@ -77,8 +75,8 @@ def read_trident(source: Path, options: ReadOptions = ReadOptions()) -> ForeignF
         f"Patches overlap by {overlap} px at the target magnification." for overlap in overlaps - {"", "0"}
     ]
     found = require_one_encoder((slide.encoder for slide in slides), folder)
-    if found == "unknown" and folder.name.startswith(_PREFIX):
-        found = folder.name.removeprefix(_PREFIX)
+    if found == "unknown" and folder.name.startswith(PREFIX):
+        found = folder.name.removeprefix(PREFIX)
         lines.append(f"Encoder '{found}' taken from the folder name; the files do not say it.")
     return ForeignFolder("trident", folder, slides, found, tuple(lines))
 
@@ -93,17 +91,16 @@ def _find_features_folder(source: Path, encoder: str | None) -> Path:
     """The features folder of this encoder inside a job; the only one when none is named."""
     if any(source.glob("*.h5")):
         return source
-    folders = (*source.glob(f"{_PREFIX}*"), *source.glob(f"*_overlap/{_PREFIX}*"))
-    found = sorted(path for path in folders if path.is_dir())
-    wanted = [path for path in found if encoder is None or path.name == f"{_PREFIX}{encoder}"]
-    names = ", ".join(str(path.relative_to(source)) for path in wanted or found) or "none"
-    if not wanted:
-        raise CohortError(
-            f"{source} has no patch features{f' of {encoder}' if encoder else ''}; found: {names}."
+    candidates = (*source.glob(f"{PREFIX}*"), *source.glob(f"*_overlap/{PREFIX}*"))
+    folders = sorted(path for path in candidates if path.is_dir())
+    chosen = [path for path in folders if encoder is None or path.name == f"{PREFIX}{encoder}"]
+    if len(chosen) != 1:
+        names = ", ".join(str(path.relative_to(source)) for path in chosen or folders) or "none"
+        raise UsageError(
+            f"{source} must have one folder of patch features{f' of {encoder}' if encoder else ''}; found: {names}. "
+            "Point at one of them."
         )
-    if len(wanted) > 1:
-        raise UsageError(f"{source} has several features folders ({names}). Point at one of them.")
-    return wanted[0]
+    return chosen[0]
 
 
 def find_patch_size(attributes: Attributes) -> LevelZeroPx | None:
@@ -126,14 +123,12 @@ def _describe_file(path: Path) -> Facts:
     return (("encoder", str(store.attributes(path, "features").get("encoder", "unknown"))),)
 
 
-def _describe_job(folder: Path) -> tuple[Facts, list[Path]] | None:
-    """The folders of a job with their files, and those with patch features."""
+def find_job_folders(folder: Path) -> list[Path]:
+    """The folders inside the runs of a TRIDENT job; none where it is not one."""
+    if any(folder.glob("*.h5")):
+        return []
     runs = sorted(run for run in folder.iterdir() if RUN_FOLDER.search(run.name))
-    inside = [own for run in runs for own in sorted(run.iterdir()) if own.is_dir()]
-    if not runs or any(folder.glob("*.h5")):
-        return None
-    facts = [(str(own.relative_to(folder)), f"{len(list(own.glob('*.h5')))} files") for own in inside]
-    return tuple(facts), [own for own in inside if own.name.startswith(_PREFIX)]
+    return [path for run in runs for path in sorted(run.iterdir()) if path.is_dir()]
 
 
 LAYOUT = FeatureLayout(
@@ -144,11 +139,6 @@ LAYOUT = FeatureLayout(
     read_file=_read_file,
     owns_folder=lambda folder, names: any(RUN_FOLDER.search(name) for name in (folder.name, *names)),
     owns_file=lambda datasets, attributes: "features" in datasets and bool(OWN_ATTRIBUTES & set(attributes)),
-    file_title=lambda datasets: "TRIDENT features",
-    coords_kind=lambda attributes: (
-        ("trident_patches", "TRIDENT patch coordinates") if OWN_ATTRIBUTES & set(attributes) else None
-    ),
-    describe_job=_describe_job,
     describe_file=_describe_file,
     patch_size=find_patch_size,
 )

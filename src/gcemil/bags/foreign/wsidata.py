@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from gcemil.bags.arrays import check_coords
 from gcemil.bags.bag import CoordRows
@@ -61,16 +62,25 @@ def _read_slide(path: Path, slide_id: str, options: ReadOptions) -> ForeignSlide
     """The slide of one store."""
     opened = _open_store(path)
     key = _choose_table(opened, options.encoder, path)
-    tiles = _tiles_of(opened, key, path)
-    shape = opened.tables[key].shape
+    region = opened.tables[key].uns.get("spatialdata_attrs", {}).get("region", TILES)
+    tiles = str(region if isinstance(region, str) else next(iter(region), TILES))
+    if tiles not in opened.shapes:
+        raise CohortError(f"{path}: table '{key}' is about '{tiles}', which is not a shape of the store.")
+    n_patches, width = (int(number) for number in opened.tables[key].shape)
     coords = _read_coords(opened, key, tiles, path)
-    if len(coords) != shape[0]:
+    if len(coords) != n_patches:
         raise CohortError(
-            f"{path}: {shape[0]} rows in table '{key}' for {len(coords)} tiles. Extract the slide again."
+            f"{path}: {n_patches} rows in table '{key}' for {len(coords)} tiles. Extract the slide again."
         )
-    size, load = options.patch_size or _stated_size(opened, tiles), partial(_load_rows, path, key, tiles)
-    encoder = key.removesuffix(f"_{tiles}")
-    return ForeignSlide(slide_id, path, int(shape[0]), int(shape[1]), size, False, load, encoder=encoder)
+    size = options.patch_size
+    if size is None:
+        bounds = opened.shapes[tiles].geometry.bounds
+        sides = np.unique(np.round([bounds.maxx - bounds.minx, bounds.maxy - bounds.miny]))
+        size = LevelZeroPx(int(sides[0])) if len(sides) == 1 and sides[0] > 0 else None
+    load = partial(_load_rows, path, key, tiles)
+    return ForeignSlide(
+        slide_id, path, n_patches, width, size, False, load, encoder=key.removesuffix(f"_{tiles}")
+    )
 
 
 def _load_rows(path: Path, key: str, tiles: str) -> Rows:
@@ -116,42 +126,21 @@ def _choose_table(opened: Any, encoder: str | None, path: Path) -> str:
     return chosen[0]
 
 
-def _tiles_of(opened: Any, key: str, path: Path) -> str:
-    """The shapes that a table is about."""
-    region = opened.tables[key].uns.get("spatialdata_attrs", {}).get("region", TILES)
-    name = region if isinstance(region, str) else next(iter(region), TILES)
-    if name not in opened.shapes:
-        raise CohortError(f"{path}: table '{key}' is about '{name}', which is not a shape of the store.")
-    return str(name)
-
-
 def _read_coords(opened: Any, key: str, tiles: str, path: Path) -> CoordRows:
     """The corner of the tile of every row, joined by tile_id."""
     shapes, table = opened.shapes[tiles], opened.tables[key]
-    bounds = shapes.geometry.bounds
-    corners = np.round(bounds[["minx", "miny"]].to_numpy(dtype=np.float64))
+    corners = np.round(shapes.geometry.bounds[["minx", "miny"]].to_numpy(dtype=np.float64))
     if "tile_id" in shapes.columns and "tile_id" in table.obs.columns:
-        place = {tile: row for row, tile in enumerate(shapes["tile_id"].tolist())}
-        try:
-            rows = [place[tile] for tile in table.obs["tile_id"].tolist()]
-        except KeyError as error:
-            raise CohortError(
-                f"{path}: table '{key}' has tile {error}, which '{tiles}' does not have."
-            ) from error
+        rows = pd.Index(shapes["tile_id"]).get_indexer(table.obs["tile_id"])
+        if (rows < 0).any():
+            tile = table.obs["tile_id"].iloc[int(np.argmin(rows))]
+            raise CohortError(f"{path}: table '{key}' has tile {tile}, which '{tiles}' does not have.")
         corners = corners[rows]
     elif len(corners) != len(table):
         raise CohortError(
             f"{path}: {len(table)} rows in table '{key}' for {len(corners)} tiles, and no tile_id to join by."
         )
     return check_coords(corners, path)
-
-
-def _stated_size(opened: Any, tiles: str) -> LevelZeroPx | None:
-    """Side of a tile in level-0 pixels: all have it, or none is stated."""
-    bounds = opened.shapes[tiles].geometry.bounds
-    sides = np.round(np.concatenate([bounds.maxx - bounds.minx, bounds.maxy - bounds.miny]))
-    is_stated = len(sides) and sides[0] > 0 and (sides == sides[0]).all()
-    return LevelZeroPx(int(sides[0])) if is_stated else None
 
 
 LAYOUT = FeatureLayout(

@@ -1,12 +1,9 @@
 import h5py
 import numpy as np
 import pytest
-import yaml
 
 from builders.foreign import (
-    clam_coords,
     clam_features,
-    clam_tensor,
     grid,
     rows,
     stamp_features,
@@ -18,11 +15,8 @@ from builders.foreign import (
 from gcemil.bags import store
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import read_fold
-from gcemil.bags.foreign import cohort_import
 from gcemil.bags.foreign.cohort_import import import_cohort
-from gcemil.bags.foreign.inspect import inspect
-from gcemil.bags.foreign.layouts import LAYOUTS, read_folder
-from gcemil.bags.foreign.source import FeatureLayout, ForeignFolder, ForeignSlide, ReadOptions
+from gcemil.bags.foreign.source import ReadOptions
 from gcemil.errors import CohortError, UsageError
 
 
@@ -50,16 +44,6 @@ def test_clam_h5_is_linked_and_reads_back_the_same(tmp_path):
     assert bag.patch_size == 512
 
 
-def test_copy_makes_contiguous_files_of_its_own(tmp_path):
-    for slide in ("A", "B"):
-        clam_features(tmp_path / "F", slide, grid(8, 512))
-    import_cohort(tmp_path / "F", tmp_path / "c", labels=clam_labels(tmp_path, "A", "B"), copy=True)
-    copied = tmp_path / "c" / "features" / "A.h5"
-    assert not copied.is_symlink()
-    assert store.describe(copied)["features"].chunks is None
-    assert np.array_equal(store.read(copied, "features"), rows(8))
-
-
 @pytest.mark.parametrize("is_batch", [False, True])
 def test_a_copy_keeps_the_attributes_of_its_coordinates(tmp_path, is_batch):
     stated = {"patch_size_level0": 512, "level0_width": 9000, "target_magnification": 20, "overlap": "None"}
@@ -76,26 +60,6 @@ def test_a_copy_keeps_the_attributes_of_its_coordinates(tmp_path, is_batch):
     copied = tmp_path / "c" / "features" / "A.h5"
     assert store.describe(copied)["features"].shape == (8, 8)
     assert store.attributes(copied, "coords") == stated
-
-
-def test_clam_pt_is_converted(tmp_path):
-    for slide in ("A", "B"):
-        clam_tensor(tmp_path / "F", slide, 8)
-        clam_coords(tmp_path / "patches", slide, grid(8, 1024), patch_size=256, downsample=4.0)
-    report = import_cohort(tmp_path / "F", tmp_path / "c", labels=clam_labels(tmp_path, "A", "B"))
-    bag = bag_of(tmp_path / "c", "B")
-    assert report.n_copied == 2
-    assert np.array_equal(bag.features, rows(8))
-    assert np.array_equal(bag.coords, grid(8, 1024))
-    assert bag.patch_size == 1024
-
-
-def test_pt_without_coordinates_makes_bags_without_coordinates_and_says_so(tmp_path):
-    for slide in ("A", "B"):
-        clam_tensor(tmp_path / "F", slide, 8)
-    report = import_cohort(tmp_path / "F", tmp_path / "c", labels=clam_labels(tmp_path, "A", "B"))
-    assert bag_of(tmp_path / "c", "A").coords is None
-    assert any("2 slides have no coordinates" in line for line in report.assumptions)
 
 
 def test_trident_job_is_linked_and_empty_slides_are_listed_and_left_out(tmp_path):
@@ -177,16 +141,6 @@ def test_ids_without_a_partner_are_reported_on_both_sides(tmp_path):
     assert {"label without features: Y", "features without label: X"} <= set(report.lines())
 
 
-def test_every_assumption_stands_in_the_card(tmp_path):
-    for slide in ("A", "B"):
-        clam_features(tmp_path / "F", slide, grid(8, 512))
-    report = import_cohort(tmp_path / "F", tmp_path / "c", labels=clam_labels(tmp_path, "A.svs", "B.svs"))
-    card = yaml.safe_load((tmp_path / "c" / "cohort.yaml").read_text(encoding="utf-8"))
-    assert card["provenance"]["assumptions"] == list(report.assumptions)
-    assert any("taken off 2 ids" in line for line in report.assumptions)
-    assert any("inferred from the stride" in line for line in report.assumptions)
-
-
 def test_t10_splits_that_part_a_patient_are_refused_with_the_cases(tmp_path):
     for slide in ("A", "B", "C"):
         clam_features(tmp_path / "F", slide, grid(8, 512))
@@ -218,22 +172,6 @@ def test_splits_inside_the_label_table_come_along(tmp_path):
     assert report.n_folds == 1
 
 
-def test_classes_keep_the_order_asked_for(tmp_path):
-    for slide in ("A", "B"):
-        clam_features(tmp_path / "F", slide, grid(8, 512))
-    import_cohort(tmp_path / "F", tmp_path / "c", labels=clam_labels(tmp_path, "A", "B"), classes=["b", "a"])
-    assert Cohort.load(tmp_path / "c").card.classes == ("b", "a")
-
-
-def test_label_outside_the_classes_is_refused(tmp_path):
-    for slide in ("A", "B"):
-        clam_features(tmp_path / "F", slide, grid(8, 512))
-    with pytest.raises(UsageError, match="has label 'b', which is none of the classes a, c"):
-        import_cohort(
-            tmp_path / "F", tmp_path / "c", labels=clam_labels(tmp_path, "A", "B"), classes=["a", "c"]
-        )
-
-
 def test_two_feature_dimensions_are_refused(tmp_path):
     clam_features(tmp_path / "F", "A", grid(8, 512))
     clam_features(tmp_path / "F", "B", grid(8, 512), dim=4)
@@ -241,30 +179,11 @@ def test_two_feature_dimensions_are_refused(tmp_path):
         import_cohort(tmp_path / "F", tmp_path / "c", labels=clam_labels(tmp_path, "A", "B"))
 
 
-def test_double_precision_is_converted_to_single(tmp_path):
-    for slide in ("A", "B"):
-        path = clam_features(tmp_path / "F", slide, grid(8, 512))
-        with h5py.File(path, "a") as file:
-            del file["features"]
-            file["features"] = rows(8).astype(np.float64)
-    report = import_cohort(tmp_path / "F", tmp_path / "c", labels=clam_labels(tmp_path, "A", "B"))
-    assert report.n_copied == 2
-    assert bag_of(tmp_path / "c", "A").features.dtype == np.float32
-
-
 def test_full_target_folder_is_refused(tmp_path):
     clam_features(tmp_path / "F", "A", grid(8, 512))
     write_table(tmp_path / "c" / "notes.txt", "mine")
     with pytest.raises(UsageError, match="is not an empty folder"):
         import_cohort(tmp_path / "F", tmp_path / "c", labels=clam_labels(tmp_path, "A"))
-
-
-def test_unknown_folder_is_refused(tmp_path):
-    (tmp_path / "F").mkdir()
-    with pytest.raises(
-        CohortError, match="is not a features folder of wsidata, STAMP, TRIDENT, CLAM or torchmil"
-    ):
-        import_cohort(tmp_path / "F", tmp_path / "c", labels=tmp_path / "t.csv")
 
 
 def test_all_broken_slides_are_named_at_once(tmp_path):
@@ -288,88 +207,3 @@ def test_a_copied_slide_with_nan_is_refused(tmp_path):
     ):
         import_cohort(tmp_path / "F", tmp_path / "c", labels=clam_labels(tmp_path, "A", "B"), copy=True)
     assert not (tmp_path / "c").exists()
-
-
-def test_survival_without_an_event_is_refused(tmp_path):
-    for slide in ("A", "B"):
-        clam_features(tmp_path / "F", slide, grid(8, 512))
-    labels = write_table(tmp_path / "t.csv", "slide_id,time,event", "A,3,0", "B,4,0")
-    with pytest.raises(CohortError, match="all 2 slides are censored"):
-        import_cohort(tmp_path / "F", tmp_path / "c", labels=labels)
-
-
-def test_imported_cohort_can_be_imported_again(tmp_path):
-    for slide in ("A", "B"):
-        clam_features(tmp_path / "F", slide, grid(8, 512))
-    import_cohort(tmp_path / "F", tmp_path / "c", labels=clam_labels(tmp_path, "A", "B"), copy=True)
-    import_cohort(tmp_path / "c" / "features", tmp_path / "again", labels=tmp_path / "c" / "slides.csv")
-    first, second = Cohort.load(tmp_path / "c"), Cohort.load(tmp_path / "again")
-    assert first.slides == second.slides
-    assert first.card.classes == second.card.classes
-    assert np.array_equal(bag_of(tmp_path / "again", "B").features, rows(8))
-
-
-def test_an_import_that_was_stopped_leaves_nothing_and_can_be_run_again(tmp_path, monkeypatch):
-    for slide in ("A", "B"):
-        clam_features(tmp_path / "F", slide, grid(8, 512))
-    labels, out = clam_labels(tmp_path, "A", "B"), tmp_path / "made" / "c"
-    place, calls = cohort_import._place_slide, []
-
-    def interrupted(*arguments, **options):
-        calls.append(arguments)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return place(*arguments, **options)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(cohort_import, "_place_slide", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            import_cohort(tmp_path / "F", out, labels=labels)
-    assert list(out.parent.iterdir()) == []
-    import_cohort(tmp_path / "F", out, labels=labels)
-    assert list(out.parent.iterdir()) == [out]
-    assert len(Cohort.load(out).slides) == 2
-
-
-def read_tokens(source, options):
-    """A tool that calls its features tokens."""
-    slides = [
-        ForeignSlide(
-            path.stem,
-            path,
-            *store.describe(path)["tokens"].shape,
-            None,
-            False,
-            lambda path=path: (store.read(path, "tokens"), None),
-            lambda: {"evidence": np.array([0, 1, 0], np.uint8)},
-        )
-        for path in sorted(source.glob("*.h5"))
-    ]
-    return ForeignFolder("tokens", source, tuple(slides), "unknown")
-
-
-def test_a_new_layout_is_one_entry_of_the_table(tmp_path, monkeypatch):
-    layout = FeatureLayout(
-        tool="tokens",
-        name="Tokens",
-        title="Token features",
-        read=read_tokens,
-        owns_file=lambda datasets, attributes: "tokens" in datasets,
-        file_title=lambda datasets: "Token file",
-        datasets=("tokens",),
-    )
-    monkeypatch.setitem(LAYOUTS, "tokens", layout)
-    for name in ("A", "B"):
-        store.write(tmp_path / "features" / f"{name}.h5", {"tokens": np.ones((3, 4), np.float32)})
-    (tmp_path / "labels.csv").write_text("slide_id,case_id,label\nA,A,x\nB,B,y\n")
-    assert inspect(tmp_path / "features").title == "Token features"
-    assert inspect(tmp_path / "features" / "A.h5").title == "Token file"
-    report = cohort_import.import_cohort(
-        tmp_path / "features", tmp_path / "cohort", labels=tmp_path / "labels.csv"
-    )
-    assert (report.tool, report.n_slides) == ("tokens", 2)
-    assert store.read(tmp_path / "cohort" / "features" / "A.h5", "features").shape == (3, 4)
-    assert store.read(tmp_path / "cohort" / "truth" / "A.h5", "evidence").tolist() == [0, 1, 0]
-    (tmp_path / "nothing").mkdir()
-    with pytest.raises(CohortError, match=r"is not a features folder of .*torchmil or Tokens\."):
-        read_folder(tmp_path / "nothing", ReadOptions())

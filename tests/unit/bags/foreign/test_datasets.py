@@ -1,15 +1,11 @@
-from importlib.resources import files
-
 import openpyxl
 import pytest
 
 from builders.foreign import grid, trident_features, write_table
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import fold_indices, read_fold
-from gcemil.bags.foreign.datasets import import_dataset, load_dataset_spec
-from gcemil.bags.foreign.label_tables import read_labels
-from gcemil.errors import CohortError, UsageError
-from gcemil.resources import shipped_names
+from gcemil.bags.foreign.datasets import import_dataset
+from gcemil.errors import UsageError
 
 
 def features(tmp_path, *slides):
@@ -24,19 +20,6 @@ def barcode(case, block="DX1", code="0A1B"):
 
 def slides_of(folder):
     return {row.slide_id: row for row in Cohort.load(folder).slides}
-
-
-@pytest.mark.parametrize("name", shipped_names("datasets"))
-def test_every_recipe_names_an_anchor_family_of_its_own_organ(name):
-    shipped = {entry.name for entry in (files("gcemil.resources") / "anchors").iterdir()}
-    assert f"{load_dataset_spec(name).anchors}.yaml" in shipped - {"generic.yaml"}
-
-
-@pytest.mark.parametrize("name", shipped_names("datasets"))
-def test_survival_recipes_have_factors_and_classification_recipes_have_classes(name):
-    plan = load_dataset_spec(name)
-    assert bool(plan.prognostic_factors) == (plan.task == "survival")
-    assert (len(plan.classes) >= 2) == (plan.task == "classification")
 
 
 def bracs_sheet(path):
@@ -79,22 +62,6 @@ def test_panda_grades_are_six_classes_with_the_provider_as_site(tmp_path):
     assert Cohort.load(tmp_path / "c").n_outputs == 6
 
 
-def test_brca_subtypes_by_slide_leave_other_subtypes_out(tmp_path):
-    slides = [barcode("A1-A0SB"), barcode("A1-A0SD"), barcode("A1-A0SE")]
-    labels = write_table(
-        tmp_path / "t.csv",
-        "case_id,slide_id,oncotree_code",
-        *(
-            f"{slide[:12]},{slide}.svs,{code}"
-            for slide, code in zip(slides, ("IDC", "ILC", "MDLC"), strict=True)
-        ),
-    )
-    report = import_dataset("brca", features(tmp_path, *slides), tmp_path / "c", labels=labels)
-    assert [row.label for row in Cohort.load(tmp_path / "c").slides] == ["IDC", "ILC"]
-    assert report.excluded == (f"slide '{slides[2]}': 'MDLC' in 'oncotree_code' is none of the classes",)
-    assert report.features_without_labels == (slides[2],)
-
-
 def test_brca_subtypes_by_case_reach_every_slide_of_the_case(tmp_path):
     slides = [barcode("A1-A0SB", "DX1"), barcode("A1-A0SB", "DX2"), barcode("A1-A0SD")]
     labels = write_table(
@@ -131,21 +98,6 @@ def test_nsclc_sample_sheet_by_project_warns_with_both_numbers_per_class(tmp_pat
     )
 
 
-@pytest.mark.parametrize("name", ["luad", "stad", "ucec", "kirp", "kirc"])
-def test_survival_in_the_mcat_style(tmp_path, name):
-    slides = [barcode("05-4244"), barcode("05-4245")]
-    labels = write_table(
-        tmp_path / "t.csv",
-        "case_id,slide_id,survival_months,censorship",
-        f"TCGA-05-4244,{slides[0]}.svs,12.5,1",
-        f"TCGA-05-4245,{slides[1]}.svs,3,0",
-    )
-    import_dataset(name, features(tmp_path, *slides), tmp_path / "c", labels=labels)
-    rows = slides_of(tmp_path / "c")
-    assert [(rows[slide].time, rows[slide].event) for slide in slides] == [(12.5, 0), (3.0, 1)]
-    assert Cohort.load(tmp_path / "c").card.provenance["prognostic_factors"]
-
-
 def test_survival_in_the_gdc_style_lists_every_case_it_leaves_out(tmp_path):
     cases = [f"05-424{number}" for number in range(6)]
     slides = [barcode(case) for case in cases] + [barcode(cases[0], "DX2")]
@@ -180,16 +132,6 @@ def test_survival_in_the_gdc_style_lists_every_case_it_leaves_out(tmp_path):
     assert (
         "case 'TCGA-05-4245': 2 values in 'days_to_last_follow_up', the largest taken" in report.assumptions
     )
-
-
-def test_survival_refuses_slides_that_are_no_barcodes(tmp_path):
-    labels = write_table(
-        tmp_path / "c.csv",
-        "case_submitter_id,vital_status,days_to_death,days_to_last_follow_up",
-        "TCGA-05-4240,Dead,3,",
-    )
-    with pytest.raises(CohortError, match="'slide_1' is not a TCGA barcode"):
-        import_dataset("luad", features(tmp_path, "slide_1"), tmp_path / "c", labels=labels)
 
 
 def test_camelyon_labels_come_from_names_and_the_reference_without_header(tmp_path):
@@ -230,35 +172,11 @@ def test_camelyon_labels_come_from_names_and_the_reference_without_header(tmp_pa
     )
 
 
-def test_equal_counts_give_no_warning(tmp_path, monkeypatch):
-    plan = load_dataset_spec("panda")
-    changed = plan.model_copy(update={"expected": plan.expected.model_copy(update={"slides": 1})})
-    monkeypatch.setattr("gcemil.bags.foreign.datasets.load_dataset_spec", lambda name: changed)
-    labels = write_table(
-        tmp_path / "train.csv", "image_id,data_provider,isup_grade,gleason_score", "a,radboud,5,4+5"
-    )
-    report = import_dataset("panda", features(tmp_path, "a"), tmp_path / "c", labels=labels)
-    assert not any("in the paper" in line for line in report.warnings)
-
-
-def test_table_without_the_label_column_says_which_are_known(tmp_path):
-    labels = write_table(tmp_path / "t.csv", "image_id,grade", "a,1")
-    with pytest.raises(
-        UsageError, match=r"no column for the label \(one of isup_grade\); it has: image_id, grade"
-    ):
-        import_dataset("panda", features(tmp_path, "a"), tmp_path / "c", labels=labels)
-
-
 def test_recipe_without_its_table_says_which_it_needs(tmp_path):
     with pytest.raises(
         UsageError, match=r"'panda' needs its label table \(train.csv of the PANDA challenge\)"
     ):
         import_dataset("panda", features(tmp_path, "a"), tmp_path / "c")
-
-
-def test_unknown_recipe_lists_the_known_ones():
-    with pytest.raises(UsageError, match="Unknown recipe 'mnist'. Choose one of: bracs, brca"):
-        load_dataset_spec("mnist")
 
 
 CAMELYON = [
@@ -287,19 +205,6 @@ def test_camelyon_can_be_split_as_its_organisers_did(tmp_path):
     assert len(fold.slides("train")) == 16
 
 
-@pytest.mark.parametrize(
-    ("recipe", "slides", "message"),
-    [
-        ("camelyon16", ["normal_001", "tumor_001"], "No slide is of the official test set"),
-        ("bracs", ["a"], "has no official test set.*--official-split"),
-    ],
-)
-def test_an_official_split_that_does_not_exist_is_refused(tmp_path, recipe, slides, message):
-    with pytest.raises((CohortError, UsageError), match=message):
-        import_dataset(recipe, features(tmp_path, *slides), tmp_path / "c", official_split=True)
-    assert not (tmp_path / "c").exists()
-
-
 CBIOPORTAL = (
     "#Patient Identifier\tOverall Survival Status\tOverall Survival (Months)",
     "#Identifier\tStatus\tMonths",
@@ -323,14 +228,3 @@ def test_cbioportal_tables_of_patients_are_joined_by_barcode(tmp_path):
     }
     assert report.dialect == "cBioPortal"
     assert report.excluded == (f"slide '{slides[0]}': no valid time in 'OS_MONTHS' ('0')",)
-
-
-def test_cbioportal_tables_are_joined_by_a_slide_table_too(tmp_path):
-    labels = write_table(tmp_path / "clinical.txt", *CBIOPORTAL)
-    with pytest.raises(UsageError, match="cBioPortal clinical table: patients, not slides.*--slide-table"):
-        read_labels(labels)
-    slides = write_table(
-        tmp_path / "slides.csv", "PATIENT_ID,FILENAME", "TCGA-05-4250,s1.svs", "TCGA-05-4250,s2.svs"
-    )
-    table = read_labels(labels, slide_table=slides)
-    assert [(row.slide_id, row.time, row.event) for row in table.rows] == [("s1", 3.98, 1), ("s2", 3.98, 1)]

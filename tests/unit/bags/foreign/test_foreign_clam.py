@@ -25,20 +25,6 @@ def test_patch_size_comes_from_the_coords_file_at_its_level(tmp_path):
     assert any("read from the attributes of the coords files" in line for line in folder.assumptions)
 
 
-def test_given_patch_size_wins(tmp_path):
-    clam_features(tmp_path, "A", grid(8, 512))
-    assert read_clam(tmp_path, ReadOptions(patch_size=448)).slides[0].patch_size == 448
-
-
-def test_h5_files_are_linkable_and_read_as_they_are(tmp_path):
-    clam_features(tmp_path, "A", grid(8, 512))
-    slide = read_clam(tmp_path).slides[0]
-    features, coords = slide.load()
-    assert slide.linkable
-    assert np.array_equal(features, rows(8))
-    assert np.array_equal(coords, grid(8, 512))
-
-
 def test_pt_files_take_coordinates_from_the_coords_folder(tmp_path):
     clam_tensor(tmp_path, "A", 8)
     clam_coords(tmp_path / "results", "A", grid(8, 512), patch_size=256, downsample=2.0)
@@ -79,15 +65,3 @@ def test_pt_file_with_python_objects_is_never_unpickled(tmp_path, capsys):
     with pytest.raises(StoreError, match="never unpickled"):
         read_clam(tmp_path)
     assert capsys.readouterr().out == ""
-
-
-def test_pt_file_with_a_dictionary_is_refused(tmp_path):
-    (tmp_path / "pt_files").mkdir()
-    torch.save({"features": torch.zeros(2, 3)}, tmp_path / "pt_files" / "A.pt")
-    with pytest.raises(StoreError, match="holds a dict, not one tensor"):
-        read_clam(tmp_path)
-
-
-def test_folder_without_features_is_refused(tmp_path):
-    with pytest.raises(CohortError, match=r"holds no \.h5 and no \.pt features"):
-        read_clam(tmp_path)

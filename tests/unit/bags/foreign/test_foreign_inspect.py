@@ -7,12 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from builders.foreign import (
-    clam_coords,
     clam_features,
-    clam_tensor,
     grid,
     stamp_features,
-    stamp_splits,
     torchmil_set,
     trident_features,
     write_table,
@@ -21,20 +18,10 @@ from gcemil.bags import store
 from gcemil.bags.foreign.cohort_import import import_cohort
 from gcemil.bags.foreign.inspect import inspect
 from gcemil.cli.main import app
-from gcemil.errors import InputError
 
 
 def fact(found, name):
     return dict(found.facts)[name]
-
-
-def test_clam_features_and_the_stride_behind_their_patch_size(tmp_path):
-    found = inspect(clam_features(tmp_path, "A", grid(8, 512)))
-    assert found.kind == "clam_features"
-    assert fact(found, "features") == "(8, 8) float32, chunks (1, 8)"
-    assert fact(found, "patch size") == "512 (the stride; the file does not say it)"
-    folder = tmp_path / "h5_files"
-    assert found.next_command == f"gcemil import {folder} --labels TABLE --out cohorts/h5_files"
 
 
 def test_the_next_command_works_when_typed_where_a_table_lies_near(tmp_path):
@@ -77,34 +64,6 @@ def test_trident_features_say_their_size_at_level_zero_and_encoder(tmp_path):
     assert fact(found, "encoder") == "uni_v1"
 
 
-def test_empty_slide_is_a_problem(tmp_path):
-    found = inspect(trident_features(tmp_path, "A", np.zeros((0, 2))))
-    assert any("No patches" in problem for problem in found.problems)
-
-
-def test_stamp_features_are_in_micrometres_and_need_a_resolution(tmp_path):
-    found = inspect(stamp_features(tmp_path, "A", grid(8, 256)))
-    assert (found.kind, fact(found, "coordinates"), fact(found, "encoder")) == (
-        "stamp_features",
-        "micrometres",
-        "uni2",
-    )
-    assert "--mpp" in found.next_command
-
-
-def test_coords_files_of_clam_know_their_patch_size(tmp_path):
-    found = inspect(clam_coords(tmp_path, "A", grid(8, 512), patch_size=256, downsample=2.0))
-    assert found.kind == "clam_coords"
-    assert fact(found, "patch size") == "512 level-0 px (from the attributes)"
-
-
-def test_floating_point_coordinates_are_a_problem(tmp_path):
-    store.write(
-        tmp_path / "A.h5", {"features": np.zeros((4, 2), np.float32), "coords": grid(4, 2).astype(np.float32)}
-    )
-    assert any("floating point" in problem for problem in inspect(tmp_path / "A.h5").problems)
-
-
 @pytest.mark.parametrize(
     ("datasets", "kind"),
     [
@@ -125,13 +84,6 @@ def test_files_are_known_by_their_datasets(tmp_path, datasets, kind):
     assert inspect(tmp_path / "x.h5").kind == kind
 
 
-def test_slide_level_vector_is_told_from_patches(tmp_path):
-    with h5py.File(tmp_path / "x.h5", "w") as file:
-        file["features"] = np.zeros(8, np.float32)
-        file["coords"] = grid(4, 2)
-    assert inspect(tmp_path / "x.h5").kind == "slide_vector"
-
-
 def test_folders_of_every_tool_are_recognised(tmp_path):
     clam_features(tmp_path / "clam", "A", grid(8, 512))
     trident_features(tmp_path / "job", "A", grid(8, 512))
@@ -150,12 +102,6 @@ def test_trident_job_points_at_its_features(tmp_path):
     folder = tmp_path / "20x_256px_0px_overlap" / "features_uni_v1"
     expected = f"gcemil import {folder} --labels TABLE --out cohorts/features_uni_v1"
     assert inspect(tmp_path).next_command == expected
-
-
-def test_bare_tensor_lacks_coordinates(tmp_path):
-    found = inspect(clam_tensor(tmp_path, "A", 5))
-    assert (found.kind, fact(found, "shape")) == ("clam_tensor", "(5, 8)")
-    assert "No coordinates" in found.problems[0]
 
 
 def test_cohort_says_its_tables_and_wants_folds_next(tmp_path):
@@ -196,13 +142,6 @@ def test_label_table_says_its_dialect_and_assumptions(tmp_path):
     assert ("assumed", "'censorship' 1 means censored: event = 1 - censorship.") in found.facts
 
 
-def test_split_files_are_recognised(tmp_path):
-    table = write_table(tmp_path / "s" / "splits_0.csv", ",train,val,test", "0,a,b,c")
-    assert inspect(table).kind == "splits"
-    assert inspect(tmp_path / "s").kind == "splits"
-    assert inspect(stamp_splits(tmp_path / "splits.json", (["p"], ["q"]))).kind == "splits"
-
-
 def geojson(path, feature):
     path.write_text(json.dumps({"type": "FeatureCollection", "features": [feature]}), encoding="utf-8")
     return path
@@ -218,21 +157,3 @@ def test_t5_classification_without_colour_is_a_problem(tmp_path):
     )
     feature["properties"]["classification"]["color"] = [1, 2, 3]
     assert inspect(geojson(tmp_path / "x.geojson", feature)).problems == ()
-
-
-def test_t6_object_type_outside_properties_is_a_problem(tmp_path):
-    found = inspect(
-        geojson(tmp_path / "x.geojson", {"type": "Feature", "objectType": "tile", "properties": {}})
-    )
-    assert "outside properties" in found.problems[0]
-
-
-def test_unknown_things_are_called_unknown(tmp_path):
-    assert inspect(tmp_path).kind == "unknown"
-    assert inspect(write_table(tmp_path / "x.txt", "hello")).kind == "unknown"
-    assert inspect(write_table(tmp_path / "x.json", "{}")).kind == "unknown"
-
-
-def test_missing_path_is_an_error(tmp_path):
-    with pytest.raises(InputError, match="does not exist"):
-        inspect(tmp_path / "nothing")

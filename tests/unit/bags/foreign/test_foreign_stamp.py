@@ -52,12 +52,6 @@ def test_coordinates_without_a_unit_are_refused(tmp_path):
         read_stamp(tmp_path, ReadOptions(mpp=0.5))
 
 
-def test_slide_embeddings_are_refused(tmp_path):
-    stamp_features(tmp_path, "A", grid(8, 256), attributes={"feat_type": "slide", "encoder": "titan"})
-    with pytest.raises(CohortError, match="one vector per slide, not patches"):
-        read_stamp(tmp_path, ReadOptions(mpp=0.5))
-
-
 def test_nested_files_are_slides_by_their_own_names(tmp_path):
     stamp_features(tmp_path / "uni2-0a1b2c3d" / "batch1", "A.svs", grid(8, 256))
     folder = read_stamp(tmp_path, ReadOptions(mpp=0.5))
@@ -70,8 +64,3 @@ def test_resolution_is_typed_as_a_number_or_as_a_table(tmp_path):
     table = write_table(tmp_path / "mpp.csv", "slide_id,mpp", "A.svs,0.25", "B.svs,0.5")
     assert parse_mpp("0.5") == 0.5
     assert parse_mpp(str(table)) == {"A": 0.25, "B": 0.5}
-
-
-def test_table_of_resolutions_needs_its_columns(tmp_path):
-    with pytest.raises(UsageError, match="needs the columns slide_id and mpp; it has: slide, res"):
-        parse_mpp(str(write_table(tmp_path / "mpp.csv", "slide,res", "A,0.25")))

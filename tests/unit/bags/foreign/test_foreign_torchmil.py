@@ -8,7 +8,7 @@ from gcemil.bags.foreign.torchmil import (
     read_bag_labels,
     read_torchmil,
 )
-from gcemil.errors import CohortError, UsageError
+from gcemil.errors import UsageError
 
 
 def test_bags_features_coordinates_and_labels_are_read(tmp_path):
@@ -44,34 +44,11 @@ def test_plain_parallel_folders_of_h5_are_read(tmp_path):
     assert read_bag_labels(tmp_path) == {"a": "1"}
 
 
-def test_patch_counts_without_any_size_need_one(tmp_path):
-    for folder, values in (("features", rows(4)), ("coords", grid(4, 1))):
-        (tmp_path / folder).mkdir()
-        np.save(tmp_path / folder / "a.npy", values)
-    with pytest.raises(UsageError, match="counts patches, not pixels"):
-        read_torchmil(tmp_path)
-    assert read_torchmil(tmp_path, ReadOptions(patch_size=224)).slides[0].patch_size == 224
-
-
 def test_patch_labels_become_evidence_in_connected_regions(tmp_path):
     torchmil_set(tmp_path, {"a": (grid(8, 512), 1, [1, 0, 0, 1, 0, 0, 0, 1])})
     truth = read_torchmil(tmp_path).slides[0].read_truth()
     assert truth["evidence"].tolist() == [1, 0, 0, 1, 0, 0, 0, 1]
     assert truth["region"].tolist() == [1, 0, 0, 2, 0, 0, 0, 2]
-
-
-def test_regions_touch_at_corners(tmp_path):
-    coords = np.array([[0, 0], [256, 256], [768, 0], [1024, 0]])
-    torchmil_set(tmp_path, {"a": (coords, 1, [1, 1, 1, 0])})
-    slide = read_torchmil(tmp_path).slides[0]
-    assert slide.read_truth()["region"].tolist() == [1, 1, 2, 0]
-
-
-def test_missing_partner_file_is_named(tmp_path):
-    torchmil_set(tmp_path, {"a": (grid(8, 512), 1, [0] * 8)})
-    (tmp_path / "patches_512" / "coords" / "a.npy").unlink()
-    with pytest.raises(CohortError, match=r"coords/a.npy does not exist, though"):
-        read_torchmil(tmp_path)
 
 
 def test_two_encoders_need_a_choice(tmp_path):

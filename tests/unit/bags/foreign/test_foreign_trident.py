@@ -51,21 +51,3 @@ def test_two_encoders_in_one_folder_are_refused(tmp_path):
         file["features"].attrs["encoder"] = "virchow"
     with pytest.raises(CohortError, match=r"several encoders \(uni_v1, virchow\)"):
         read_trident(tmp_path)
-
-
-def test_slide_level_vectors_are_refused(tmp_path):
-    folder = tmp_path / "20x_256px_0px_overlap" / "slide_features_titan"
-    folder.mkdir(parents=True)
-    with h5py.File(folder / "A.h5", "w") as file:
-        file["features"] = np.zeros(8, np.float32)
-        file["coords"] = grid(4, 512)
-    with pytest.raises(CohortError, match="slide-level vectors cannot be a bag"):
-        read_trident(folder)
-
-
-def test_rows_that_do_not_match_coordinates_are_refused(tmp_path):
-    path = trident_features(tmp_path, "A", grid(8, 512))
-    with h5py.File(path, "a") as file:
-        file["coords"].resize((7, 2))
-    with pytest.raises(CohortError, match=r"coords of shape \(7, 2\) for 8 feature rows"):
-        read_trident(tmp_path)

@@ -1,5 +1,3 @@
-import sys
-
 import openpyxl
 import pytest
 
@@ -7,7 +5,7 @@ from builders.foreign import write_table
 from gcemil.bags.cohort import SlideRow
 from gcemil.bags.foreign.dialects import Choice
 from gcemil.bags.foreign.label_tables import count_targets, find_label_faults, read_labels
-from gcemil.errors import CohortError, MissingExtraError, UsageError
+from gcemil.errors import CohortError, UsageError
 
 
 def test_t4_censorship_is_turned_into_event_and_said(tmp_path):
@@ -69,13 +67,6 @@ def test_stamp_tables_are_joined_by_patient_and_the_rest_is_named(tmp_path):
     assert any("without slide: p4" in line for line in table.assumptions)
 
 
-def test_stamp_status_words_are_events(tmp_path):
-    clinical = write_table(tmp_path / "clini.csv", "PATIENT,os,state", "p1,10,dead", "p2,20,Alive")
-    slides = write_table(tmp_path / "slide.csv", "PATIENT,FILENAME", "p1,a.h5", "p2,b.h5")
-    table = read_labels(clinical, slide_table=slides, choice=Choice(time="os", event="state"))
-    assert [(row.time, row.event) for row in table.rows] == [(10.0, 1), (20.0, 0)]
-
-
 @pytest.mark.parametrize(
     ("lines", "dialect", "expected"),
     [
@@ -117,13 +108,6 @@ def test_every_dialect_is_recognised_by_its_columns(tmp_path, lines, dialect, ex
     assert table.rows[0] == expected
 
 
-def test_tcga_slides_without_a_case_column_get_the_barcode_case(tmp_path):
-    path = write_table(tmp_path / "t.csv", "slide_id,label", "TCGA-A1-0001-01Z-00-DX1.AB.svs,x")
-    table = read_labels(path)
-    assert table.rows[0].case_id == "TCGA-A1-0001"
-    assert any("first 12 characters" in line for line in table.assumptions)
-
-
 def test_rows_without_a_target_are_left_out_and_listed(tmp_path):
     path = write_table(
         tmp_path / "t.csv",
@@ -140,18 +124,6 @@ def test_rows_without_a_target_are_left_out_and_listed(tmp_path):
         "slide 'u': no valid time in 'survival_months' ('0')",
         "slide 'v': no valid status in 'censorship' ('nan')",
     )
-
-
-def test_named_target_wins_over_the_dialect(tmp_path):
-    path = write_table(tmp_path / "t.csv", "case_id,slide_id,label,grade", "p,s,x,3", "q,t,y,1")
-    assert read_labels(path, choice=Choice(target="grade")).classes == ("1", "3")
-
-
-def test_excel_without_openpyxl_says_how_to_get_it(tmp_path, monkeypatch):
-    path = excel(tmp_path / "t.xlsx", ("case_id", "slide_id", "label"), ("p", "s", "x"))
-    monkeypatch.setitem(sys.modules, "openpyxl", None)
-    with pytest.raises(MissingExtraError, match="openpyxl"):
-        read_labels(path)
 
 
 MCAT = "case_id,slide_id,survival_months,censorship"
@@ -192,7 +164,7 @@ def test_a_choice_settles_what_a_table_means(tmp_path, header, line, choice, exp
         ),
         ((MCAT, "p,s,3,1"), {"endpoint": "dss"}, UsageError, "has endpoints os. Choose one with --endpoint"),
         ((MCAT, "p,s,3,1", "p,t,4,1"), {}, CohortError, "'s' and 't' of case 'p' have different survival"),
-        (("name,diagnosis", "1,1"), {}, CohortError, "is not a label table of gcemil, CLAM, "),
+        (("name,diagnosis", "1,1"), {}, CohortError, "is not a label table"),
         (("patient,slide,value", "p,s,1"), {}, UsageError, "does not say which column is the label"),
         (
             ("case_id,slide_id,ER,PR,fold_0", "p,s,1,0,train"),
@@ -265,13 +237,6 @@ def test_labels_that_look_like_a_mistake_are_warned_of(labels, said):
 
 
 @pytest.mark.parametrize(
-    "labels", [["LUAD", "LUSC"], ["0", "1", "2"], ["a", "b"] * 20, [f"t{n}" for n in range(6)]]
-)
-def test_plain_labels_are_not_warned_of(labels):
-    assert find_label_faults(rows_of(labels)) == ()
-
-
-@pytest.mark.parametrize(
     ("header", "line", "expected"),
     [
         ("Slide,Patient,Diagnosis", "s.svs,p,x", ("s", "p", "x")),
@@ -289,14 +254,6 @@ def test_columns_are_matched_without_regard_to_case_and_by_usual_names(tmp_path,
     assert any(header.replace(";", ",").split(",")[1] in note for note in labels.assumptions)
 
 
-def test_a_table_of_patients_in_capitals_is_joined_to_its_slides(tmp_path):
-    path = write_table(tmp_path / "t.csv", "Patient,Diagnosis", "p1,x", "p2,y")
-    labels = read_labels(path, slide_ids=["p1-a", "p1-b", "p2-a"])
-    assert [(row.slide_id, row.case_id, row.label) for row in labels.rows] == [
-        ("p1-a", "p1", "x"), ("p1-b", "p1", "x"), ("p2-a", "p2", "y"),
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
 def test_another_encoding_is_read_and_noted(tmp_path, encoding):
     path = tmp_path / "t.csv"
@@ -304,8 +261,3 @@ def test_another_encoding_is_read_and_noted(tmp_path, encoding):
     labels = read_labels(path)
     assert labels.classes == ("größer", "klein")
     assert f"t.csv is not UTF-8 and was read as {encoding.upper()}." in labels.assumptions
-
-
-def test_a_comma_that_may_separate_thousands_is_no_decimal_comma(tmp_path):
-    path = write_table(tmp_path / "t.csv", "slide_id;time;event", "s;1,234;1", "t;80;1")
-    assert read_labels(path).excluded == ("slide 's': no valid time in 'time' ('1,234')",)
