@@ -54,7 +54,8 @@ def audit_cohort(
     """Audit a model on one part of a cohort; a model named by module is imported, which runs its code."""
     cohort = Cohort.load(folder)
     task = create_task(cohort, TrainSettings())
-    specs = _choose_bags(cohort, part, fold)
+    parts = None if part == "all" else fold_parts(cohort, read_fold(cohort, fold))
+    specs = cohort.bags if parts is None else getattr(parts, part)
     targets = stacked_targets(specs)
     task.check(targets, where=f"{folder}, fold {fold}, part {part}")
     with _import_from_working_folder():
@@ -77,14 +78,19 @@ def audit_cohort(
             on_bag=on_bag,
             repeats=repeats,
         )
-    return _add_origin(finding, cohort, model, scores, part, fold, seed)
-
-
-def _choose_bags(cohort: Cohort, part: Part, fold: int) -> Sequence[BagSpec]:
-    if part == "all":
-        return cohort.bags
-    parts = fold_parts(cohort, read_fold(cohort, fold))
-    return {"train": parts.train, "val": parts.val, "test": parts.test}[part]
+    notes = finding.notes
+    if part != "test":
+        notes = (*notes, f"Bags of part '{part}': the model may have been trained on them.")
+    inputs = {"cohort": record_cohort(cohort).fingerprint}
+    provenance = {
+        **describe_environment(seed=seed, device=torch.device("cpu"), inputs=inputs),
+        "cohort": cohort.card.name,
+        "model": model,
+        "scores": [path.resolve().name for path in scores],
+        "part": part,
+        "fold": None if part == "all" else fold,
+    }
+    return replace(finding, notes=notes, provenance=provenance)
 
 
 @contextmanager
@@ -135,34 +141,11 @@ def _collect_sources(
         name = folder.resolve().name
         if name in found:
             raise UsageError(f"Two sources of scores are called '{name}'. Rename the folder {folder}.")
-        found[name] = _read_from_files(folder, column, gates)
+
+        def read(bag: Bag, _full: HostOutput, folder: Path = folder) -> Tensor:
+            return torch.from_numpy(read_bag_scores(folder, bag, column=column))
+
+        found[name] = ScoreSource(read, follows_bag=False, are_gates=gates)
     if gates and not folders:
         raise UsageError("--gates says what the score files hold. Give them with --scores DIR.")
     return found or {"slope": ScoreSource(lambda bag, _full: box.slopes(*bag_tensors(bag)))}
-
-
-def _read_from_files(folder: Path, column: str | None, gates: bool) -> ScoreSource:
-    def scores(bag: Bag, _full: HostOutput) -> Tensor:
-        return torch.from_numpy(read_bag_scores(folder, bag, column=column))
-
-    return ScoreSource(scores, follows_bag=False, are_gates=gates)
-
-
-def _add_origin(
-    finding: Finding, cohort: Cohort, model: str, scores: Sequence[Path], part: Part, fold: int, seed: int
-) -> Finding:
-    """What was audited, and on which data."""
-    notes = finding.notes
-    if part != "test":
-        notes = (*notes, f"Bags of part '{part}': the model may have been trained on them.")
-    environment = describe_environment(
-        seed=seed, device=torch.device("cpu"), inputs={"cohort": record_cohort(cohort).fingerprint}
-    )
-    subject = {
-        "cohort": cohort.card.name,
-        "model": model,
-        "scores": [folder.resolve().name for folder in scores],
-        "part": part,
-        "fold": None if part == "all" else fold,
-    }
-    return replace(finding, notes=notes, provenance={**environment, **subject})

@@ -153,43 +153,37 @@ def read_marks(run: Path, sources: Sequence[Path]) -> dict[str, _MarkFile]:
             raise UsageError(
                 f"{found[slide_id].path} and {path} both mark slide '{slide_id}'. Give one of them."
             )
-        found[slide_id] = _read_mark_file(path)
+        content = read_bytes(path)
+        given = parse_json(content, path)
+        # Reviews of the viewer are told from GeoJSON by what they hold.
+        is_saved = isinstance(given, dict) and "marks" in given
+        marks = (
+            validate_as(given, SavedReview, path, error=RunError, remedy=REMEDY)
+            if is_saved
+            else parse_objects(given, path)
+        )
+        found[slide_id] = _MarkFile(path, hashlib.sha256(content).hexdigest(), marks)
     return found
 
 
-def _list_files(run: Path, sources: Sequence[Path]) -> Iterator[Path]:
+def _list_files(run: Path, sources: Sequence[Path]) -> list[Path]:
+    """The files of marks that were given, or the reviews that the viewer saved."""
+    files: list[Path] = []
     if not sources:
-        saved = [
-            path
-            for fold in RunFolder(run).trained_folds()
-            for path in sorted((fold.path / "reviews").glob("*.json"))
-        ]
-        if not saved:
+        folders = [fold.path / "reviews" for fold in RunFolder(run).trained_folds()]
+        files = [path for folder in folders for path in sorted(folder.glob("*.json"))]
+        if not files:
             raise UsageError(
                 f"{run} has no saved reviews. Give the GeoJSON files that QuPath exported, or mark patches with 'gcemil view {run}'."
             )
-        yield from saved
     for source in sources:
-        if not source.is_dir():
-            yield source
-            continue
-        inside = sorted(path for path in source.iterdir() if path.suffix.lower() in ENDINGS)
+        inside = [source]
+        if source.is_dir():
+            inside = sorted(path for path in source.iterdir() if path.suffix.lower() in ENDINGS)
         if not inside:
             raise InputError(f"{source} holds no marks: no <slide>.geojson and no <slide>.json lies in it.")
-        yield from inside
-
-
-def _read_mark_file(path: Path) -> _MarkFile:
-    """Reviews of the viewer are told from GeoJSON by what they hold."""
-    content = read_bytes(path)
-    given = parse_json(content, path)
-    is_saved = isinstance(given, dict) and "marks" in given
-    marks = (
-        validate_as(given, SavedReview, path, error=RunError, remedy=REMEDY)
-        if is_saved
-        else parse_objects(given, path)
-    )
-    return _MarkFile(path, hashlib.sha256(content).hexdigest(), marks)
+        files += inside
+    return files
 
 
 def judge_slide(
