@@ -51,15 +51,6 @@ def test_a_numpy_model_gets_numpy():
     assert output.scores.tolist() == pytest.approx([1, 256, 515])
 
 
-def test_a_model_of_features_alone_gets_them_alone():
-    assert box(lambda features: features.sum(dim=0)).host()(
-        FEATURES, COORDS
-    ).logits.tolist() == pytest.approx([4, 5])
-    assert box(lambda features, coords=None: features.sum(dim=0)).answer(FEATURES, None)[
-        0
-    ].tolist() == pytest.approx([4, 5])
-
-
 def test_one_logit_for_two_classes_is_the_log_odds_of_the_second():
     assert box(lambda features, coords: 3.0).host()(FEATURES, COORDS).logits.tolist() == pytest.approx([0, 3])
 
@@ -110,13 +101,6 @@ def test_an_error_inside_the_model_is_told_with_what_it_was_given():
     message = r"failed on 3 patches \(KeyError: 'weights'\). It is called with features \(3, 2\) and coords as torch"
     with pytest.raises(UsageError, match=message):
         box(model).answer(FEATURES, COORDS)
-
-
-def test_things_that_are_no_model_are_refused():
-    with pytest.raises(UsageError, match="is a int and cannot be called"):
-        box(3)
-    with pytest.raises(UsageError, match="is a class. Name a function"):
-        box(torch.nn.Linear)
 
 
 def test_the_bag_stands_in_front_of_what_is_wrong_with_it():

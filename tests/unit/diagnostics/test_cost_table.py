@@ -1,14 +1,10 @@
 from dataclasses import replace
 
 import pytest
-import torch
 
-from builders.folds import one_patch_fold
 from builders.runs import TrainedRuns
 from gcemil.diagnostics import cost
 from gcemil.diagnostics.cost import (
-    count_bytes,
-    leave_out_patch,
     measure_inference_cost,
     time_encoder,
     time_interleaved,
@@ -46,15 +42,6 @@ def test_rounds_begin_with_another_call_each_time():
     seen = []
     time_interleaved({name: lambda name=name: seen.append(name) for name in "abc"}, 3, Stopwatch())
     assert "".join(seen) == "abcbcacab"
-
-
-def test_each_turn_leaves_another_patch_out():
-    out = [int((~leave_out_patch(50, turn)).nonzero()) for turn in range(5)]
-    assert len(set(out)) == 5
-
-
-def test_handed_rows_count_with_their_bytes():
-    assert count_bytes((torch.zeros(10, 4), torch.zeros(10, 2, dtype=torch.int64), None)) == 160 + 160
 
 
 def counted_fold(runs: TrainedRuns, watch: Stopwatch) -> TrainedFold:
@@ -156,22 +143,6 @@ def test_controls_have_a_worth_and_no_time_of_their_own(classification_runs: Tra
         assert found["relative_utility"] is not None
         assert found["explained_time"] is None
         assert found["patch_ratio"] == pytest.approx(row(finding, "discrete").values["patch_ratio"])
-
-
-def test_survival_is_worth_its_c_index(survival_runs: TrainedRuns):
-    fold = TrainedFold.open(survival_runs.gce, 0)
-    found = row(measure_inference_cost(fold, repeats=1, timed_bags=1), "discrete").values
-    assert found["relative_utility"] >= 0
-
-
-def test_bags_of_one_patch_cost_the_same_every_way(classification_runs: TrainedRuns, tmp_path):
-    watch = Stopwatch()
-    fold = one_patch_fold(counted_fold(classification_runs, watch), tmp_path / "cohort")
-    finding = measure_inference_cost(fold, clock=watch, repeats=1)
-    assert row(finding, "attention").values["aggregation_time"] == pytest.approx(1)
-    assert row(finding, "attention").values["patch_ratio"] == pytest.approx(1)
-    # Nothing is left to ask once the only patch is out.
-    assert row(finding, "occlusion").values["explained_time"] == pytest.approx(2)
 
 
 @pytest.mark.parametrize("wrong", [{"repeats": 0}, {"timed_bags": 0}])

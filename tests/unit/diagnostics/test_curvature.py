@@ -31,15 +31,7 @@ def test_patches_without_any_utility_do_not_count():
     assert total_curvature(responses, ONE) == pytest.approx(0.5)
 
 
-def test_a_bag_without_utility_is_linear():
-    assert total_curvature(torch.zeros(3, 1, dtype=torch.float64), ONE) == pytest.approx(0.0)
-
-
 def test_bound_is_one_without_curvature_and_one_minus_one_over_e_with_all_of_it():
     assert greedy_bound_factor(0.0) == pytest.approx(1.0)
     assert greedy_bound_factor(1.0) == pytest.approx(1 - 1 / math.e)
     assert greedy_bound_factor(0.5) == pytest.approx(0.7869386805747332)
-
-
-def test_bound_is_continuous_at_zero():
-    assert greedy_bound_factor(1e-12) == pytest.approx(1.0, abs=1e-11)

@@ -1,5 +1,4 @@
 import dataclasses
-import math
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from gcemil.diagnostics.failures import (
     intended_anchors,
     measure_failures,
     ordered_share,
-    shown_anchor,
 )
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
@@ -52,11 +50,6 @@ def test_the_agreement_of_every_bag_with_the_others_by_hand():
     assert ordered_share(risks, times, events).tolist() == pytest.approx([0.5, 2 / 3, 1.0, 0.75])
 
 
-def test_a_bag_without_a_comparable_pair_has_no_agreement():
-    found = ordered_share(np.array([1.0, 2.0]), np.array([1.0, 2.0]), np.array([False, False]))
-    assert all(math.isnan(share) for share in found)
-
-
 def test_a_survival_case_fails_when_most_of_its_pairs_are_wrong():
     def record(time, event, risk):
         common = {"network": "wrapped", "rule": "evidence", "case_failure": None}
@@ -66,12 +59,6 @@ def test_a_survival_case_fails_when_most_of_its_pairs_are_wrong():
     found = add_concordance(records, Thresholds())
     assert [one["case_failure"] for one in found] == [True, True, None]
     assert [one["concordance"] for one in found] == pytest.approx([0.0, 0.0, None])
-
-
-def test_the_shown_anchor_is_that_of_the_subset_not_of_the_bag():
-    responses = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.1, 0.5]])
-    assert shown_anchor(torch.tensor([True, True, True]), responses) == 0
-    assert shown_anchor(torch.tensor([False, False, True]), responses) == 1
 
 
 def test_intended_anchors_have_half_of_the_largest_weight():
@@ -119,12 +106,6 @@ def test_rates_are_shares_of_the_slides_listed(found):
         assert row.values["audited_slides"] == len(own)
         for kind in FAILURE_TYPES:
             assert row.values[f"{kind}_share"] == pytest.approx(np.mean([s[kind] for s in own]))
-
-
-def test_thresholds_are_stated(found):
-    assert found.settings["artifact_share"] == 0.25
-    assert found.settings["severe_count"] == 2
-    assert found.notes == ()
 
 
 def test_truth_is_never_an_artifact(classification_runs: TrainedRuns):

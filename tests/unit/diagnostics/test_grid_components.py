@@ -26,26 +26,9 @@ def scored(*lines):
     return cells, np.array([0.0 if char == "." else float(char) for char in chars])
 
 
-def test_patches_that_touch_at_a_corner_are_connected():
-    cells, chars = grid("x..x", ".x..", "...x")
-    assert connected_regions(cells, chars == "x").tolist() == [1, 0, 0, 2, 0, 1, 0, 0, 0, 0, 0, 3]
-
-
 def test_the_end_of_a_row_does_not_touch_the_start_of_the_next():
     cells, chars = grid("..x", "x..")
     assert connected_regions(cells, chars == "x").tolist() == [0, 0, 1, 2, 0, 0]
-
-
-def test_patches_across_a_gap_in_the_tissue_are_apart():
-    cells, chars = grid("x x")
-    assert connected_regions(cells, chars == "x").tolist() == [1, 2]
-
-
-def test_no_marked_patch_no_patch_and_one_patch():
-    cells, _ = grid("...")
-    assert connected_regions(cells, np.zeros(3, dtype=bool)).tolist() == [0, 0, 0]
-    assert connected_regions(np.zeros((0, 2), dtype=np.int64), np.zeros(0, dtype=bool)).tolist() == []
-    assert connected_regions(cells[:1], np.ones(1, dtype=bool)).tolist() == [1]
 
 
 def test_regions_equal_those_of_an_image_library_in_any_order_of_patches():

@@ -5,54 +5,49 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from builders.folds import fold_of, one_patch_fold
 from builders.runs import TrainedRuns
 from gcemil.diagnostics import guarantee
 from gcemil.diagnostics.guarantee import (
     Certificate,
-    RuleRecord,
+    RankedBag,
     explain_refusal,
-    guarantee_row,
-    guarantee_slides,
+    show_guarantee,
 )
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
 
 SIZES = (0.25, 0.5, 1.0)
-KEY = ("attention", "plain")
+LABELS = {"rule": "attention", "network": "plain", "method": "conformal"}
 RULES = {"random", "attention", "oracle"}
 
 
-def record(*rows):
+def bags(*rows):
     agrees = [np.array([char == "x" for char in row]) for row in rows]
-    names = [f"bag {number}" for number in range(len(rows))]
-    return RuleRecord(names, agrees, [np.array(SIZES)] * len(rows), [None] * len(rows))
+    return [RankedBag(f"bag {number}", one, np.array(SIZES)) for number, one in enumerate(agrees)]
 
 
 def test_bags_that_disagree_at_the_promised_size_are_shown_whole():
     certificate = Certificate(0.25, True, 30, 0.2, rank=25)
-    row = guarantee_row(KEY, "conformal", certificate, record("xxx", "xxx", ".xx", "xxx"), SIZES)
+    row, lines = show_guarantee(LABELS, certificate, bags("xxx", "xxx", ".xx", "xxx"), SIZES)
     assert row.values["promised_rate"] == pytest.approx(0.8)
     assert row.values["realised_rate"] == pytest.approx(0.75)
     assert row.values["evidence_fraction"] == pytest.approx(0.25)
     assert row.values["fallback_share"] == pytest.approx(0.25)
     assert row.values["guarded_fraction"] == pytest.approx((3 * 0.25 + 1) / 4)
-    lines = guarantee_slides(KEY, "conformal", certificate, record("xxx", ".xx"), SIZES)
-    assert [(line["bag_id"], line["falls_back"]) for line in lines] == [("bag 0", False), ("bag 1", True)]
+    assert [line["bag_id"] for line in lines if line["falls_back"]] == ["bag 2"]
 
 
 def test_without_a_certificate_every_bag_is_shown_whole():
-    certificate = Certificate(1.0, False, 3, 0.1)
-    row = guarantee_row(KEY, "conformal", certificate, record("..x", "xxx"), SIZES)
+    row, _ = show_guarantee(LABELS, Certificate(1.0, False, 3, 0.1), bags("..x", "xxx"), SIZES)
     assert (row.values["realised_rate"], row.values["fallback_share"]) == pytest.approx((1, 1))
     assert (row.values["guarded_fraction"], row.values["certified_share"]) == pytest.approx((1, 0))
 
 
 def test_a_refusal_says_what_it_would_take():
-    assert explain_refusal(KEY, "conformal", Certificate(0.5, True, 30, 0.1), 0.9) == []
-    (few,) = explain_refusal(KEY, "learn_then_test", Certificate(1.0, False, 15, 0.1), 0.9)
+    assert explain_refusal(LABELS, Certificate(0.5, True, 30, 0.1), 0.9) == []
+    (few,) = explain_refusal(LABELS | {"method": "learn_then_test"}, Certificate(1.0, False, 15, 0.1), 0.9)
     assert "15 calibration bags cannot certify a rate of 0.9, it takes at least 22" in few
-    (bad,) = explain_refusal(KEY, "conformal", Certificate(1.0, False, 15, 0.1), 0.9)
+    (bad,) = explain_refusal(LABELS, Certificate(1.0, False, 15, 0.1), 0.9)
     assert "attention (plain): too many of 15 calibration bags change their answer" in bad
 
 
@@ -73,25 +68,6 @@ def test_a_handful_of_calibration_bags_promises_nothing_and_says_so(kind, reques
     assert "chosen the epoch" in found.notes[0]
 
 
-@pytest.mark.parametrize("kind", ["classification", "survival"])
-def test_the_oracle_ranks_truth_first(kind, request: pytest.FixtureRequest):
-    runs: TrainedRuns = request.getfixturevalue(f"{kind}_runs")
-    fold = TrainedFold.open(runs.gce, 0, against=runs.host)
-    found = guarantee.measure_guarantee(fold, alpha=0.5)
-    for network, expected in (("plain", RULES), ("wrapped", RULES | {"evidence"})):
-        own = [row for row in found.rows if row.labels["network"] == network]
-        assert {row.labels["rule"] for row in own} == expected
-        (oracle,) = values(found, "average_precision", rule="oracle", network=network, method="conformal")
-        (random,) = values(found, "average_precision", rule="random", network=network, method="conformal")
-        assert oracle == pytest.approx(1.0)
-        assert oracle > random
-    for row in found.rows:
-        assert row.values["promised_rate"] == 0.5
-        assert row.values["evidence_fraction"] <= row.values["guarded_fraction"] <= 1
-        assert row.values["realised_rate"] >= 1 - row.values["fallback_share"]
-    assert found.to_json()["metrics"]["realised_rate"]["criterion"] == "guarantee"
-
-
 def test_any_size_is_safe_where_every_risk_is_the_same_answer(survival_runs: TrainedRuns):
     fold = TrainedFold.open(survival_runs.gce, 0)
     found = guarantee.measure_guarantee(fold, alpha=0.5, risk_tolerance=1e9)
@@ -104,20 +80,6 @@ def test_no_size_is_safe_where_no_two_risks_are_the_same_answer(survival_runs: T
     found = guarantee.measure_guarantee(fold, alpha=0.5, risk_tolerance=0.0)
     assert set(values(found, "certified_fraction")) == {1.0}
     assert any("change their answer" in note for note in found.notes)
-
-
-def test_bags_of_one_patch_agree_at_every_size(classification_runs: TrainedRuns, tmp_path):
-    fold = one_patch_fold(TrainedFold.open(classification_runs.gce, 0), tmp_path / "cohort")
-    found = guarantee.measure_guarantee(fold, alpha=0.5)
-    assert set(values(found, "certified_fraction", method="conformal")) == {0.01}
-    # One patch is the whole bag, whatever fraction was asked for.
-    assert set(values(found, "evidence_fraction")) == {1.0}
-    assert set(values(found, "realised_rate")) == {1.0}
-
-
-def test_test_bags_of_one_class_are_no_obstacle(classification_runs: TrainedRuns):
-    fold = fold_of(TrainedFold.open(classification_runs.gce, 0), lambda spec: spec.target == 0)
-    assert guarantee.measure_guarantee(fold, alpha=0.5).rows
 
 
 def test_a_fold_without_validation_bags_is_refused(classification_runs: TrainedRuns):

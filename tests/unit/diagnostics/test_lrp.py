@@ -7,7 +7,6 @@ from torch import nn
 from builders.wrappers import prepared_host, tensor_bag
 from gcemil.diagnostics.attribution import has_lrp_rules, hold_constant, lrp, normalise_by_constant
 from gcemil.diagnostics.trained_fold import predict_bag
-from gcemil.hosts.host import shortcut
 from gcemil.hosts.table import HOSTS
 
 LINEAR_HEADS = ["abmil", "clam_sb", "mhim", "dtfd", "dsmil"]
@@ -69,13 +68,6 @@ def test_holding_parts_constant_changes_no_value(name):
     torch.testing.assert_close(during, before, atol=1e-5, rtol=0)
 
 
-def test_the_hooks_leave_even_when_the_pass_fails():
-    host = prepared_host("transmil")
-    with pytest.raises(RuntimeError, match="stop"), hold_constant(host):
-        raise RuntimeError("stop")
-    assert not any(module._forward_hooks for module in host.modules())
-
-
 def test_the_rule_of_the_normalisation_by_hand():
     norm = nn.LayerNorm(2, eps=0.0, elementwise_affine=True)
     rows = torch.tensor([[3.0, 1.0]], requires_grad=True)
@@ -88,13 +80,6 @@ def test_the_rule_of_the_normalisation_by_hand():
 
 def test_hosts_without_a_rule_for_one_of_their_parts_are_not_supported():
     assert [name for name in HOSTS if not has_lrp_rules(prepared_host(name))] == ["camil", "hdmil"]
-
-
-def test_every_held_part_exists():
-    for name in HOSTS:
-        host = prepared_host(name)
-        for part in shortcut(host, "lrp_constants") or ():
-            assert isinstance(host.get_submodule(part), nn.Module)
 
 
 def test_relevance_works_on_frozen_weights_and_without_gradients():

@@ -126,13 +126,6 @@ def test_the_search_ends_after_three_subsets_where_every_patch_is_sufficient():
     assert figures["remove_union_3"] == pytest.approx(0, abs=1e-6)
 
 
-def test_a_model_without_a_spread_of_risks_has_no_unit():
-    with pytest.raises(UsageError, match="standard deviation 0"):
-        OutputScale(1, RiskScale(mean=0.0, deviation=0.0))
-    with pytest.raises(UsageError, match="at least 0, got -1"):
-        OutputScale(2, RiskScale(), risk_tolerance=-1.0)
-
-
 def test_the_hosts_that_pool_linearly_are_known():
     assert {name for name in HOSTS if linear_form(prepared_host(name)) is not None} == set(LINEAR_HOSTS)
 
@@ -168,23 +161,6 @@ def test_no_prefix_underflows_however_far_apart_the_attention_logits_lie(name):
 
 def row(finding, **labels):
     return next(row for row in finding.rows if labels.items() <= row.labels.items())
-
-
-@pytest.mark.parametrize("kind", ["classification", pytest.param("survival", marks=pytest.mark.slow)])
-def test_the_oracle_finds_the_purest_subsets(kind, request: pytest.FixtureRequest):
-    runs: TrainedRuns = request.getfixturevalue(f"{kind}_runs")
-    fold = few_bags(TrainedFold.open(runs.gce, 0, against=runs.host))
-    found = subsets.measure_subsets(fold, sizes=(4, 8))
-    rules = {"sufficient_prefix", "attention", "random", "oracle"}
-    for network, expected in (("plain", rules), ("wrapped", rules | {"evidence"})):
-        for k in ("4", "8"):
-            own = [one for one in found.rows if one.labels["network"] == network and one.labels["k"] == k]
-            assert {one.labels["rule"] for one in own} == expected
-            oracle = row(found, rule="oracle", network=network, k=k).values["precision"]
-            assert oracle == max(one.values["precision"] for one in own)
-            assert oracle > row(found, rule="random", network=network, k=k).values["precision"]
-    assert len(found.slides) == len(found.rows) * len(fold.specs())
-    assert found.to_json()["metrics"]["subsets_per_slide"]["direction"] == "higher"
 
 
 def test_random_subsets_are_those_of_the_seed(classification_runs: TrainedRuns):

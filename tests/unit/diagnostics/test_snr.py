@@ -74,10 +74,6 @@ def test_gates_far_from_their_subset_are_not_recoverable():
     assert scores(blurred, normal).cd_gap == pytest.approx((torch.tensor(8.0).sigmoid().item() - 0.5) / 2)
 
 
-def test_rules_without_gates_have_no_continuous_gap():
-    assert scores(NORMAL_BAG, NORMAL_BAG).cd_gap is None
-
-
 def test_risks_are_compared_in_units_of_the_training_risks():
     outcomes = [
         BagOutcome(torch.tensor([risk]), torch.tensor([risk + 1]), torch.tensor([0.0]), None, 0.5)

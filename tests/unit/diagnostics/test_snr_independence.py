@@ -6,7 +6,7 @@ A patch is (lesion, context). The hosts say 'tumour' or 'normal' with the probab
 import pytest
 import torch
 
-from gcemil.diagnostics.snr import OutputScale, RiskScale, Tolerances, Verdict, bag_outcome, judge_subset
+from gcemil.diagnostics.snr import OutputScale, RiskScale, Tolerances, bag_outcome, judge_subset
 from gcemil.explain import Interventions
 from gcemil.hosts.adapters import CallableHost
 from gcemil.recovery.recover import above_threshold
@@ -40,43 +40,6 @@ def judged(model, patches, gates):
         Interventions(host, torch.tensor(patches)), above_threshold(gates, 0.5), gates.log()
     )
     return judge_subset(OutputScale(TASK.n_outputs, RiskScale()).read(outcome), Tolerances())
-
-
-def test_the_whole_bag_is_sufficient_but_not_necessary():
-    found = judged(any_lesion, [LESION, CONTEXT, BACKGROUND], [OPEN, OPEN, OPEN])
-    assert found == Verdict(sufficient=True, necessary=False, recoverable=True)
-
-
-def test_one_of_two_redundant_regions_is_sufficient_but_not_necessary():
-    found = judged(any_lesion, [LESION, LESION, BACKGROUND], [OPEN, CLOSED, CLOSED])
-    assert found == Verdict(sufficient=True, necessary=False, recoverable=True)
-
-
-def test_a_lesion_without_its_context_is_necessary_but_not_sufficient():
-    found = judged(lesion_in_context, [LESION, CONTEXT, BACKGROUND], [OPEN, CLOSED, CLOSED])
-    assert found == Verdict(sufficient=False, necessary=True, recoverable=True)
-
-
-@pytest.mark.parametrize("rest", [[LESION, LESION], [LESION, CONTEXT]])
-def test_a_stable_gate_on_background_is_recoverable_but_neither_sufficient_nor_necessary(rest):
-    found = judged(any_lesion, [*rest, BACKGROUND], [CLOSED, CLOSED, OPEN])
-    assert found == Verdict(sufficient=False, necessary=False, recoverable=True)
-
-
-def test_a_stable_gate_on_redundant_tissue_is_recoverable_but_not_necessary():
-    found = judged(lesion_in_context, [LESION, LESION, CONTEXT, BACKGROUND], [OPEN, CLOSED, CLOSED, CLOSED])
-    assert found == Verdict(sufficient=False, necessary=False, recoverable=True)
-
-
-def test_gates_near_the_threshold_are_sufficient_and_necessary_but_not_recoverable():
-    # The one lesion at a gate of 0.51 is half a lesion to the host, and a whole one once it is selected.
-    found = judged(any_lesion, [LESION, CONTEXT, BACKGROUND], [0.51, 0.49, 0.49])
-    assert found == Verdict(sufficient=True, necessary=True, recoverable=False)
-
-
-def test_the_one_lesion_behind_an_open_gate_is_all_three():
-    found = judged(any_lesion, [LESION, CONTEXT, BACKGROUND], [OPEN, CLOSED, CLOSED])
-    assert found == Verdict(sufficient=True, necessary=True, recoverable=True)
 
 
 ALL_EIGHT = {

@@ -6,10 +6,7 @@ from gcemil.bags import store
 from gcemil.diagnostics.truth import (
     artifact_concepts,
     average_precision,
-    count_earlier,
     oracle_scores,
-    precision,
-    region_coverage,
     true_evidence,
     truth_column,
     truth_figures,
@@ -44,24 +41,6 @@ def test_without_true_evidence_there_is_no_figure(truth):
 def test_patches_of_one_score_share_their_rank():
     # All four at once: one threshold, precision 1/4.
     assert average_precision(torch.zeros(4), mask("..x.")) == pytest.approx(0.25)
-
-
-def test_an_empty_subset_has_found_nothing():
-    assert precision(mask("..."), mask("x..")) == pytest.approx(0)
-    assert region_coverage(mask("..."), torch.tensor([1, 0, 2])) == pytest.approx(0)
-
-
-def test_a_bag_without_regions_has_no_coverage():
-    assert region_coverage(mask("x.."), torch.zeros(3, dtype=torch.long)) is None
-
-
-def test_one_true_patch_is_found_or_not():
-    figures = truth_figures(mask("x"), torch.zeros(1), mask("x"), torch.tensor([7]))
-    assert set(figures.values()) == {1.0}
-
-
-def test_turns_count_what_came_before():
-    assert count_earlier(torch.tensor([5, 0, 5, 5, 0])).tolist() == [0, 0, 1, 2, 1]
 
 
 def test_the_oracle_visits_every_region_before_it_returns_to_one():

@@ -8,8 +8,7 @@ import openslide
 import pytest
 import tifffile
 
-from gcemil.errors import UsageError
-from gcemil.exports.heatmap import LONGEST_SIDE, draw_heatmap, write_heatmap
+from gcemil.exports.heatmap import draw_heatmap, write_heatmap
 from gcemil.exports.overlay import SlidePlace, color_ramp
 
 OME = "{http://www.openmicroscopy.org/Schemas/OME/2016-06}"
@@ -36,13 +35,6 @@ def test_scores_are_coloured_by_rank_and_gates_by_value():
     found = drawn("attention_score").pixels
     assert found[0, 0].tolist() == low
     assert found[320, 640].tolist() == high
-
-
-def test_a_large_slide_stays_a_small_file():
-    place = SlidePlace(Path("s.h5"), size=(400_000, 300_000), mpp=0.25)
-    found = draw_heatmap("gate", np.array([[0, 0]]), np.ones(1), patch_size=256, place=place)
-    assert max(found.pixels.shape) <= LONGEST_SIDE
-    assert found.downsample == pytest.approx(256 / 5)
 
 
 def test_levels_pixel_size_and_place_are_read_back(tmp_path):
@@ -78,15 +70,3 @@ def test_without_a_pixel_size_none_is_invented(tmp_path):
     with tifffile.TiffFile(path) as file:
         assert "PhysicalSize" not in file.ome_metadata
         assert file.pages[0].tags["ResolutionUnit"].value == 1
-
-
-def test_equal_values_give_equal_bytes(tmp_path):
-    one, other = (
-        write_heatmap(tmp_path / name, drawn(), slide_id="s", model="m").read_bytes() for name in ("a", "b")
-    )
-    assert one == other
-
-
-def test_a_patch_without_size_has_no_map():
-    with pytest.raises(UsageError, match="at least 1 level-0 pixel"):
-        draw_heatmap("gate", np.array([[0, 0]]), np.ones(1), patch_size=0, place=SLIDE)
