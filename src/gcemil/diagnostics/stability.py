@@ -85,13 +85,12 @@ def measure_stability(
     pairs = _SeedPairs([fold, *others], share, risk_tolerance, attributions) if others else None
     records: list[Record] = []
     while (bag := (yield "test")) is not None:
-        original = OriginalBag.of(bag)
-        clean = rules.collect(bag, original, torch.arange(len(bag)))
+        clean = rules.collect(bag, bag, torch.arange(len(bag)))
         for name, strength in (("dropout", dropout), ("noise", noise)):
-            versions = list(_judge_perturbed(rules, bag, original, name, strength, repeats))
+            versions = list(_judge_perturbed(rules, bag, name, strength, repeats))
             for key, reference in clean.items():
                 figures = [
-                    pair_figures(key, [(reference, judged[key])], [judged[key]], original, rows)
+                    pair_figures(key, [(reference, judged[key])], [judged[key]], bag.truth, rows)
                     for judged, rows in versions
                 ]
                 labels = _labels(bag, key, f"{name} {strength:g}")
@@ -150,12 +149,12 @@ class _SeedPairs:
 
     def add(self, bag: FoldBag) -> None:
         """Compare what every rule takes from the bag under every two runs; `bag` is of the first."""
-        original, rows = OriginalBag.of(bag), torch.arange(len(bag))
+        rows = torch.arange(len(bag))
         bags = [bag, *(FoldBag(bag.spec, bag.bag, fold) for fold in self._folds[1:])]
-        found = [self._rules.collect(one, original, rows) for one in bags]
+        found = [self._rules.collect(one, bag, rows) for one in bags]
         for key in (key for key in found[0] if all(key in one for one in found)):
             judged = [one[key] for one in found]
-            figures = pair_figures(key, list(combinations(judged, 2)), judged, original, rows)
+            figures = pair_figures(key, list(combinations(judged, 2)), judged, bag.truth, rows)
             self._records.append({**_labels(bag, key, SEEDS), **figures})
 
     def to_finding(self) -> Finding:
@@ -175,7 +174,7 @@ class _SeedPairs:
 
 
 def _judge_perturbed(
-    rules: _EvidenceRules, bag: FoldBag, original: OriginalBag, name: str, strength: float, repeats: int
+    rules: _EvidenceRules, bag: FoldBag, name: str, strength: float, repeats: int
 ) -> Iterator[tuple[dict[RuleKey, RuleEvidence], Tensor]]:
     """Every rule on a bag perturbed several times, and where its patches stood; one version in memory at a time."""
     for repeat in range(repeats):
@@ -183,14 +182,14 @@ def _judge_perturbed(
         generator = np.random.default_rng([bag.fold.seed, repeat, *f"{name} {bag.bag.bag_id}".encode()])
         changed, kept_rows = PERTURBATIONS[name](bag.bag, strength, generator=generator)
         rows = torch.from_numpy(kept_rows)
-        yield rules.collect(FoldBag(bag.spec, changed, bag.fold), original, rows), rows
+        yield rules.collect(FoldBag(bag.spec, changed, bag.fold), bag, rows), rows
 
 
 def pair_figures(
     key: RuleKey,
     pairs: Sequence[tuple[RuleEvidence, RuleEvidence]],
     judged: Sequence[RuleEvidence],
-    original: OriginalBag,
+    truth: Selected | None,
     rows: Int[Tensor, "k"],
 ) -> Figures:
     """Means over pairs of what compares two, and over all of what is said of one."""
@@ -200,11 +199,10 @@ def pair_figures(
     }
     if key[0] == WHOLE_BAG:
         return figures
-    alive = members(rows, n_patches=original.n_patches)
+    alive = members(rows, n_patches=len(judged[0].selected))
     figures["jaccard"] = fmean(jaccard(one.selected & alive, other.selected & alive) for one, other in pairs)
     gap = "full_kept_gap" if judged[0].gated is None else "cd_gap"
     figures[gap] = fmean(own_gap(one) for one in judged)
-    truth = original.truth
     if truth is not None and bool(truth.any()):
         figures["precision"] = fmean(precision(one.selected, truth) for one in judged)
     return figures
@@ -247,24 +245,6 @@ class RuleEvidence:
     output_scale: OutputScale
 
 
-@dataclass(frozen=True, eq=False)
-class OriginalBag:
-    """What a bag was before anyone perturbed it."""
-
-    n_patches: int
-    truth: Tensor | None
-    oracle: Tensor | None
-    """A score that ranks the true patches first, whatever any network thinks."""
-
-    @classmethod
-    def of(cls, bag: FoldBag) -> OriginalBag:
-        """The bag as the cohort has it."""
-        # Attention would make the oracle differ between networks.
-        unranked = torch.zeros(len(bag))
-        oracle = None if bag.truth is None else oracle_scores(bag.truth, bag.regions, unranked)
-        return cls(len(bag), bag.truth, oracle)
-
-
 class _EvidenceRules:
     """Every rule's evidence, under every network of a fold; `share` of the bag for a run without gates."""
 
@@ -274,9 +254,7 @@ class _EvidenceRules:
         self._attributions = attributions
         self._generator = torch.Generator().manual_seed(seed)
 
-    def collect(
-        self, bag: FoldBag, original: OriginalBag, rows: Int[Tensor, "k"]
-    ) -> dict[RuleKey, RuleEvidence]:
+    def collect(self, bag: FoldBag, original: FoldBag, rows: Int[Tensor, "k"]) -> dict[RuleKey, RuleEvidence]:
         """The evidence in a bag whose patches stand at `rows` of the original."""
         found: dict[RuleKey, RuleEvidence] = {}
         for network in bag.fold.networks:
@@ -284,7 +262,7 @@ class _EvidenceRules:
             output_scale = bag.fold.output_scale(network, risk_tolerance=self.risk_tolerance)
             for rule, selected in self._select_patches(bag, network, original, rows).items():
                 found[rule, network] = RuleEvidence(
-                    selected=members(rows[selected], n_patches=original.n_patches),
+                    selected=members(rows[selected], n_patches=len(original)),
                     full=view.full.logits,
                     kept=view.kept(selected),
                     gated=gated_logits(bag, rule),
@@ -293,7 +271,7 @@ class _EvidenceRules:
         return found
 
     def _select_patches(
-        self, bag: FoldBag, network: NetworkName, original: OriginalBag, rows: Int[Tensor, "k"]
+        self, bag: FoldBag, network: NetworkName, original: FoldBag, rows: Int[Tensor, "k"]
     ) -> dict[str, Selected]:
         """What every rule takes from the bag at hand, all of them as many patches."""
         view, explanation, model = bag.predict(network), bag.explanation, bag.fold.model
@@ -309,8 +287,10 @@ class _EvidenceRules:
             threshold = model.settings.selection_threshold
             found["soft_thresholded"] = above_threshold(explanation.output.gates, threshold)
             found["evidence"] = explanation.recovery.selected
-        if original.oracle is not None:
-            found["oracle"] = top_k(original.oracle[rows], size)
+        if original.truth is not None:
+            # Attention would make the oracle differ between networks.
+            oracle = oracle_scores(original.truth, original.regions, torch.zeros(len(original)))
+            found["oracle"] = top_k(oracle[rows], size)
         return found
 
 

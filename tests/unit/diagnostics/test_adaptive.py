@@ -127,10 +127,3 @@ def test_the_report_shows_the_walk_first_and_one_comparison():
 def test_numbers_that_make_no_sense_are_refused(tmp_path, wrong, message):
     with pytest.raises(UsageError, match=message):
         adaptive.measure_adaptive(calibrated_fold(tmp_path, n_slides=2), **wrong)
-
-
-@pytest.mark.parametrize("part", ["val", "test"])
-def test_a_fold_without_bags_to_calibrate_or_measure_is_refused(tmp_path, part):
-    fold = calibrated_fold(tmp_path, n_slides=2)
-    with pytest.raises(UsageError, match=f"has no {part} bags; an adaptive size is calibrated on val"):
-        adaptive.measure_adaptive(replace(fold, parts=replace(fold.parts, **{part: ()})))

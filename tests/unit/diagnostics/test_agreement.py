@@ -91,11 +91,6 @@ def test_figures_that_do_not_exist_are_none(counts, figures):
     )
 
 
-def test_several_marks_judge_a_patch_together_and_the_larger_decides():
-    parts = region("accept", 0, 0, columns=0.375), region("reject", 0.5, 0, columns=0.25)
-    assert verdicts_of(*parts) == ([0], [])
-
-
 def test_a_patch_marked_both_ways_is_not_judged_and_counted():
     found, notes = judged(region("accept", 0, 0), region("reject", 0, 0), region("missed", 1, 0))
     assert np.flatnonzero(found).tolist() == [1]

@@ -11,7 +11,7 @@ from gcemil.bags.folds import read_fold
 from gcemil.diagnostics.audit import OWN_SCORES, ScoreSource, audit_model
 from gcemil.diagnostics.audit_inputs import BlackBox
 from gcemil.diagnostics.truth import TRUTH_FIGURES
-from gcemil.errors import BagError, InputError, UsageError
+from gcemil.errors import BagError, UsageError
 from gcemil.runs.checkpoint import load_network
 from gcemil.runs.folder import fold_parts
 from gcemil.tasks.task import ClassificationTask, SurvivalTask, stacked_targets
@@ -94,12 +94,6 @@ def test_scores_that_point_at_background_are_found_out(tmp_path):
     assert any("cannot follow a changed bag" in note for note in finding.notes)
 
 
-def test_the_model_is_judged_on_whole_bags_first(tmp_path):
-    assert row(audit(slides(tmp_path)), "whole bag", "whole bag") == pytest.approx(
-        {"accuracy": 1, "macro_f1": 1, "auc": 1}
-    )
-
-
 def test_a_model_at_chance_is_said_to_be_one(tmp_path):
     finding = audit(slides(tmp_path), model=lambda features, _: (NORMAL, features[:, 0]))
     assert any("no better than chance (AUC 0.500)" in note for note in finding.notes)
@@ -149,18 +143,6 @@ def test_without_truth_for_every_bag_there_is_no_oracle(tmp_path):
     finding = audit(cohort)
     assert {one.labels["rule"] for one in finding.rows} == {"whole bag", "model", "random"}
     assert "No oracle: 3 of 4 bags have their true evidence in truth/." in finding.notes
-
-
-def test_bags_of_one_patch_have_no_complement(tmp_path):
-    found = row(audit(slides(tmp_path, n_patches=1)), "model")
-    assert found["complement_degradation"] is None
-    assert found["necessary_share"] == pytest.approx(0)
-    assert found["evidence_fraction"] == pytest.approx(1)
-
-
-def test_one_class_alone_is_refused(tmp_path):
-    with pytest.raises(InputError, match="all 2 bags are of class 'tumour'"):
-        audit(slides(tmp_path, labels=("tumour", "tumour")))
 
 
 def test_nothing_to_audit_is_an_error(tmp_path):

@@ -1,9 +1,12 @@
+"""The bounds of the paper's appendix on toys known by hand and on trained slides."""
+
 import math
 from dataclasses import replace
 
 import pytest
 import torch
 
+from builders.folds import few_bags
 from builders.runs import TrainedRuns
 from gcemil.diagnostics.bounds import (
     Completeness,
@@ -13,12 +16,16 @@ from gcemil.diagnostics.bounds import (
     estimate_completeness,
     fit_completeness,
     gate_slope,
+    greedy_bound_factor,
+    measure_bounds,
     recoverability_figures,
+    total_curvature,
 )
+from gcemil.diagnostics.diagnose import load_measure
 from gcemil.diagnostics.snr import BagOutputs, bag_outcome
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
-from gcemil.evidence.coverage import anchor_coverage
+from gcemil.recovery.recover import greedy_subset
 
 GATES = torch.tensor([0.9, 0.6, 0.2, 0.0])
 SELECTED = torch.tensor([True, True, False, False])
@@ -60,23 +67,11 @@ def test_the_residual_is_the_weight_of_what_is_missed():
     assert coverage_residual(torch.tensor([False, False, False]), responses, weights) == pytest.approx(5.0)
 
 
-def test_the_residual_is_one_minus_coverage():
-    responses = torch.rand(20, 3, generator=torch.Generator().manual_seed(0)) / 4
-    selected, weights = torch.arange(20) < 6, torch.tensor([1.0, 2.0, 0.5])
-    expected = weights @ (1 - anchor_coverage(selected.float(), responses))
-    assert coverage_residual(selected, responses, weights) == pytest.approx(float(expected), rel=1e-5)
-
-
 def test_eta_and_slope_are_the_smallest_that_hold_for_all():
     found = fit_completeness([Variation(0.5, 1.0, 0.2), Variation(0.1, 0.4, 0.02), Variation(0.3, 0.0, 0.0)])
     assert (found.eta, found.output_slope) == pytest.approx((4.0, 0.2))
     # 0.2 * 4 * residual is at least every output change seen.
     assert found.bound(0.5) == pytest.approx(0.4)
-
-
-def test_subsets_that_change_nothing_say_nothing():
-    assert fit_completeness([]) is None
-    assert fit_completeness([Variation(0.5, 0.0, 0.0)]) is None
 
 
 def test_a_covered_subset_that_still_moves_the_bag_has_no_finite_eta():
@@ -117,3 +112,57 @@ def test_eta_comes_from_the_validation_bags_of_a_wrapped_run(survival_runs: Trai
     without_validation = replace(wrapped, parts=replace(wrapped.parts, val=[]))
     assert estimate_completeness(without_validation) is None
     assert estimate_completeness(TrainedFold.open(survival_runs.host, 0)) is None
+
+
+ONE = torch.ones(1, dtype=torch.float64)
+
+
+def test_patches_that_share_no_anchor_have_no_curvature():
+    responses = torch.tensor([[0.3, 0.0], [0.0, 0.8]], dtype=torch.float64)
+    assert total_curvature(responses, torch.tensor([1.0, 2.0], dtype=torch.float64)) == pytest.approx(
+        0.0, abs=1e-12
+    )
+
+
+def test_a_certain_twin_gives_curvature_one():
+    assert total_curvature(torch.ones(2, 1, dtype=torch.float64), ONE) == pytest.approx(1.0)
+
+
+def test_two_halves_have_curvature_one_half():
+    # The second patch adds .25 to the first and .5 on its own.
+    assert total_curvature(torch.full((2, 1), 0.5, dtype=torch.float64), ONE) == pytest.approx(0.5)
+
+
+def test_bound_is_one_without_curvature_and_one_minus_one_over_e_with_all_of_it():
+    assert greedy_bound_factor(0.0) == pytest.approx(1.0)
+    assert greedy_bound_factor(1.0) == pytest.approx(1 - 1 / math.e)
+    assert greedy_bound_factor(0.5) == pytest.approx(0.7869386805747332)
+
+
+def test_greedy_selection_takes_complementary_patches_and_stops_when_nothing_is_left():
+    responses = torch.tensor([[0.9, 0.0], [0.8, 0.0], [0.0, 0.5], [0.0, 0.0]], dtype=torch.float64)
+    chosen = greedy_subset(responses, torch.ones(2, dtype=torch.float64), 2)
+    assert chosen.tolist() == [True, False, True, False]
+    assert greedy_subset(responses, torch.ones(2, dtype=torch.float64), 4).tolist() == [
+        True,
+        True,
+        True,
+        False,
+    ]
+
+
+def test_every_slide_has_its_curvature_and_no_rule_beats_the_bound(classification_runs: TrainedRuns):
+    found = measure_bounds(few_bags(TrainedFold.open(classification_runs.gce, 0)))
+    assert {row.labels["rule"] for row in found.rows} == {"evidence", "attention", "random", "oracle"}
+    assert len(found.slides) == 12
+    for slide in found.slides:
+        assert 0 <= slide["curvature"] <= 1
+        assert 1 - 1 / 2.7182818 - 1e-6 <= slide["greedy_factor"] <= 1
+        assert slide["utility_share"] <= slide["greedy_share"] / slide["greedy_factor"] + 1e-9
+        assert slide["greedy_share"] <= 1 + 1e-9
+
+
+def test_a_plain_host_has_no_coverage_to_bound(classification_runs: TrainedRuns):
+    found = load_measure("bounds")(TrainedFold.open(classification_runs.host, 0))
+    assert found.rows == ()
+    assert "no wrapper" in found.notes[0]

@@ -119,12 +119,6 @@ def test_the_only_patch_of_a_group_takes_its_group_along():
     check_equal(host, features[chosen], coords[chosen])
 
 
-@pytest.mark.parametrize("name", ["transmil", "camil"])
-def test_hosts_whose_patches_see_each_other_are_refused(name):
-    with pytest.raises(UsageError, match="has no closed form of leave-one-out"):
-        occlusion(predict_bag(prepared_host(name), *tensor_bag(4)))
-
-
 def test_distillation_by_the_best_patch_is_refused():
     host = create_host("dtfd", in_dim=4, n_outputs=2, options={"distillation": "max"}).eval()
     assert not has_closed_form(host)

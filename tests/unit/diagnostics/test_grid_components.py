@@ -26,11 +26,6 @@ def scored(*lines):
     return cells, np.array([0.0 if char == "." else float(char) for char in chars])
 
 
-def test_the_end_of_a_row_does_not_touch_the_start_of_the_next():
-    cells, chars = grid("..x", "x..")
-    assert connected_regions(cells, chars == "x").tolist() == [0, 0, 1, 2, 0, 0]
-
-
 def test_regions_equal_those_of_an_image_library_in_any_order_of_patches():
     generator = np.random.default_rng(0)
     for share in (0.1, 0.4, 0.7):
@@ -87,17 +82,6 @@ def test_a_point_in_isolated_tumour_cells_is_neither_right_nor_wrong():
     found = hits_by_point(lesion_candidates(cells, scores, 1.0), lesion, np.array([True, False]))
     assert found.lesion_scores.tolist() == [5]
     assert found.false_positives.tolist() == [3]
-
-
-def test_a_map_below_its_threshold_has_no_candidates():
-    cells, scores = scored("123")
-    candidates = lesion_candidates(cells, scores, 4.0)
-    assert candidates.scores.tolist() == []
-    found = hits_by_overlap(candidates, np.array([0, 1, 0]))
-    assert found.lesion_scores.tolist() == [NOT_FOUND]
-    assert found.false_positives.tolist() == []
-    empty = hits_by_point(candidates, np.zeros(3, dtype=np.int64))
-    assert len(empty.lesion_scores) == len(empty.false_positives) == 0
 
 
 def test_the_major_axis_of_whole_patches_equals_that_of_an_image_library():

@@ -37,11 +37,6 @@ def test_five_folds_in_one_direction_give_the_smallest_wilcoxon_p():
     assert (wilcoxon(np.array([0.3, 0.2])), smallest_wilcoxon(2)) == pytest.approx((0.5, 0.5))
 
 
-def test_one_small_loss_among_five_gains_doubles_the_wilcoxon_p():
-    # Only the signs of rank 1 or of none are as extreme: 4 of 32.
-    assert wilcoxon(np.array([-0.01, 0.02, 0.03, 0.04, 0.05])) == pytest.approx(0.125)
-
-
 def test_ties_that_only_binary_numbers_break_are_ties():
     differences = np.array([0.8 - 0.7, 0.9 - 0.8, -(0.4 - 0.3), 0.5 - 0.4])
     assert len(set(np.abs(differences))) > 1
@@ -55,11 +50,6 @@ def test_both_tests_equal_scipy(values):
     differences = np.array(values, dtype=np.float64)
     assert wilcoxon(differences) == pytest.approx(stats.wilcoxon(differences, method="exact").pvalue)
     assert paired_t(differences) == pytest.approx(stats.ttest_1samp(differences, 0).pvalue, abs=1e-12)
-
-
-def test_zeros_are_left_out_of_the_ranks():
-    assert wilcoxon(np.array([0.0, 1.0, 2.0, 3.0])) == pytest.approx(0.25)
-    assert rank_biserial(np.array([0.0, 1.0])) == pytest.approx(1)
 
 
 def test_identical_values_cannot_be_tested():

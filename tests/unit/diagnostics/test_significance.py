@@ -17,10 +17,8 @@ from gcemil.diagnostics.significance import (
     bag_intervals,
     compare_runs,
     draw_rows,
-    read_predictions,
 )
 from gcemil.errors import RunError
-from gcemil.files import write_table
 from gcemil.findings import read_finding, write_finding
 from gcemil.tasks.task import ClassificationTask, SurvivalTask
 
@@ -85,17 +83,6 @@ def test_every_mode_is_compared_with_the_full_bag_of_the_other_run(tmp_path, coh
         "against": 0.60,
     }
     assert read_finding(write_finding(tmp_path, finding)) == finding
-
-
-def test_a_run_against_itself_has_nothing_to_test(tmp_path, cohort):
-    run = made_run(tmp_path / "host", cohort, [0.6, 0.7, 0.8])
-    finding = compare_runs(run, run)
-    assert values(finding, "full")["difference"] == pytest.approx(0)
-    assert values(finding, "full")["p_paired_t"] is values(finding, "full")["p_wilcoxon_holm"] is None
-    (said,) = [
-        note for note in finding.notes if note.endswith("every difference is 0, so there is nothing to test.")
-    ]
-    assert "full macro_f1" in said
 
 
 def test_one_fold_gives_a_difference_and_no_test(tmp_path, cohort):
@@ -173,14 +160,6 @@ def test_draws_on_which_no_pair_can_be_compared_do_not_count():
         resamples=20,
     )
     assert none == ({}, 20)
-
-
-def test_a_broken_table_of_predictions_is_named(tmp_path):
-    columns = ("slide_id", "case_id", "split", "target", "prob_benign", "prob_malignant")
-    row = dict(zip(columns, ("s", "c", "test", "purple", 0.5, 0.5), strict=True))
-    write_table(tmp_path / "predictions.csv", columns, [row])
-    with pytest.raises(RunError, match=r"predictions\.csv is no table of predictions"):
-        read_predictions(tmp_path / "predictions.csv", TASK)
 
 
 def test_trained_runs_are_compared_on_the_bags_they_both_tested(classification_runs: TrainedRuns):

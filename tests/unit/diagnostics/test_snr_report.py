@@ -16,7 +16,7 @@ from gcemil.evidence.anchors import AnchorBank
 from gcemil.hosts.table import create_host
 from gcemil.model import GceMil
 from gcemil.runs.folder import FoldParts
-from gcemil.tasks.task import ClassificationTask, SurvivalTask, create_task
+from gcemil.tasks.task import ClassificationTask, create_task
 
 NORMAL, TUMOUR = torch.tensor([4.0, -4.0]), torch.tensor([-4.0, 4.0])
 TASK = ClassificationTask(("normal", "tumour"))
@@ -73,14 +73,6 @@ def test_whole_bags_of_one_class_have_no_complement_and_still_a_macro_f1():
     assert values["complement_degradation"] is None
 
 
-def test_all_censored_bags_have_no_metric():
-    risk = torch.tensor([0.5])
-    bags = [trial([time, 0.0], risk, risk, risk, risk, full_kept_gap=0.25) for time in (3.0, 5.0)]
-    values = row_of(rows_of(bags, SurvivalTask()), comparison="full-kept").values
-    assert (values["task_metric"], values["keep_only_drop"]) == (None, None)
-    assert values["full_kept_gap"] == pytest.approx(0.25)
-
-
 @pytest.fixture(scope="module")
 def found(classification_runs: TrainedRuns):
     return measure_snr(TrainedFold.open(classification_runs.gce, 0, against=classification_runs.host))
@@ -121,15 +113,6 @@ def test_survival_has_no_classes_and_no_signed_effects(survival_runs: TrainedRun
     # A signed difference of risks has no better side.
     assert {row.values["removal_effect"] for row in found.rows if "removal_effect" in row.values} == {None}
     assert all(slide["event"] in (0, 1) for slide in found.slides)
-
-
-def test_a_run_without_a_wrapper_has_rivals_only(classification_runs: TrainedRuns):
-    found = measure_snr(TrainedFold.open(classification_runs.host, 0), budget=0.1)
-    rivals = {"attention", "contribution", "occlusion", "single"}
-    assert {row.labels["rule"] for row in found.rows} == {*rivals, "random", "oracle"}
-    assert {row.labels["comparison"] for row in found.rows} == {"full-kept"}
-    assert "The run has no wrapper" in found.notes[0]
-    assert all(s["n_selected"] == max(1, round(0.1 * s["n_patches"])) for s in found.slides)
 
 
 def untrained(folder: Path, *, task="classification", n_patches=1, **settings) -> TrainedFold:

@@ -70,10 +70,6 @@ def test_attributions_explain_the_host_that_is_asked(classification_runs: Traine
         )
 
 
-def test_attention_is_always_there_for_the_oracle_to_fill_up_with():
-    assert list(choose_attributions(planted_host(), ["single"])) == ["attention", "single"]
-
-
 def test_an_unknown_attribution_is_named():
     with pytest.raises(UsageError, match="Unknown attribution 'shap'. Choose from: attention"):
         choose_attributions(planted_host(), ["shap"])

@@ -75,13 +75,6 @@ def test_a_concept_that_the_cohort_does_not_name_is_refused(tmp_path):
         artifact_concepts(cohort, ["pen"])
 
 
-def test_a_cohort_without_truth_knows_nothing(tmp_path):
-    cohort = make_cohort(tmp_path, n_cases=2)
-    bag = cohort.read_bag(cohort.bags[0])
-    assert true_evidence(cohort, bag) is None
-    assert artifact_concepts(cohort) is None
-
-
 def test_a_truth_file_without_the_column_knows_nothing_of_it(tmp_path):
     cohort = make_cohort(tmp_path, n_cases=2)
     bag = cohort.read_bag(cohort.bags[0])

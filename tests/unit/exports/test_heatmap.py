@@ -5,7 +5,6 @@ from xml.etree import ElementTree
 
 import numpy as np
 import openslide
-import pytest
 import tifffile
 
 from gcemil.exports.heatmap import draw_heatmap, write_heatmap
@@ -53,15 +52,6 @@ def test_levels_pixel_size_and_place_are_read_back(tmp_path):
     assert path.stat().st_size < 50_000
 
 
-def test_openslide_sees_the_same_pixels(tmp_path):
-    path = write_heatmap(tmp_path / "h.ome.tif", drawn(), slide_id="s", model="m")
-    with openslide.OpenSlide(path) as slide:
-        assert slide.dimensions == (1280, 640)
-        assert float(slide.properties["openslide.mpp-x"]) == pytest.approx(8.0)
-        region = np.asarray(slide.read_region((640, 320), 0, (1, 1)))[0, 0, :3]
-    assert region.tolist() == drawn().pixels[320, 640].tolist()
-
-
 def test_without_a_pixel_size_none_is_invented(tmp_path):
     found = drawn(place=SlidePlace(Path("s.h5"), bounds=(1024, 512)))
     # The size of the slide is not known either: the map ends with the last patch.
@@ -70,3 +60,12 @@ def test_without_a_pixel_size_none_is_invented(tmp_path):
     with tifffile.TiffFile(path) as file:
         assert "PhysicalSize" not in file.ome_metadata
         assert file.pages[0].tags["ResolutionUnit"].value == 1
+
+
+def test_openslide_sees_the_same_pixels(tmp_path):
+    path = write_heatmap(tmp_path / "h.ome.tif", drawn(), slide_id="s", model="m")
+    with openslide.OpenSlide(path) as slide:
+        assert slide.dimensions == (1280, 640)
+        assert float(slide.properties["openslide.mpp-x"]) == pytest.approx(8.0)
+        region = np.asarray(slide.read_region((640, 320), 0, (1, 1)))[0, 0, :3]
+    assert region.tolist() == drawn().pixels[320, 640].tolist()
