@@ -6,9 +6,7 @@ model's own, those of every folder given, or the slope of its output by each pat
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -58,26 +56,25 @@ def audit_cohort(
     specs = cohort.bags if parts is None else getattr(parts, part)
     targets = stacked_targets(specs)
     task.check(targets, where=f"{folder}, fold {fold}, part {part}")
-    with _import_from_working_folder():
-        box = BlackBox(
-            _load_host(Path(model), fold) if Path(model).is_dir() else _import_model(model),
-            model,
-            in_dim=cohort.card.feature_dim,
-            n_outputs=cohort.n_outputs,
-            arrays=arrays,
-        )
-        finding = audit_model(
-            box.host(),
-            cohort,
-            specs,
-            targets,
-            task,
-            score_sources=_collect_sources(box, cohort, specs[0], scores, column, gates),
-            budget=budget,
-            seed=seed,
-            on_bag=on_bag,
-            repeats=repeats,
-        )
+    box = BlackBox(
+        _load_host(Path(model), fold) if Path(model).is_dir() else _import_model(model),
+        model,
+        in_dim=cohort.card.feature_dim,
+        n_outputs=cohort.n_outputs,
+        arrays=arrays,
+    )
+    finding = audit_model(
+        box.host(),
+        cohort,
+        specs,
+        targets,
+        task,
+        score_sources=_collect_sources(box, cohort, specs[0], scores, column, gates),
+        budget=budget,
+        seed=seed,
+        on_bag=on_bag,
+        repeats=repeats,
+    )
     notes = finding.notes
     if part != "test":
         notes = (*notes, f"Bags of part '{part}': the model may have been trained on them.")
@@ -91,17 +88,6 @@ def audit_cohort(
         "fold": None if part == "all" else fold,
     }
     return replace(finding, notes=notes, provenance=provenance)
-
-
-@contextmanager
-def _import_from_working_folder() -> Iterator[None]:
-    """The working folder on the import path, as for `python -m`."""
-    here = str(Path.cwd())
-    sys.path.insert(0, here)
-    try:
-        yield
-    finally:
-        sys.path.remove(here)
 
 
 def _load_host(run: Path, fold: int) -> Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]:

@@ -23,7 +23,7 @@ from gcemil.diagnostics.measurements import RECOVERED, Groups, MeasuredGroup, me
 from gcemil.diagnostics.rules import RANKED, attribute_patches, choose_attributions, score_rules
 from gcemil.diagnostics.snr import score_where_defined
 from gcemil.diagnostics.trained_fold import FoldBag, Measure, NetworkName, Pass, TrainedFold
-from gcemil.diagnostics.truth import NO_TRUTH
+from gcemil.diagnostics.truth import NO_TRUTH, TRUTH_FIGURES
 from gcemil.errors import UsageError
 from gcemil.findings import Figures, Finding, Labels, Row, mean_row
 from gcemil.recovery.recover import subset_size
@@ -31,6 +31,9 @@ from gcemil.rules import GATED_RULES
 from gcemil.shapes import Scores
 
 BUDGETS = (0.01, 0.05, 0.1)
+FIGURES = (
+    "full_kept_gap", "removal_gap", "removal_effect", "cd_gap", "evidence_fraction", *TRUTH_FIGURES
+)  # fmt: skip
 NO_WRAPPER = "The run has no wrapper: 'wrapped' is its own host, and there is no evidence to compare with."
 
 
@@ -99,20 +102,10 @@ class RuleTable:
 
         `more` are figures of the ranking itself, whatever the size.
         """
-        signed = self._fold.task.n_outputs > 1
         measured = measure_prefixes(bag, network, rule, scores, sizes)
         for budget, one in zip(sizes, measured, strict=True):
-            outputs = one.outputs
-            lost = outputs.full - outputs.removed if signed and outputs.removed is not None else None
-            figures: Figures = {
-                "full_kept_gap": outputs.full_kept_gap,
-                "removal_gap": outputs.removal_gap,
-                "removal_effect": lost,
-                "cd_gap": outputs.cd_gap,
-                "evidence_fraction": one.outcome.fraction,
-                **one.truth,
-                **(more or {}),
-            }
+            own = one.figures
+            figures = {name: own[name] for name in FIGURES} | dict(more or {})
             labels: Labels = {"rule": rule, "network": network, "budget": budget}
             self._groups.add(labels, bag.target, one.outcome, figures)
         self._slides.append({"bag_id": bag.spec.bag_id, **labels, "n_selected": sizes[budget], **figures})

@@ -124,20 +124,8 @@ def _snr_record(
     slope_points: int,
 ) -> dict[str, Any]:
     """Everything that is known of one subset of one bag."""
-    model, explanation, outputs = bag.fold.model, bag.explanation, one.outputs
-    removed, is_class = outputs.removed, bag.fold.task.n_outputs > 1
-    record = {
-        **bag_record(bag, one, tolerances),
-        "full_kept_gap": outputs.full_kept_gap,
-        "removal_gap": outputs.removal_gap,
-        "cd_gap": outputs.cd_gap,
-        # A signed difference of risks has no better side.
-        "kept_output": outputs.kept if is_class else None,
-        "keep_only_effect": outputs.full - outputs.kept if is_class else None,
-        "removal_effect": outputs.full - removed if is_class and removed is not None else None,
-        "evidence_fraction": one.outcome.fraction,
-        **one.truth,
-    }
+    model, explanation = bag.fold.model, bag.explanation
+    record = {**bag_record(bag, one, tolerances), **one.figures}
     if one.rule != "evidence" or explanation is None or model is None:
         return record
     gates, recovery = explanation.output.gates, explanation.recovery
@@ -147,8 +135,8 @@ def _snr_record(
         "empty": not bool((gates > model.settings.selection_threshold).any()),
         "runaway": record["n_selected"] > subset_size(len(bag), min(1.0, RUNAWAY_BUDGETS * budget)),
         "stop_reason": recovery.stop_reason.value,
-        **recoverability_figures(bag, outputs, points=slope_points),
-        **coverage_figures(model, explanation, outputs, complete),
+        **recoverability_figures(bag, one.outputs, points=slope_points),
+        **coverage_figures(model, explanation, one.outputs, complete),
     }
 
 
