@@ -259,10 +259,11 @@ def measure_modes(
     unit = seconds["predict full"]
 
     def describe(labels: Labels, mode: InferenceMode, explained: float | None) -> Iterator[dict[str, Any]]:
-        for name, per_patch in encoding.items() if explained is not None else ():
-            whole = n_patches * per_patch
-            ratio = (whole + explained) / (whole + unit)
-            yield {**labels, "encoder": name, "extraction_time": 1.0, "end_to_end_time": ratio}
+        if explained is not None:
+            for name, per_patch in encoding.items():
+                whole = n_patches * per_patch
+                ratio = (whole + explained) / (whole + unit)
+                yield {**labels, "encoder": name, "extraction_time": 1.0, "end_to_end_time": ratio}
         yield {
             **labels,
             "aggregation_time": seconds[f"predict {mode.name}"] / unit,

@@ -92,9 +92,9 @@ def measure_failures(
         random = torch.rand(len(bag), generator=generator)
         subsets = list(measure_rules(bag, random, budget=fold.own_budget))
         concepts = None if numbers is None else truth_column(fold.cohort, bag.bag, "concept")
-        if concepts is not None:
-            is_artifact = torch.isin(concepts, torch.tensor(numbers, dtype=torch.long))
-        else:
+        artifact_numbers = torch.tensor(numbers or (), dtype=torch.long)
+        is_artifact = None if concepts is None else torch.isin(concepts, artifact_numbers)
+        if is_artifact is None:
             chosen = torch.stack([one.selected for one in subsets]).any(dim=0)
             is_artifact = artifacts_by_pixels(fold.cohort.folder, bag.bag, chosen)
             by_pixels += is_artifact is not None

@@ -215,7 +215,7 @@ def _rank_bags(
     while (bag := (yield part)) is not None:
         random = rank_scores(torch.randperm(len(bag), generator=generator))
         sizes = [subset_size(len(bag), fraction) for fraction in fractions]
-        has_truth = bag.truth is not None and bool(bag.truth.any())
+        truth = bag.truth if bag.truth is not None and bool(bag.truth.any()) else None
         for network, output_scale in scales.items():
             view = bag.predict(network)
             for rule, scores in score_rules(bag, network, random=random).items():
@@ -223,7 +223,7 @@ def _rank_bags(
                 agrees = output_scale.agree(view.full.logits, prefix_logits(view, order, sizes))
                 # Near a tie between classes the two ways to pool a whole bag may round to different answers.
                 agrees = agrees | (torch.tensor(sizes) == len(bag))
-                found = average_precision(rank_scores(order), bag.truth) if has_truth else None
+                found = None if truth is None else average_precision(rank_scores(order), truth)
                 one = RankedBag(bag.bag.bag_id, agrees.numpy(), np.array(sizes) / len(bag), found)
                 ranked.setdefault((rule, network), []).append(one)
     return ranked

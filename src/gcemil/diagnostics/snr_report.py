@@ -200,6 +200,7 @@ def bag_record(bag: FoldBag, one: Measurement, tolerances: Tolerances) -> dict[s
     """What identifies a measured subset in a list of slides, and the outputs and verdicts it has."""
     outputs, verdict = one.outputs, judge_subset(one.outputs, tolerances)
     task, target = bag.fold.task, bag.spec.target
+    truth: dict[str, Any]
     if isinstance(target, int):
         names = task.classes if isinstance(task, ClassificationTask) else ()
         truth = {"target": names[target], "predicted": names[int(one.outcome.full.argmax())]}

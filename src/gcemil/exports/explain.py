@@ -209,7 +209,7 @@ def _certify(
         notes += (
             f"The patches form {len(judged)} regions; the {MAX_REGIONS} of largest score mass were kept and removed.",
         )
-    predictions = {}
+    predictions: dict[str, Any] = {}
     for name, output in vars(outputs).items():
         logits = getattr(outcome, name)
         there = None if logits is None else Prediction(name_prediction(network.task, logits), output)
