@@ -5,6 +5,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import openslide
+import pytest
 import tifffile
 
 from gcemil.exports.heatmap import draw_heatmap, write_heatmap
