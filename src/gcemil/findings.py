@@ -119,8 +119,9 @@ def mean_row(
 
 def mean_rows(records: Iterable[Mapping[str, Any]], labels: Sequence[str]) -> tuple[Row, ...]:
     """A row for every combination of these labels, in the order they come: the means of the metrics that its records have."""
-    groups: dict[tuple[str, ...], list[Figures]] = {}
+    groups: dict[tuple[tuple[str, str], ...], list[Figures]] = {}
     for record in records:
         figures = {name: value for name, value in record.items() if name in METRICS}
-        groups.setdefault(tuple(str(record[name]) for name in labels), []).append(figures)
-    return tuple(mean_row(dict(zip(labels, key, strict=True)), own) for key, own in groups.items())
+        key = tuple((name, str(record[name])) for name in labels if name in record)
+        groups.setdefault(key, []).append(figures)
+    return tuple(mean_row(dict(key), own) for key, own in groups.items())

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal
@@ -156,22 +156,18 @@ def best_cells(table: Table) -> set[tuple[int, int]]:
     for number, line in enumerate(table.lines):
         if line.comparison is not None:
             comparisons.setdefault((line.origin, line.comparison), []).append(number)
-    return {
-        (number, position)
-        for rivals in comparisons.values()
-        for position, column in enumerate(table.columns)
-        for number in _find_best_lines(
-            {number: table.lines[number].cells[position] for number in rivals}, column
-        )
-    }
-
-
-def _find_best_lines(cells: Mapping[int, Cell], column: Column) -> list[int]:
-    values = {number: cell.value for number, cell in cells.items() if cell.value is not None}
-    if column.direction == "neither" or len(values) < 2:
-        return []
-    best = (max if column.direction == "higher" else min)(values, key=lambda number: values[number])
-    return [number for number in values if cells[number].mean_text == cells[best].mean_text]
+    best: set[tuple[int, int]] = set()
+    for position, column in enumerate(table.columns):
+        if column.direction == "neither":
+            continue
+        for rivals in comparisons.values():
+            cells = {number: table.lines[number].cells[position] for number in rivals}
+            values = {number: cell.value for number, cell in cells.items() if cell.value is not None}
+            if len(values) > 1:
+                first = (max if column.direction == "higher" else min)(values, key=values.__getitem__)
+                text = cells[first].mean_text
+                best |= {(number, position) for number in values if cells[number].mean_text == text}
+    return best
 
 
 CSV_COLUMNS = (
@@ -193,28 +189,30 @@ def render_tables(tables: Sequence[Table], form: str) -> str:
 
 
 def _render_markdown_table(table: Table) -> str:
-    bold = best_cells(table)
-    header = [
-        *table.row_labels,
-        *(" ".join(filter(None, (c.group, c.header, c.arrow))) for c in table.columns),
+    headings = (" ".join(filter(None, (c.group, c.header, c.arrow))) for c in table.columns)
+    rows = [
+        [*table.row_labels, *headings],
+        ["---"] * (len(table.row_labels) + len(table.columns)),
+        *_mark_best(table, lambda text: text, "**{}**"),
     ]
-    out = [
-        f"## {table.name}: {table.title}",
-        "",
-        _join_markdown_row(header),
-        _join_markdown_row(["---"] * len(header)),
-    ]
-    for number, line in enumerate(table.lines):
-        cells = [
-            f"**{cell.text}**" if (number, position) in bold else cell.text
-            for position, cell in enumerate(line.cells)
+    lines = [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
+    remarks = [f"- {text}" for text in collect_remarks(table)]
+    return "\n".join([f"## {table.name}: {table.title}", "", *lines, "", *remarks, ""])
+
+
+def _mark_best(table: Table, escape: Callable[[str], str], bold: str) -> list[list[str]]:
+    """Labels and cells of every line as text, the best figures in bold."""
+    best = best_cells(table)
+    return [
+        [
+            *map(escape, line.row_labels),
+            *(
+                bold.format(escape(cell.text)) if (number, position) in best else escape(cell.text)
+                for position, cell in enumerate(line.cells)
+            ),
         ]
-        out.append(_join_markdown_row([*line.row_labels, *cells]))
-    return "\n".join([*out, "", *(f"- {text}" for text in collect_remarks(table)), ""])
-
-
-def _join_markdown_row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
+        for number, line in enumerate(table.lines)
+    ]
 
 
 def collect_remarks(table: Table) -> list[str]:
@@ -228,42 +226,27 @@ def collect_remarks(table: Table) -> list[str]:
 
 
 def _render_latex_table(table: Table) -> str:
-    """A booktabs table; the remarks stand in its caption."""
-    bold = best_cells(table)
+    """A booktabs table; the remarks stand in its caption, shared headings in a line of their own."""
     caption = " ".join(
         [f"{table.title}.", *(text if text.endswith(".") else f"{text}." for text in collect_remarks(table))]
     )
-    out = [
+    rows = []
+    if any(column.group for column in table.columns):
+        groups = groupby(table.columns, key=lambda column: column.group)
+        spans = [rf"\multicolumn{{{len(list(own))}}}{{c}}{{{_escape_latex(group)}}}" for group, own in groups]
+        rows.append([*([""] * len(table.row_labels)), *spans])
+    headings = (f"{column.header}{column.arrow}" for column in table.columns)
+    rows.append(list(map(_escape_latex, (*table.row_labels, *headings))))
+    header, body = (
+        [" & ".join(row) + r" \\" for row in part]
+        for part in (rows, _mark_best(table, _escape_latex, r"\textbf{{{}}}"))
+    )
+    columns = f"{'l' * len(table.row_labels)}{'c' * len(table.columns)}"
+    return "\n".join([
         r"\begin{table}[htbp]", r"\centering", rf"\caption{{{_escape_latex(caption)}}}", rf"\label{{{table.label}}}",
-        rf"\begin{{tabular}}{{{'l' * len(table.row_labels)}{'c' * len(table.columns)}}}", r"\toprule",
-        *_render_latex_groups(table),
-        _render_latex_row([*table.row_labels, *(f"{column.header}{column.arrow}" for column in table.columns)]),
-        r"\midrule",
-    ]  # fmt: skip
-    for number, line in enumerate(table.lines):
-        cells = [
-            rf"\textbf{{{_escape_latex(cell.text)}}}"
-            if (number, position) in bold
-            else _escape_latex(cell.text)
-            for position, cell in enumerate(line.cells)
-        ]
-        out.append(" & ".join([*map(_escape_latex, line.row_labels), *cells]) + r" \\")
-    return "\n".join([*out, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
-
-
-def _render_latex_groups(table: Table) -> list[str]:
-    """A line of shared headings, where there are any."""
-    if not any(column.group for column in table.columns):
-        return []
-    spans = [
-        rf"\multicolumn{{{len(list(found))}}}{{c}}{{{_escape_latex(group)}}}"
-        for group, found in groupby(table.columns, key=lambda column: column.group)
-    ]
-    return [" & ".join([*([""] * len(table.row_labels)), *spans]) + r" \\"]
-
-
-def _render_latex_row(cells: Sequence[str]) -> str:
-    return " & ".join(map(_escape_latex, cells)) + r" \\"
+        rf"\begin{{tabular}}{{{columns}}}", r"\toprule", *header, r"\midrule", *body, r"\bottomrule", r"\end{tabular}",
+        r"\end{table}", "",
+    ])  # fmt: skip
 
 
 def _escape_latex(text: str) -> str:

@@ -18,7 +18,7 @@ alike. A figure that exists in fewer than half of the draws has no interval.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -130,22 +130,36 @@ def judge_patches(
     objects: Sequence[GeoObject], coords: Corners, patch_size: int, *, where: object, origin: Bounds = (0, 0)
 ) -> tuple[Verdicts, list[str]]:
     """What the marks of a GeoJSON file say of every patch, and what was left out of them."""
-    named = [(mark_of(one.class_name), one) for one in objects]
-    if unnamed := sum(not one.class_name for one in objects):
+    marks: dict[str | None, list[GeoObject]] = {}
+    for one in objects:
+        marks.setdefault(mark_of(one.class_name), []).append(one)
+    others = marks.pop(None, [])
+    if unnamed := sum(not one.class_name for one in others):
         raise InputError(
             f"{where}: {unnamed} of {len(objects)} objects have no class, so it is not known what they say. Set the class accept, "
             "reject or missed in QuPath and export again, or remove them."
         )
-    marks = [one for mark, one in named if mark is not None]
     if not marks:
         raise InputError(
             f"{where} holds no mark: none of its {len(objects)} objects has the class accept, reject or missed."
         )
-    notes = _describe_ignored([one for mark, one in named if mark is None], marks)
-    positive = _cover([one for mark, one in named if mark in (ACCEPT, MISSED)], coords, patch_size, origin)
-    negative = _cover([one for mark, one in named if mark == REJECT], coords, patch_size, origin)
-    judged = _cover(marks, coords, patch_size, origin) >= MIN_COVER
-    verdicts = np.where(judged, np.sign(positive - negative), NOT_JUDGED).astype(np.int64)
+
+    def cover(*names: str) -> Float[np.ndarray, "n"]:
+        """Share of every patch under these marks; all of it where it holds a point."""
+        chosen = [one for one in objects if mark_of(one.class_name) in names]
+        return covered_share(coords, patch_size, name_shapes(chosen, origin))
+
+    judged = cover(*MARK_NAMES) >= MIN_COVER
+    difference = np.sign(cover(ACCEPT, MISSED) - cover(REJECT))
+    verdicts = np.where(judged, difference, NOT_JUDGED).astype(np.int64)
+    kinds = count_ignored([one for own in marks.values() for one in own])
+    notes = [
+        *(
+            f"{count} objects of class '{name}' are no marks"
+            for name, count in Counter(one.class_name for one in others).items()
+        ),
+        *(f"{count} marks of kind '{kind}' mark no patch" for kind, count in kinds.items()),
+    ]
     if contradictory := int((judged & (verdicts == NOT_JUDGED)).sum()):
         notes.append(f"{contradictory} patches marked as much to accept as to reject, and not judged")
     return verdicts, notes
@@ -155,21 +169,6 @@ def mark_of(class_name: str) -> str | None:
     """Which mark a class of QuPath is; None for any other class."""
     plain = " ".join(class_name.casefold().split())
     return next((mark for mark, names in MARK_NAMES.items() if plain in names), None)
-
-
-def _describe_ignored(others: Sequence[GeoObject], marks: Sequence[GeoObject]) -> list[str]:
-    classes = Counter(one.class_name for one in others)
-    return [
-        *(f"{count} objects of class '{name}' are no marks" for name, count in classes.items()),
-        *(f"{count} marks of kind '{kind}' mark no patch" for kind, count in count_ignored(marks).items()),
-    ]
-
-
-def _cover(
-    objects: Sequence[GeoObject], coords: Corners, patch_size: int, origin: Bounds
-) -> Float[np.ndarray, "n"]:
-    """Share of every patch under these objects; all of it where it holds a point."""
-    return covered_share(coords, patch_size, name_shapes(objects, origin))
 
 
 @dataclass(frozen=True)
@@ -184,9 +183,6 @@ class RuleReview:
     n_chosen: int
 
 
-Intervals = Mapping[str, tuple[float, float] | None]
-
-
 def review_rows(
     reviews: Sequence[RuleReview], *, seed: int, resamples: int
 ) -> tuple[tuple[Row, ...], tuple[dict[str, Any], ...]]:
@@ -196,12 +192,11 @@ def review_rows(
         groups.setdefault((one.rule, one.network), []).append(one)
     ranks = order_rules([rule for rule, _ in groups])
     rows, slides = [], []
-    for (rule, network), own in sorted(
-        groups.items(), key=lambda entry: (ranks.index(entry[0][0]), entry[0][1] != "wrapped")
-    ):
+    for rule, network in sorted(groups, key=lambda key: (ranks.index(key[0]), key[1] != "wrapped")):
+        own = groups[rule, network]
         # Every rule sees the same draws, so that their intervals can be compared.
-        pooled = _bootstrap_intervals(own, np.random.default_rng(seed), resamples)
-        rows.append(Row({"rule": rule, "network": network}, _review_figures(own, pooled)))
+        figures = _review_figures(own, np.random.default_rng(seed), resamples)
+        rows.append(Row({"rule": rule, "network": network}, figures))
         for one in own:
             draws = np.random.default_rng([seed, *one.slide_id.encode()])
             slides.append(
@@ -212,46 +207,37 @@ def review_rows(
                     "network": network,
                     "n_chosen": one.n_chosen,
                     **asdict(one.agreement),
-                    **_review_figures([one], _bootstrap_intervals([one], draws, resamples)),
+                    **_review_figures([one], draws, resamples),
                 }
             )
     return tuple(rows), tuple(slides)
 
 
-def _review_figures(reviews: Sequence[RuleReview], intervals: Intervals) -> dict[str, float | None]:
-    """The figures of a rule on these slides by metric name."""
-    total = sum((one.agreement for one in reviews), Agreement())
-    n_chosen = sum(one.n_chosen for one in reviews)
-    found: dict[str, float | None] = {}
-    for name, value in total.figures.items():
-        low, high = intervals[name] or (None, None)
-        found |= {f"review_{name}": value, f"review_{name}_low": low, f"review_{name}_high": high}
-    seen = total.accepted_evidence + total.rejected_evidence
-    return {
-        **found,
-        "judged_patches": float(total.n_marks),
-        "judged_share": seen / n_chosen if n_chosen else None,
-    }
-
-
-def _bootstrap_intervals(
+def _review_figures(
     reviews: Sequence[RuleReview], generator: np.random.Generator, resamples: int
-) -> Intervals:
-    """An interval for each figure; None where it exists too rarely."""
+) -> dict[str, float | None]:
+    """The figures of a rule on these slides by metric name, with their intervals; None where one exists too rarely."""
+    total = sum((one.agreement for one in reviews), Agreement())
     counts = np.stack([one.agreement.counts for one in reviews])
+    drawn = counts
     if len(reviews) > 1:
         drawn = counts[generator.integers(len(counts), size=(resamples, len(counts)))].sum(axis=1)
-    else:
-        total = int(counts[0].sum())
-        drawn = generator.multinomial(total, counts[0] / total, size=resamples) if total else counts
-    return {name: _interval(values) for name, values in _agreement_figures(drawn.astype(np.float64)).items()}
-
-
-def _interval(values: Float[np.ndarray, "draws"]) -> tuple[float, float] | None:
-    there = values[np.isfinite(values)]
-    if 2 * len(there) < len(values) or not len(there):
-        return None
-    return percentile_interval(there)
+    elif total.n_marks:
+        drawn = generator.multinomial(total.n_marks, counts[0] / total.n_marks, size=resamples)
+    figures: dict[str, float | None] = {}
+    for name, values in _agreement_figures(drawn.astype(np.float64)).items():
+        there = values[np.isfinite(values)]
+        is_known = len(there) and 2 * len(there) >= len(values)
+        low, high = percentile_interval(there) if is_known else (None, None)
+        figures |= {
+            f"review_{name}": total.figures[name],
+            f"review_{name}_low": low,
+            f"review_{name}_high": high,
+        }
+    n_chosen = sum(one.n_chosen for one in reviews)
+    seen = total.accepted_evidence + total.rejected_evidence
+    judged_share = seen / n_chosen if n_chosen else None
+    return {**figures, "judged_patches": float(total.n_marks), "judged_share": judged_share}
 
 
 COLUMNS = (
@@ -266,55 +252,44 @@ COLUMNS = (
 def review_table(finding: Finding, name: str = "review") -> Table:
     """Every rule over all reviewed slides, figures with their intervals."""
     lines = [_line(row.labels, row.values) for row in finding.rows]
-    return _table(
-        name, "A reviewer's marks against what each rule chose", ("rule", "network"), lines, finding
-    )
+    title = "A reviewer's marks against what each rule chose"
+    return _table(name, title, ("rule", "network"), lines, finding)
 
 
-def review_slide_table(finding: Finding, name: str = "review_slides") -> Table:
+def review_slide_table(finding: Finding) -> Table:
     """The same slide by slide."""
     lines = [_line(one, one, (str(one["slide_id"]),)) for one in finding.slides]
     lines.sort(key=lambda line: line.row_labels[0])
-    return _table(name, "The same, slide by slide", ("slide", "rule", "network"), lines, finding)
+    title = "The same, slide by slide"
+    return _table("review_slides", title, ("slide", "rule", "network"), lines, finding)
 
 
-def _table(name: str, title: str, labels: tuple[str, ...], lines: Iterable[Line], finding: Finding) -> Table:
-    return Table(
-        name=name,
-        title=title,
-        label=f"tab:{name}",
-        row_labels=labels,
-        columns=COLUMNS,
-        lines=tuple(lines),
-        notes=("Brackets: 95 % bootstrap interval.", *finding.notes),
-    )
+def _table(name: str, title: str, labels: tuple[str, ...], lines: Sequence[Line], finding: Finding) -> Table:
+    notes = ("Brackets: 95 % bootstrap interval.", *finding.notes)
+    return Table(name, title, f"tab:{name}", labels, COLUMNS, tuple(lines), notes=notes)
 
 
 def _line(labels: Mapping[str, Any], values: Mapping[str, Any], slide: tuple[str, ...] = ()) -> Line:
     """A rule over all slides, or on the slide whose id is given."""
-    rule = find_rule(str(labels["rule"]))
-    cells = (
-        *(_interval_cell(values, f"review_{name}") for name in FIGURES),
-        Cell(f"{values['judged_patches']:.0f}", values["judged_patches"]),
-        NOT_MEASURED
-        if values["judged_share"] is None
-        else Cell(f"{100 * values['judged_share']:.0f} %", values["judged_share"]),
-    )
+    rule, share = find_rule(str(labels["rule"])), values["judged_share"]
+    cells = [
+        _interval_cell(*(values[f"review_{name}{end}"] for end in ("", "_low", "_high"))) for name in FIGURES
+    ]
+    cells.append(Cell(f"{values['judged_patches']:.0f}", values["judged_patches"]))
+    cells.append(NOT_MEASURED if share is None else Cell(f"{100 * share:.0f} %", share))
     return Line(
         (*slide, rule.label, str(labels["network"])),
         "ours",
-        cells,
+        tuple(cells),
         comparison=None if rule.is_control else "".join(slide),
         role="control" if rule.is_control else "own" if rule.is_ours else "",
     )
 
 
-def _interval_cell(values: Mapping[str, Any], name: str) -> Cell:
-    value, low, high = (values[f"{name}{ending}"] for ending in ("", "_low", "_high"))
+def _interval_cell(value: float | None, low: float | None, high: float | None) -> Cell:
     if value is None:
         return NOT_MEASURED
-    text = f"{value:.2f}" if low is None else f"{value:.2f} [{low:.2f}, {high:.2f}]"
-    return Cell(text, value)
+    return Cell(f"{value:.2f}" if low is None else f"{value:.2f} [{low:.2f}, {high:.2f}]", value)
 
 
 def review_tables(folder: Path) -> list[Table]:

@@ -54,7 +54,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -230,8 +230,7 @@ def _slope_of_pooled(bag: PredictedBag, seam: _Seam, scale: float) -> list[Tenso
     return [next(found) if leaf.requires_grad else None for leaf in leaves]
 
 
-@dataclass(frozen=True, eq=False)
-class _Seam:
+class _Seam(NamedTuple):
     """A host as two steps: every patch on its own, then all of them together."""
 
     mapped: Callable[[Tensor], tuple[Tensor, list[Tensor]]]
@@ -324,16 +323,6 @@ def normalise_by_constant(module: nn.LayerNorm, inputs: tuple[Tensor, ...], outp
     return scaled if module.bias is None else scaled + module.bias
 
 
-@dataclass(frozen=True)
-class Attribution:
-    """A patch scorer: what it is called, how it scores, and which hosts it can explain."""
-
-    name: str
-    scores: Callable[[PredictedBag], Tensor]
-    """One score per patch of a bag that the host has predicted."""
-    supports: Callable[[Host], bool]
-
-
 def attention(bag: PredictedBag) -> Scores:
     """The host's own raw patch scores."""
     return bag.full.scores
@@ -355,22 +344,27 @@ def _gives_contributions(host: Host) -> bool:
     return predict_bag(host, parameter.new_zeros(1, host.in_dim), None).full.contributions is not None
 
 
+class Attribution(NamedTuple):
+    """A patch scorer: how it scores, and which hosts it can explain."""
+
+    scores: Callable[[PredictedBag], Tensor]
+    """One score per patch of a bag that the host has predicted."""
+    supports: Callable[[Host], bool]
+
+
 ATTRIBUTIONS: dict[str, Attribution] = {
-    a.name: a
-    for a in (
-        Attribution("attention", attention, lambda host: True),
-        # On clam_sb the same as attention: a row of its own, as in the paper's table over all hosts.
-        Attribution("clam_attention", attention, lambda host: isinstance(host, ClamSb)),
-        Attribution("contribution", contribution, _gives_contributions),
-        Attribution("saliency", saliency, _is_differentiable),
-        Attribution("gradient_x_input", gradient_x_input, _is_differentiable),
-        Attribution("integrated_gradients", integrated_gradients, _is_differentiable),
-        Attribution("occlusion", occlusion, has_closed_form),
-        Attribution("single", single, has_closed_form),
-        Attribution("occlusion_blocks", block_occlusion, lambda host: not has_closed_form(host)),
-        Attribution("single_blocks", block_single, lambda host: not has_closed_form(host)),
-        Attribution("lrp", lrp, has_lrp_rules),
-    )
+    "attention": Attribution(attention, lambda host: True),
+    # On clam_sb the same as attention: a row of its own, as in the paper's table over all hosts.
+    "clam_attention": Attribution(attention, lambda host: isinstance(host, ClamSb)),
+    "contribution": Attribution(contribution, _gives_contributions),
+    "saliency": Attribution(saliency, _is_differentiable),
+    "gradient_x_input": Attribution(gradient_x_input, _is_differentiable),
+    "integrated_gradients": Attribution(integrated_gradients, _is_differentiable),
+    "occlusion": Attribution(occlusion, has_closed_form),
+    "single": Attribution(single, has_closed_form),
+    "occlusion_blocks": Attribution(block_occlusion, lambda host: not has_closed_form(host)),
+    "single_blocks": Attribution(block_single, lambda host: not has_closed_form(host)),
+    "lrp": Attribution(lrp, has_lrp_rules),
 }
 
 

@@ -22,13 +22,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gcemil.bags.bag import Bag
@@ -49,12 +48,12 @@ from gcemil.diagnostics.stability import PERTURBATIONS, jaccard
 from gcemil.diagnostics.truth import oracle_scores, true_evidence, true_regions, truth_figures
 from gcemil.errors import BagError, UsageError
 from gcemil.explain import Interventions, bag_tensors
-from gcemil.findings import Figures, Finding, Labels, Row, mean_row
+from gcemil.findings import Figures, Finding, Row, mean_row, mean_rows
 from gcemil.hosts.host import Host, HostOutput, log_with_zero
 from gcemil.metrics import METRICS
 from gcemil.recovery.recover import members, subset_size, top_k
 from gcemil.rules import CONTROLS
-from gcemil.shapes import Logits, Scores, Selected
+from gcemil.shapes import Logits, Scores
 from gcemil.tasks.task import Task
 
 CHANCE = {"auc": 0.5, "c_index": 0.5}
@@ -79,6 +78,15 @@ OWN_SCORES = ScoreSource(lambda _bag, full: full.scores)
 """What the model itself returns."""
 
 
+@dataclass(frozen=True, eq=False)
+class _Trial:
+    """One rule on one bag, and on its changed versions: perturbation, overlap of the subsets, prediction."""
+
+    outcome: BagOutcome
+    truth: Figures
+    changed: list[tuple[str, float, Logits]] = field(default_factory=list)
+
+
 @torch.no_grad()
 def audit_model(
     host: Host,
@@ -97,28 +105,50 @@ def audit_model(
     repeats: int = 3,
 ) -> Finding:
     """Every source and both controls on these bags; the host is any that `Interventions` accepts."""
-    _check_sources(score_sources, specs)
+    if not specs:
+        raise UsageError("There is no bag to audit. Choose another --part or --fold.")
+    if not score_sources:
+        raise UsageError(
+            "There are no scores to audit. Let the model return (logits, scores), or give --scores DIR."
+        )
+    if taken := [name for name in score_sources if name in CONTROLS]:
+        raise UsageError(f"'{taken[0]}' is the name of a control. Call these scores something else.")
     tolerances = tolerances or Tolerances()
     changes = {"dropout": dropout, "noise": noise}
-    trials: dict[str, list[_AuditTrial]] = {}
-    bags = load_bags(cohort, specs, rule=SampleRule(), ahead=2)
-    for done, (spec, bag) in enumerate(bags, start=1):
+    trials: dict[str, list[_Trial]] = {}
+    for done, (spec, bag) in enumerate(load_bags(cohort, specs, rule=SampleRule(), ahead=2), start=1):
         with name_bag_in_errors(spec.bag_id):
-            for trial in _try_rules(host, cohort, bag, score_sources, budget, changes, repeats, seed):
-                trials.setdefault(trial.rule, []).append(trial)
+            for rule, trial in _try_rules(
+                host, cohort, bag, score_sources, budget, changes, repeats, seed
+            ).items():
+                trials.setdefault(rule, []).append(trial)
         if on_bag:
             on_bag(done, len(specs))
     # A control over some of the bags would be compared with rules over all of them.
     n_with_truth = len(trials.get("oracle", ()))
     if n_with_truth < len(specs):
         trials.pop("oracle", None)
-    table = _AuditTable(trials, targets, task, measure_risk_scale(trials["random"], task), tolerances)
-    still = [name for name, source in score_sources.items() if not source.follows_bag]
+    scale = measure_risk_scale([trial.outcome for trial in trials["random"]], task)
+    table = _AuditTable(trials, targets, task, OutputScale(task.n_outputs, scale), tolerances)
+    full = torch.stack([trial.outcome.full for trial in trials["random"]])
+    whole = task.metrics(targets, task.prediction(full))
+    notes = [*_chance_notes(whole), *(table.answer(rule) for rule in trials if rule not in CONTROLS)]
+    if n_with_truth < len(specs):
+        notes.append(f"No oracle: {n_with_truth} of {len(specs)} bags have their true evidence in truth/.")
+    if still := [name for name, source in score_sources.items() if not source.follows_bag]:
+        notes.append(
+            f"Scores from files ({', '.join(still)}) cannot follow a changed bag: no stability for them."
+        )
+    if task.n_outputs == 1:
+        notes.append(
+            f"Risks are in units of the audited bags' own (mean {scale.mean:.3g}, deviation "
+            f"{scale.deviation:.3g}), because the model's training risks are not known."
+        )
     return Finding(
         name="audit",
-        rows=tuple(table.rows()),
+        rows=(Row({"rule": "whole bag", "comparison": "whole bag"}, dict(whole)), *table.rows()),
         slides=tuple(table.records(specs)),
-        notes=tuple(table.notes(n_with_truth=n_with_truth, without_stability=still)),
+        notes=tuple(notes),
         settings={
             "budget": budget,
             **{f"{name}_tolerance": value for name, value in vars(tolerances).items()},
@@ -138,62 +168,45 @@ def _try_rules(
     changes: Mapping[str, float],
     repeats: int,
     seed: int,
-) -> list[_AuditTrial]:
+) -> dict[str, _Trial]:
     """Every rule on one bag and on its changed versions."""
     truth, regions = true_evidence(cohort, bag), true_regions(cohort, bag)
     interventions = Interventions(host, *bag_tensors(bag))
-    full = interventions.full()
-    everyone = torch.arange(len(bag))
-    draw = _random_stream(seed, bag, "random")
-    fixed = {"oracle": oracle_scores(truth, regions, torch.zeros(len(bag)))} if truth is not None else {}
-    size = subset_size(len(bag), budget)
-    rankings = _score_patches(bag, full, sources, fixed, everyone, draw)
-    chosen = {rule: top_k(scores, size) for rule, scores in rankings.items()}
-    found = {}
-    for rule, scores in rankings.items():
-        gates = rule in sources and sources[rule].are_gates
-        outcome = bag_outcome(
-            interventions, chosen[rule], _take_log_gates(scores) if gates else None, full=full.logits
-        )
-        found[rule] = _AuditTrial(rule, outcome, truth_figures(chosen[rule], scores, truth, regions))
-    following = {name: source for name, source in sources.items() if source.follows_bag}
+    full, draw = interventions.full(), _random_stream(seed, bag, "random")
+    oracle = None if truth is None else oracle_scores(truth, regions, torch.zeros(len(bag)))
+
+    def score_patches(
+        names: Sequence[str], changed: Bag, answer: HostOutput, rows: Tensor
+    ) -> dict[str, Scores]:
+        """Scores of every rule for the patches of a bag; the oracle ranks those that are left."""
+        scores = {name: sources[name].of(changed, answer).double() for name in names}
+        scores["random"] = torch.from_numpy(draw.random(len(rows)))
+        return scores if oracle is None else scores | {"oracle": oracle[rows].double()}
+
+    size, chosen, trials = subset_size(len(bag), budget), {}, {}
+    for rule, scores in score_patches(list(sources), bag, full, torch.arange(len(bag))).items():
+        chosen[rule] = top_k(scores, size)
+        gates = _log_gates(scores) if rule in sources and sources[rule].are_gates else None
+        outcome = bag_outcome(interventions, chosen[rule], gates, full=full.logits)
+        trials[rule] = _Trial(outcome, truth_figures(chosen[rule], scores, truth, regions))
+    following = [name for name, source in sources.items() if source.follows_bag]
     for name, strength in changes.items():
         for repeat in range(repeats):
-            changed = PERTURBATIONS[name](
-                bag, strength, generator=_random_stream(seed, bag, f"{name} {repeat}")
-            )
-            rows = torch.from_numpy(changed.rows)
-            again = Interventions(host, *bag_tensors(changed.bag))
-            rankings = _score_patches(changed.bag, again.full(), following, fixed, rows, draw)
-            for rule, scores in rankings.items():
+            generator = _random_stream(seed, bag, f"{name} {repeat}")
+            changed, kept_rows = PERTURBATIONS[name](bag, strength, generator=generator)
+            rows = torch.from_numpy(kept_rows)
+            again = Interventions(host, *bag_tensors(changed))
+            alive = members(rows, n_patches=len(bag))
+            for rule, scores in score_patches(following, changed, again.full(), rows).items():
                 selected = top_k(scores, subset_size(len(rows), budget))
-                overlap = _subset_overlap(chosen[rule], selected, rows)
+                # Over the patches that both bags have.
+                overlap = jaccard(chosen[rule] & alive, members(rows[selected], n_patches=len(bag)))
                 kept = again.kept(selected).logits
-                found[rule].perturbed.append(_PerturbedTrial(f"{name} {strength:g}", overlap, kept))
-    return list(found.values())
+                trials[rule].changed.append((f"{name} {strength:g}", overlap, kept))
+    return trials
 
 
-def _score_patches(
-    bag: Bag,
-    full: HostOutput,
-    sources: Mapping[str, ScoreSource],
-    fixed: Mapping[str, Scores],
-    rows: Int[Tensor, "k"],
-    draw: np.random.Generator,
-) -> dict[str, Float[Tensor, "k"]]:
-    """Scores of every rule for the patches of this bag; `fixed` ones are those of the bag it came from."""
-    found = {name: source.of(bag, full).double() for name, source in sources.items()}
-    found["random"] = torch.from_numpy(draw.random(len(rows)))
-    return found | {rule: scores[rows].double() for rule, scores in fixed.items()}
-
-
-def _subset_overlap(before: Selected, after: Bool[Tensor, "k"], rows: Int[Tensor, "k"]) -> float:
-    """Jaccard of two subsets over the patches both bags have."""
-    alive = members(rows, n_patches=len(before))
-    return jaccard(before & alive, members(rows[after], n_patches=len(before)))
-
-
-def _take_log_gates(scores: Scores) -> Scores:
+def _log_gates(scores: Scores) -> Scores:
     outside = ~((scores >= 0) & (scores <= 1))
     if bool(outside.any()):
         wrong = int(outside.nonzero()[0])
@@ -208,119 +221,63 @@ def _random_stream(seed: int, bag: Bag, purpose: str) -> np.random.Generator:
     return np.random.default_rng([seed, *f"{purpose} {bag.bag_id}".encode()])
 
 
-def _check_sources(sources: Mapping[str, ScoreSource], specs: Sequence[BagSpec]) -> None:
-    if not specs:
-        raise UsageError("There is no bag to audit. Choose another --part or --fold.")
-    if not sources:
-        raise UsageError(
-            "There are no scores to audit. Let the model return (logits, scores), or give --scores DIR."
-        )
-    if taken := [name for name in sources if name in CONTROLS]:
-        raise UsageError(f"'{taken[0]}' is the name of a control. Call these scores something else.")
-
-
-WHOLE_BAG, FULL_KEPT, SOFT_KEPT = "whole bag", "full-kept", "soft-kept"
-
-
-@dataclass(frozen=True, eq=False)
-class _PerturbedTrial:
-    """The same rule on a changed bag."""
-
-    perturbation: str
-    overlap: float
-    kept: Logits
-
-
-@dataclass(frozen=True, eq=False)
-class _AuditTrial:
-    """One rule on one bag."""
-
-    rule: str
-    outcome: BagOutcome
-    truth: Figures
-    perturbed: list[_PerturbedTrial] = field(default_factory=list)
-
-
 @dataclass(frozen=True, eq=False)
 class _AuditTable:
     """All trials by rule, each with one entry per bag and in the same order."""
 
-    trials: Mapping[str, Sequence[_AuditTrial]]
+    trials: Mapping[str, Sequence[_Trial]]
     targets: Tensor
     task: Task
-    scale: RiskScale
+    output_scale: OutputScale
     tolerances: Tolerances
 
-    @cached_property
-    def output_scale(self) -> OutputScale:
-        return OutputScale(self.task.n_outputs, self.scale)
-
     def rows(self) -> Iterator[Row]:
-        yield Row(_audit_labels("whole bag", WHOLE_BAG), dict(self.whole_bag()))
-        for rule, trials in self.trials.items():
-            yield self.full_kept(rule, trials)
+        """Sufficiency and necessity of every rule, then the gates, then the stability."""
+        for rule in self.trials:
+            yield self.full_kept(rule)
         for rule, trials in self.trials.items():
             if trials[0].outcome.gated is not None:
-                yield self.soft_kept(rule, trials)
+                figures = [self.figures(trial, gates=True) for trial in trials]
+                yield mean_row({"rule": rule, "comparison": "soft-kept"}, figures)
         for rule, trials in self.trials.items():
-            yield from self.stability(rule, trials)
+            per_bag = [
+                row for trial in trials for row in mean_rows(self.compare_changed(trial), ["comparison"])
+            ]
+            records = [{"rule": rule, **row.labels, **row.values} for row in per_bag]
+            yield from mean_rows(records, ["rule", "comparison"])
 
-    def whole_bag(self) -> dict[str, float]:
-        """The model's own task metrics."""
-        logits = torch.stack([trial.outcome.full for trial in self.trials["random"]])
-        return self.task.metrics(self.targets, self.task.prediction(logits))
-
-    def full_kept(self, rule: str, trials: Sequence[_AuditTrial]) -> Row:
+    def full_kept(self, rule: str) -> Row:
         """Sufficiency, necessity, size and truth."""
-        score = partial(task_metric, self.task)
-        metrics = subset_metrics([trial.outcome for trial in trials], self.targets, score)
+        trials = self.trials[rule]
+        outcomes = [trial.outcome for trial in trials]
+        metrics = subset_metrics(outcomes, self.targets, partial(task_metric, self.task))
         metrics.pop("task_metric")
-        return mean_row(_audit_labels(rule, FULL_KEPT), [self.figures(trial) for trial in trials], metrics)
+        figures = [self.figures(trial) for trial in trials]
+        return mean_row({"rule": rule, "comparison": "full-kept"}, figures, metrics)
 
-    def figures(self, trial: _AuditTrial) -> Figures:
-        """What is said of one bag."""
+    def figures(self, trial: _Trial, *, gates: bool = False) -> Figures:
+        """What is said of the subset of one bag, or of its gates."""
         outputs = self.output_scale.read(trial.outcome)
-        found = judge_subset(outputs, self.tolerances)
+        verdict = judge_subset(outputs, self.tolerances)
+        if gates:
+            return {"cd_gap": outputs.cd_gap, "recoverable_share": float(bool(verdict.recoverable))}
         return {
             "full_kept_gap": outputs.full_kept_gap,
             "removal_gap": outputs.removal_gap,
-            "sufficient_share": float(found.sufficient),
-            "necessary_share": float(found.necessary),
+            "sufficient_share": float(verdict.sufficient),
+            "necessary_share": float(verdict.necessary),
             "evidence_fraction": trial.outcome.fraction,
             **trial.truth,
         }
 
-    def soft_kept(self, rule: str, trials: Sequence[_AuditTrial]) -> Row:
-        """Recoverability of scores that are gates."""
-        per_bag: list[Figures] = []
-        for outputs in (self.output_scale.read(trial.outcome) for trial in trials):
-            is_recoverable = judge_subset(outputs, self.tolerances).recoverable
-            share = None if is_recoverable is None else float(is_recoverable)
-            per_bag.append({"cd_gap": outputs.cd_gap, "recoverable_share": share})
-        return mean_row(_audit_labels(rule, SOFT_KEPT), per_bag)
-
-    def stability(self, rule: str, trials: Sequence[_AuditTrial]) -> Iterator[Row]:
-        """One row per perturbation: means over its repeats, then over bags."""
-        for name in dict.fromkeys(one.perturbation for one in trials[0].perturbed):
-            per_bag: list[Figures] = [
-                mean_row(
-                    {},
-                    [
-                        self.compare_perturbed(trial, one)
-                        for one in trial.perturbed
-                        if one.perturbation == name
-                    ],
-                ).values
-                for trial in trials
-            ]
-            yield mean_row(_audit_labels(rule, name), per_bag)
-
-    def compare_perturbed(self, trial: _AuditTrial, changed: _PerturbedTrial) -> Figures:
+    def compare_changed(self, trial: _Trial) -> Iterator[dict[str, Any]]:
+        """A bag beside each of its changed versions."""
         full, kept = trial.outcome.full, trial.outcome.kept
-        before, after = self.output_scale.outputs(full, torch.stack([kept, changed.kept])).tolist()
-        gap = abs(before - after)
-        flipped = self.output_scale.differ(kept, changed.kept, gap)
-        return {"jaccard": changed.overlap, "prediction_flip": float(flipped), "output_gap": gap}
+        for name, overlap, changed in trial.changed:
+            before, after = self.output_scale.outputs(full, torch.stack([kept, changed])).tolist()
+            gap = abs(before - after)
+            flipped = float(self.output_scale.differ(kept, changed, gap))
+            yield {"comparison": name, "jaccard": overlap, "prediction_flip": flipped, "output_gap": gap}
 
     def records(self, specs: Sequence[BagSpec]) -> Iterator[dict[str, Any]]:
         """One entry per bag and rule."""
@@ -338,32 +295,12 @@ class _AuditTable:
                     **self.figures(trial),
                 }
 
-    def notes(self, *, n_with_truth: int, without_stability: Sequence[str]) -> Iterator[str]:
-        for name, value in self.whole_bag().items():
-            if value <= CHANCE.get(name, -1.0):
-                yield (
-                    f"On whole bags the model is no better than chance ({METRICS[name].label} {value:.3f}): check the order "
-                    "of its outputs. What explains such a prediction explains nothing."
-                )
-        yield from (self.answer(rule) for rule in self.trials if rule not in CONTROLS)
-        n_bags = len(self.targets)
-        if n_with_truth < n_bags:
-            yield f"No oracle: {n_with_truth} of {n_bags} bags have their true evidence in truth/."
-        if without_stability:
-            yield f"Scores from files ({', '.join(without_stability)}) cannot follow a changed bag: no stability for them."
-        if self.task.n_outputs == 1:
-            yield (
-                f"Risks are in units of the audited bags' own (mean {self.scale.mean:.3g}, deviation "
-                f"{self.scale.deviation:.3g}), because the model's training risks are not known."
-            )
-
     def answer(self, rule: str) -> str:
         """Beside chance: what its patches give alone, and what is lost without them."""
-        ours, chance = (self.full_kept(name, self.trials[name]).values for name in (rule, "random"))
-        metric = METRICS[self.task.task_metric].label
+        ours, chance = (self.full_kept(name).values for name in (rule, "random"))
         text = (
-            f"{rule}: {metric} from its patches alone {ours['evidence_sufficiency']:.3f}, "
-            f"from random ones {chance['evidence_sufficiency']:.3f}"
+            f"{rule}: {METRICS[self.task.task_metric].label} from its patches alone "
+            f"{ours['evidence_sufficiency']:.3f}, from random ones {chance['evidence_sufficiency']:.3f}"
         )
         lost, lost_by_chance = ours["complement_degradation"], chance["complement_degradation"]
         if lost is None or lost_by_chance is None:
@@ -371,15 +308,20 @@ class _AuditTable:
         return f"{text}; lost without them {lost:.3f}, without random ones {lost_by_chance:.3f}."
 
 
-def _audit_labels(rule: str, comparison: str) -> Labels:
-    return {"rule": rule, "comparison": comparison}
+def _chance_notes(whole: Mapping[str, float]) -> Iterator[str]:
+    for name, value in whole.items():
+        if value <= CHANCE.get(name, -1.0):
+            yield (
+                f"On whole bags the model is no better than chance ({METRICS[name].label} {value:.3f}): check the order "
+                "of its outputs. What explains such a prediction explains nothing."
+            )
 
 
-def measure_risk_scale(trials: Sequence[_AuditTrial], task: Task) -> RiskScale:
+def measure_risk_scale(outcomes: Sequence[BagOutcome], task: Task) -> RiskScale:
     """Mean and deviation of the audited bags' own risks; classes need none."""
     if task.n_outputs > 1:
         return RiskScale()
-    risks = [float(trial.outcome.full[0]) for trial in trials]
+    risks = [float(outcome.full[0]) for outcome in outcomes]
     deviation = float(np.std(risks))
     if not deviation > 0:
         raise UsageError(

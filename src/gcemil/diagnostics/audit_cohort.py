@@ -6,9 +6,7 @@ model's own, those of every folder given, or the slope of its output by each pat
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -54,48 +52,42 @@ def audit_cohort(
     """Audit a model on one part of a cohort; a model named by module is imported, which runs its code."""
     cohort = Cohort.load(folder)
     task = create_task(cohort, TrainSettings())
-    specs = _choose_bags(cohort, part, fold)
+    parts = None if part == "all" else fold_parts(cohort, read_fold(cohort, fold))
+    specs = cohort.bags if parts is None else getattr(parts, part)
     targets = stacked_targets(specs)
     task.check(targets, where=f"{folder}, fold {fold}, part {part}")
-    with _import_from_working_folder():
-        box = BlackBox(
-            _load_host(Path(model), fold) if Path(model).is_dir() else _import_model(model),
-            model,
-            in_dim=cohort.card.feature_dim,
-            n_outputs=cohort.n_outputs,
-            arrays=arrays,
-        )
-        finding = audit_model(
-            box.host(),
-            cohort,
-            specs,
-            targets,
-            task,
-            score_sources=_collect_sources(box, cohort, specs[0], scores, column, gates),
-            budget=budget,
-            seed=seed,
-            on_bag=on_bag,
-            repeats=repeats,
-        )
-    return _add_origin(finding, cohort, model, scores, part, fold, seed)
-
-
-def _choose_bags(cohort: Cohort, part: Part, fold: int) -> Sequence[BagSpec]:
-    if part == "all":
-        return cohort.bags
-    parts = fold_parts(cohort, read_fold(cohort, fold))
-    return {"train": parts.train, "val": parts.val, "test": parts.test}[part]
-
-
-@contextmanager
-def _import_from_working_folder() -> Iterator[None]:
-    """The working folder on the import path, as for `python -m`."""
-    here = str(Path.cwd())
-    sys.path.insert(0, here)
-    try:
-        yield
-    finally:
-        sys.path.remove(here)
+    box = BlackBox(
+        _load_host(Path(model), fold) if Path(model).is_dir() else _import_model(model),
+        model,
+        in_dim=cohort.card.feature_dim,
+        n_outputs=cohort.n_outputs,
+        arrays=arrays,
+    )
+    finding = audit_model(
+        box.host(),
+        cohort,
+        specs,
+        targets,
+        task,
+        score_sources=_collect_sources(box, cohort, specs[0], scores, column, gates),
+        budget=budget,
+        seed=seed,
+        on_bag=on_bag,
+        repeats=repeats,
+    )
+    notes = finding.notes
+    if part != "test":
+        notes = (*notes, f"Bags of part '{part}': the model may have been trained on them.")
+    inputs = {"cohort": record_cohort(cohort).fingerprint}
+    provenance = {
+        **describe_environment(seed=seed, device=torch.device("cpu"), inputs=inputs),
+        "cohort": cohort.card.name,
+        "model": model,
+        "scores": [path.resolve().name for path in scores],
+        "part": part,
+        "fold": None if part == "all" else fold,
+    }
+    return replace(finding, notes=notes, provenance=provenance)
 
 
 def _load_host(run: Path, fold: int) -> Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]:
@@ -135,34 +127,11 @@ def _collect_sources(
         name = folder.resolve().name
         if name in found:
             raise UsageError(f"Two sources of scores are called '{name}'. Rename the folder {folder}.")
-        found[name] = _read_from_files(folder, column, gates)
+
+        def read(bag: Bag, _full: HostOutput, folder: Path = folder) -> Tensor:
+            return torch.from_numpy(read_bag_scores(folder, bag, column=column))
+
+        found[name] = ScoreSource(read, follows_bag=False, are_gates=gates)
     if gates and not folders:
         raise UsageError("--gates says what the score files hold. Give them with --scores DIR.")
     return found or {"slope": ScoreSource(lambda bag, _full: box.slopes(*bag_tensors(bag)))}
-
-
-def _read_from_files(folder: Path, column: str | None, gates: bool) -> ScoreSource:
-    def scores(bag: Bag, _full: HostOutput) -> Tensor:
-        return torch.from_numpy(read_bag_scores(folder, bag, column=column))
-
-    return ScoreSource(scores, follows_bag=False, are_gates=gates)
-
-
-def _add_origin(
-    finding: Finding, cohort: Cohort, model: str, scores: Sequence[Path], part: Part, fold: int, seed: int
-) -> Finding:
-    """What was audited, and on which data."""
-    notes = finding.notes
-    if part != "test":
-        notes = (*notes, f"Bags of part '{part}': the model may have been trained on them.")
-    environment = describe_environment(
-        seed=seed, device=torch.device("cpu"), inputs={"cohort": record_cohort(cohort).fingerprint}
-    )
-    subject = {
-        "cohort": cohort.card.name,
-        "model": model,
-        "scores": [folder.resolve().name for folder in scores],
-        "part": part,
-        "fold": None if part == "all" else fold,
-    }
-    return replace(finding, notes=notes, provenance={**environment, **subject})

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from gcemil.bags import store
@@ -94,7 +94,7 @@ class BlackBox:
         return logits, features.new_zeros(len(features)) if scores is None else scores
 
     def _checked_logits(self, value: Any) -> Tensor:
-        logits = self._tensor(value, "logits")
+        logits = self._finite_tensor(value, "logits")
         accepted = {self.n_outputs, 1} if self.n_outputs == 2 else {self.n_outputs}
         if logits.numel() not in accepted:
             raise UsageError(
@@ -102,29 +102,25 @@ class BlackBox:
                 f"{self.n_outputs} {'outputs' if self.n_outputs > 1 else 'output, the risk'}. "
                 "Return one logit per class, in the order of cohort.yaml, or one risk."
             )
-        return self._finite(logits, "logits")
+        return logits
 
     def _checked_scores(self, value: Any, n_patches: int) -> Tensor | None:
-        if value is None:
-            return None
-        scores = self._tensor(value, "scores")
-        if scores.numel() != n_patches:
+        scores = None if value is None else self._finite_tensor(value, "scores")
+        if scores is not None and scores.numel() != n_patches:
             raise UsageError(
                 f"Model '{self.name}' gave scores of shape {tuple(scores.shape)} for {n_patches} patches. "
                 "Return one score per patch, in the order of the features."
             )
-        return self._finite(scores, "scores")
+        return scores
 
-    def _tensor(self, value: Any, what: str) -> Tensor:
+    def _finite_tensor(self, value: Any, what: str) -> Tensor:
         try:
-            return torch.as_tensor(value)
+            values = torch.as_tensor(value)
         except (TypeError, ValueError, RuntimeError) as error:
             raise UsageError(
                 f"Model '{self.name}' gave {what} of type {type(value).__name__}. "
                 "Return logits, or the tuple (logits, scores), as arrays."
             ) from error
-
-    def _finite(self, values: Tensor, what: str) -> Tensor:
         if not bool(torch.isfinite(values).all()):
             raise UsageError(
                 f"Model '{self.name}' gave NaN or infinite {what}. Subsets of a bag are asked about too, down to one patch: "
@@ -159,8 +155,22 @@ def read_bag_scores(folder: Path, bag: Bag, *, column: str | None = None) -> Bag
     parts = []
     for span in bag.spans:
         path = _find_score_file(folder, span.slide_id)
-        values, coords = read_scores(path, column)
-        _check_scores(path, values, coords, span.stop - span.start, bag.slide_coords(span.slide_id))
+        values, coords = _read_scores(path, column)
+        n_patches, expected = span.stop - span.start, bag.slide_coords(span.slide_id)
+        if len(values) != n_patches:
+            raise StoreError(
+                f"{path} has {len(values)} scores for {n_patches} patches. Score the patches of the cohort's own feature file."
+            )
+        if not np.isfinite(values).all():
+            wrong = int(np.flatnonzero(~np.isfinite(values))[0])
+            raise StoreError(
+                f"{path}: the score of patch {wrong} is {values[wrong]}. Every patch needs a finite score."
+            )
+        if coords is not None and expected is not None and not np.array_equal(coords, expected):
+            raise StoreError(
+                f"{path}: its coordinates are not those of the features, row by row. "
+                "Write the scores in the order of the feature file."
+            )
         parts.append(values)
     return np.concatenate(parts)
 
@@ -168,50 +178,47 @@ def read_bag_scores(folder: Path, bag: Bag, *, column: str | None = None) -> Bag
 def _find_score_file(folder: Path, slide_id: str) -> Path:
     """The one score file of a slide."""
     # Not with_suffix: a slide id may hold dots.
-    found = [path for suffix in SUFFIXES if (path := folder / f"{slide_id}{suffix}").is_file()]
-    if len(found) == 1:
-        return found[0]
-    if found:
+    paths = [folder / f"{slide_id}{suffix}" for suffix in SUFFIXES]
+    existing = [path for path in paths if path.is_file()]
+    if len(existing) > 1:
         raise StoreError(
-            f"{folder} has {found[0].name} and {found[1].name}, two files for one slide. Remove one."
+            f"{folder} has {existing[0].name} and {existing[1].name}, two files for one slide. Remove one."
         )
-    if not folder.is_dir():
+    if not existing:
         raise StoreError(
-            f"{folder} does not exist, or is not a folder. Give --scores a folder with one score file per slide."
+            f"{folder} has no scores of slide '{slide_id}': {', '.join(path.name for path in paths)} "
+            "are looked for. Write one, or audit a part whose slides have scores."
         )
-    raise StoreError(
-        f"{folder} has no scores of slide '{slide_id}': {', '.join(f'{slide_id}{suffix}' for suffix in SUFFIXES)} "
-        "are looked for. Write one, or audit a part whose slides have scores."
-    )
+    return existing[0]
 
 
-def read_scores(path: Path, column: str | None) -> tuple[BagScores, Int[np.ndarray, "p 2"] | None]:
+def _read_scores(path: Path, column: str | None) -> tuple[BagScores, Int[np.ndarray, "p 2"] | None]:
     """The scores of one file, and the coordinates it brings along."""
-    if path.suffix == ".h5":
-        found = _flatten_scores(path, store.read(path, find_dataset(path, column)))
-        return found, store.read(path, "coords") if store.has(path, "coords") else None
+    coords = None
     if path.suffix == ".csv":
-        return _read_column(path, column), None
-    return _flatten_scores(path, read_array(path, "scores")), None
-
-
-def find_dataset(path: Path, column: str | None) -> str:
-    """The dataset that holds the scores: the one asked for, or the only one with a known name."""
-    layouts = store.describe(path)
-    single = [name for name, layout in layouts.items() if len(layout.shape) == 1]
-    if column is not None:
-        return column
-    return _choose_name(path, layouts, single, f"holds: {', '.join(layouts) or 'nothing'}")
-
-
-def _read_column(path: Path, column: str | None) -> BagScores:
-    rows = read_table(path, () if column is None else (column,))
-    names = list(rows[0]) if rows else []
-    chosen = column or _choose_name(path, names, names, f"has columns: {', '.join(names) or 'none'}")
-    try:
-        return np.array([float(row[chosen]) for row in rows])
-    except ValueError as error:
-        raise StoreError(f"{path}: column '{chosen}' holds something that is no number ({error}).") from error
+        rows = read_table(path, () if column is None else (column,))
+        names = list(rows[0]) if rows else []
+        column = column or _choose_name(path, names, names, f"has columns: {', '.join(names) or 'none'}")
+        try:
+            return np.array([float(row[column]) for row in rows]), None
+        except ValueError as error:
+            raise StoreError(
+                f"{path}: column '{column}' holds something that is no number ({error})."
+            ) from error
+    if path.suffix == ".h5":
+        layouts = store.describe(path)
+        single = [name for name, layout in layouts.items() if len(layout.shape) == 1]
+        content = f"holds: {', '.join(layouts) or 'nothing'}"
+        values = store.read(path, column or _choose_name(path, layouts, single, content))
+        coords = store.read(path, "coords") if "coords" in layouts else None
+    else:
+        values = read_array(path, "scores")
+    if values.dtype.kind not in "fiub" or values.size != max(values.shape, default=0):
+        raise StoreError(
+            f"{path}: scores are one number per patch, got {values.dtype} of shape {values.shape}. "
+            "Choose the column of one class before writing them."
+        )
+    return values.reshape(-1).astype(np.float64), coords
 
 
 def _choose_name(path: Path, names: Collection[str], single: Sequence[str], content: str) -> str:
@@ -220,31 +227,3 @@ def _choose_name(path: Path, names: Collection[str], single: Sequence[str], cont
     if not found:
         raise StoreError(f"{path} {content}; which of them are the scores? Name it with --column.")
     return found[0]
-
-
-def _flatten_scores(path: Path, values: Shaped[np.ndarray, "*shape"]) -> BagScores:
-    if values.dtype.kind not in "fiub" or values.size != max(values.shape, default=0):
-        raise StoreError(
-            f"{path}: scores are one number per patch, got {values.dtype} of shape {values.shape}. "
-            "Choose the column of one class before writing them."
-        )
-    return values.reshape(-1).astype(np.float64)
-
-
-def _check_scores(
-    path: Path, values: BagScores, coords: Any, n_patches: int, expected: Int[np.ndarray, "p 2"] | None
-) -> None:
-    if len(values) != n_patches:
-        raise StoreError(
-            f"{path} has {len(values)} scores for {n_patches} patches. Score the patches of the cohort's own feature file."
-        )
-    if not np.isfinite(values).all():
-        wrong = int(np.flatnonzero(~np.isfinite(values))[0])
-        raise StoreError(
-            f"{path}: the score of patch {wrong} is {values[wrong]}. Every patch needs a finite score."
-        )
-    if coords is not None and expected is not None and not np.array_equal(coords, expected):
-        raise StoreError(
-            f"{path}: its coordinates are not those of the features, row by row. "
-            "Write the scores in the order of the feature file."
-        )

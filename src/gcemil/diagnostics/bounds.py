@@ -27,9 +27,9 @@ Greedy repair:   U(S_greedy) >= (1 - e^-kappa) / kappa * U(S_best)   at equal si
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -45,23 +45,13 @@ from gcemil.findings import Finding, mean_rows
 from gcemil.hosts.host import log_with_zero
 from gcemil.model import GceMil
 from gcemil.recovery.recover import greedy_subset
-from gcemil.shapes import AnchorWeights, Gates, LogGates, Logits, Responses, Selected
+from gcemil.shapes import AnchorWeights, Gates, LogGates, Responses, Selected
 
 OutputUnder = Callable[[Tensor], Tensor]
 """F: Phi under log-gates, differentiable where the host is."""
 
 NEAREST_TO_SUBSET = 0.01
 """Closed gates have no logarithm at the subset itself; at this share of the way from it they have one."""
-
-
-def gate_margin(gates: Gates, threshold: float) -> float:
-    """How near the nearest gate comes to the threshold."""
-    return float((gates.double() - threshold).abs().min())
-
-
-def gate_distance(gates: Gates, selected: Selected) -> float:
-    """||pi - 1_S||."""
-    return float((gates.double() - selected.double()).norm())
 
 
 def gate_slope(
@@ -92,8 +82,7 @@ def coverage_residual(selected: Selected, responses: Responses, anchor_weights: 
     return float(missed @ anchor_weights.detach().double())
 
 
-@dataclass(frozen=True)
-class Variation:
+class Variation(NamedTuple):
     """What one subset leaves uncovered, and how far it moves the bag feature and the output."""
 
     residual: float
@@ -129,43 +118,32 @@ ROUNDING = 1e-6
 """Gates that are 0 and 1 leave no distance, and a gap of rounding alone does not break a bound of 0."""
 
 
-def recoverability_figures(
-    model: GceMil,
-    bag: FoldBag,
-    fold: TrainedFold,
-    explanation: Explanation,
-    outputs: BagOutputs,
-    *,
-    points: int,
-) -> dict[str, float | None]:
+def recoverability_figures(bag: FoldBag, outputs: BagOutputs, *, points: int) -> dict[str, float | None]:
     """Margin, distance, right-hand side and slack of the recoverability bound for the evidence of one bag."""
+    fold, explanation = bag.fold, bag.explanation
+    model = fold.model
+    if model is None or explanation is None:
+        return {}
     gates, selected = explanation.output.gates, explanation.recovery.selected
-    distance = gate_distance(gates, selected)
-    slope = gate_slope(_output_under_gates(model, bag, fold, explanation), gates, selected, points=points)
+    full, embedded = explanation.output.answer.logits, explanation.output.embedded
+
+    def output_under(log_gates: LogGates) -> Float[Tensor, ""]:
+        logits = model.explained.gated(bag.features, embedded, bag.coords, log_gates).logits
+        if fold.task.n_outputs == 1:
+            return (logits[0] - fold.scale.mean) / fold.scale.deviation
+        return torch.softmax(logits, dim=0)[int(full.argmax())]
+
+    distance = float((gates.double() - selected.double()).norm())
+    slope = gate_slope(output_under, gates, selected, points=points)
     bound = None if slope is None else slope * distance
     slack = None if bound is None or outputs.cd_gap is None else bound - outputs.cd_gap
     return {
-        "gate_margin": gate_margin(gates, model.settings.selection_threshold),
+        "gate_margin": float((gates.double() - model.settings.selection_threshold).abs().min()),
         "gate_distance": distance,
         "margin_bound": bound,
         "margin_slack": slack,
         "margin_broken": None if slack is None else slack < -ROUNDING,
     }
-
-
-def _output_under_gates(
-    model: GceMil, bag: FoldBag, fold: TrainedFold, explanation: Explanation
-) -> OutputUnder:
-    """F of one bag under the wrapped host; the class is the one predicted on X."""
-    embedded, predicted = explanation.output.embedded, int(explanation.output.answer.logits.argmax())
-
-    def output_under(log_gates: LogGates) -> Float[Tensor, ""]:
-        logits: Logits = model.explained.gated(bag.features, embedded, bag.coords, log_gates).logits
-        if fold.task.n_outputs == 1:
-            return (logits[0] - fold.scale.mean) / fold.scale.deviation
-        return torch.softmax(logits, dim=0)[predicted]
-
-    return output_under
 
 
 def coverage_figures(
@@ -192,27 +170,24 @@ def estimate_completeness(fold: TrainedFold) -> Pass[Completeness | None]:
     generator = torch.Generator().manual_seed(fold.seed)
     found: list[Variation] = []
     while (bag := (yield "val")) is not None:
-        found += _measure_variations(fold.model, bag, fold, generator)
+        found += _measure_variations(fold.model, bag, generator)
     return fit_completeness(found)
 
 
 @torch.no_grad()
-def _measure_variations(
-    model: GceMil, bag: FoldBag, fold: TrainedFold, generator: torch.Generator
-) -> list[Variation]:
+def _measure_variations(model: GceMil, bag: FoldBag, generator: torch.Generator) -> Iterator[Variation]:
     """One for the evidence and one for each rival; truth has no part in an estimate."""
-    found: list[Variation] = []
     full, random = bag.wrapped.full(), torch.rand(len(bag), generator=generator)
     weights, responses = model.anchor_weights(full.logits), model.responses(bag.features)
+    output_scale = bag.fold.output_scale("wrapped")
     for subset in take_subsets(bag, "wrapped", random, budget=1.0):
-        if subset.rule == "oracle":
-            continue
-        kept = bag.wrapped.kept(subset.selected)
-        residual = coverage_residual(subset.selected, responses, weights)
-        feature = float((full.bag_feature.double() - kept.bag_feature.double()).norm())
-        moved = fold.output_scale("wrapped").drops(full.logits, kept.logits.unsqueeze(0)).abs()
-        found.append(Variation(residual, feature, float(moved)))
-    return found
+        if subset.rule != "oracle":
+            kept = bag.wrapped.kept(subset.selected)
+            yield Variation(
+                coverage_residual(subset.selected, responses, weights),
+                float((full.bag_feature.double() - kept.bag_feature.double()).norm()),
+                float(output_scale.drops(full.logits, kept.logits.unsqueeze(0)).abs()),
+            )
 
 
 @Measure

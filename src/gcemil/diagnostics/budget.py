@@ -23,7 +23,7 @@ from gcemil.diagnostics.measurements import RECOVERED, Groups, MeasuredGroup, me
 from gcemil.diagnostics.rules import RANKED, attribute_patches, choose_attributions, score_rules
 from gcemil.diagnostics.snr import score_where_defined
 from gcemil.diagnostics.trained_fold import FoldBag, Measure, NetworkName, Pass, TrainedFold
-from gcemil.diagnostics.truth import NO_TRUTH
+from gcemil.diagnostics.truth import NO_TRUTH, TRUTH_FIGURES
 from gcemil.errors import UsageError
 from gcemil.findings import Figures, Finding, Labels, Row, mean_row
 from gcemil.recovery.recover import subset_size
@@ -31,6 +31,10 @@ from gcemil.rules import GATED_RULES
 from gcemil.shapes import Scores
 
 BUDGETS = (0.01, 0.05, 0.1)
+FIGURES = (
+    "full_kept_gap", "removal_gap", "removal_effect", "cd_gap", "evidence_fraction", *TRUTH_FIGURES
+)  # fmt: skip
+NO_WRAPPER = "The run has no wrapper: 'wrapped' is its own host, and there is no evidence to compare with."
 
 
 @Measure
@@ -98,38 +102,34 @@ class RuleTable:
 
         `more` are figures of the ranking itself, whatever the size.
         """
-        signed = self._fold.task.n_outputs > 1
         measured = measure_prefixes(bag, network, rule, scores, sizes)
         for budget, one in zip(sizes, measured, strict=True):
-            outputs = one.outputs
-            lost = outputs.full - outputs.removed if signed and outputs.removed is not None else None
-            figures: Figures = {
-                "full_kept_gap": outputs.full_kept_gap,
-                "removal_gap": outputs.removal_gap,
-                "removal_effect": lost,
-                "cd_gap": outputs.cd_gap,
-                "evidence_fraction": one.outcome.fraction,
-                **one.truth,
-                **(more or {}),
-            }
+            own = one.figures
+            figures = {name: own[name] for name in FIGURES} | dict(more or {})
             labels: Labels = {"rule": rule, "network": network, "budget": budget}
             self._groups.add(labels, bag.target, one.outcome, figures)
         self._slides.append({"bag_id": bag.spec.bag_id, **labels, "n_selected": sizes[budget], **figures})
 
     def to_finding(self, name: str, settings: dict[str, Any], notes: Sequence[str] = ()) -> Finding:
         """Rows, slides and notes of what was added; `notes` come first."""
+        groups, n_bags = list(self._groups.items()), len(self._fold.specs())
+        rules = dict.fromkeys(labels["rule"] for labels, _ in groups)
+        # A rule over some of the bags cannot be compared with rules over all.
+        complete = [(labels, group) for labels, group in groups if len(group.outcomes) == n_bags]
+        dropped = dict.fromkeys(labels["rule"] for labels, group in groups if len(group.outcomes) < n_bags)
+        remarks = [
+            *([f"Left out, because some bags cannot have them: {', '.join(dropped)}."] if dropped else []),
+            *([] if "oracle" in rules else [NO_TRUTH]),
+            *([] if self._fold.model is not None else [NO_WRAPPER]),
+            *self._groups.explain_missing_metric(self._fold.task),
+        ]
         return Finding(
             name=name,
-            rows=tuple(row for labels, group in self._complete() for row in self._rows(labels, group)),
+            rows=tuple(row for labels, group in complete for row in self._rows(labels, group)),
             slides=tuple(self._slides),
-            notes=(*notes, *self._notes()),
+            notes=(*notes, *remarks),
             settings=settings,
         )
-
-    def _complete(self) -> list[tuple[Labels, MeasuredGroup]]:
-        """The lines that every bag has: a rule over some of the bags cannot be compared with rules over all."""
-        n_bags = len(self._fold.specs())
-        return [(labels, group) for labels, group in self._groups.items() if len(group.outcomes) == n_bags]
 
     def _rows(self, labels: Labels, group: MeasuredGroup) -> Iterator[Row]:
         """Two rows for a rule with gates, one for any other."""
@@ -145,17 +145,3 @@ class RuleTable:
             own = [{name: bag[name] for name in ("cd_gap", "evidence_fraction")} for bag in group.records]
             values = {**group.gated_metrics(score), "full_kept_gap": None}
             yield mean_row({**labels, "comparison": "soft-kept"}, own, values)
-
-    def _notes(self) -> Iterator[str]:
-        """What a reader of the rows must know."""
-        rules = dict.fromkeys(labels["rule"] for labels, _ in self._groups.items())
-        complete = {tuple(labels.items()) for labels, _ in self._complete()}
-        if dropped := dict.fromkeys(
-            labels["rule"] for labels, _ in self._groups.items() if tuple(labels.items()) not in complete
-        ):
-            yield f"Left out, because some bags cannot have them: {', '.join(dropped)}."
-        if "oracle" not in rules:
-            yield NO_TRUTH
-        if self._fold.model is None:
-            yield "The run has no wrapper: 'wrapped' is its own host, and there is no evidence to compare with."
-        yield from self._groups.explain_missing_metric(self._fold.task)

@@ -38,7 +38,7 @@ import itertools
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -65,7 +65,7 @@ from gcemil.errors import RunError, UsageError
 from gcemil.explain import Interventions, read_evidence_output, recover_evidence
 from gcemil.features.encoders import find_encoder_spec
 from gcemil.features.loaders import WeightSource
-from gcemil.findings import Figures, Finding, Labels, Row, mean_row
+from gcemil.findings import Finding, Labels, mean_rows
 from gcemil.hosts.host import Host
 from gcemil.prefilter.cost import (
     PREFILTER_MODE,
@@ -76,7 +76,7 @@ from gcemil.prefilter.cost import (
     time_prefilter,
 )
 from gcemil.recovery.recover import members, subset_size, top_k
-from gcemil.rules import CONTROLS, find_rule
+from gcemil.rules import CONTROLS
 from gcemil.runs.folder import Run
 from gcemil.shapes import Logits, Selected
 
@@ -97,13 +97,9 @@ class InferenceMode:
     """The patches the host pools."""
     predict: Call
     """Gives logits, the subset being known."""
+    handed: Sequence[Tensor | None]
     explain: Call | None = None
     """Finds the subset as well; None where there is nothing to find."""
-    handed: Sequence[Tensor | None] = field(default=())
-
-    @property
-    def labels(self) -> Labels:
-        return {"mode": self.name, "network": self.network, "timing": "measured"}
 
     @property
     def is_timed_alone(self) -> bool:
@@ -126,30 +122,25 @@ def measure_inference_cost(
     encoding = {name: time_encoder(name, repeats=min(3, repeats), clock=clock) for name in encoders}
     if repeats < 1 or timed_bags < 1:
         raise UsageError(f"repeats and timed_bags are at least 1, got {repeats} and {timed_bags}.")
-    per_bag: dict[tuple[tuple[str, str], ...], list[Figures]] = {}
     logits: dict[str, list[Logits]] = {}
-    slides = []
+    slides: list[dict[str, Any]] = []
     folder = Run(fold.run).fold(fold.fold).path
     filtered = None if fold.model is None else read_matching_cost(folder, fold.specs())
     every = -(-len(fold.specs()) // timed_bags)
     generator = torch.Generator().manual_seed(fold.seed)
     numbers = itertools.count()
     while (bag := (yield "test")) is not None:
-        modes = [
-            *list_modes(bag, fold, budget),
-            *list_control_modes(bag, fold, budget, generator),
-            *list_prefiltered_mode(bag, fold, filtered),
-        ]
+        modes = list(list_modes(bag, budget, generator, filtered))
         for mode in modes:
             logits.setdefault(mode.name, []).append(mode.predict())
-        if next(numbers) % every:
-            continue
-        for labels, figures in measure_modes(bag, modes, repeats, clock, encoding):
-            per_bag.setdefault(tuple(labels.items()), []).append(figures)
-            slides.append({"bag_id": bag.spec.bag_id, "n_patches": len(bag), **labels, **figures})
+        if next(numbers) % every == 0:
+            facts = {"bag_id": bag.spec.bag_id, "n_patches": len(bag)}
+            slides += [facts | figures for figures in measure_modes(bag, modes, repeats, clock, encoding)]
     utility = {mode: task_metric(fold.task, fold.targets(), found) for mode, found in logits.items()}
-    rows = [add_utility(mean_row(dict(key), found), utility) for key, found in per_bag.items()]
-    rows = [row if "encoder" in row.labels else add_encoding_cost(row, filtered) for row in rows]
+    rows = []
+    for row in mean_rows(slides, ("mode", "network", "timing", "encoder")):
+        row.values["relative_utility"] = find_utility(row.labels["mode"], utility)
+        rows.append(row if "encoder" in row.labels else add_encoding_cost(row, filtered))
     rows += time_prefilter(filtered, encoding)
     return Finding(
         name="cost",
@@ -169,31 +160,30 @@ def measure_inference_cost(
     )
 
 
-def list_modes(bag: FoldBag, fold: TrainedFold, budget: float) -> Iterator[InferenceMode]:
-    """Every mode this fold has; the whole bag comes first."""
+def list_modes(
+    bag: FoldBag, budget: float, generator: torch.Generator, filtered: PrefilterCost | None
+) -> Iterator[InferenceMode]:
+    """Every mode of the bag; the whole bag comes first, controls and the prefilter last."""
+    fold, features, coords = bag.fold, bag.features, bag.coords
     network = fold.networks[0]
-    host, features, coords = fold.host_of(network), bag.features, bag.coords
-    everyone = torch.ones(len(bag), dtype=torch.bool)
-    handed = (features, coords)
-    yield InferenceMode("full", network, everyone, lambda: host(features, coords).logits, handed=handed)
+    host = fold.host_of(network)
+    everyone, handed = torch.ones(len(bag), dtype=torch.bool), (features, coords)
+    yield InferenceMode("full", network, everyone, lambda: host(features, coords).logits, handed)
     size = subset_size(len(bag), budget)
     model, explanation = fold.model, bag.explanation
     if model is not None and explanation is not None:
         patch_size, evidence = bag.bag.patch_size, explanation.recovery.selected
         size = int(evidence.sum())
-        yield InferenceMode(
-            "soft",
-            "wrapped",
-            everyone,
-            lambda: model.gated(features, coords, patch_size=patch_size).logits,
-            handed=handed,
-        )
+
+        def gated() -> Logits:
+            return model.gated(features, coords, patch_size=patch_size).logits
 
         def evidence_found() -> Logits:
             output = read_evidence_output(model, features, coords, patch_size)
             asked = Interventions(fold.explained, features, coords, embedded=output.embedded)
             return asked.kept(recover_evidence(model, output, coords).selected).logits
 
+        yield InferenceMode("soft", "wrapped", everyone, gated, handed)
         yield build_subset_mode("discrete", "wrapped", fold.explained, bag, evidence, evidence_found)
 
     def attention_found() -> Logits:
@@ -202,55 +192,43 @@ def list_modes(bag: FoldBag, fold: TrainedFold, budget: float) -> Iterator[Infer
 
     attention = top_k(bag.predict(network).full.scores, size)
     yield build_subset_mode("attention", network, host, bag, attention, attention_found)
-    found = supported_attributions(host)
+    supported = supported_attributions(host)
     for mode, name in ((CLOSED_FORM, "occlusion"), (GRADIENTS, GRADIENTS)):
-        if name in found:
+        if name in supported:
 
-            def choose(scores: Callable[[PredictedBag], Tensor] = found[name].scores) -> Selected:
+            def choose(scores: Callable[[PredictedBag], Tensor] = supported[name].scores) -> Selected:
                 return top_k(scores(predict_bag(host, features, coords)), size)
 
             def attribution_found(choose: Callable[[], Selected] = choose) -> Logits:
                 return Interventions(host, features, coords).kept(choose()).logits
 
             yield build_subset_mode(mode, network, host, bag, choose(), attribution_found)
-
-
-def list_control_modes(
-    bag: FoldBag, fold: TrainedFold, budget: float, generator: torch.Generator
-) -> Iterator[InferenceMode]:
-    """The host on as many patches by chance, and by the truth where it is known."""
-    network = fold.networks[0]
-    random = torch.rand(len(bag), generator=generator)
-    for subset in take_subsets(bag, network, random, budget=budget):
-        if find_rule(subset.rule).is_control:
-            yield build_subset_mode(subset.rule, network, fold.host_of(network), bag, subset.selected, None)
-
-
-def list_prefiltered_mode(
-    bag: FoldBag, fold: TrainedFold, filtered: PrefilterCost | None
-) -> Iterator[InferenceMode]:
-    """The host on what a prefilter left of this bag."""
-    if filtered is None:
-        return
-    slide = next(one for one in filtered.slides if one.bag_id == bag.spec.bag_id)
-    if slide.n_patches != len(bag):
-        raise RunError(
-            f"Slide '{slide.bag_id}' had {slide.n_patches} patches when the prefilter was measured, now {len(bag)}. "
-            "Measure again with 'gcemil prefilter --measure'."
-        )
-    selected = members(torch.tensor(slide.selected, dtype=torch.long), n_patches=len(bag))
-    yield build_subset_mode(PREFILTER_MODE, "wrapped", fold.explained, bag, selected, None)
+    for subset in take_subsets(bag, network, torch.rand(len(bag), generator=generator), budget=budget):
+        if subset.rule in CONTROLS:
+            yield build_subset_mode(subset.rule, network, host, bag, subset.selected)
+    if filtered is not None:
+        slide = next(one for one in filtered.slides if one.bag_id == bag.spec.bag_id)
+        if slide.n_patches != len(bag):
+            raise RunError(
+                f"Slide '{slide.bag_id}' had {slide.n_patches} patches when the prefilter was measured, now {len(bag)}. "
+                "Measure again with 'gcemil prefilter --measure'."
+            )
+        left = members(torch.tensor(slide.selected, dtype=torch.long), n_patches=len(bag))
+        yield build_subset_mode(PREFILTER_MODE, "wrapped", fold.explained, bag, left)
 
 
 def build_subset_mode(
-    mode: str, network: NetworkName, host: Host, bag: FoldBag, selected: Selected, explain: Call | None
+    mode: str,
+    network: NetworkName,
+    host: Host,
+    bag: FoldBag,
+    selected: Selected,
+    explain: Call | None = None,
 ) -> InferenceMode:
     """The host on some rows, which lie ready as if only they had been read."""
     rows = bag.features[selected]
     coords = None if bag.coords is None else bag.coords[selected]
-    return InferenceMode(
-        mode, network, selected, lambda: host(rows, coords).logits, explain, handed=(rows, coords)
-    )
+    return InferenceMode(mode, network, selected, lambda: host(rows, coords).logits, (rows, coords), explain)
 
 
 def time_encoder(name: str, *, repeats: int, clock: Clock) -> float:
@@ -264,51 +242,44 @@ def time_encoder(name: str, *, repeats: int, clock: Clock) -> float:
 
 def measure_modes(
     bag: FoldBag, modes: Sequence[InferenceMode], repeats: int, clock: Clock, encoding: Mapping[str, float]
-) -> Iterator[tuple[Labels, Figures]]:
-    """Time and memory of each mode on one bag, over those of the first; with an encoder before it, from patch to answer."""
-    full = modes[0]
-    asked = bag.predict(full.network).asked
-    one_out = [leave_out_patch(len(bag), turn) for turn in range(repeats)]
+) -> Iterator[dict[str, Any]]:
+    """Labels, time and memory of each mode on one bag, over those of the first.
+
+    With an encoder before it also the time from patches to the explained prediction.
+    """
+    full, n_patches = modes[0], len(bag)
     calls = {f"predict {mode.name}": mode.predict for mode in modes}
     calls |= {f"explain {mode.name}": mode.explain for mode in modes if mode.explain is not None}
-    if len(bag) > 1:
-        turns = iter(one_out)
+    if n_patches > 1:
+        asked = bag.predict(full.network).asked
+        turns = iter([leave_out_patch(n_patches, turn) for turn in range(repeats)])
         calls["one out"] = lambda: asked.kept(next(turns))
     memory = {mode.name: count_bytes(mode.handed) + peak_bytes(mode.predict) for mode in modes}
     seconds = time_interleaved(calls, repeats, clock)
     unit = seconds["predict full"]
 
-    def measured(mode: InferenceMode, explained: float | None) -> Figures:
-        return {
+    def describe(labels: Labels, mode: InferenceMode, explained: float | None) -> Iterator[dict[str, Any]]:
+        if explained is not None:
+            for name, per_patch in encoding.items():
+                whole = n_patches * per_patch
+                ratio = (whole + explained) / (whole + unit)
+                yield {**labels, "encoder": name, "extraction_time": 1.0, "end_to_end_time": ratio}
+        yield {
+            **labels,
             "aggregation_time": seconds[f"predict {mode.name}"] / unit,
-            "explained_time": explained,
+            "explained_time": None if explained is None else explained / unit,
             "peak_memory": memory[mode.name] / memory["full"],
             "patch_ratio": float(mode.selected.double().mean()),
         }
 
     for mode in modes:
-        explained = seconds.get(f"explain {mode.name}", seconds[f"predict {mode.name}"]) / unit
-        if mode.is_timed_alone:
-            yield from end_to_end_rows(mode.labels, explained * unit, unit, len(bag), encoding)
-        yield mode.labels, measured(mode, explained if mode.is_timed_alone else None)
+        explained = seconds.get(f"explain {mode.name}", seconds[f"predict {mode.name}"])
+        labels = {"mode": mode.name, "network": mode.network, "timing": "measured"}
+        yield from describe(labels, mode, explained if mode.is_timed_alone else None)
     kept = next(mode for mode in modes if mode.name == "attention")
     labels = {"mode": "occlusion", "network": full.network, "timing": "extrapolated"}
-    occluded = unit + len(bag) * seconds.get("one out", 0.0) + seconds["predict attention"]
-    yield from end_to_end_rows(labels, occluded, unit, len(bag), encoding)
-    yield labels, measured(kept, occluded / unit)
-
-
-def end_to_end_rows(
-    labels: Labels, explained: float, full: float, n_patches: int, encoding: Mapping[str, float]
-) -> Iterator[tuple[Labels, Figures]]:
-    """Every patch encoded, then the explained prediction, over the same with the whole bag's prediction."""
-    for name, seconds in encoding.items():
-        whole = n_patches * seconds
-        figures: Figures = {
-            "extraction_time": 1.0,
-            "end_to_end_time": (whole + explained) / (whole + full),
-        }
-        yield {**labels, "encoder": name}, figures
+    explained = unit + n_patches * seconds.get("one out", 0.0) + seconds["predict attention"]
+    yield from describe(labels, kept, explained)
 
 
 def time_interleaved(calls: dict[str, Call], repeats: int, clock: Clock) -> dict[str, float]:
@@ -335,15 +306,11 @@ def count_bytes(tensors: Sequence[Tensor | None]) -> int:
     return sum(one.numel() * one.element_size() for one in tensors if one is not None)
 
 
-def add_utility(row: Row, utility: dict[str, float]) -> Row:
-    """The row with what its predictions are worth; a mode that was never predicted from has none."""
-    mode = row.labels["mode"]
-    if mode == "occlusion":
-        # The closed form gives the very scores that one pass per patch gives.
-        mode = CLOSED_FORM
-    ours, full = utility.get(mode), utility["full"]
-    relative = None if ours is None or full == 0 else ours / full
-    return replace(row, values={**row.values, "relative_utility": relative})
+def find_utility(mode: str, utility: Mapping[str, float]) -> float | None:
+    """What the predictions of a mode are worth, over those of whole bags; None for a mode that was never predicted from."""
+    # The closed form gives the very scores that one pass per patch gives.
+    ours = utility.get(CLOSED_FORM if mode == "occlusion" else mode)
+    return None if ours is None or utility["full"] == 0 else ours / utility["full"]
 
 
 def cost_notes(fold: TrainedFold, utility: dict[str, float], filtered: PrefilterCost | None) -> Iterator[str]:

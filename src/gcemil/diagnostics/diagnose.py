@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
@@ -74,8 +74,8 @@ def measure_fold(comparison: Comparison, fold: int, names: Sequence[str]) -> lis
 def load_measure(name: str) -> Measure[..., Finding]:
     """The function that measures a fold; its module is imported now, not when the table is read."""
     module, function = DIAGNOSTICS[name][0].split(":")
-    found: Measure[..., Finding] = getattr(import_module(f"gcemil.diagnostics.{module}"), function)
-    return found
+    measure: Measure[..., Finding] = getattr(import_module(f"gcemil.diagnostics.{module}"), function)
+    return measure
 
 
 def list_options(name: str) -> list[str]:
@@ -129,10 +129,18 @@ def diagnose_run(
             for fold in numbers
         }
         todo = {fold: missing for fold, missing in todo.items() if missing}
-        for done, _ in enumerate(_measure_folds(comparison, todo, jobs or os.cpu_count() or 1), start=1):
+        jobs = min(jobs or os.cpu_count() or 1, len(todo))
+        work = partial(_measure_job, comparison)
+        # With one job in this process, else with folds side by side.
+        ended = map(work, todo.items()) if jobs <= 1 else run_jobs(work, list(todo.items()), jobs)
+        for done, _ in enumerate(ended, start=1):
             if on_done:
                 on_done(done, len(todo))
-        found = [_join_finding(run, name) for name in per_fold]
+        found = []
+        for name in per_fold:
+            measured = Run(run).folds_with(f"diagnostics/{name}.json")
+            found.append(join_folds([read_finding(fold.finding(name)) for fold in measured]))
+            write_finding(Run(run).diagnostics, found[-1])
         if SIGNIFICANCE in chosen and comparison.against is not None:
             from gcemil.diagnostics.significance import compare_runs
 
@@ -168,24 +176,5 @@ def is_current(comparison: Comparison, name: str, fold: int) -> bool:
     return is_asked_alike and provenance.get("seed") == comparison.seed and provenance["inputs"] == expected
 
 
-def _measure_folds(
-    comparison: Comparison, todo: Mapping[int, Sequence[str]], jobs: int
-) -> Iterator[list[Path]]:
-    """The findings of each fold as they get ready: in this process, or with folds side by side."""
-    if min(jobs, len(todo)) <= 1:
-        yield from (measure_fold(comparison, fold, names) for fold, names in todo.items())
-        return
-    ended = run_jobs(partial(_measure_job, comparison), list(todo.items()), jobs)
-    yield from (paths for _, paths in ended)
-
-
 def _measure_job(comparison: Comparison, job: tuple[int, Sequence[str]]) -> list[Path]:
     return measure_fold(comparison, *job)
-
-
-def _join_finding(run: Path, name: str) -> Finding:
-    """A diagnostic over all folds that have it, written beside them."""
-    folds = Run(run).folds_with(f"diagnostics/{name}.json")
-    finding = join_folds([read_finding(fold.finding(name)) for fold in folds])
-    write_finding(Run(run).diagnostics, finding)
-    return finding

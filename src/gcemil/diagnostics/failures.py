@@ -37,8 +37,7 @@ from gcemil.diagnostics.truth import artifact_concepts, truth_column
 from gcemil.errors import GcemilError, UsageError
 from gcemil.findings import Figures, Finding, Row, mean_row
 from gcemil.metrics import FAILURE_TYPES
-from gcemil.model import GceMil
-from gcemil.shapes import AnchorWeights, Logits, Responses, Selected
+from gcemil.shapes import AnchorWeights, Logits, Selected
 from gcemil.slides.artifacts import find_artifacts
 from gcemil.slides.reader import open_slide
 from gcemil.tasks.survival import comparable_pairs
@@ -87,13 +86,14 @@ def measure_failures(
     lines = Thresholds(ambiguity, min_concordance, artifact_share, intended_weight_share, severe_count)
     numbers = artifact_concepts(fold.cohort, artifacts)
     generator = torch.Generator().manual_seed(fold.seed)
-    budget = fold.own_budget
     records: list[Record] = []
     by_pixels = 0
     while (bag := (yield "test")) is not None:
         random = torch.rand(len(bag), generator=generator)
-        subsets = list(measure_rules(bag, random, budget=budget))
-        is_artifact = _artifact_patches(fold, bag, numbers)
+        subsets = list(measure_rules(bag, random, budget=fold.own_budget))
+        concepts = None if numbers is None else truth_column(fold.cohort, bag.bag, "concept")
+        artifact_numbers = torch.tensor(numbers or (), dtype=torch.long)
+        is_artifact = None if concepts is None else torch.isin(concepts, artifact_numbers)
         if is_artifact is None:
             chosen = torch.stack([one.selected for one in subsets]).any(dim=0)
             is_artifact = artifacts_by_pixels(fold.cohort.folder, bag.bag, chosen)
@@ -113,12 +113,6 @@ def measure_failures(
             "seed": fold.seed,
         },
     )
-
-
-def _artifact_patches(fold: TrainedFold, bag: FoldBag, numbers: Sequence[int] | None) -> Selected | None:
-    """Which patches show an artifact, where the cohort knows."""
-    concepts = None if numbers is None else truth_column(fold.cohort, bag.bag, "concept")
-    return None if concepts is None else torch.isin(concepts, torch.tensor(numbers, dtype=torch.long))
 
 
 def artifacts_by_pixels(cohort: Path, bag: Bag, chosen: Selected) -> Selected | None:
@@ -148,6 +142,14 @@ def _failure_record(
     """Every type that one bag shows by itself; the concordance of a survival bag needs the others."""
     share = None if is_artifact is None else float(is_artifact[one.selected].double().mean())
     record = bag_record(bag, one, tolerances)
+    shown = prompts = mismatch = None
+    model = bag.fold.model
+    if model is not None and bag.explanation is not None:
+        # The anchor of highest mean response over the subset, the lower index where two are equal.
+        first = int(bag.explanation.output.responses[one.selected].double().mean(dim=0).argmax())
+        intended = intended_anchors(model.anchor_weights(one.outcome.full), lines.intended_weight_share)
+        prompts = [prompt for prompt, used in zip(model.bank.prompts, intended.tolist(), strict=True) if used]
+        shown, mismatch = model.bank.prompts[first], not bool(intended[first])
     return {
         **record,
         "case_failure": case_failure(one.outcome.full, bag.spec.target, lines.ambiguity),
@@ -155,7 +157,9 @@ def _failure_record(
         "artifact_evidence": None if share is None else share >= lines.artifact_share,
         "low_sufficiency": not record["sufficient"],
         "low_necessity": not record["necessary"],
-        **_anchor_facts(bag.fold.model, bag, one, lines.intended_weight_share),
+        "shown_anchor": shown,
+        "intended_anchors": prompts,
+        "semantic_mismatch": mismatch,
     }
 
 
@@ -165,25 +169,6 @@ def case_failure(logits: Logits, target: int | tuple[float, int], ambiguity: flo
         return None
     first, second = torch.softmax(logits.double(), dim=0).topk(2).values.tolist()
     return int(logits.argmax()) != target or first - second < ambiguity
-
-
-def _anchor_facts(model: GceMil | None, bag: FoldBag, one: Measurement, weight_share: float) -> Record:
-    """The anchor that the subset shows, those its prediction uses, and whether they agree."""
-    if model is None or bag.explanation is None:
-        return {"shown_anchor": None, "intended_anchors": None, "semantic_mismatch": None}
-    shown = shown_anchor(one.selected, bag.explanation.output.responses)
-    intended = intended_anchors(model.anchor_weights(one.outcome.full), weight_share)
-    prompts = model.bank.prompts
-    return {
-        "shown_anchor": prompts[shown],
-        "intended_anchors": [prompt for prompt, used in zip(prompts, intended.tolist(), strict=True) if used],
-        "semantic_mismatch": not bool(intended[shown]),
-    }
-
-
-def shown_anchor(selected: Selected, responses: Responses) -> int:
-    """The anchor of highest mean response over the subset, the lower index where two are equal."""
-    return int(responses[selected].double().mean(dim=0).argmax())
 
 
 def intended_anchors(weights: AnchorWeights, weight_share: float) -> Bool[Tensor, "m"]:
@@ -233,17 +218,14 @@ def _failure_rows(records: Sequence[Record], fold: TrainedFold) -> Iterator[Row]
     for network, rule in dict.fromkeys((record["network"], record["rule"]) for record in records):
         own = [record for record in records if (record["network"], record["rule"]) == (network, rule)]
         for name in ("all", *classes):
-            members = [record for record in own if name in ("all", record.get("target"))]
-            if members:
+            shares: list[Figures] = [
+                {f"{kind}_share": None if one[kind] is None else float(one[kind]) for kind in FAILURE_TYPES}
+                for one in own
+                if name in ("all", one.get("target"))
+            ]
+            if shares:
                 labels = {"rule": rule, "network": network, "class": name}
-                shares: list[Figures] = [
-                    {
-                        f"{kind}_share": None if one[kind] is None else float(one[kind])
-                        for kind in FAILURE_TYPES
-                    }
-                    for one in members
-                ]
-                yield mean_row(labels, shares, {"audited_slides": float(len(members))})
+                yield mean_row(labels, shares, {"audited_slides": float(len(shares))})
 
 
 def _failure_notes(fold: TrainedFold, records: Sequence[Record], by_pixels: int) -> Iterator[str]:

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -43,19 +43,16 @@ from scipy.stats import betabinom, binom
 from gcemil.diagnostics.rules import score_rules
 from gcemil.diagnostics.snr import RISK_TOLERANCE, OutputScale
 from gcemil.diagnostics.trained_fold import (
-    FoldBag,
     Measure,
     NetworkName,
-    Order,
     PartName,
     Pass,
-    PredictedBag,
     TrainedFold,
     prefix_logits,
 )
 from gcemil.diagnostics.truth import average_precision
 from gcemil.errors import UsageError
-from gcemil.findings import Figures, Finding, Row, mean_row
+from gcemil.findings import Figures, Finding, Labels, Row, mean_row
 from gcemil.recovery.recover import rank_scores, ranking, subset_size
 
 FRACTIONS = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -143,20 +140,16 @@ def bags_needed(alpha: float, confidence: float | None = None) -> int:
     return math.ceil(math.log(1 - confidence) / math.log(1 - alpha) - 1e-9)
 
 
-@dataclass(eq=False)
-class RuleRecord:
-    """One ranking over the bags of one part."""
+@dataclass(frozen=True, eq=False)
+class RankedBag:
+    """One ranking of one bag."""
 
-    bag_ids: list[str] = field(default_factory=list)
-    agreement: list[np.ndarray] = field(default_factory=list)
-    """Per bag, whether it agrees at each size."""
-    shown: list[np.ndarray] = field(default_factory=list)
-    """Per bag, the share of its patches that each size really is."""
-    average_precision: list[float | None] = field(default_factory=list)
-
-    @property
-    def agrees(self) -> Bool[np.ndarray, "n s"]:
-        return np.stack(self.agreement)
+    bag_id: str
+    agrees: Bool[np.ndarray, "s"]
+    """Whether it agrees at each size."""
+    shown: Float[np.ndarray, "s"]
+    """The share of its patches that each size really is."""
+    average_precision: float | None = None
 
 
 @Measure
@@ -176,20 +169,29 @@ def measure_guarantee(
     if not fractions or not rising or fractions[0] <= 0 or fractions[-1] != WHOLE_BAG:
         raise UsageError(f"Sizes are rising fractions of the bag that end with 1, got {list(fractions)}.")
     fold.require_parts("a guarantee is made on val and shown on test")
-    judges = {name: fold.output_scale(name, risk_tolerance=risk_tolerance) for name in fold.networks}
-    calibration = yield from _measure_part(fold, "val", judges, fractions)
-    test = yield from _measure_part(fold, "test", judges, fractions)
+    scales = {name: fold.output_scale(name, risk_tolerance=risk_tolerance) for name in fold.networks}
+    calibration = yield from _rank_bags(fold, "val", scales, fractions)
+    test = yield from _rank_bags(fold, "test", scales, fractions)
     rows, slides, notes = [], [], [SELECTION_NOTE]
-    for key in (key for key in test if _is_complete(key, calibration, test)):
-        agrees = calibration[key].agrees
+    # A rule must exist on every bag of both parts; an oracle needs truth everywhere.
+    complete = [
+        key
+        for key in test
+        if len(test[key]) == len(fold.specs("test"))
+        and len(calibration.get(key, ())) == len(fold.specs("val"))
+    ]
+    for key in complete:
+        agrees = np.stack([bag.agrees for bag in calibration[key]])
         certificates = {
             "conformal": conformal_certificate(agrees, fractions, alpha=alpha),
             "learn_then_test": binomial_certificate(agrees, fractions, alpha=alpha, confidence=confidence),
         }
         for method, certificate in certificates.items():
-            rows.append(guarantee_row(key, method, certificate, test[key], fractions))
-            slides += guarantee_slides(key, method, certificate, test[key], fractions)
-            notes += explain_refusal(key, method, certificate, confidence)
+            labels = {"rule": key[0], "network": key[1], "method": method}
+            row, lines = show_guarantee(labels, certificate, test[key], fractions)
+            rows.append(row)
+            slides += lines
+            notes += explain_refusal(labels, certificate, confidence)
     settings = {
         "alpha": alpha,
         "confidence": confidence,
@@ -201,107 +203,81 @@ def measure_guarantee(
     )
 
 
-def _measure_part(
+def _rank_bags(
     fold: TrainedFold,
     part: PartName,
-    judges: dict[NetworkName, OutputScale],
+    scales: dict[NetworkName, OutputScale],
     fractions: Sequence[float],
-) -> Pass[dict[RuleKey, RuleRecord]]:
+) -> Pass[dict[RuleKey, list[RankedBag]]]:
     """Agreement of every bag of a part at every size, by rule and network."""
-    records: dict[RuleKey, RuleRecord] = {}
+    ranked: dict[RuleKey, list[RankedBag]] = {}
     generator = torch.Generator().manual_seed(fold.seed)
     while (bag := (yield part)) is not None:
         random = rank_scores(torch.randperm(len(bag), generator=generator))
-        for network, output_scale in judges.items():
+        sizes = [subset_size(len(bag), fraction) for fraction in fractions]
+        truth = bag.truth if bag.truth is not None and bool(bag.truth.any()) else None
+        for network, output_scale in scales.items():
             view = bag.predict(network)
             for rule, scores in score_rules(bag, network, random=random).items():
-                record = records.setdefault((rule, network), RuleRecord())
-                _add_bag(record, bag, view, ranking(scores), output_scale, fractions)
-    return records
+                order = ranking(scores)
+                agrees = output_scale.agree(view.full.logits, prefix_logits(view, order, sizes))
+                # Near a tie between classes the two ways to pool a whole bag may round to different answers.
+                agrees = agrees | (torch.tensor(sizes) == len(bag))
+                found = None if truth is None else average_precision(rank_scores(order), truth)
+                one = RankedBag(bag.bag.bag_id, agrees.numpy(), np.array(sizes) / len(bag), found)
+                ranked.setdefault((rule, network), []).append(one)
+    return ranked
 
 
-def _add_bag(
-    record: RuleRecord,
-    bag: FoldBag,
-    view: PredictedBag,
-    order: Order,
-    output_scale: OutputScale,
-    fractions: Sequence[float],
-) -> None:
-    sizes = [subset_size(len(bag), fraction) for fraction in fractions]
-    agrees = output_scale.agree(view.full.logits, prefix_logits(view, order, sizes))
-    # Near a tie between classes the two ways to pool a whole bag may round to different answers.
-    agrees = agrees | (torch.tensor(sizes) == len(bag))
-    record.bag_ids.append(bag.bag.bag_id)
-    record.agreement.append(agrees.numpy())
-    record.shown.append(np.array(sizes) / len(bag))
-    truth = bag.truth if bag.truth is not None and bool(bag.truth.any()) else None
-    record.average_precision.append(None if truth is None else average_precision(rank_scores(order), truth))
-
-
-def guarantee_row(
-    key: RuleKey, method: str, certificate: Certificate, test: RuleRecord, fractions: Sequence[float]
-) -> Row:
-    """What was promised on validation bags, and what was kept on test bags."""
-    slides = guarantee_slides(key, method, certificate, test, fractions)
-    per_bag: list[Figures] = [
-        {
-            "promised_rate": 1 - certificate.alpha,
-            "realised_rate": float(one["agrees"]),
-            "realised_floor": certificate.realised_floor(len(slides)),
-            "certified_share": float(certificate.certified),
-            "certified_fraction": certificate.fraction,
-            "evidence_fraction": one["evidence_fraction"],
-            "fallback_share": float(one["falls_back"]),
-            "guarded_fraction": 1.0 if one["falls_back"] else one["evidence_fraction"],
-            "calibration_bags": float(certificate.n_bags),
-            "average_precision": found,
-        }
-        for one, found in zip(slides, test.average_precision, strict=True)
-    ]
-    rule, network = key
-    return mean_row({"rule": rule, "network": network, "method": method}, per_bag)
-
-
-def guarantee_slides(
-    key: RuleKey, method: str, certificate: Certificate, test: RuleRecord, fractions: Sequence[float]
-) -> list[dict[str, Any]]:
-    """Each test bag at the certified size: whether it agrees, the share shown, whether it is shown whole."""
-    rule, network = key
+def show_guarantee(
+    labels: Labels, certificate: Certificate, bags: Sequence[RankedBag], fractions: Sequence[float]
+) -> tuple[Row, list[dict[str, Any]]]:
+    """What was promised on validation bags and kept on test bags; and each test bag at the certified size."""
     column = list(fractions).index(certificate.fraction)
-    return [
-        {
-            "bag_id": bag_id,
-            "rule": rule,
-            "network": network,
-            "method": method,
-            "agrees": bool(agreement[column]),
-            "evidence_fraction": float(shown[column]),
-            "falls_back": not (agreement[column] and certificate.certified),
-        }
-        for bag_id, agreement, shown in zip(test.bag_ids, test.agreement, test.shown, strict=True)
-    ]
+    floor = certificate.realised_floor(len(bags))
+    figures: list[Figures] = []
+    lines = []
+    for bag in bags:
+        agrees, shown = bool(bag.agrees[column]), float(bag.shown[column])
+        falls_back = not (agrees and certificate.certified)
+        lines.append(
+            {
+                "bag_id": bag.bag_id,
+                **labels,
+                "agrees": agrees,
+                "evidence_fraction": shown,
+                "falls_back": falls_back,
+            }
+        )
+        figures.append(
+            {
+                "promised_rate": 1 - certificate.alpha,
+                "realised_rate": float(agrees),
+                "realised_floor": floor,
+                "certified_share": float(certificate.certified),
+                "certified_fraction": certificate.fraction,
+                "evidence_fraction": shown,
+                "fallback_share": float(falls_back),
+                "guarded_fraction": 1.0 if falls_back else shown,
+                "calibration_bags": float(certificate.n_bags),
+                "average_precision": bag.average_precision,
+            }
+        )
+    return mean_row(labels, figures), lines
 
 
-def explain_refusal(key: RuleKey, method: str, certificate: Certificate, confidence: float) -> list[str]:
+def explain_refusal(labels: Labels, certificate: Certificate, confidence: float) -> list[str]:
     """Why nothing was certified, if so; too few bags are the same reason for every rule."""
     if certificate.certified:
         return []
-    promise, n_bags = f"{1 - certificate.alpha:g}", certificate.n_bags
+    method, promise, n_bags = labels["method"], f"{1 - certificate.alpha:g}", certificate.n_bags
     needed = bags_needed(certificate.alpha, None if method == "conformal" else confidence)
     if n_bags < needed:
         return [
             f"{method}: {n_bags} calibration bags cannot certify a rate of {promise}, it takes at least {needed}. "
             "Every slide falls back to the whole bag."
         ]
-    rule, network = key
     return [
-        f"{method}, {rule} ({network}): too many of {n_bags} calibration bags change their answer at every size below "
-        f"the whole bag to certify a rate of {promise}. Every slide falls back to the whole bag."
+        f"{method}, {labels['rule']} ({labels['network']}): too many of {n_bags} calibration bags change their answer at "
+        f"every size below the whole bag to certify a rate of {promise}. Every slide falls back to the whole bag."
     ]
-
-
-def _is_complete(key: RuleKey, *parts: dict[RuleKey, RuleRecord]) -> bool:
-    """Whether a rule exists on every bag of every part; an oracle needs truth everywhere."""
-    most = [max(len(record.bag_ids) for record in part.values()) for part in parts]
-    return all(key in part and len(part[key].bag_ids) == n for part, n in zip(parts, most, strict=True))

@@ -53,15 +53,11 @@ class SlideDetections:
     """Scores of the detections that hit nothing."""
 
 
-@dataclass(frozen=True, eq=False)
-class _FrocCurve:
-    """From (0, 0) on, both coordinates ascending."""
-
-    false_positives: Float[np.ndarray, "points"]
-    sensitivity: Float[np.ndarray, "points"]
+FrocCurve = tuple[Float[np.ndarray, "points"], Float[np.ndarray, "points"]]
+"""False positives per slide and sensitivity, from (0, 0) on, both ascending."""
 
 
-def froc_curve(slides: Sequence[SlideDetections]) -> _FrocCurve | None:
+def froc_curve(slides: Sequence[SlideDetections]) -> FrocCurve | None:
     """The curve over all slides; None where there is no lesion to find."""
     lesions = np.concatenate([slide.lesion_scores for slide in slides]) if slides else np.empty(0)
     if not len(lesions):
@@ -71,25 +67,20 @@ def froc_curve(slides: Sequence[SlideDetections]) -> _FrocCurve | None:
     thresholds = np.unique(np.concatenate([found, false]))[::-1]
     hits = len(found) - np.searchsorted(found, thresholds, side="left")
     wrong = len(false) - np.searchsorted(false, thresholds, side="left")
-    return _FrocCurve(
-        false_positives=np.concatenate([[0.0], wrong / len(slides)]),
-        sensitivity=np.concatenate([[0.0], hits / len(lesions)]),
-    )
+    return np.concatenate([[0.0], wrong / len(slides)]), np.concatenate([[0.0], hits / len(lesions)])
 
 
-def reached_sensitivity(
-    curve: _FrocCurve, rates: Sequence[float] = PAPER_RATES
-) -> Float[np.ndarray, "rates"]:
-    """The highest sensitivity that some threshold reaches with at most so many false positives."""
-    last = np.searchsorted(curve.false_positives, np.array(rates), side="right") - 1
-    return curve.sensitivity[last]
+def reached_sensitivity(curve: FrocCurve | None, rates: Sequence[float] = PAPER_RATES) -> list[float]:
+    """The highest sensitivity that some threshold reaches with at most so many false positives; none without a curve."""
+    if curve is None:
+        return []
+    false_positives, sensitivity = curve
+    return sensitivity[np.searchsorted(false_positives, rates, side="right") - 1].tolist()
 
 
-def interpolated_sensitivity(
-    curve: _FrocCurve, rates: Sequence[float] = OFFICIAL_RATES
-) -> Float[np.ndarray, "rates"]:
-    """Sensitivity by straight lines between the points, as the organisers read their curve."""
-    return np.interp(np.array(rates), curve.false_positives, curve.sensitivity)
+def interpolated_sensitivity(curve: FrocCurve | None, rates: Sequence[float] = OFFICIAL_RATES) -> list[float]:
+    """Sensitivity by straight lines between the points, as the organisers read their curve; none without a curve."""
+    return [] if curve is None else np.interp(rates, *curve).tolist()
 
 
 PatchScores = Float[np.ndarray, "n"]

@@ -33,7 +33,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
+from torch import Tensor
 
 from gcemil.bags import store
 from gcemil.bags.annotations.truth import MIN_OVERLAP
@@ -57,7 +58,7 @@ from gcemil.diagnostics.lesions import (
     specificity,
 )
 from gcemil.diagnostics.trained_fold import FoldBag, Measure, PartName, Pass, TrainedFold
-from gcemil.findings import Figures, Finding, Labels, Row, mean_row
+from gcemil.findings import Figures, Finding, Row, mean_row
 
 ISOLATED_MICRONS = 275.0
 """Lesions with a shorter major axis are isolated tumour cells, which the organisers leave out."""
@@ -95,25 +96,31 @@ def _map_slides(
     fold: TrainedFold, bag: FoldBag, min_overlap: float, microns_per_pixel: float | None
 ) -> tuple[list[MappedSlide], dict[str, str]]:
     """Every slide of a bag with its maps, and the reason why others cannot be judged."""
-    unfit = lesion_exclusions(fold.cohort.card.provenance)
-    truths, excluded = [], {}
-    for slide_id in bag.bag.slide_ids:
+    excluded = lesion_exclusions(fold.cohort.card.provenance)
+    excluded = {slide_id: excluded[slide_id] for slide_id in bag.bag.slide_ids if slide_id in excluded}
+    truths = []
+    for slide_id in (name for name in bag.bag.slide_ids if name not in excluded):
         path = fold.cohort.truth_file(slide_id)
-        truth = (
-            unfit[slide_id]
-            if slide_id in unfit
-            else slide_truth(path, bag.bag, slide_id, min_overlap, microns_per_pixel)
-        )
+        truth = slide_truth(path, bag.bag, slide_id, min_overlap, microns_per_pixel)
         if isinstance(truth, str):
             excluded[slide_id] = truth
         else:
             truths.append(truth)
-    maps = _bag_maps(fold, bag) if truths else {}
+    # Every ranking of the patches by a trained network; scores are raw, so that one threshold fits all slides.
+    maps: dict[MapKey, Tensor] = {}
+    if truths:
+        maps |= {("attention", str(name)): bag.predict(name).full.scores for name in fold.networks}
+    if truths and bag.explanation is not None:
+        output, selected = bag.explanation.output, bag.explanation.recovery.selected
+        maps["evidence scores", "wrapped"] = output.scores
+        maps["gates", "wrapped"] = output.gates
+        maps[RECOVERED_MAP] = selected
+        maps[CONFIRMED_MAP] = selected & bag.explanation.verdict.is_necessary
     mapped = []
     for truth in truths:
         rows = bag.bag.rows_of(truth.slide_id)
-        own = {name: scores[rows] for name, scores in maps.items()}
-        mapped.append(MappedSlide(truth, {**own, **control_maps(truth, fold.seed)}))
+        own = {rule: scores[rows].detach().double().numpy() for rule, scores in maps.items()}
+        mapped.append(MappedSlide(truth, own | control_maps(truth, fold.seed)))
     return mapped, excluded
 
 
@@ -142,18 +149,6 @@ def slide_truth(
     if mpp is not None:
         isolated = major_axes(cells, lesion, overlap, step * mpp) < ISOLATED_MICRONS
     return SlideTruth(slide_id, cells, positive, lesion, isolated, mpp is not None)
-
-
-def _bag_maps(fold: TrainedFold, bag: FoldBag) -> dict[MapKey, PatchScores]:
-    """Every ranking of the bag's patches by a trained network; scores are raw, so that one threshold fits all slides."""
-    maps = {("attention", str(name)): bag.predict(name).full.scores for name in fold.networks}
-    if bag.explanation is not None:
-        maps["evidence scores", "wrapped"] = bag.explanation.output.scores
-        maps["gates", "wrapped"] = bag.explanation.output.gates
-        selected = bag.explanation.recovery.selected
-        maps[RECOVERED_MAP] = selected
-        maps[CONFIRMED_MAP] = selected & bag.explanation.verdict.is_necessary
-    return {rule: scores.detach().double().numpy() for rule, scores in maps.items()}
 
 
 def control_maps(truth: SlideTruth, seed: int) -> dict[MapKey, PatchScores]:
@@ -224,7 +219,7 @@ def localisation_rows(
             0.5 if rule in SET_MAPS else best_threshold([(one.maps[rule], one.truth.positive) for one in val])
         )
         if threshold is None:
-            rows.append(Row(_map_labels(rule), dict.fromkeys(FIGURES)))
+            rows.append(Row({"rule": rule[0], "network": rule[1]}, dict.fromkeys(FIGURES)))
             continue
         found, own = _map_rows(rule, threshold, test)
         rows += found
@@ -248,29 +243,29 @@ def _map_rows(rule: MapKey, threshold: float, test: Sequence[MappedSlide]) -> tu
                 "marked_share": float(marked.mean()),
             }
         )
-    paper_curve, official_curve = froc_curve(by_overlap), froc_curve(by_point)
-    paper = None if paper_curve is None else reached_sensitivity(paper_curve, PAPER_RATES)
-    official = None if official_curve is None else interpolated_sensitivity(official_curve, OFFICIAL_RATES)
-    figures = mean_row(_map_labels(rule), slides)
-    values: Figures = {
-        **figures.values,
+    labels = dict(zip(("rule", "network"), rule, strict=True))
+    paper = reached_sensitivity(froc_curve(by_overlap), PAPER_RATES)
+    official = interpolated_sensitivity(froc_curve(by_point), OFFICIAL_RATES)
+    over_all = {
         "patch_specificity": specificity(
             np.concatenate([one.maps[rule] >= threshold for one in test]),
             np.concatenate([one.truth.positive for one in test]),
         ),
-        "froc": None if paper is None else float(paper.mean()),
-        "froc_official": None if official is None else float(official.mean()),
+        "froc": float(np.mean(paper)) if paper else None,
+        "froc_official": float(np.mean(official)) if official else None,
         "map_threshold": threshold,
     }
-    rows = [
-        Row(figures.labels, values, figures.deviations),
-        *_curve_rows(rule, "paper", PAPER_RATES, paper),
-        *_curve_rows(rule, "official", OFFICIAL_RATES, official),
-    ]
+    rows = [mean_row(labels, slides, over_all)]
+    for curve, rates, points in (("paper", PAPER_RATES, paper), ("official", OFFICIAL_RATES, official)):
+        for rate, value in zip(rates, points, strict=False):
+            name = RATE_NAMES.get(rate, f"{rate:g}")
+            rows.append(
+                Row({**labels, "froc": curve, "false_positives": name}, {"lesion_sensitivity": value})
+            )
     details = [
         {
             "slide_id": one.truth.slide_id,
-            **_map_labels(rule),
+            **labels,
             "dice": own["dice"],
             "marked_share": own["marked_share"],
             "lesions": len(detected.lesion_scores),
@@ -281,22 +276,6 @@ def _map_rows(rule: MapKey, threshold: float, test: Sequence[MappedSlide]) -> tu
         for one, own, detected in zip(test, slides, by_overlap, strict=True)
     ]
     return rows, details
-
-
-def _map_labels(rule: MapKey) -> Labels:
-    return {"rule": rule[0], "network": rule[1]}
-
-
-def _curve_rows(
-    rule: MapKey, curve: str, rates: Sequence[float], points: Float[np.ndarray, "rates"] | None
-) -> list[Row]:
-    """One row for each rate of false positives."""
-    values = [] if points is None else points.tolist()
-    names = [RATE_NAMES.get(rate, f"{rate:g}") for rate in rates]
-    return [
-        Row({**_map_labels(rule), "froc": curve, "false_positives": name}, {"lesion_sensitivity": value})
-        for name, value in zip(names, values, strict=False)
-    ]
 
 
 def localisation_notes(

@@ -69,6 +69,22 @@ class Measurement(RuleSubset):
     outputs: BagOutputs
     truth: Figures
 
+    @property
+    def figures(self) -> Figures:
+        """Gaps and effects of keeping and removing, size and truth; a signed difference of risks has no better side."""
+        outputs, is_class = self.outputs, self.outcome.full.numel() > 1
+        removed = outputs.removed
+        return {
+            "full_kept_gap": outputs.full_kept_gap,
+            "removal_gap": outputs.removal_gap,
+            "cd_gap": outputs.cd_gap,
+            "kept_output": outputs.kept if is_class else None,
+            "keep_only_effect": outputs.full - outputs.kept if is_class else None,
+            "removal_effect": outputs.full - removed if is_class and removed is not None else None,
+            "evidence_fraction": self.outcome.fraction,
+            **self.truth,
+        }
+
 
 def measure_rules(
     bag: FoldBag,

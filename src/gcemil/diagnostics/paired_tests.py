@@ -13,11 +13,12 @@ None means that the quantity does not exist: fewer than two pairs, or difference
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
 from jaxtyping import Float
+
+from gcemil.findings import Figures
 
 Differences = Float[np.ndarray, "n"]
 
@@ -27,35 +28,18 @@ LARGEST_EXACT = 12
 """Pairs up to which all 2^n signs are tried."""
 
 
-@dataclass(frozen=True)
-class PairedTests:
-    """Every test of one comparison."""
-
-    n_pairs: int
-    difference: float
-    deviation: float | None
-    low: float | None
-    high: float | None
-    p_paired_t: float | None
-    p_wilcoxon: float | None
-    cohens_dz: float | None
-    rank_biserial: float | None
-
-
-def paired_tests(differences: Differences, *, generator: np.random.Generator) -> PairedTests:
-    """All tests of paired differences; there must be at least one."""
+def paired_tests(differences: Differences, *, generator: np.random.Generator) -> Figures:
+    """All tests of paired differences by metric name; there must be at least one difference."""
     low, high = bootstrap_interval(differences, generator=generator) or (None, None)
-    return PairedTests(
-        n_pairs=len(differences),
-        difference=float(differences.mean()),
-        deviation=float(differences.std(ddof=1)) if len(differences) > 1 else None,
-        low=low,
-        high=high,
-        p_paired_t=paired_t(differences),
-        p_wilcoxon=wilcoxon(differences),
-        cohens_dz=cohens_dz(differences),
-        rank_biserial=rank_biserial(differences),
-    )
+    return {
+        "difference": float(differences.mean()),
+        "difference_low": low,
+        "difference_high": high,
+        "p_paired_t": paired_t(differences),
+        "p_wilcoxon": wilcoxon(differences),
+        "cohens_dz": cohens_dz(differences),
+        "rank_biserial": rank_biserial(differences),
+    }
 
 
 def paired_t(differences: Differences) -> float | None:

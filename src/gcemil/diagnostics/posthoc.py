@@ -26,8 +26,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 from statistics import median
 from typing import TypeVar
 
@@ -85,8 +83,8 @@ def measure_posthoc(
                 ratios |= _time_evidence(bag, fold.model, clock)
             rules = score_rules(bag, network, random=random, attributions=attributed, ours=RANKED)
             for rule, scores in rules.items():
-                curves = flipping_curves(view, ranking(scores), output_scale)
-                more = {**curves.figures, "runtime_ratio": ratios.get(rule)}
+                figures = curve_figures(*flipping_curves(view, ranking(scores), output_scale))
+                more = {**figures, "runtime_ratio": ratios.get(rule)}
                 table.add(bag, network, rule, scores, sizes, more)
     settings = {
         "budget": budget,
@@ -100,21 +98,20 @@ def measure_posthoc(
 def _time_attributions(
     bag: FoldBag, host: Host, attributions: Mapping[str, Attribution], clock: Clock
 ) -> tuple[dict[str, Scores], Figures]:
-    """What each attribution says of a bag, and its time in passes of the host."""
+    """What each attribution says of a bag, and its time in passes of the host; the pass it starts from counts."""
     # The first pass over a bag meets cold caches, which would flatter whatever is compared with it.
     predict_bag(host, bag.features, bag.coords)
     scores: dict[str, Scores] = {}
     passes: list[float] = []
     seconds: dict[str, float] = {}
     for name, one in attributions.items():
+
+        def attribute(one: Attribution = one) -> Scores:
+            return one.scores(predict_bag(host, bag.features, bag.coords))
+
         passes.append(_time_pass(bag, host, clock))
-        scores[name], seconds[name] = _time_call(partial(_predict_and_attribute, one, host, bag), clock)
+        scores[name], seconds[name] = _time_call(attribute, clock)
     return scores, {name: time_ratio(one, passes) for name, one in seconds.items()}
-
-
-def _predict_and_attribute(attribution: Attribution, host: Host, bag: FoldBag) -> Scores:
-    """The attribution with the pass it starts from."""
-    return attribution.scores(predict_bag(host, bag.features, bag.coords))
 
 
 @torch.no_grad()
@@ -151,21 +148,6 @@ REMOVED_SHARES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 Curve = Float[Tensor, "s"]
 
 
-@dataclass(frozen=True, eq=False)
-class _FlippingCurves:
-    """Phi over the share of patches removed, from none to all but one."""
-
-    removed: Curve
-    most_first: Curve
-    least_first: Curve
-
-    @property
-    def figures(self) -> Figures:
-        """Both areas, small being good where the highest scores go first, and SRG between them."""
-        most, least = area(self.removed, self.most_first), area(self.removed, self.least_first)
-        return {"srg": least - most, "most_first_area": most, "least_first_area": least}
-
-
 @torch.no_grad()
 def flipping_curves(
     view: PredictedBag,
@@ -173,18 +155,22 @@ def flipping_curves(
     output_scale: OutputScale,
     *,
     removed_shares: Sequence[float] = REMOVED_SHARES,
-) -> _FlippingCurves:
-    """Both curves of a ranking, best patch first."""
+) -> tuple[Curve, Curve, Curve]:
+    """Shares removed, and Phi without the highest and without the lowest patches; the ranking is best first."""
     if wrong := [share for share in removed_shares if not 0 <= share <= 1]:
         raise UsageError(f"A share of removed patches lies in [0, 1], got {wrong[0]}.")
     n_patches, full = len(order), view.full.logits
     counts = sorted({0, n_patches - 1, *(min(round(s * n_patches), n_patches - 1) for s in removed_shares)})
     left = [n_patches - count for count in counts]
-    return _FlippingCurves(
-        removed=torch.tensor(counts, dtype=torch.float64) / n_patches,
-        most_first=output_scale.outputs(full, prefix_logits(view, order.flip(0), left)),
-        least_first=output_scale.outputs(full, prefix_logits(view, order, left)),
-    )
+    most_first = output_scale.outputs(full, prefix_logits(view, order.flip(0), left))
+    least_first = output_scale.outputs(full, prefix_logits(view, order, left))
+    return torch.tensor(counts, dtype=torch.float64) / n_patches, most_first, least_first
+
+
+def curve_figures(removed: Curve, most_first: Curve, least_first: Curve) -> Figures:
+    """Both areas, small being good where the highest scores go first, and SRG between them."""
+    most, least = area(removed, most_first), area(removed, least_first)
+    return {"srg": least - most, "most_first_area": most, "least_first_area": least}
 
 
 def area(removed: Curve, values: Curve) -> float:

@@ -14,7 +14,7 @@ Rules (rules.py), each at the size of the recovered evidence: evidence, attentio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -149,11 +149,20 @@ def measure_regions(
             for subset in take_subsets(bag, network, random, budget=budget):
                 labels = {"bag_id": bag.spec.bag_id, "rule": subset.rule, "network": network}
                 records.append({**labels, **judge_rule(bag.bag, view, subset, judge)})
+    notes = []
+    if placeless:
+        notes.append(
+            f"Excluded: {len(placeless)} bags without coordinates ('{placeless[0]}'), which have no regions."
+        )
+    if any(one["regions_per_slide"] > max_regions for one in records):
+        notes.append(
+            f"Of a subset with more than {max_regions} regions, the {max_regions} of largest score mass are asked."
+        )
     return Finding(
         name="regions",
         rows=mean_rows(records, ("rule", "network")),
         slides=tuple(records),
-        notes=tuple(_region_notes(placeless, records, max_regions)),
+        notes=tuple(notes),
         settings={
             "sufficiency_tolerance": sufficiency_tolerance,
             "necessity_tolerance": necessity_tolerance,
@@ -170,12 +179,7 @@ def judge_rule(bag: Bag, view: PredictedBag, subset: RuleSubset, judge: RegionJu
     if regions is None:
         raise BagError(f"Bag '{bag.bag_id}' has no coordinates, so its patches form no regions.")
     verdicts = judge.judge(view.outcome, bag, regions)
-    figures = _region_figures(verdicts, judge.count_needed(view, regions))
-    return {**figures, "regions": [asdict(one) for one in verdicts[: judge.limit]]}
-
-
-def _region_figures(verdicts: Sequence[RegionVerdict], needed: int | None) -> dict[str, float | None]:
-    """The figures of one subset of one bag."""
+    needed = judge.count_needed(view, regions)
     return {
         "regions_per_slide": float(len(verdicts)),
         "region_patches": sum(one.n_patches for one in verdicts) / len(verdicts),
@@ -183,13 +187,5 @@ def _region_figures(verdicts: Sequence[RegionVerdict], needed: int | None) -> di
         "region_necessary_share": float(any(one.necessary for one in verdicts)),
         "regions_reached_share": float(needed is not None),
         "regions_needed": None if needed is None else float(needed),
+        "regions": [asdict(one) for one in verdicts[: judge.limit]],
     }
-
-
-def _region_notes(
-    placeless: Sequence[str], records: Sequence[dict[str, Any]], max_regions: int
-) -> Iterator[str]:
-    if placeless:
-        yield f"Excluded: {len(placeless)} bags without coordinates ('{placeless[0]}'), which have no regions."
-    if any(one["regions_per_slide"] > max_regions for one in records):
-        yield f"Of a subset with more than {max_regions} regions, the {max_regions} of largest score mass are asked."

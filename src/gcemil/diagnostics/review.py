@@ -14,13 +14,14 @@ agreement.py. Everything is read and judged before RUN/diagnostics/review.json i
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from gcemil.bags.annotations.concepts import slide_of
 from gcemil.bags.cohort import BagSpec, Cohort, read_slide_bounds
@@ -32,7 +33,6 @@ from gcemil.diagnostics.agreement import (
     NOT_JUDGED,
     POSITIVE,
     REVIEW,
-    Chosen,
     RuleReview,
     Verdicts,
     count_agreement,
@@ -46,12 +46,17 @@ from gcemil.findings import Finding, write_finding
 from gcemil.recovery.recover import members, ranking, subset_size
 from gcemil.runs.environment import describe_environment, one_thread
 from gcemil.runs.folder import Run
-from gcemil.shapes import Scores
+from gcemil.shapes import Selected
 from gcemil.slides.geojson import GeoObject, parse_objects
 
 ENDINGS = (".geojson", ".json")
 REMEDY = "It is no review of this slide; move it away and review the slide again."
 RESAMPLES = 2000
+ONLY_MARKED = (
+    "Only patches under a mark count. A reviewer who was shown the evidence alone has judged few of the patches that "
+    "attention alone chose: read each rule beside the share of its own patches that were judged."
+)
+PLAIN_ATTENTION = "The evidence does not train the host, so its attention is that of the plain host."
 
 
 @dataclass(frozen=True)
@@ -129,7 +134,8 @@ def review_run(
         rows=rows,
         slides=slides,
         notes=(
-            *_explain_reading(is_plain, against),
+            ONLY_MARKED,
+            *([PLAIN_ATTENTION] if is_plain and against is None else []),
             *notes,
             *(f"Left out: {name}, {why}." for name, why in left_out.items()),
         ),
@@ -153,43 +159,37 @@ def read_marks(run: Path, sources: Sequence[Path]) -> dict[str, _MarkFile]:
             raise UsageError(
                 f"{found[slide_id].path} and {path} both mark slide '{slide_id}'. Give one of them."
             )
-        found[slide_id] = _read_mark_file(path)
+        content = read_bytes(path)
+        given = parse_json(content, path)
+        # Reviews of the viewer are told from GeoJSON by what they hold.
+        is_saved = isinstance(given, dict) and "marks" in given
+        marks = (
+            validate_as(given, SavedReview, path, error=RunError, remedy=REMEDY)
+            if is_saved
+            else parse_objects(given, path)
+        )
+        found[slide_id] = _MarkFile(path, hashlib.sha256(content).hexdigest(), marks)
     return found
 
 
-def _list_files(run: Path, sources: Sequence[Path]) -> Iterator[Path]:
+def _list_files(run: Path, sources: Sequence[Path]) -> list[Path]:
+    """The files of marks that were given, or the reviews that the viewer saved."""
+    files: list[Path] = []
     if not sources:
-        saved = [
-            path
-            for fold in Run(run).trained_folds()
-            for path in sorted((fold.path / "reviews").glob("*.json"))
-        ]
-        if not saved:
+        folders = [fold.path / "reviews" for fold in Run(run).trained_folds()]
+        files = [path for folder in folders for path in sorted(folder.glob("*.json"))]
+        if not files:
             raise UsageError(
                 f"{run} has no saved reviews. Give the GeoJSON files that QuPath exported, or mark patches with 'gcemil view {run}'."
             )
-        yield from saved
     for source in sources:
-        if not source.is_dir():
-            yield source
-            continue
-        inside = sorted(path for path in source.iterdir() if path.suffix.lower() in ENDINGS)
+        inside = [source]
+        if source.is_dir():
+            inside = sorted(path for path in source.iterdir() if path.suffix.lower() in ENDINGS)
         if not inside:
             raise InputError(f"{source} holds no marks: no <slide>.geojson and no <slide>.json lies in it.")
-        yield from inside
-
-
-def _read_mark_file(path: Path) -> _MarkFile:
-    """Reviews of the viewer are told from GeoJSON by what they hold."""
-    content = read_bytes(path)
-    given = parse_json(content, path)
-    is_saved = isinstance(given, dict) and "marks" in given
-    marks = (
-        validate_as(given, SavedReview, path, error=RunError, remedy=REMEDY)
-        if is_saved
-        else parse_objects(given, path)
-    )
-    return _MarkFile(path, hashlib.sha256(content).hexdigest(), marks)
+        files += inside
+    return files
 
 
 def judge_slide(
@@ -247,48 +247,28 @@ def _find_spec(cohort: Cohort, slide_id: str) -> BagSpec:
 def _review_slide(
     fold: TrainedFold, slide_id: str, marks: _MarkFile, notes: list[str]
 ) -> Iterator[RuleReview]:
+    """Every rule on one slide, all of them with as many patches as the evidence has there."""
     spec = _find_spec(fold.cohort, slide_id)
     bag = FoldBag(spec, fold.cohort.read_bag(spec), fold)
     rows = bag.bag.rows_of(slide_id)
-    verdicts, remarks = marks.verdicts(fold.cohort, slide_id, rows.stop - rows.start)
-    notes += [f"{slide_id}: {remark}." for remark in remarks]
-    for (rule, network), chosen in choose_patches(fold, bag, slide_id).items():
-        yield RuleReview(
-            slide_id, fold.fold, rule, network, count_agreement(verdicts, chosen), int(chosen.sum())
-        )
-
-
-def choose_patches(fold: TrainedFold, bag: FoldBag, slide_id: str) -> Mapping[tuple[str, str], Chosen]:
-    """What every rule takes from a slide, all of them as many patches."""
-    rows = bag.bag.rows_of(slide_id)
     n_patches = rows.stop - rows.start
-    found: dict[tuple[str, str], Chosen] = {}
+    verdicts, remarks = marks.verdicts(fold.cohort, slide_id, n_patches)
+    notes += [f"{slide_id}: {remark}." for remark in remarks]
+    chosen: dict[tuple[str, str], Selected] = {}
     size = subset_size(n_patches, fold.own_budget)
     if bag.explanation is not None:
-        evidence = bag.explanation.recovery.selected[rows].numpy()
-        found["evidence", "wrapped"], size = evidence, int(evidence.sum())
-    for network in reversed(fold.networks):
-        found["attention", network] = _take_first(bag.predict(network).full.scores[rows], size)
+        chosen["evidence", "wrapped"] = bag.explanation.recovery.selected[rows]
+        size = int(chosen["evidence", "wrapped"].sum())
+    scores: dict[tuple[str, str], Tensor] = {}
+    scores |= {("attention", name): bag.predict(name).full.scores[rows] for name in reversed(fold.networks)}
     # Drawn from the slide's own name, so that no other slide changes what is drawn.
     draws = np.random.default_rng([fold.seed, *slide_id.encode()])
-    found["random", "none"] = _take_first(torch.from_numpy(draws.random(n_patches)), size)
-    return found
-
-
-def _take_first(scores: Scores, size: int) -> Chosen:
-    """The patches of highest score; none where the evidence has none on this slide."""
-    return members(ranking(scores)[:size], n_patches=len(scores)).numpy()
-
-
-def _explain_reading(is_plain: bool, against: Path | None) -> list[str]:
-    """What a reader must know of these figures."""
-    lines = [
-        "Only patches under a mark count. A reviewer who was shown the evidence alone has judged few of the patches that "
-        "attention alone chose: read each rule beside the share of its own patches that were judged."
-    ]
-    if is_plain and against is None:
-        lines.append("The evidence does not train the host, so its attention is that of the plain host.")
-    return lines
+    scores["random", "none"] = torch.from_numpy(draws.random(n_patches))
+    # No patch where the evidence has none on this slide.
+    chosen |= {key: members(ranking(one)[:size], n_patches=n_patches) for key, one in scores.items()}
+    for (rule, network), selected in chosen.items():
+        agreement = count_agreement(verdicts, selected.numpy())
+        yield RuleReview(slide_id, fold.fold, rule, network, agreement, int(selected.sum()))
 
 
 def list_marks(review: SavedReview) -> list[dict[str, Any]]:

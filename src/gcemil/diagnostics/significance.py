@@ -12,10 +12,9 @@ different folds never meet in one metric: they come from different networks, who
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,14 +24,13 @@ from torch import Tensor
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.tables import read_table
 from gcemil.diagnostics.paired_tests import (
-    PairedTests,
     holm,
     paired_tests,
     percentile_interval,
     smallest_wilcoxon,
 )
 from gcemil.errors import InputError, RunError
-from gcemil.findings import Finding, Row
+from gcemil.findings import Figures, Finding, Row
 from gcemil.metrics import METRICS
 from gcemil.records import MODES
 from gcemil.runs.folder import Run
@@ -52,16 +50,41 @@ def compare_runs(run: Path, against: Path, *, seed: int = 0, resamples: int = 10
         )
     compared = [(mode, metric) for mode in _shared_modes(ours) for metric in task_metrics(ours, mode)]
     generator = np.random.default_rng(seed)
-    tests = [
-        paired_tests(_fold_differences(ours, theirs, mode, metric), generator=generator)
+    differences = {
+        (mode, metric): np.array([ours[fold][mode][metric] - theirs[fold]["full"][metric] for fold in ours])
         for mode, metric in compared
+    }
+    tests = {key: paired_tests(values, generator=generator) for key, values in differences.items()}
+    intervals, bag_notes = _bootstrap_bags(
+        run, against, ours, theirs, generator=generator, resamples=resamples
+    )
+    # Holm's family is all rows of the finding, separately for each test.
+    for name in ("p_paired_t", "p_wilcoxon"):
+        corrected = holm([test[name] for test in tests.values()])
+        for test, p in zip(tests.values(), corrected, strict=True):
+            test[f"{name}_holm"] = p
+    rows = []
+    for (mode, metric), test in tests.items():
+        low, high = intervals.get((mode, metric), (None, None))
+        values = {**test, "bag_difference_low": low, "bag_difference_high": high}
+        spread = {"difference": float(differences[mode, metric].std(ddof=1))} if len(ours) > 1 else {}
+        rows.append(Row({"mode": mode, "metric": metric}, values, spread))
+    slides = [
+        {
+            "fold": fold,
+            "mode": mode,
+            "metric": metric,
+            "value": ours[fold][mode][metric],
+            "against": theirs[fold]["full"][metric],
+        }
+        for mode, metric in compared
+        for fold in ours
     ]
-    over_bags, missing = _bootstrap_bags(run, against, ours, theirs, generator=generator, resamples=resamples)
     return Finding(
         name="significance",
-        rows=tuple(_significance_rows(compared, tests, over_bags)),
-        slides=tuple(_fold_details(ours, theirs, compared)),
-        notes=(*_fold_notes(compared, tests), *_bag_notes(over_bags, missing, resamples)),
+        rows=tuple(rows),
+        slides=tuple(slides),
+        notes=(*_fold_notes(tests, len(ours)), *bag_notes),
         settings={"folds": sorted(ours), "seed": seed, "resamples": resamples, "against": against.name},
     )
 
@@ -90,55 +113,6 @@ def task_metrics(metrics: FoldMetrics, mode: str) -> list[str]:
     return [name for name in folds[0][mode] if name in METRICS and all(name in fold[mode] for fold in folds)]
 
 
-def _fold_differences(
-    ours: FoldMetrics, theirs: FoldMetrics, mode: str, metric: str
-) -> Float[np.ndarray, "folds"]:
-    return np.array([ours[fold][mode][metric] - theirs[fold]["full"][metric] for fold in ours])
-
-
-def _significance_rows(
-    compared: Sequence[Compared], tests: Sequence[PairedTests], over_bags: _BagIntervals
-) -> list[Row]:
-    """Holm's family is all rows of the finding, separately for each test."""
-    t_holm = holm([test.p_paired_t for test in tests])
-    wilcoxon_holm = holm([test.p_wilcoxon for test in tests])
-    rows = []
-    for position, ((mode, metric), test) in enumerate(zip(compared, tests, strict=True)):
-        low, high = over_bags.intervals.get((mode, metric), (None, None))
-        values: dict[str, float | None] = {
-            "difference": test.difference,
-            "difference_low": test.low,
-            "difference_high": test.high,
-            "p_paired_t": test.p_paired_t,
-            "p_paired_t_holm": t_holm[position],
-            "p_wilcoxon": test.p_wilcoxon,
-            "p_wilcoxon_holm": wilcoxon_holm[position],
-            "cohens_dz": test.cohens_dz,
-            "rank_biserial": test.rank_biserial,
-            "bag_difference_low": low,
-            "bag_difference_high": high,
-        }
-        deviations = {} if test.deviation is None else {"difference": test.deviation}
-        rows.append(Row({"mode": mode, "metric": metric}, values, deviations))
-    return rows
-
-
-def _fold_details(
-    ours: FoldMetrics, theirs: FoldMetrics, compared: Sequence[Compared]
-) -> list[dict[str, Any]]:
-    return [
-        {
-            "fold": fold,
-            "mode": mode,
-            "metric": metric,
-            "value": ours[fold][mode][metric],
-            "against": theirs[fold]["full"][metric],
-        }
-        for mode, metric in compared
-        for fold in ours
-    ]
-
-
 def _bootstrap_bags(
     run: Path,
     against: Path,
@@ -147,53 +121,42 @@ def _bootstrap_bags(
     *,
     generator: np.random.Generator,
     resamples: int,
-) -> tuple[_BagIntervals, list[Path]]:
-    """The intervals, or the tables of predictions that are missing for them."""
+) -> tuple[dict[Compared, tuple[float, float]], list[str]]:
+    """The intervals over bags, and why there are none or how many draws do not count."""
+    modes = _shared_modes(ours)
     files = {
-        fold: {mode: Run(run).fold(fold).predictions(mode, ours[fold]) for mode in _shared_modes(ours)}
-        for fold in ours
+        fold: {mode: Run(run).fold(fold).predictions(mode, ours[fold]) for mode in modes} for fold in ours
     }
     rivals = {fold: Run(against).fold(fold).predictions("full", theirs[fold]) for fold in ours}
     needed = [*rivals.values(), *(path for own in files.values() for path in own.values())]
-    if missing := [path for path in needed if not path.is_file()]:
-        return _BagIntervals({}, 0), missing
+    if missing := next((path for path in needed if not path.is_file()), None):
+        return {}, [f"No interval over bags: {missing.parent.name}/{missing.name} does not exist."]
     card = Run(run).card
     task = create_task(Cohort.load(card.cohort), card.settings)
     pairs = (_read_fold_pair(files[fold], rivals[fold], task) for fold in ours)
-    return bag_intervals(pairs, task, generator=generator, resamples=resamples), []
+    intervals, undefined = bag_intervals(pairs, task, generator=generator, resamples=resamples)
+    if not undefined:
+        return intervals, []
+    return intervals, [
+        f"Interval over bags: {undefined} of {resamples} draws leave a metric undefined and do not count."
+    ]
 
 
-def _fold_notes(compared: Sequence[Compared], tests: Sequence[PairedTests]) -> list[str]:
+def _fold_notes(tests: Mapping[Compared, Figures], n_folds: int) -> list[str]:
     """What so few folds can and cannot show."""
-    n_folds = tests[0].n_pairs
     if n_folds < 2:
         return ["One fold gives one difference: no test over folds is possible."]
     lines = [
         f"With {n_folds} folds the smallest possible two-sided p of the Wilcoxon test is {smallest_wilcoxon(n_folds):g}.",
         "Folds share training bags, so their differences are not independent and p-values over folds are too small.",
     ]
-    if equal := [
-        f"{mode} {metric}"
-        for (mode, metric), test in zip(compared, tests, strict=True)
-        if test.rank_biserial is None
-    ]:
+    if equal := [" ".join(key) for key, test in tests.items() if test["rank_biserial"] is None]:
         lines.append(f"{', '.join(equal)}: every difference is 0, so there is nothing to test.")
-    for (mode, metric), test in zip(compared, tests, strict=True):
-        if test.rank_biserial is not None and test.cohens_dz is None:
-            lines.append(
-                f"{mode} {metric}: every fold differs by the same, so the t-test has no spread to compare with."
-            )
-    return lines
-
-
-def _bag_notes(over_bags: _BagIntervals, missing: Sequence[Path], resamples: int) -> list[str]:
-    if missing:
-        return [f"No interval over bags: {missing[0].parent.name}/{missing[0].name} does not exist."]
-    if over_bags.undefined:
-        return [
-            f"Interval over bags: {over_bags.undefined} of {resamples} draws leave a metric undefined and do not count."
-        ]
-    return []
+    return lines + [
+        f"{mode} {metric}: every fold differs by the same, so the t-test has no spread to compare with."
+        for (mode, metric), test in tests.items()
+        if test["rank_biserial"] is not None and test["cohens_dz"] is None
+    ]
 
 
 Compared = tuple[str, str]
@@ -218,46 +181,39 @@ class BagPredictions:
             return None
 
 
-@dataclass(frozen=True, eq=False)
-class FoldPair:
-    """One fold as both runs predicted it."""
-
-    ours: dict[str, BagPredictions]
-    """By mode."""
-    theirs: BagPredictions
-
-
-@dataclass(frozen=True)
-class _BagIntervals:
-    intervals: dict[Compared, tuple[float, float]]
-    undefined: int
-    """Draws that leave a metric undefined in some fold and do not count."""
+FoldPair = tuple[Mapping[str, BagPredictions], BagPredictions]
+"""One fold as both runs predicted it: ours by mode, and theirs."""
 
 
 def bag_intervals(
     folds: Iterable[FoldPair], task: Task, *, generator: np.random.Generator, resamples: int = 1000
-) -> _BagIntervals:
-    """95 % percentile intervals; none where less than half of the draws count."""
-    per_fold = [_draw_differences(fold, task, generator, resamples) for fold in folds]
+) -> tuple[dict[Compared, tuple[float, float]], int]:
+    """95 % percentile intervals, none where less than half of the draws count; and how many draws do not."""
+    per_fold = [_draw_differences(*fold, task, generator, resamples) for fold in folds]
     nowhere = np.full(resamples, np.nan)
     keys = dict.fromkeys(key for fold in per_fold for key in fold)
     means = {key: np.mean([fold.get(key, nowhere) for fold in per_fold], axis=0) for key in keys}
     defined = {key: values[~np.isnan(values)] for key, values in means.items()}
-    return _BagIntervals(
-        {key: percentile_interval(found) for key, found in defined.items() if 2 * len(found) >= resamples},
-        max((resamples - len(found) for found in defined.values()), default=0),
-    )
+    undefined = max((resamples - len(found) for found in defined.values()), default=0)
+    intervals = {
+        key: percentile_interval(found) for key, found in defined.items() if 2 * len(found) >= resamples
+    }
+    return intervals, undefined
 
 
 def _draw_differences(
-    fold: FoldPair, task: Task, generator: np.random.Generator, resamples: int
+    ours: Mapping[str, BagPredictions],
+    other: BagPredictions,
+    task: Task,
+    generator: np.random.Generator,
+    resamples: int,
 ) -> dict[Compared, Float[np.ndarray, "resamples"]]:
     """Ours minus theirs on each draw, NaN where a metric is undefined."""
-    draws = draw_rows(fold.theirs, resamples, generator)
-    theirs = [fold.theirs.metrics(task, rows) for rows in draws]
+    draws = draw_rows(other, resamples, generator)
+    theirs = [other.metrics(task, rows) for rows in draws]
     names = next((list(found) for found in theirs if found is not None), [])
     gained: dict[Compared, Float[np.ndarray, "resamples"]] = {}
-    for mode, bags in fold.ours.items():
+    for mode, bags in ours.items():
         pairs = list(zip([bags.metrics(task, rows) for rows in draws], theirs, strict=True))
         for name in names:
             values = [np.nan if a is None or b is None else a[name] - b[name] for a, b in pairs]
@@ -277,14 +233,12 @@ def draw_rows(
     for rows in cases.values():
         strata.setdefault(stratum[rows[0]], []).append(rows)
     return [
-        np.array(
+        np.concatenate(
             [
-                row
+                own[pick]
                 for own in strata.values()
                 for pick in generator.integers(len(own), size=len(own)).tolist()
-                for row in own[pick]
-            ],
-            dtype=np.int64,
+            ]
         )
         for _ in range(resamples)
     ]
@@ -301,7 +255,7 @@ def _read_fold_pair(ours: Mapping[str, Path], theirs: Path, task: Task) -> FoldP
                 f"{ours[mode]} and {theirs} test different bags ('{alone[0]}' is in one of them only): the folds were "
                 "made anew between the runs. Train one of them again."
             )
-    return FoldPair(found, other)
+    return found, other
 
 
 def read_predictions(path: Path, task: Task) -> BagPredictions:

@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import fmean
 
 import torch
 from jaxtyping import Bool, Float
@@ -35,6 +36,7 @@ from torch import Tensor
 from gcemil.bags.bag import Bag
 from gcemil.errors import InputError, UsageError
 from gcemil.explain import Interventions, bag_tensors, read_evidence_output, recover_evidence
+from gcemil.findings import Figures
 from gcemil.model import GceMil
 from gcemil.outputs import Tolerances as Tolerances
 from gcemil.outputs import create_output
@@ -131,21 +133,20 @@ def snr_scores(
     """The scores of one rule from its outcomes, bag by bag."""
     if not outcomes:
         raise UsageError("S/N/R needs at least one bag.")
-    full, kept = (
-        task_metric(task, targets, [getattr(outcome, name) for outcome in outcomes])
-        for name in ("full", "kept")
-    )
     metrics = subset_metrics(outcomes, targets, partial(task_metric, task))
     output_scale = OutputScale(task.n_outputs, scale or RiskScale())
     outputs = [output_scale.read(outcome) for outcome in outcomes]
     cd_gaps = [one.cd_gap for one in outputs if one.cd_gap is not None]
+    full, kept = (
+        task_metric(task, targets, [getattr(one, name) for one in outcomes]) for name in ("full", "kept")
+    )
     return SnrScores(
         keep_only_drop=full - kept,
         evidence_sufficiency=kept,
         complement_degradation=metrics["complement_degradation"],
-        cd_gap=sum(cd_gaps) / len(cd_gaps) if cd_gaps else None,
-        full_kept_gap=sum(one.full_kept_gap for one in outputs) / len(outputs),
-        evidence_fraction=sum(outcome.fraction for outcome in outcomes) / len(outcomes),
+        cd_gap=fmean(cd_gaps) if cd_gaps else None,
+        full_kept_gap=fmean(one.full_kept_gap for one in outputs),
+        evidence_fraction=fmean(outcome.fraction for outcome in outcomes),
         n_bags=len(outcomes),
         n_whole_bags=sum(outcome.removed is None for outcome in outcomes),
     )
@@ -174,35 +175,36 @@ def snr(
     return snr_scores(outcomes, targets, task, scale=scale)
 
 
-def subset_metrics(outcomes: Sequence[BagOutcome], targets: Tensor, score: Score) -> dict[str, float | None]:
+def subset_metrics(outcomes: Sequence[BagOutcome], targets: Tensor, score: Score) -> Figures:
     """M of X, X_S and X_notS over all bags; None without bags or where M does not exist on them."""
-    has_complement = torch.tensor([outcome.removed is not None for outcome in outcomes], dtype=torch.bool)
-    rest = [outcome for outcome in outcomes if outcome.removed is not None]
-    full, kept = (_metric_of(outcomes, targets, name, score) for name in ("full", "kept"))
-    whole, removed = (_metric_of(rest, targets[has_complement], name, score) for name in ("full", "removed"))
+    rest = [number for number, outcome in enumerate(outcomes) if outcome.removed is not None]
+
+    def measure(name: str, numbers: Sequence[int]) -> float | None:
+        return (
+            score(targets[list(numbers)], [getattr(outcomes[one], name) for one in numbers])
+            if numbers
+            else None
+        )
+
+    everyone = range(len(outcomes))
+    full, kept = measure("full", everyone), measure("kept", everyone)
     return {
         "task_metric": full,
         "evidence_sufficiency": kept,
         "keep_only_drop": _subtract(full, kept),
-        "complement_degradation": _subtract(whole, removed),
+        "complement_degradation": _subtract(measure("full", rest), measure("removed", rest)),
     }
 
 
-def gated_metrics(outcomes: Sequence[BagOutcome], targets: Tensor, score: Score) -> dict[str, float | None]:
+def gated_metrics(outcomes: Sequence[BagOutcome], targets: Tensor, score: Score) -> Figures:
     """M of X_pi beside M of X_S, and how far they are apart."""
-    soft, kept = (_metric_of(outcomes, targets, name, score) for name in ("gated", "kept"))
+    soft, kept = (score(targets, [getattr(one, name) for one in outcomes]) for name in ("gated", "kept"))
     gap = _subtract(soft, kept)
     return {
         "soft_metric": soft,
         "evidence_sufficiency": kept,
         "cd_metric_gap": None if gap is None else abs(gap),
     }
-
-
-def _metric_of(
-    outcomes: Sequence[BagOutcome], targets: Tensor, intervention: str, score: Score
-) -> float | None:
-    return score(targets, [getattr(outcome, intervention) for outcome in outcomes]) if outcomes else None
 
 
 def _subtract(one: float | None, other: float | None) -> float | None:

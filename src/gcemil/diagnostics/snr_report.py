@@ -37,14 +37,12 @@ from gcemil.diagnostics.bounds import (
     estimate_completeness,
     recoverability_figures,
 )
-from gcemil.diagnostics.measurements import Groups, MeasuredGroup, Measurement, measure_rules
+from gcemil.diagnostics.measurements import Groups, Measurement, measure_rules
 from gcemil.diagnostics.rules import choose_attributions
 from gcemil.diagnostics.snr import Score, Tolerances, judge_subset, score_where_defined
 from gcemil.diagnostics.trained_fold import FoldBag, Measure, Pass, TrainedFold
 from gcemil.diagnostics.truth import NO_TRUTH, TRUTH_FIGURES
-from gcemil.explain import Explanation
-from gcemil.findings import Figures, Finding, Labels, Row, mean_row
-from gcemil.model import GceMil
+from gcemil.findings import Figures, Finding, Row, mean_row
 from gcemil.recovery.recover import subset_size
 from gcemil.shapes import Logits
 from gcemil.tasks.task import ClassificationTask, Task, as_array
@@ -126,81 +124,49 @@ def _snr_record(
     slope_points: int,
 ) -> dict[str, Any]:
     """Everything that is known of one subset of one bag."""
-    fold, explanation = bag.fold, bag.explanation
-    record = {**bag_record(bag, one, tolerances), **_output_figures(one, fold.task), **one.truth}
-    if one.rule != "evidence" or explanation is None or fold.model is None:
+    model, explanation = bag.fold.model, bag.explanation
+    record = {**bag_record(bag, one, tolerances), **one.figures}
+    if one.rule != "evidence" or explanation is None or model is None:
         return record
+    gates, recovery = explanation.output.gates, explanation.recovery
     return {
         **record,
         "no_evidence": not explanation.verdict.is_necessary,
-        **_size_facts(fold.model, explanation, budget),
-        **recoverability_figures(fold.model, bag, fold, explanation, one.outputs, points=slope_points),
-        **coverage_figures(fold.model, explanation, one.outputs, complete),
-    }
-
-
-def _output_figures(one: Measurement, task: Task) -> Figures:
-    """The interventions on Phi."""
-    outputs = one.outputs
-    removed = outputs.removed
-    signed = task.n_outputs > 1
-    return {
-        "full_kept_gap": outputs.full_kept_gap,
-        "removal_gap": outputs.removal_gap,
-        "cd_gap": outputs.cd_gap,
-        "kept_output": outputs.kept if signed else None,
-        "keep_only_effect": outputs.full - outputs.kept if signed else None,
-        "removal_effect": outputs.full - removed if signed and removed is not None else None,
-        "evidence_fraction": one.outcome.fraction,
-    }
-
-
-def _size_facts(model: GceMil, explanation: Explanation, budget: float) -> dict[str, Any]:
-    """How the evidence got its size, and whether it got out of hand."""
-    gates, recovery = explanation.output.gates, explanation.recovery
-    most = subset_size(len(gates), min(1.0, RUNAWAY_BUDGETS * budget))
-    return {
         "empty": not bool((gates > model.settings.selection_threshold).any()),
-        "runaway": int(recovery.selected.sum()) > most,
+        "runaway": record["n_selected"] > subset_size(len(bag), min(1.0, RUNAWAY_BUDGETS * budget)),
         "stop_reason": recovery.stop_reason.value,
+        **recoverability_figures(bag, one.outputs, points=slope_points),
+        **coverage_figures(model, explanation, one.outputs, complete),
     }
 
 
 def snr_rows(groups: Groups, task: Task, complete: Completeness | None) -> Iterator[Row]:
-    """One row for every rule, network, class and comparison."""
+    """One row for every rule, network, class that occurs and comparison."""
+    scores: dict[str, Score] = {"all": score_where_defined(task)}
+    if isinstance(task, ClassificationTask):
+        scores |= {name: _class_f1(task, index) for index, name in enumerate(task.classes)}
     for labels, group in groups.items():
-        for name, records, score in _class_groups(group, task):
-            own = {**labels, "class": name}
-            values = group.metrics(score)
+        for index, (name, score) in enumerate(scores.items(), start=-1):
+            pairs = zip(group.records, group.targets, strict=True)
+            records = [record for record, target in pairs if name == "all" or int(target) == index]
+            if not records:
+                continue
+            own, values = {**labels, "class": name}, group.metrics(score)
             if labels["rule"] == "evidence" and complete is not None:
                 values |= {"anchor_completeness": complete.eta, "output_slope": complete.output_slope}
-            yield _add_slide_means({**own, "comparison": "full-kept"}, values, records, FULL_KEPT)
+            yield mean_row({**own, "comparison": "full-kept"}, _pick_figures(records, FULL_KEPT), values)
             if labels["rule"] == "evidence":
                 values = group.gated_metrics(score)
-                yield _add_slide_means({**own, "comparison": "soft-kept"}, values, records, SOFT_KEPT)
+                yield mean_row({**own, "comparison": "soft-kept"}, _pick_figures(records, SOFT_KEPT), values)
 
 
-def _class_groups(group: MeasuredGroup, task: Task) -> Iterator[tuple[str, Sequence[dict[str, Any]], Score]]:
-    """All bags, then the bags of each class that occurs; with the M by which each group is judged."""
-    yield "all", group.records, score_where_defined(task)
-    if not isinstance(task, ClassificationTask):
-        return
-    for index, name in enumerate(task.classes):
-        pairs = zip(group.records, group.targets, strict=True)
-        if records := [record for record, target in pairs if int(target) == index]:
-            yield name, records, _class_f1(task, index)
-
-
-def _add_slide_means(
-    labels: Labels, values: Figures, records: Sequence[dict[str, Any]], names: Sequence[str]
-) -> Row:
-    """Figures of M beside means over slides; figures that the rule does not have are left out."""
+def _pick_figures(records: Sequence[dict[str, Any]], names: Sequence[str]) -> list[Figures]:
+    """These figures of every slide; those that the rule does not have are left out."""
     keys = {name: SHARES.get(name, name) for name in names}
-    per_slide: list[Figures] = [
+    return [
         {name: None if one[key] is None else float(one[key]) for name, key in keys.items() if key in one}
         for one in records
     ]
-    return mean_row(labels, per_slide, values)
 
 
 def _class_f1(task: ClassificationTask, class_index: int) -> Score:
@@ -233,13 +199,20 @@ def _snr_notes(fold: TrainedFold, groups: Groups, complete: Completeness | None)
 def bag_record(bag: FoldBag, one: Measurement, tolerances: Tolerances) -> dict[str, Any]:
     """What identifies a measured subset in a list of slides, and the outputs and verdicts it has."""
     outputs, verdict = one.outputs, judge_subset(one.outputs, tolerances)
+    task, target = bag.fold.task, bag.spec.target
+    truth: dict[str, Any]
+    if isinstance(target, int):
+        names = task.classes if isinstance(task, ClassificationTask) else ()
+        truth = {"target": names[target], "predicted": names[int(one.outcome.full.argmax())]}
+    else:
+        truth = {"time": target[0], "event": target[1]}
     return {
         "bag_id": bag.spec.bag_id,
         "case_id": bag.spec.case_id,
         "slide_ids": list(bag.bag.slide_ids),
         "rule": one.rule,
         "network": one.network,
-        **_named_target(bag.fold.task, bag.spec.target, one.outcome.full),
+        **truth,
         "n_patches": len(bag),
         "n_selected": int(one.selected.sum()),
         "phi_full": outputs.full,
@@ -249,11 +222,3 @@ def bag_record(bag: FoldBag, one: Measurement, tolerances: Tolerances) -> dict[s
         **vars(verdict),
         "both": verdict.sufficient and verdict.necessary,
     }
-
-
-def _named_target(task: Task, target: int | tuple[float, int], logits: Logits) -> dict[str, Any]:
-    """Target and prediction by class name, or time and event."""
-    if isinstance(target, int):
-        names = task.classes if isinstance(task, ClassificationTask) else ()
-        return {"target": names[target], "predicted": names[int(logits.argmax())]}
-    return {"time": target[0], "event": target[1]}

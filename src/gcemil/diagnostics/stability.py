@@ -45,7 +45,7 @@ from gcemil.bags.bag import Bag, RowIndex
 from gcemil.diagnostics.measurements import gated_logits
 from gcemil.diagnostics.rules import attribute_patches, choose_attributions
 from gcemil.diagnostics.snr import RISK_TOLERANCE, OutputScale
-from gcemil.diagnostics.trained_fold import FoldBag, Measure, NetworkName, Pass, PredictedBag, TrainedFold
+from gcemil.diagnostics.trained_fold import FoldBag, Measure, NetworkName, Pass, TrainedFold
 from gcemil.diagnostics.truth import oracle_scores, precision
 from gcemil.errors import RunError, UsageError
 from gcemil.findings import Figures, Finding, mean_row, mean_rows
@@ -55,6 +55,8 @@ from gcemil.shapes import Logits, Selected
 RIVALS = ("saliency", "occlusion")
 """Attributions of the paper's table that cost no more than a few passes."""
 RuleKey = tuple[str, NetworkName]
+PerturbedBag = tuple[Bag, RowIndex]
+"""A changed bag, and where each of its patches stands in the bag it came from, sorted."""
 WHOLE_BAG = "whole_bag"
 FIXED_SHARE = 0.05
 """Evidence of a run without gates."""
@@ -79,25 +81,22 @@ def measure_stability(
     """Under perturbation and, where runs of other seeds are given, across them."""
     if repeats < 1:
         raise UsageError(f"A bag is perturbed at least once, got repeats = {repeats}.")
-    seeds = _SeedPairs([fold, *others], share, risk_tolerance, tuple(attributions)) if others else None
-    rules = _EvidenceRules(
-        torch.Generator().manual_seed(fold.seed), share, risk_tolerance, tuple(attributions)
-    )
+    rules = _EvidenceRules(fold.seed, share, risk_tolerance, attributions)
+    pairs = _SeedPairs([fold, *others], share, risk_tolerance, attributions) if others else None
     records: list[Record] = []
     while (bag := (yield "test")) is not None:
-        original = OriginalBag.of(bag)
-        clean = rules.collect(fold, bag, original, torch.arange(len(bag)))
+        clean = rules.collect(bag, bag, torch.arange(len(bag)))
         for name, strength in (("dropout", dropout), ("noise", noise)):
-            versions = list(_judge_perturbed(rules, fold, bag, original, name, strength, repeats))
+            versions = list(_judge_perturbed(rules, bag, name, strength, repeats))
             for key, reference in clean.items():
                 figures = [
-                    pair_figures(key, [(reference, judged[key])], [judged[key]], original, rows)
+                    pair_figures(key, [(reference, judged[key])], [judged[key]], bag.truth, rows)
                     for judged, rows in versions
                 ]
-                means = mean_row({}, figures).values
-                records.append({**_labels(bag, key, f"{name} {strength:g}"), **means})
-        if seeds is not None:
-            seeds.add(bag)
+                labels = _labels(bag, key, f"{name} {strength:g}")
+                records.append({**labels, **mean_row({}, figures).values})
+        if pairs is not None:
+            pairs.add(bag)
         del bag
     settings = {
         "dropout": dropout,
@@ -107,10 +106,10 @@ def measure_stability(
         "share": share,
         "attributions": list(attributions),
     }
-    if seeds is None:
+    if pairs is None:
         note = "Across seeds: not measured, since no run of another seed was given."
-        return _stability_finding(records, settings, notes=(note,))
-    across, perturbed = seeds.to_finding(), _stability_finding(records, settings, notes=())
+        return _stability_finding(records, settings, (note,))
+    across, perturbed = pairs.to_finding(), _stability_finding(records, settings, ())
     return replace(
         across,
         rows=across.rows + perturbed.rows,
@@ -127,7 +126,7 @@ def measure_across_runs(
     attributions: Sequence[str] = RIVALS,
 ) -> Finding:
     """The evidence of several runs that share cohort and fold, every two of them a pair."""
-    pairs = _SeedPairs(folds, share, risk_tolerance, tuple(attributions))
+    pairs = _SeedPairs(folds, share, risk_tolerance, attributions)
     for bag in folds[0].bags("test"):
         pairs.add(bag)
     return pairs.to_finding()
@@ -137,60 +136,60 @@ class _SeedPairs:
     """The evidence of runs of several seeds, bag by bag."""
 
     def __init__(
-        self, folds: Sequence[TrainedFold], share: float, risk_tolerance: float, attributions: tuple[str, ...]
+        self,
+        folds: Sequence[TrainedFold],
+        share: float,
+        risk_tolerance: float,
+        attributions: Sequence[str],
     ) -> None:
         _check_runs(folds)
-        generator = torch.Generator().manual_seed(folds[0].seed)
-        self._rules = _EvidenceRules(generator, share, risk_tolerance, attributions)
+        self._rules = _EvidenceRules(folds[0].seed, share, risk_tolerance, attributions)
         self._folds = folds
         self._records: list[Record] = []
 
     def add(self, bag: FoldBag) -> None:
         """Compare what every rule takes from the bag under every two runs; `bag` is of the first."""
-        original, rows = OriginalBag.of(bag), torch.arange(len(bag))
+        rows = torch.arange(len(bag))
         bags = [bag, *(FoldBag(bag.spec, bag.bag, fold) for fold in self._folds[1:])]
-        found = [
-            self._rules.collect(fold, one, original, rows)
-            for fold, one in zip(self._folds, bags, strict=True)
-        ]
+        found = [self._rules.collect(one, bag, rows) for one in bags]
         for key in (key for key in found[0] if all(key in one for one in found)):
             judged = [one[key] for one in found]
-            figures = pair_figures(key, list(combinations(judged, 2)), judged, original, rows)
+            figures = pair_figures(key, list(combinations(judged, 2)), judged, bag.truth, rows)
             self._records.append({**_labels(bag, key, SEEDS), **figures})
 
     def to_finding(self) -> Finding:
-        """Rows and slides across seeds."""
+        """Rows and slides across seeds, and what else than the seed differs between the runs."""
         settings = {
             "seeds": [fold.settings.seed for fold in self._folds],
             "risk_tolerance": self._rules.risk_tolerance,
             "share": self._rules.share,
         }
-        return _stability_finding(self._records, settings, notes=tuple(_run_differences(self._folds)))
+        notes, first = [], self._folds[0]
+        for fold in self._folds[1:]:
+            if fold.settings.seed == first.settings.seed:
+                notes.append(f"{fold.run.name} and {first.run.name} were trained with the same seed.")
+            if fold.settings.model_copy(update={"seed": first.settings.seed}) != first.settings:
+                notes.append(f"{fold.run.name} and {first.run.name} differ in more than the seed.")
+        return _stability_finding(self._records, settings, tuple(notes))
 
 
 def _judge_perturbed(
-    rules: _EvidenceRules,
-    fold: TrainedFold,
-    bag: FoldBag,
-    original: OriginalBag,
-    name: str,
-    strength: float,
-    repeats: int,
+    rules: _EvidenceRules, bag: FoldBag, name: str, strength: float, repeats: int
 ) -> Iterator[tuple[dict[RuleKey, RuleEvidence], Tensor]]:
     """Every rule on a bag perturbed several times, and where its patches stood; one version in memory at a time."""
     for repeat in range(repeats):
         # What is drawn depends on seed and bag alone, not on the bags before it.
-        generator = np.random.default_rng([fold.seed, repeat, *f"{name} {bag.bag.bag_id}".encode()])
-        perturbed = PERTURBATIONS[name](bag.bag, strength, generator=generator)
-        rows = torch.from_numpy(perturbed.rows)
-        yield rules.collect(fold, FoldBag(bag.spec, perturbed.bag, fold), original, rows), rows
+        generator = np.random.default_rng([bag.fold.seed, repeat, *f"{name} {bag.bag.bag_id}".encode()])
+        changed, kept_rows = PERTURBATIONS[name](bag.bag, strength, generator=generator)
+        rows = torch.from_numpy(kept_rows)
+        yield rules.collect(FoldBag(bag.spec, changed, bag.fold), bag, rows), rows
 
 
 def pair_figures(
     key: RuleKey,
     pairs: Sequence[tuple[RuleEvidence, RuleEvidence]],
     judged: Sequence[RuleEvidence],
-    original: OriginalBag,
+    truth: Selected | None,
     rows: Int[Tensor, "k"],
 ) -> Figures:
     """Means over pairs of what compares two, and over all of what is said of one."""
@@ -200,11 +199,10 @@ def pair_figures(
     }
     if key[0] == WHOLE_BAG:
         return figures
-    alive = members(rows, n_patches=original.n_patches)
+    alive = members(rows, n_patches=len(judged[0].selected))
     figures["jaccard"] = fmean(jaccard(one.selected & alive, other.selected & alive) for one, other in pairs)
     gap = "full_kept_gap" if judged[0].gated is None else "cd_gap"
     figures[gap] = fmean(own_gap(one) for one in judged)
-    truth = original.truth
     if truth is not None and bool(truth.any()):
         figures["precision"] = fmean(precision(one.selected, truth) for one in judged)
     return figures
@@ -215,22 +213,10 @@ def _labels(bag: FoldBag, key: RuleKey, perturbation: str) -> Record:
 
 
 def _stability_finding(
-    records: Sequence[Record], settings: dict[str, Any], *, notes: tuple[str, ...]
+    records: Sequence[Record], settings: dict[str, Any], notes: tuple[str, ...]
 ) -> Finding:
     rows = mean_rows(records, ("rule", "network", "perturbation"))
     return Finding("stability", rows, slides=tuple(records), notes=notes, settings=settings)
-
-
-def _run_differences(folds: Sequence[TrainedFold]) -> list[str]:
-    """What else than the seed differs between the runs."""
-    notes = []
-    first = folds[0].settings.model_copy(update={"seed": 0})
-    for fold in folds[1:]:
-        if fold.settings.seed == folds[0].settings.seed:
-            notes.append(f"{fold.run.name} and {folds[0].run.name} were trained with the same seed.")
-        if fold.settings.model_copy(update={"seed": 0}) != first:
-            notes.append(f"{fold.run.name} and {folds[0].run.name} differ in more than the seed.")
-    return notes
 
 
 def _check_runs(folds: Sequence[TrainedFold]) -> None:
@@ -259,45 +245,24 @@ class RuleEvidence:
     output_scale: OutputScale
 
 
-@dataclass(frozen=True, eq=False)
-class OriginalBag:
-    """What a bag was before anyone perturbed it."""
-
-    n_patches: int
-    truth: Tensor | None
-    oracle: Tensor | None
-    """A score that ranks the true patches first, whatever any network thinks."""
-
-    @classmethod
-    def of(cls, bag: FoldBag) -> OriginalBag:
-        """The bag as the cohort has it."""
-        # Attention would make the oracle differ between networks.
-        unranked = torch.zeros(len(bag))
-        oracle = None if bag.truth is None else oracle_scores(bag.truth, bag.regions, unranked)
-        return cls(len(bag), bag.truth, oracle)
-
-
-@dataclass(frozen=True, eq=False)
 class _EvidenceRules:
-    """Every rule's evidence, under every network of a fold."""
+    """Every rule's evidence, under every network of a fold; `share` of the bag for a run without gates."""
 
-    generator: torch.Generator
-    share: float
-    """Of the bag, for a run without gates."""
-    risk_tolerance: float
-    attributions: tuple[str, ...]
+    def __init__(self, seed: int, share: float, risk_tolerance: float, attributions: Sequence[str]) -> None:
+        self.share = share
+        self.risk_tolerance = risk_tolerance
+        self._attributions = attributions
+        self._generator = torch.Generator().manual_seed(seed)
 
-    def collect(
-        self, fold: TrainedFold, bag: FoldBag, original: OriginalBag, rows: Int[Tensor, "k"]
-    ) -> dict[RuleKey, RuleEvidence]:
+    def collect(self, bag: FoldBag, original: FoldBag, rows: Int[Tensor, "k"]) -> dict[RuleKey, RuleEvidence]:
         """The evidence in a bag whose patches stand at `rows` of the original."""
         found: dict[RuleKey, RuleEvidence] = {}
-        for network in fold.networks:
+        for network in bag.fold.networks:
             view = bag.predict(network)
-            output_scale = fold.output_scale(network, risk_tolerance=self.risk_tolerance)
-            for rule, selected in self._select_patches(fold, bag, view, network, original, rows).items():
+            output_scale = bag.fold.output_scale(network, risk_tolerance=self.risk_tolerance)
+            for rule, selected in self._select_patches(bag, network, original, rows).items():
                 found[rule, network] = RuleEvidence(
-                    selected=members(rows[selected], n_patches=original.n_patches),
+                    selected=members(rows[selected], n_patches=len(original)),
                     full=view.full.logits,
                     kept=view.kept(selected),
                     gated=gated_logits(bag, rule),
@@ -306,33 +271,26 @@ class _EvidenceRules:
         return found
 
     def _select_patches(
-        self,
-        fold: TrainedFold,
-        bag: FoldBag,
-        view: PredictedBag,
-        network: NetworkName,
-        original: OriginalBag,
-        rows: Int[Tensor, "k"],
+        self, bag: FoldBag, network: NetworkName, original: FoldBag, rows: Int[Tensor, "k"]
     ) -> dict[str, Selected]:
         """What every rule takes from the bag at hand, all of them as many patches."""
-        explanation = bag.explanation
-        size = (
-            subset_size(len(bag), self.share)
-            if explanation is None
-            else int(explanation.recovery.selected.sum())
-        )
+        view, explanation, model = bag.predict(network), bag.explanation, bag.fold.model
+        evidence = None if explanation is None else explanation.recovery.selected
+        size = subset_size(len(bag), self.share) if evidence is None else int(evidence.sum())
         found = {
             WHOLE_BAG: torch.ones(len(bag), dtype=torch.bool),
-            "random": random_k(len(bag), size, generator=self.generator),
+            "random": random_k(len(bag), size, generator=self._generator),
         }
-        scores = attribute_patches(view, choose_attributions(view.host, self.attributions))
+        scores = attribute_patches(view, choose_attributions(view.host, self._attributions))
         found |= {name: top_k(values, size) for name, values in scores.items()}
-        if network == "wrapped" and fold.model is not None and explanation is not None:
-            threshold = fold.model.settings.selection_threshold
+        if network == "wrapped" and model is not None and explanation is not None:
+            threshold = model.settings.selection_threshold
             found["soft_thresholded"] = above_threshold(explanation.output.gates, threshold)
             found["evidence"] = explanation.recovery.selected
-        if original.oracle is not None:
-            found["oracle"] = top_k(original.oracle[rows], size)
+        if original.truth is not None:
+            # Attention would make the oracle differ between networks.
+            oracle = oracle_scores(original.truth, original.regions, torch.zeros(len(original)))
+            found["oracle"] = top_k(oracle[rows], size)
         return found
 
 
@@ -359,23 +317,16 @@ def own_gap(judged: RuleEvidence) -> float:
     return abs(one - other)
 
 
-@dataclass(frozen=True, eq=False)
-class _PerturbedBag:
-    bag: Bag
-    rows: RowIndex
-    """Where each of its patches stands in the bag it came from, sorted."""
-
-
-def drop_patches(bag: Bag, share: float, *, generator: Generator) -> _PerturbedBag:
+def drop_patches(bag: Bag, share: float, *, generator: Generator) -> PerturbedBag:
     """The bag without a random share of its patches."""
     if not 0 <= share < 1:
         raise UsageError(f"The share of patches to drop lies in [0, 1), got {share}.")
     n_kept = max(1, round((1 - share) * len(bag)))
     rows = np.sort(generator.choice(len(bag), size=n_kept, replace=False))
-    return _PerturbedBag(bag.take_rows(rows), rows)
+    return bag.take_rows(rows), rows
 
 
-def add_noise(bag: Bag, share: float, *, generator: Generator) -> _PerturbedBag:
+def add_noise(bag: Bag, share: float, *, generator: Generator) -> PerturbedBag:
     """The bag with Gaussian noise of a share of each feature's own deviation."""
     if not share >= 0:
         raise UsageError(f"Noise is a share of a feature's deviation, at least 0, got {share}.")
@@ -383,7 +334,7 @@ def add_noise(bag: Bag, share: float, *, generator: Generator) -> _PerturbedBag:
     features = bag.features.astype(np.float32)
     noise = generator.standard_normal(features.shape, dtype=np.float32)
     noisy = features + np.float32(share) * features.std(axis=0) * noise
-    return _PerturbedBag(replace(bag, features=noisy), np.arange(len(bag)))
+    return replace(bag, features=noisy), np.arange(len(bag))
 
 
-PERTURBATIONS: dict[str, Callable[..., _PerturbedBag]] = {"dropout": drop_patches, "noise": add_noise}
+PERTURBATIONS: dict[str, Callable[..., PerturbedBag]] = {"dropout": drop_patches, "noise": add_noise}

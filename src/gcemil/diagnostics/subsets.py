@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -47,7 +47,7 @@ from gcemil.diagnostics.truth import precision
 from gcemil.errors import UsageError
 from gcemil.findings import Figures, Finding, mean_rows
 from gcemil.recovery.recover import members, rank_scores, ranking
-from gcemil.shapes import Logits
+from gcemil.shapes import Logits, Selected
 
 SIZES = (8, 16, 32)
 MAX_SUBSETS = 3
@@ -74,8 +74,9 @@ class Sufficiency:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class _Candidate:
+class Candidate(NamedTuple):
+    """Patches that were tried as a subset, and what of the prediction they lose."""
+
     patches: Ranking
     drop: float
     is_sufficient: bool
@@ -115,8 +116,7 @@ def measure_subsets(
             for k in sizes:
                 for rule, (order, steps) in policies.items():
                     candidates = disjoint_candidates(view, order, judge, k=k, steps=steps)
-                    figures = subset_figures(view, candidates, judge.output_scale, random_order)
-                    figures["precision"] = _first_precision(candidates, bag.truth)
+                    figures = subset_figures(view, candidates, judge.output_scale, random_order, bag.truth)
                     slides.append(
                         {"bag_id": bag.bag.bag_id, "rule": rule, "network": network, "k": k, **figures}
                     )
@@ -135,62 +135,53 @@ def measure_subsets(
 
 def disjoint_candidates(
     view: PredictedBag, order: Order, judge: Sufficiency, *, k: int, steps: int
-) -> list[_Candidate]:
-    """Sufficient subsets that share no patch, at most three, and the candidate at which the search ended."""
-    candidates: list[_Candidate] = []
+) -> list[Candidate]:
+    """Sufficient subsets that share no patch, at most three, and the candidate at which the search ended.
+
+    A candidate is the shortest sufficient prefix of the patches left, or the last one tried.
+    """
+    candidates: list[Candidate] = []
     left: Ranking = order
+    full = view.full.logits
     while len(left) > 0 and len(candidates) < MAX_SUBSETS:
-        candidates.append(_next_candidate(view, left, judge, k=k, steps=steps))
+        sizes = list(dict.fromkeys(min(k * step, len(left)) for step in range(1, steps + 1)))
+        logits = prefix_logits(view, left, sizes)
+        sufficient = judge.holds(full, logits)
+        chosen = int(sufficient.int().argmax()) if bool(sufficient.any()) else len(sizes) - 1
+        drop = float(judge.output_scale.drops(full, logits[chosen : chosen + 1]))
+        candidates.append(Candidate(left[: sizes[chosen]], drop, bool(sufficient[chosen])))
         if not candidates[-1].is_sufficient:
             break
-        left = left[len(candidates[-1].patches) :]
+        left = left[sizes[chosen] :]
     return candidates
 
 
-def _next_candidate(
-    view: PredictedBag, left: Ranking, judge: Sufficiency, *, k: int, steps: int
-) -> _Candidate:
-    """The shortest sufficient prefix of the patches left, or the last one tried."""
-    sizes = list(dict.fromkeys(min(k * step, len(left)) for step in range(1, steps + 1)))
-    logits = prefix_logits(view, left, sizes)
-    full = view.full.logits
-    sufficient = judge.holds(full, logits)
-    chosen = int(sufficient.int().argmax()) if bool(sufficient.any()) else len(sizes) - 1
-    drop = float(judge.output_scale.drops(full, logits[chosen : chosen + 1]))
-    return _Candidate(left[: sizes[chosen]], drop, bool(sufficient[chosen]))
-
-
 def subset_figures(
-    view: PredictedBag, candidates: Sequence[_Candidate], output_scale: OutputScale, random_order: Order
+    view: PredictedBag,
+    candidates: Sequence[Candidate],
+    output_scale: OutputScale,
+    random_order: Order,
+    truth: Selected | None = None,
 ) -> Figures:
-    """The columns of the paper's table for one bag."""
+    """The columns of the paper's table for one bag; a drop is None where no patch can be removed or would be left."""
     subsets = [candidate.patches for candidate in candidates if candidate.is_sufficient]
-    count = len(subsets)
+    count, total = len(subsets), sum(len(subset) for subset in subsets)
     figures: Figures = {
         "subsets_per_slide": float(count),
         "two_subsets_share": float(count >= 2),
         "three_subsets_share": float(count >= 3),
         "kept_output_drop": sum(candidate.drop for candidate in candidates) / len(candidates),
-        "subset_patches": sum(len(subset) for subset in subsets) / count if count else None,
+        "subset_patches": total / count if count else None,
     }
-    for j in range(1, MAX_SUBSETS + 1):
-        union = torch.cat(subsets[:j]) if count >= j else None
-        figures[f"remove_union_{j}"] = _removal_drop(view, union, output_scale)
-    as_many = random_order[: sum(len(subset) for subset in subsets)] if count else None
-    figures["remove_random"] = _removal_drop(view, as_many, output_scale)
+    unions = {f"remove_union_{j}": subsets[:j] if count >= j else [] for j in range(1, MAX_SUBSETS + 1)}
+    unions["remove_random"] = [random_order[:total]] if count else []
+    for name, parts in unions.items():
+        selected = members(torch.cat(parts), n_patches=len(view)) if parts else None
+        rest = None if selected is None else view.removed(selected)
+        drop = None if rest is None else output_scale.drops(view.full.logits, rest.unsqueeze(0))
+        figures[name] = None if drop is None else float(drop)
+    figures["precision"] = None
+    if truth is not None and bool(truth.any()):
+        first = members(candidates[0].patches, n_patches=len(view))
+        figures["precision"] = precision(first, truth)
     return figures
-
-
-def _removal_drop(view: PredictedBag, patches: Ranking | None, output_scale: OutputScale) -> float | None:
-    """Phi(X) - Phi of the bag without these patches; None when there are none to remove or none would be left."""
-    if patches is None:
-        return None
-    removed = view.removed(members(patches, n_patches=len(view)))
-    return None if removed is None else float(output_scale.drops(view.full.logits, removed.unsqueeze(0)))
-
-
-def _first_precision(candidates: Sequence[_Candidate], truth: Tensor | None) -> float | None:
-    """Share of the first candidate that is true evidence, in the bags that have any."""
-    if truth is None or not bool(truth.any()):
-        return None
-    return precision(members(candidates[0].patches, n_patches=len(truth)), truth)

@@ -10,26 +10,24 @@ full_kept_gap, that of the evidence cd_gap: only the evidence has gates to be co
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from gcemil.diagnostics.measurements import Groups, MeasuredGroup
-from gcemil.diagnostics.snr import BagOutcome, score_where_defined
+from gcemil.diagnostics.measurements import Groups
+from gcemil.diagnostics.snr import score_where_defined
 from gcemil.diagnostics.trained_fold import FoldBag, Measure, Pass, TrainedFold
 from gcemil.diagnostics.truth import oracle_scores, precision, recall
 from gcemil.errors import UsageError
 from gcemil.explain import Explanation
-from gcemil.findings import Figures, Finding, Labels, Row, mean_row
+from gcemil.findings import Figures, Finding, mean_row
 from gcemil.model import GceMil
 from gcemil.recovery.recover import Recovery, members, ranking, recover
-from gcemil.shapes import Selected
 
 THRESHOLDS = (0.1, 0.3, 0.5, 0.7, 0.9)
 COVERAGE_TARGETS = (None, 0.5, 0.8, 0.9, 0.95, 0.99)
-
-SweepCell = tuple[float, float | None]
 
 
 @Measure
@@ -45,45 +43,48 @@ def measure_sweep(
     settings = {"thresholds": list(thresholds), "coverage_targets": list(coverage_targets)}
     if fold.model is None:
         return Finding("sweep", (), notes=("The run has no gates to sweep over.",), settings=settings)
-    cells = [(threshold, target) for threshold in thresholds for target in coverage_targets]
-    groups = Groups()
     generator = torch.Generator().manual_seed(fold.seed)
+    groups = Groups()
     while (bag := (yield "test")) is not None:
         random_order = torch.randperm(len(bag), generator=generator)
-        sweep_bag(groups, fold, fold.model, bag, cells, random_order)
-    rows = tuple(_cell_row(labels, group, fold) for labels, group in groups.items())
+        for threshold, target in itertools.product(thresholds, coverage_targets):
+            _sweep_cell(groups, bag, threshold, target, random_order)
+    rows = []
+    for labels, group in groups.items():
+        metrics = group.metrics(score_where_defined(fold.task))
+        values = {name: metrics[name] for name in ("keep_only_drop", "complement_degradation")}
+        rows.append(mean_row(labels, group.records, values))
     notes = tuple(groups.explain_missing_metric(fold.task))
-    return Finding("sweep", rows, notes=notes, settings=settings)
+    return Finding("sweep", tuple(rows), notes=notes, settings=settings)
 
 
-def sweep_bag(
-    groups: Groups,
-    fold: TrainedFold,
-    model: GceMil,
-    bag: FoldBag,
-    cells: Sequence[SweepCell],
-    random_order: Tensor,
+def _sweep_cell(
+    groups: Groups, bag: FoldBag, threshold: float, coverage_target: float | None, random_order: Tensor
 ) -> None:
-    """Add one bag to every cell."""
-    explanation = bag.explanation
-    if explanation is None:
+    """Evidence, random and oracle of one bag in one cell."""
+    model, explanation = bag.fold.model, bag.explanation
+    if model is None or explanation is None:
         return
-    view, soft = bag.predict("wrapped"), explanation.output.soft.logits
-    orders = {"random": random_order}
+    view, n_patches = bag.predict("wrapped"), len(bag)
+    recovery = recover_at(model, explanation, threshold=threshold, coverage_target=coverage_target)
+    size = int(recovery.selected.sum())
+    subsets = {"evidence": recovery.selected, "random": members(random_order[:size], n_patches=n_patches)}
     if bag.truth is not None:
-        orders["oracle"] = ranking(oracle_scores(bag.truth, bag.regions, explanation.output.full.scores))
-    for threshold, target in cells:
-        recovery = recover_at(model, explanation, threshold=threshold, coverage_target=target)
-        size = int(recovery.selected.sum())
-        subsets = {name: members(order[:size], n_patches=len(bag)) for name, order in orders.items()}
-        for rule, selected in {"evidence": recovery.selected, **subsets}.items():
-            outcome = view.outcome(selected, soft if rule == "evidence" else None)
-            figures = _cell_figures(outcome, selected, bag.truth, fold)
-            if rule == "evidence":
-                figures["repaired_patches"] = float(len(recovery.added))
-            wanted = "none" if target is None else f"{target:g}"
-            labels = {"rule": rule, "threshold": f"{threshold:g}", "coverage_target": wanted}
-            groups.add(labels, bag.target, outcome, figures)
+        scores = oracle_scores(bag.truth, bag.regions, explanation.output.full.scores)
+        subsets["oracle"] = members(ranking(scores)[:size], n_patches=n_patches)
+    for rule, selected in subsets.items():
+        is_ours = rule == "evidence"
+        outcome = view.outcome(selected, explanation.output.soft.logits if is_ours else None)
+        outputs = bag.fold.output_scale("wrapped").read(outcome)
+        figures: Figures = {"evidence_fraction": outcome.fraction}
+        figures |= {"cd_gap": outputs.cd_gap} if is_ours else {"full_kept_gap": outputs.full_kept_gap}
+        if bag.truth is not None and bool(bag.truth.any()):
+            figures |= {"precision": precision(selected, bag.truth), "recall": recall(selected, bag.truth)}
+        if is_ours:
+            figures["repaired_patches"] = float(len(recovery.added))
+        target = "none" if coverage_target is None else f"{coverage_target:g}"
+        labels = {"rule": rule, "threshold": f"{threshold:g}", "coverage_target": target}
+        groups.add(labels, bag.target, outcome, figures)
 
 
 def recover_at(
@@ -103,22 +104,3 @@ def recover_at(
         min_weight_share=settings.min_weight_share,
         shortlist=no_patch if coverage_target is None else None,
     )
-
-
-def _cell_figures(
-    outcome: BagOutcome, selected: Selected, truth: Tensor | None, fold: TrainedFold
-) -> Figures:
-    outputs = fold.output_scale("wrapped").read(outcome)
-    figures: Figures = {"evidence_fraction": outcome.fraction}
-    figures |= (
-        {"full_kept_gap": outputs.full_kept_gap} if outcome.gated is None else {"cd_gap": outputs.cd_gap}
-    )
-    if truth is not None and bool(truth.any()):
-        figures |= {"precision": precision(selected, truth), "recall": recall(selected, truth)}
-    return figures
-
-
-def _cell_row(labels: Labels, group: MeasuredGroup, fold: TrainedFold) -> Row:
-    metrics = group.metrics(score_where_defined(fold.task))
-    values = {name: metrics[name] for name in ("keep_only_drop", "complement_degradation")}
-    return mean_row(labels, group.records, values)

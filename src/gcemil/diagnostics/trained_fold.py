@@ -132,17 +132,15 @@ class FoldBag(NetworkBag):
     def predict(self, network: NetworkName) -> PredictedBag:
         """The bag under the wrapped or the plain host, predicted once; the wrapper's own embedding is used where there is one."""
         if network not in self._predicted:
-            self._predicted[network] = self._predict(network)
+            host, explanation = self.fold.host_of(network), self.explanation
+            if network == "wrapped" and explanation is not None:
+                output, selected = explanation.output, explanation.recovery.selected
+                view = PredictedBag(host, self.features, self.coords, output.embedded, output.answer)
+                view.predicted[_subset_key(selected)] = explanation.kept.logits
+            else:
+                view = predict_bag(host, self.features, self.coords)
+            self._predicted[network] = view
         return self._predicted[network]
-
-    def _predict(self, network: NetworkName) -> PredictedBag:
-        host = self.fold.host_of(network)
-        if network == "wrapped" and self.explanation is not None:
-            output, recovery = self.explanation.output, self.explanation.recovery
-            view = PredictedBag(host, self.features, self.coords, output.embedded, output.answer)
-            view.predicted[_subset_key(recovery.selected)] = self.explanation.kept.logits
-            return view
-        return predict_bag(host, self.features, self.coords)
 
     @cached_property
     def truth(self) -> Tensor | None:
@@ -232,7 +230,8 @@ class TrainedFold(FoldNetwork):
 
     def specs(self, part: PartName = "test") -> Sequence[BagSpec]:
         """The bags of a part."""
-        return {"train": self.parts.train, "val": self.parts.val, "test": self.parts.test}[part]
+        specs: Sequence[BagSpec] = getattr(self.parts, part)
+        return specs
 
     def require_parts(self, reason: str) -> None:
         """Refuse a fold without validation or without test bags, with the reason why both are needed."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pandas as pd
 import torch
 from jaxtyping import Int
 from sklearn.metrics import average_precision_score
@@ -77,20 +78,12 @@ def oracle_scores(truth: Selected, regions: RegionNumbers | None, attention: Sco
     """
     order = ranking(attention)
     places = regions if regions is not None else truth.long()
-    turn = count_earlier(places[order])
+    ranked = places[order].numpy()
+    # How many patches of the same region come earlier.
+    turn = torch.from_numpy(pd.Series(ranked).groupby(ranked).cumcount().to_numpy())
     # The rest comes last. A stable sort keeps attention's order within a turn.
     late = torch.where(truth[order], turn, len(order))
     return rank_scores(order[late.sort(stable=True).indices])
-
-
-def count_earlier(places: Int[Tensor, "n"]) -> Int[Tensor, "n"]:
-    """How many earlier entries have the same value, for every entry."""
-    grouped = places.sort(stable=True)
-    position = torch.arange(len(places))
-    first = torch.searchsorted(grouped.values, grouped.values)
-    found = torch.empty_like(places)
-    found[grouped.indices] = position - first
-    return found
 
 
 def true_evidence(cohort: Cohort, bag: Bag) -> Selected | None:
@@ -104,7 +97,8 @@ def true_regions(cohort: Cohort, bag: Bag) -> Int[Tensor, "n"] | None:
     column = truth_column(cohort, bag, "region")
     if column is None:
         return None
-    slide = torch.cat([torch.full((span.stop - span.start,), n) for n, span in enumerate(bag.spans)])
+    sizes = torch.tensor([span.stop - span.start for span in bag.spans])
+    slide = torch.arange(len(sizes)).repeat_interleave(sizes)
     return torch.where(column > 0, column + slide * (column.max() + 1), 0)
 
 

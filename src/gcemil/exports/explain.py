@@ -19,7 +19,7 @@ from gcemil.diagnostics.regions import RegionJudge, find_regions
 from gcemil.diagnostics.snr import BagOutputs, OutputScale, Tolerances, bag_outcome, judge_subset
 from gcemil.diagnostics.trained_fold import DEFAULT_BUDGET, FoldNetwork, NetworkBag, read_risk_scale
 from gcemil.errors import BagError, UsageError
-from gcemil.explain import Explanation, slide_evidence
+from gcemil.explain import slide_evidence
 from gcemil.exports.certificate import (
     NEW,
     AnchorCoverage,
@@ -33,10 +33,9 @@ from gcemil.exports.certificate import (
 from gcemil.exports.geojson import SlideRegions
 from gcemil.exports.overlay import SlidePlace
 from gcemil.exports.slide_export import ExplainedSlide
-from gcemil.model import GceMil
 from gcemil.recovery.recover import subset_size, top_k
 from gcemil.runs.environment import describe_environment
-from gcemil.runs.folder import Run, RunFold
+from gcemil.runs.folder import Run
 from gcemil.runs.predict import FoldModel
 from gcemil.shapes import Logits, Scores, Selected
 from gcemil.tasks.task import Task
@@ -93,7 +92,17 @@ def explain_new_slide(
 ) -> ExplainedSlide:
     """A slide outside the cohort, from the checkpoint of one fold alone."""
     (slide_id,) = bag.slide_ids
-    source = SourceBag(_find_network(model), bag, NEW, {slide_id: hashes})
+    fold = RunFold(model.folder)
+    network = FoldNetwork(
+        run=fold.run.path,
+        fold=fold.number,
+        task=model.task,
+        settings=TrainSettings.model_validate(model.meta["settings"]),
+        host=model.loaded.host,
+        model=model.loaded.model,
+        scale=read_risk_scale(fold.run.path, fold.number),
+    )
+    source = SourceBag(network, bag, NEW, {slide_id: hashes})
     stride = None if bag.coords is None else grid_stride(bag.coords)
     size = bag.patch_size or (None if stride is None else max(1, round(stride)))
     if bag.coords is not None and size is None:
@@ -101,22 +110,8 @@ def explain_new_slide(
             f"{place.source}: the size of its patches is not known, and they are no grid to read it from. "
             "Extract the slide with a tool that states patch_size_level0."
         )
-    folder = Run(source.network.run).new_slides / slide_id
+    folder = Run(network.run).new_slides / slide_id
     return explain_bag_slide(source, slide_id, size, options, place, folder)
-
-
-def _find_network(model: FoldModel) -> FoldNetwork:
-    """The network of a fold built from its checkpoint alone."""
-    folder = RunFold(model.folder)
-    return FoldNetwork(
-        run=folder.run.path,
-        fold=folder.number,
-        task=model.task,
-        settings=TrainSettings.model_validate(model.meta["settings"]),
-        host=model.loaded.host,
-        model=model.loaded.model,
-        scale=read_risk_scale(folder.run.path, folder.number),
-    )
 
 
 def explain_bag_slide(
@@ -133,11 +128,7 @@ def explain_bag_slide(
         raise UsageError(
             f"{network.run} recovers its own evidence, whose size is not free. Leave --budget out; it is for plain hosts."
         )
-    rows, hashes, evidence = (
-        bag.rows_of(slide_id),
-        {"model": network.model_hash, **source.hashes[slide_id]},
-        None,
-    )
+    rows, hashes = bag.rows_of(slide_id), {"model": network.model_hash, **source.hashes[slide_id]}
     if network.model is not None and found is not None:
         records = slide_evidence(network.model, bag, found, hashes)
         evidence = next(record for record in records if record.slide_id == slide_id)
@@ -150,7 +141,20 @@ def explain_bag_slide(
             settings=network.model.settings.model_dump(mode="json"),
         )
     else:
-        chosen = _choose_attention(source, options)
+        # The highest scores of a plain host, named as what they are.
+        evidence, full = None, source.wrapped.full()
+        budget = options.budget or DEFAULT_BUDGET
+        chosen = ChosenSet(
+            selected=top_k(full.scores, subset_size(len(bag), budget)),
+            scores=full.scores,
+            raw_scores=full.scores,
+            full=full.logits,
+            rule=f"attention top-k at budget {budget:g}",
+            settings={"budget": budget},
+            notes=(
+                "The run has no wrapper: these patches are where the host looked most, not recovered evidence.",
+            ),
+        )
     regions = _judge_regions(source, chosen, options)
     certificate = _certify(source, slide_id, chosen, options, regions)
     return ExplainedSlide(
@@ -167,22 +171,6 @@ def explain_bag_slide(
         certificate=certificate,
         place=place,
         folder=folder,
-    )
-
-
-def _choose_attention(source: SourceBag, options: ExplainOptions) -> ChosenSet:
-    """The highest scores of a plain host, named as what they are."""
-    budget, full = options.budget or DEFAULT_BUDGET, source.wrapped.full()
-    return ChosenSet(
-        selected=top_k(full.scores, subset_size(len(source.bag), budget)),
-        scores=full.scores,
-        raw_scores=full.scores,
-        full=full.logits,
-        rule=f"attention top-k at budget {budget:g}",
-        settings={"budget": budget},
-        notes=(
-            "The run has no wrapper: these patches are where the host looked most, not recovered evidence.",
-        ),
     )
 
 
@@ -221,12 +209,17 @@ def _certify(
         notes += (
             f"The patches form {len(judged)} regions; the {MAX_REGIONS} of largest score mass were kept and removed.",
         )
-
-    def prediction(logits: Logits | None, output: float | None) -> Prediction | None:
-        if logits is None or output is None:
-            return None
-        return Prediction(name_prediction(network.task, logits), output)
-
+    predictions: dict[str, Any] = {}
+    for name, output in vars(outputs).items():
+        logits = getattr(outcome, name)
+        there = None if logits is None else Prediction(name_prediction(network.task, logits), output)
+        predictions[name] = there
+    anchors: tuple[AnchorCoverage, ...] = ()
+    if network.model is not None and found is not None:
+        weights = network.model.anchor_weights(found.output.answer.logits).detach()
+        columns = (found.recovery.coverage.tolist(), found.recovery.targets.tolist(), weights.tolist())
+        prompts = network.model.bank.prompts
+        anchors = tuple(AnchorCoverage(*row) for row in zip(prompts, *columns, strict=True))
     return Certificate(
         subject=Subject(
             slide_id=slide_id,
@@ -241,15 +234,10 @@ def _certify(
         rule=chosen.rule,
         output_name=name_output(network.task, outcome.full)
         + ("" if network.task.n_outputs == 1 else ", the class predicted on X"),
-        predictions=Predictions(
-            full=Prediction(name_prediction(network.task, outcome.full), outputs.full),
-            gated=prediction(outcome.gated, outputs.gated),
-            kept=Prediction(name_prediction(network.task, outcome.kept), outputs.kept),
-            removed=prediction(outcome.removed, outputs.removed),
-        ),
+        predictions=Predictions(**predictions),
         verdicts=judge_outputs(outputs, options.tolerances),
         stop_reason=None if found is None else found.recovery.stop_reason.value,
-        anchors=_list_anchors(network.model, found),
+        anchors=anchors,
         settings={"host": network.settings.host.model_dump(mode="json"), "rule": chosen.settings},
         provenance=_describe_origin(source),
         notes=notes,
@@ -257,14 +245,6 @@ def _certify(
         is_confirmed=None if found is None or chosen.rule != EVIDENCE_RULE else found.is_confirmed,
         model_warning=Run(network.run).model_warning,
     )
-
-
-def _list_anchors(model: GceMil | None, found: Explanation | None) -> tuple[AnchorCoverage, ...]:
-    if model is None or found is None:
-        return ()
-    weights = model.anchor_weights(found.output.answer.logits).detach()
-    columns = (found.recovery.coverage.tolist(), found.recovery.targets.tolist(), weights.tolist())
-    return tuple(AnchorCoverage(*row) for row in zip(model.bank.prompts, *columns, strict=True))
 
 
 def name_prediction(task: Task, logits: Logits) -> dict[str, float]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -107,27 +108,26 @@ def explain_slides(
     table: Path,
     on_slide: Callable[[int, int], None] | None = None,
 ) -> list[ExplainOutcome]:
-    """Every slide, its files by `write`, which says where they are; every fold is opened once."""
+    """Every slide, its files by `write`, which says where they are."""
     opened = Run(run).open_cohort()
-    folds: dict[int, TrainedFold] = {}
-    found: list[ExplainOutcome] = []
+    # Every fold is opened once.
+    open_fold = cache(lambda number: TrainedFold.open(run, number, opened=opened))
+    outcomes: list[ExplainOutcome] = []
     for slide_id in slide_ids:
         index = None
         try:
             index = choose_fold(run, opened[1], slide_id, fold)
             with one_thread():
-                if index not in folds:
-                    folds[index] = TrainedFold.open(run, index, opened=opened)
-                made = explain_fold_slide(folds[index], slide_id, options or ExplainOptions())
+                made = explain_fold_slide(open_fold(index), slide_id, options or ExplainOptions())
                 folder = write(made)
-            found.append(ExplainOutcome(slide_id, index, made.certificate, folder))
+            outcomes.append(ExplainOutcome(slide_id, index, made.certificate, folder))
         except Exception as error:  # Whatever goes wrong with a slide is its own; the others must be done.
             reason = describe_fault(error, path=slide_id) or f"{type(error).__name__}: {error_text(error)}"
-            found.append(ExplainOutcome(slide_id, index, reason=reason))
+            outcomes.append(ExplainOutcome(slide_id, index, reason=reason))
         if on_slide:
-            on_slide(len(found), len(slide_ids))
-    write_table(table, COLUMNS, [one.to_row() for one in found])
-    return found
+            on_slide(len(outcomes), len(slide_ids))
+    write_table(table, COLUMNS, [one.to_row() for one in outcomes])
+    return outcomes
 
 
 def choose_slides(run: Path, what: str, *, fold: int | None = None) -> list[str]:
@@ -140,8 +140,8 @@ def choose_slides(run: Path, what: str, *, fold: int | None = None) -> list[str]
             for name in read_fold(cohort, number).slides("test")
         }
         return [row.slide_id for row in cohort.slides if row.slide_id in tested]
-    chosen = list(dict.fromkeys(_list_failures(run, fold) if what == "failures" else _read_ids(Path(what))))
-    if not chosen:
+    names = _list_failures(run, fold) if what == "failures" else _read_ids(Path(what))
+    if not (chosen := list(dict.fromkeys(names))):
         raise UsageError(f"No slide to explain: {what} names none.")
     return chosen
 

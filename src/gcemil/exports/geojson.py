@@ -34,20 +34,15 @@ from gcemil.errors import BagError, UsageError
 from gcemil.files import atomic_write
 from gcemil.records import RegionVerdict, SlideEvidence
 from gcemil.rules import RULES
-from gcemil.slides.contours import Outline, Ring, outline_squares
+from gcemil.slides.contours import outline_squares
 
 NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "gcemil/patch")
-BLOCK = 1024
-"""Objects whose text is made at once."""
 NOT_FINITE = {"nan": "NaN", "inf": "inf", "-inf": "-inf"}
 
+BLOCK = 1024
+"""Objects whose text is made at once."""
+
 PerPatch = Real[np.ndarray, "n"]
-
-
-def _parse_color(color: str) -> tuple[int, int, int]:
-    """#rrggbb as three numbers."""
-    red, green, blue = bytes.fromhex(color.removeprefix("#"))
-    return red, green, blue
 
 
 @dataclass(frozen=True)
@@ -57,9 +52,15 @@ class PatchClass:
     name: str
     color: tuple[int, int, int]
 
+    @classmethod
+    def of_rule(cls, name: str, rule: str) -> PatchClass:
+        """In the colour that the rule has in every figure."""
+        red, green, blue = bytes.fromhex(RULES[rule].color.removeprefix("#"))
+        return cls(name, (red, green, blue))
 
-EVIDENCE = PatchClass("GCE evidence", _parse_color(RULES["evidence"].color))
-ATTENTION = PatchClass("Attention top-k", _parse_color(RULES["attention"].color))
+
+EVIDENCE = PatchClass.of_rule("GCE evidence", "evidence")
+ATTENTION = PatchClass.of_rule("Attention top-k", "attention")
 NO_EVIDENCE = PatchClass("No evidence", (120, 134, 145))
 """For pictures: patches that the model found and that are not evidence."""
 UNSELECTED = PatchClass("Not selected", (160, 160, 160))
@@ -138,8 +139,7 @@ def _square_ring(x: int, y: int, side: int) -> list[list[int]]:
 def encode_list(head: Mapping[str, Any], name: str, entries: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """A JSON object whose last member is a list, in parts; an entry per line, so that two files can be compared."""
     yield json.dumps({**head, name: []}, allow_nan=False).removesuffix("]}")
-    lines = (json.dumps(entry, allow_nan=False) for entry in entries)
-    start = "\n"
+    lines, start = (json.dumps(entry, allow_nan=False) for entry in entries), "\n"
     while block := list(islice(lines, BLOCK)):
         yield start + ",\n".join(block)
         start = ",\n"
@@ -174,11 +174,10 @@ def name_measurements(evidence: SlideEvidence) -> dict[str, PerPatch]:
 
 
 def list_rows(columns: Mapping[str, PerPatch], n_rows: int) -> Iterator[dict[str, float | int | str]]:
-    """The columns row by row as values for JSON, converted a block at a time."""
-    for start in range(0, n_rows, BLOCK):
-        block = {name: round_numbers(values[start : start + BLOCK]) for name, values in columns.items()}
-        for row in range(min(BLOCK, n_rows - start)):
-            yield {name: values[row] for name, values in block.items()}
+    """The columns row by row as values for JSON."""
+    values = [round_numbers(column) for column in columns.values()]
+    rows = zip(*values, strict=True) if values else [()] * n_rows
+    return (dict(zip(columns, row, strict=True)) for row in rows)
 
 
 def round_numbers(values: PerPatch) -> list[float | int | str]:
@@ -226,13 +225,8 @@ class SlideRegions:
         return [{**vars(one), "patches": rows.tolist()} for one, rows in self.with_rows()]
 
     def with_rows(self) -> Iterator[tuple[RegionVerdict, Int[np.ndarray, "_"]]]:
-        """Every region with the rows of its patches, all found in one sorting."""
-        order = np.argsort(self.number, kind="stable")
-        numbers = [one.number for one in self.verdicts]
-        starts = np.searchsorted(self.number[order], numbers, side="left")
-        stops = np.searchsorted(self.number[order], numbers, side="right")
-        for one, start, stop in zip(self.verdicts, starts, stops, strict=True):
-            yield one, order[start:stop]
+        """Every region with the rows of its patches."""
+        return ((one, np.flatnonzero(self.number == one.number)) for one in self.verdicts)
 
 
 def describe_regions(
@@ -249,42 +243,27 @@ def describe_regions(
     """One GeoJSON feature per region; measurements of its patches are given as means."""
     corners = coords.astype(np.int64) - np.array(bounds, dtype=np.int64)
     for one, rows in regions.with_rows():
-        means = {f"mean {name}": np.array([values[rows].mean()]) for name, values in measurements.items()}
+        polygons = [
+            [[*ring.tolist(), ring[0].tolist()] for ring in (outline.outer, *outline.holes)]
+            for outline in outline_squares(corners[rows], patch_size)
+        ]
+        facts = {
+            "patches": one.n_patches,
+            "score mass": one.mass,
+            "kept alone": one.kept,
+            "without it": one.removed,
+            "sufficient": one.sufficient,
+            "necessary": one.necessary,
+            **{f"mean {name}": values[rows].mean() for name, values in measurements.items()},
+        }
         yield _describe_feature(
             f"{slide_id}\n{model}\nregion {int(rows[0])}",
-            _describe_geometry(outline_squares(corners[rows], patch_size)),
+            {"type": "Polygon", "coordinates": polygons[0]}
+            if len(polygons) == 1
+            else {"type": "MultiPolygon", "coordinates": polygons},
             "annotation",
             f"{region_class.name} region {one.number}",
             region_class,
-            {**_describe_verdict(one), **{name: round_numbers(value)[0] for name, value in means.items()}},
+            {name: round_numbers(np.array([value]))[0] for name, value in facts.items() if value is not None},
             {"slide_id": slide_id, "model": model, "region": str(one.number)},
         )
-
-
-def _describe_verdict(one: RegionVerdict) -> dict[str, float]:
-    """The numbers that QuPath shows; None is left out."""
-    found = {
-        "patches": one.n_patches,
-        "score mass": one.mass,
-        "kept alone": one.kept,
-        "without it": one.removed,
-        "sufficient": one.sufficient,
-        "necessary": one.necessary,
-    }
-    return {
-        name: int(value) if isinstance(value, bool | int) else float(f"{value:.7g}")
-        for name, value in found.items()
-        if value is not None
-    }
-
-
-def _describe_geometry(outlines: list[Outline]) -> dict[str, Any]:
-    polygons = [[_close_ring(ring) for ring in (one.outer, *one.holes)] for one in outlines]
-    if len(polygons) == 1:
-        return {"type": "Polygon", "coordinates": polygons[0]}
-    return {"type": "MultiPolygon", "coordinates": polygons}
-
-
-def _close_ring(ring: Ring) -> list[list[int]]:
-    points: list[list[int]] = ring.tolist()
-    return [*points, points[0]]

@@ -29,7 +29,7 @@ from gcemil.features.loaders import WeightSource
 from gcemil.files import lock_folder, read_record, write_json, write_table
 from gcemil.prefilter.slide_files import FileMode, SlideFilePrediction, SlidePredictor, is_slide_file
 from gcemil.prefilter.student import PREFILTER_FILE
-from gcemil.records import NOT_CERTIFIED, SlideEvidence, write_evidence
+from gcemil.records import NOT_CERTIFIED, write_evidence
 from gcemil.runs.environment import one_thread
 from gcemil.runs.folder import Run, main_mode
 from gcemil.runs.predict import (
@@ -145,34 +145,31 @@ def find_inputs(sources: Sequence[Path], *, out: Path | None = None) -> FoundInp
 
 def _expand(source: Path, out: Path | None) -> list[Path]:
     """The inputs that a file, a folder or a pattern stands for, sorted."""
+
+    def list_known(paths: Iterable[Path]) -> list[Path]:
+        """Slides and feature files that are not hidden and do not lie below `out`."""
+        files = (one for one in paths if is_known(one) and not one.name.startswith(".") and one.is_file())
+        return sorted(one for one in files if out is None or out.resolve() not in one.resolve().parents)
+
+    def is_known(path: Path) -> bool:
+        return path.name.lower().endswith(FEATURE_EXTENSIONS) or is_slide_file(path)
+
     if source.is_dir():
-        files = _list_known(source.iterdir(), out) or _list_known(source.rglob("*"), out)
-        if not files:
-            raise UsageError(f"{source} holds neither slides nor features. {KNOWN_FILES}")
-        return files
+        if files := list_known(source.iterdir()) or list_known(source.rglob("*")):
+            return files
+        raise UsageError(f"{source} holds neither slides nor features. {KNOWN_FILES}")
     if source.exists():
-        if not _is_known(source):
-            raise UsageError(f"{source} is neither a slide nor a feature file. {KNOWN_FILES}")
-        return [source]
+        if is_known(source):
+            return [source]
+        raise UsageError(f"{source} is neither a slide nor a feature file. {KNOWN_FILES}")
     if not set(str(source)) & set(WILDCARDS):
         raise UsageError(
             f"{source} does not exist. Give slides, feature files, folders of them, or a pattern."
         )
     root = Path(source.anchor or ".")
-    files = _list_known(root.glob(str(source.relative_to(source.anchor))), out)
-    if not files:
-        raise UsageError(f"The pattern '{source}' matches neither a slide nor a feature file.")
-    return files
-
-
-def _list_known(paths: Iterable[Path], out: Path | None) -> list[Path]:
-    """Slides and feature files that are not hidden and do not lie below `out`, sorted."""
-    files = (path for path in paths if _is_known(path) and not path.name.startswith(".") and path.is_file())
-    return sorted(path for path in files if out is None or out.resolve() not in path.resolve().parents)
-
-
-def _is_known(path: Path) -> bool:
-    return path.name.lower().endswith(FEATURE_EXTENSIONS) or is_slide_file(path)
+    if files := list_known(root.glob(str(source.relative_to(source.anchor)))):
+        return files
+    raise UsageError(f"The pattern '{source}' matches neither a slide nor a feature file.")
 
 
 def _preference(path: Path) -> int:
@@ -250,14 +247,17 @@ class NewSlides:
         if known is not None:
             # The file may have been moved since; its content is the same.
             return replace(known, file=str(path), status="already done")
-        found = replace(self._predict(path, out), key=key)
+        found = self._predict(path, out, key)
         write_json(record, asdict(found))
         return found
 
-    def _predict(self, path: Path, out: Path) -> NewPrediction:
+    def _predict(self, path: Path, out: Path, key: str) -> NewPrediction:
         bag, answer, note = self._answer(path)
         files = self._write_files(path, bag, answer, out)
-        evidence = answer.evidence
+        evidence, verdict = answer.evidence, ""
+        if evidence is not None:
+            # What keeping and removing showed, unless the model itself has not learned.
+            verdict = evidence.verdict if self.model_warning is None else NOT_CERTIFIED
         coords = None if evidence is None or evidence.coords is None else evidence.coords[evidence.indices]
         found = NewPrediction(
             slide_id=answer.slide_id,
@@ -266,12 +266,13 @@ class NewSlides:
             status="done",
             values=answer.values,
             per_fold=answer.per_fold,
-            verdict=self._describe_verdict(evidence),
+            verdict=verdict,
             evidence=None if evidence is None else evidence.indices.tolist(),
             evidence_coords=None if coords is None else coords.tolist(),
             n_patches=len(bag or ()),
             reason=note,
             files={name: str(file.relative_to(out)) for name, file in files.items()},
+            key=key,
         )
         if not isinstance(answer, SlideFilePrediction):
             return found
@@ -283,12 +284,6 @@ class NewSlides:
             certified=answer.certified,
             seconds=answer.seconds,
         )
-
-    def _describe_verdict(self, evidence: SlideEvidence | None) -> str:
-        """What keeping and removing showed, unless the model itself has not learned."""
-        if evidence is None:
-            return ""
-        return evidence.verdict if self.model_warning is None else NOT_CERTIFIED
 
     def _answer(self, path: Path) -> tuple[Bag | None, SlidePrediction, str]:
         """The bag where all of it is known, what the run says of it, and what a reader must know."""
@@ -347,7 +342,6 @@ class NewSlides:
 
     def _key(self, path: Path) -> str:
         """A hash of everything that the result depends on."""
-        options = asdict(self.options)
         networks = [content_hash(one.checkpoint) for one in self.models]
         if self.options.mode == "prefilter":
             fitted = (one.folder / PREFILTER_FILE for one in self.models)
@@ -355,7 +349,7 @@ class NewSlides:
         parts = {
             "input": self._hash_inputs(path),
             "networks": networks,
-            "options": options,
+            "options": asdict(self.options),
             "gcemil": __version__,
         }
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

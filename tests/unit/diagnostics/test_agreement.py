@@ -91,15 +91,6 @@ def test_figures_that_do_not_exist_are_none(counts, figures):
     )
 
 
-def test_half_a_patch_is_judged_and_less_is_not():
-    assert verdicts_of(region("accept", 0, 0, columns=0.5), region("reject", 2, 0, columns=0.45)) == ([0], [])
-
-
-def test_several_marks_judge_a_patch_together_and_the_larger_decides():
-    parts = region("accept", 0, 0, columns=0.375), region("reject", 0.5, 0, columns=0.25)
-    assert verdicts_of(*parts) == ([0], [])
-
-
 def test_a_patch_marked_both_ways_is_not_judged_and_counted():
     found, notes = judged(region("accept", 0, 0), region("reject", 0, 0), region("missed", 1, 0))
     assert np.flatnonzero(found).tolist() == [1]
@@ -109,10 +100,6 @@ def test_a_patch_marked_both_ways_is_not_judged_and_counted():
 def test_a_point_judges_the_patch_that_holds_it():
     points = feature("missed", "MultiPoint", [[1.5 * PATCH, 10], [99 * PATCH, 0]])
     assert verdicts_of(points, feature("reject", "Point", [0, 0])) == ([1], [0])
-
-
-def test_marks_are_moved_by_the_bounds_of_the_slide():
-    assert verdicts_of(region("accept", 0, 0), origin=(PATCH, PATCH)) == ([5], [])
 
 
 def test_synonyms_and_capitals_are_understood():

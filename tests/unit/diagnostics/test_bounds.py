@@ -1,11 +1,13 @@
+"""The bounds of the paper's appendix on toys known by hand and on trained slides."""
+
 import math
 from dataclasses import replace
 
 import pytest
 import torch
 
+from builders.folds import few_bags
 from builders.runs import TrainedRuns
-from gcemil.config import EvidenceSettings
 from gcemil.diagnostics.bounds import (
     Completeness,
     Variation,
@@ -13,29 +15,20 @@ from gcemil.diagnostics.bounds import (
     coverage_residual,
     estimate_completeness,
     fit_completeness,
-    gate_distance,
-    gate_margin,
     gate_slope,
+    greedy_bound_factor,
+    measure_bounds,
     recoverability_figures,
+    total_curvature,
 )
+from gcemil.diagnostics.diagnose import load_measure
 from gcemil.diagnostics.snr import BagOutputs, bag_outcome
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
-from gcemil.evidence.coverage import anchor_coverage
+from gcemil.recovery.recover import greedy_subset
 
 GATES = torch.tensor([0.9, 0.6, 0.2, 0.0])
 SELECTED = torch.tensor([True, True, False, False])
-
-
-def test_margin_and_distance_by_hand():
-    assert gate_margin(GATES, 0.5) == pytest.approx(0.1)
-    assert gate_distance(GATES, SELECTED) == pytest.approx(math.sqrt(0.1**2 + 0.4**2 + 0.2**2))
-
-
-def test_gates_at_0_and_1_have_the_widest_margin_and_no_distance():
-    hard = torch.tensor([1.0, 0.0])
-    assert gate_margin(hard, 0.5) == pytest.approx(0.5)
-    assert gate_distance(hard, hard.bool()) == pytest.approx(0)
 
 
 def test_the_slope_of_a_linear_output_is_its_norm_over_the_gates_that_move():
@@ -44,7 +37,7 @@ def test_the_slope_of_a_linear_output_is_its_norm_over_the_gates_that_move():
     slope = gate_slope(lambda log_gates: weights @ log_gates.exp(), GATES, SELECTED)
     assert slope == pytest.approx(13.0)
     gap = abs(float(weights @ GATES) - float(weights @ SELECTED.float()))
-    assert slope * gate_distance(GATES, SELECTED) >= gap
+    assert slope * float((GATES - SELECTED.float()).norm()) >= gap
 
 
 def test_the_slope_is_the_steepest_on_the_way():
@@ -53,13 +46,6 @@ def test_the_slope_is_the_steepest_on_the_way():
         lambda log_gates: (2 * log_gates).exp().sum(), torch.tensor([0.5]), torch.tensor([True])
     )
     assert slope == pytest.approx(2 * 0.995)
-
-
-def test_gates_that_are_their_subset_have_no_slope_to_climb():
-    hard = torch.tensor([1.0, 0.0])
-    assert gate_slope(lambda log_gates: log_gates.exp().sum(), hard, hard.bool()) == pytest.approx(
-        0, abs=1e-6
-    )
 
 
 def test_an_output_without_a_gradient_has_no_slope():
@@ -81,23 +67,11 @@ def test_the_residual_is_the_weight_of_what_is_missed():
     assert coverage_residual(torch.tensor([False, False, False]), responses, weights) == pytest.approx(5.0)
 
 
-def test_the_residual_is_one_minus_coverage():
-    responses = torch.rand(20, 3, generator=torch.Generator().manual_seed(0)) / 4
-    selected, weights = torch.arange(20) < 6, torch.tensor([1.0, 2.0, 0.5])
-    expected = weights @ (1 - anchor_coverage(selected.float(), responses))
-    assert coverage_residual(selected, responses, weights) == pytest.approx(float(expected), rel=1e-5)
-
-
 def test_eta_and_slope_are_the_smallest_that_hold_for_all():
     found = fit_completeness([Variation(0.5, 1.0, 0.2), Variation(0.1, 0.4, 0.02), Variation(0.3, 0.0, 0.0)])
     assert (found.eta, found.output_slope) == pytest.approx((4.0, 0.2))
     # 0.2 * 4 * residual is at least every output change seen.
     assert found.bound(0.5) == pytest.approx(0.4)
-
-
-def test_subsets_that_change_nothing_say_nothing():
-    assert fit_completeness([]) is None
-    assert fit_completeness([Variation(0.5, 0.0, 0.0)]) is None
 
 
 def test_a_covered_subset_that_still_moves_the_bag_has_no_finite_eta():
@@ -106,18 +80,13 @@ def test_a_covered_subset_that_still_moves_the_bag_has_no_finite_eta():
     assert found.bound(0.5) is None
 
 
-@pytest.mark.parametrize(("gate", "expected"), [("consecutive", 0.5), ("sparsemax", 0.0)])
-def test_gates_on_the_simplex_select_where_anything_is_left(gate, expected):
-    assert EvidenceSettings(gate=gate).selection_threshold == expected
-
-
 def test_the_recoverability_bound_holds_on_trained_slides(classification_runs: TrainedRuns):
     fold = TrainedFold.open(classification_runs.gce, 0)
     for bag in fold.bags():
         explanation = bag.explanation
         outcome = bag_outcome(bag.wrapped, explanation.recovery.selected, explanation.output.log_gates)
         outputs = fold.output_scale("wrapped").read(outcome)
-        figures = recoverability_figures(fold.model, bag, fold, explanation, outputs, points=5)
+        figures = recoverability_figures(bag, outputs, points=5)
         assert 0 <= figures["gate_margin"] <= 0.5
         assert figures["margin_bound"] == pytest.approx(figures["margin_slack"] + outputs.cd_gap)
         assert not figures["margin_broken"]
@@ -143,3 +112,57 @@ def test_eta_comes_from_the_validation_bags_of_a_wrapped_run(survival_runs: Trai
     without_validation = replace(wrapped, parts=replace(wrapped.parts, val=[]))
     assert estimate_completeness(without_validation) is None
     assert estimate_completeness(TrainedFold.open(survival_runs.host, 0)) is None
+
+
+ONE = torch.ones(1, dtype=torch.float64)
+
+
+def test_patches_that_share_no_anchor_have_no_curvature():
+    responses = torch.tensor([[0.3, 0.0], [0.0, 0.8]], dtype=torch.float64)
+    assert total_curvature(responses, torch.tensor([1.0, 2.0], dtype=torch.float64)) == pytest.approx(
+        0.0, abs=1e-12
+    )
+
+
+def test_a_certain_twin_gives_curvature_one():
+    assert total_curvature(torch.ones(2, 1, dtype=torch.float64), ONE) == pytest.approx(1.0)
+
+
+def test_two_halves_have_curvature_one_half():
+    # The second patch adds .25 to the first and .5 on its own.
+    assert total_curvature(torch.full((2, 1), 0.5, dtype=torch.float64), ONE) == pytest.approx(0.5)
+
+
+def test_bound_is_one_without_curvature_and_one_minus_one_over_e_with_all_of_it():
+    assert greedy_bound_factor(0.0) == pytest.approx(1.0)
+    assert greedy_bound_factor(1.0) == pytest.approx(1 - 1 / math.e)
+    assert greedy_bound_factor(0.5) == pytest.approx(0.7869386805747332)
+
+
+def test_greedy_selection_takes_complementary_patches_and_stops_when_nothing_is_left():
+    responses = torch.tensor([[0.9, 0.0], [0.8, 0.0], [0.0, 0.5], [0.0, 0.0]], dtype=torch.float64)
+    chosen = greedy_subset(responses, torch.ones(2, dtype=torch.float64), 2)
+    assert chosen.tolist() == [True, False, True, False]
+    assert greedy_subset(responses, torch.ones(2, dtype=torch.float64), 4).tolist() == [
+        True,
+        True,
+        True,
+        False,
+    ]
+
+
+def test_every_slide_has_its_curvature_and_no_rule_beats_the_bound(classification_runs: TrainedRuns):
+    found = measure_bounds(few_bags(TrainedFold.open(classification_runs.gce, 0)))
+    assert {row.labels["rule"] for row in found.rows} == {"evidence", "attention", "random", "oracle"}
+    assert len(found.slides) == 12
+    for slide in found.slides:
+        assert 0 <= slide["curvature"] <= 1
+        assert 1 - 1 / 2.7182818 - 1e-6 <= slide["greedy_factor"] <= 1
+        assert slide["utility_share"] <= slide["greedy_share"] / slide["greedy_factor"] + 1e-9
+        assert slide["greedy_share"] <= 1 + 1e-9
+
+
+def test_a_plain_host_has_no_coverage_to_bound(classification_runs: TrainedRuns):
+    found = load_measure("bounds")(TrainedFold.open(classification_runs.host, 0))
+    assert found.rows == ()
+    assert "no wrapper" in found.notes[0]

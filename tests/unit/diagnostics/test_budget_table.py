@@ -1,11 +1,8 @@
 """Rules of the same size: on a planted fold every figure of the oracle is known by hand."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
-from builders.folds import few_bags, fold_of, one_patch_fold
 from builders.planted_folds import planted_fold
 from builders.runs import TrainedRuns
 from gcemil.diagnostics import budget
@@ -13,8 +10,6 @@ from gcemil.diagnostics.measurements import prefix_outcomes
 from gcemil.diagnostics.snr import bag_outcome
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
-from gcemil.findings import read_finding, write_finding
-from gcemil.metrics import METRICS
 from gcemil.recovery.recover import ranking, top_k
 
 TRUTH = ("precision", "recall", "average_precision", "region_coverage")
@@ -45,49 +40,6 @@ def test_the_planted_oracle_is_sufficient_and_necessary_as_by_hand(tmp_path):
     assert oracle["removal_effect"] == pytest.approx(float(full) - 0.5, abs=1e-6)
 
 
-def test_the_planted_oracle_beats_chance_on_every_figure_that_has_a_better_side(tmp_path):
-    finding = budget.measure_budget(planted_fold(tmp_path), budgets=(0.05, 0.1), attributions=FEW)
-    for size in ("0.05", "0.1"):
-        oracle, chance = (values(finding, rule=rule, budget=size) for rule in ("oracle", "random"))
-        for name, value in oracle.items():
-            if METRICS[name].direction == "higher" and name != "task_metric":
-                assert value >= chance[name], name
-            if METRICS[name].direction == "lower" and value is not None:
-                assert value <= chance[name], name
-        assert oracle["full_kept_gap"] < chance["full_kept_gap"]
-        assert oracle["removal_effect"] > chance["removal_effect"]
-        assert all(oracle[name] > chance[name] for name in TRUTH)
-
-
-@pytest.mark.parametrize("kind", ["classification_runs", "survival_runs"])
-def test_every_rule_has_the_same_size_and_the_oracle_is_best_on_truth(kind, request):
-    runs: TrainedRuns = request.getfixturevalue(kind)
-    fold = TrainedFold.open(runs.gce, 0, against=runs.host)
-    finding = budget.measure_budget(fold, budgets=(0.05, "recovered"), attributions=FEW)
-    for network in ("plain", "wrapped"):
-        for size in ("0.05", "recovered"):
-            found = rows(finding, network=network, budget=size, comparison="full-kept")
-            rules = {row.labels["rule"]: row.values for row in found}
-            assert {"random", "oracle", "attention", "occlusion_smoothed"} <= set(rules)
-            assert ("gce_discrete" in rules) == (network == "wrapped")
-            assert len({round(one["evidence_fraction"], 12) for one in rules.values()}) == 1
-            for name in TRUTH:
-                assert all(rules["oracle"][name] >= one[name] for one in rules.values()), name
-                assert rules["oracle"][name] > rules["random"][name] or rules["oracle"][name] == 1, name
-
-
-def test_the_two_gaps_never_stand_in_one_row(classification_runs: TrainedRuns):
-    fold = few_bags(TrainedFold.open(classification_runs.gce, 0))
-    finding = budget.measure_budget(fold, budgets=(0.05, "recovered"), attributions=FEW)
-    for row in finding.rows:
-        gated = row.labels["comparison"] == "soft-kept"
-        assert (row.values["cd_gap"] is not None) == gated
-        assert (row.values["full_kept_gap"] is not None) == (not gated)
-        assert "cd_gap" not in row.deviations or gated
-    soft = {row.labels["rule"] for row in finding.rows if row.labels["comparison"] == "soft-kept"}
-    assert soft == {"gce_soft", "gce_discrete"}
-
-
 def test_prefixes_of_a_ranking_are_judged_by_real_removal(classification_runs: TrainedRuns):
     fold = TrainedFold.open(classification_runs.gce, 0)
     bag = next(iter(fold.bags()))
@@ -102,45 +54,6 @@ def test_prefixes_of_a_ranking_are_judged_by_real_removal(classification_runs: T
             torch.testing.assert_close(found.removed, expected.removed, atol=1e-5, rtol=0)
         assert found.fraction == pytest.approx(expected.fraction)
     assert int(top_k(scores, 1).nonzero()) == int(ranking(scores)[0])
-
-
-def test_the_whole_bag_loses_nothing_and_leaves_nothing(tmp_path):
-    finding = budget.measure_budget(planted_fold(tmp_path, n_slides=4), budgets=(1.0,), attributions=FEW)
-    for row in finding.rows:
-        assert row.values["keep_only_drop"] == pytest.approx(0, abs=1e-6)
-        assert row.values["full_kept_gap"] == pytest.approx(0, abs=1e-6)
-        assert row.values["complement_degradation"] is None
-        assert row.values["removal_gap"] is None
-
-
-def test_bags_of_one_patch_are_their_own_evidence(tmp_path, classification_runs: TrainedRuns):
-    fold = one_patch_fold(TrainedFold.open(classification_runs.gce, 0), tmp_path / "cohort")
-    finding = budget.measure_budget(few_bags(fold))
-    assert all(row.values["evidence_fraction"] == 1 for row in finding.rows)
-    assert all(row.values["keep_only_drop"] == 0 for row in rows(finding, comparison="full-kept"))
-
-
-def test_bags_of_one_class_have_figures(tmp_path):
-    fold = fold_of(planted_fold(tmp_path), lambda spec: spec.target == 1)
-    oracle = values(budget.measure_budget(fold, budgets=(0.1,), attributions=FEW), rule="oracle")
-    assert oracle["evidence_sufficiency"] == pytest.approx(1)
-    assert oracle["complement_degradation"] == pytest.approx(1)
-
-
-def test_without_an_event_there_is_no_task_metric_and_a_note_says_so(survival_runs: TrainedRuns):
-    fold = fold_of(TrainedFold.open(survival_runs.gce, 0), lambda spec: spec.target[1] == 0)
-    finding = budget.measure_budget(fold, attributions=FEW)
-    assert all(row.values["evidence_sufficiency"] is None for row in finding.rows)
-    assert values(finding, rule="random", budget="0.05")["full_kept_gap"] > 0
-    assert any(note.startswith("No task metric on these bags:") for note in finding.notes)
-
-
-def test_signed_differences_of_risks_are_left_out(survival_runs: TrainedRuns):
-    fold = few_bags(TrainedFold.open(survival_runs.gce, 0))
-    finding = budget.measure_budget(fold, budgets=(0.05,), attributions=FEW)
-    one = values(finding, rule="random", budget="0.05")
-    assert one["removal_effect"] is None
-    assert one["removal_gap"] > 0
 
 
 def test_without_truth_there_is_neither_oracle_nor_truth(tmp_path):
@@ -161,20 +74,6 @@ def test_truth_for_some_bags_makes_no_oracle_over_some_bags(tmp_path):
     finding = budget.measure_budget(fold, attributions=FEW)
     assert not rows(finding, rule="oracle")
     assert "Left out, because some bags cannot have them: oracle." in finding.notes
-
-
-def test_the_same_seed_gives_the_same_finding_and_json_keeps_it(tmp_path):
-    fold = planted_fold(tmp_path, n_slides=4)
-    one, other = (budget.measure_budget(fold, budgets=(0.1,), attributions=FEW) for _ in range(2))
-    assert one == other
-    assert read_finding(write_finding(tmp_path, one)).rows == one.rows
-    assert budget.measure_budget(replace(fold, seed=1), budgets=(0.1,), attributions=FEW) != one
-
-
-def test_budgets_are_three_shares_and_the_size_of_the_evidence(classification_runs: TrainedRuns):
-    fold = few_bags(TrainedFold.open(classification_runs.gce, 0), 1)
-    finding = budget.measure_budget(fold, attributions=FEW)
-    assert {row.labels["budget"] for row in finding.rows} == {"0.01", "0.05", "0.1", "recovered"}
 
 
 def test_a_run_without_a_wrapper_has_no_recovered_evidence(tmp_path):

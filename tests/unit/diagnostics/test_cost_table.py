@@ -1,21 +1,22 @@
+"""Time, memory and worth of every way to predict, with a clock that moves only when someone works."""
+
 from dataclasses import replace
 
 import pytest
 import torch
 
-from builders.folds import one_patch_fold
 from builders.runs import TrainedRuns
 from gcemil.diagnostics import cost
 from gcemil.diagnostics.cost import (
-    count_bytes,
-    leave_out_patch,
     measure_inference_cost,
+    peak_bytes,
     time_encoder,
     time_interleaved,
 )
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
 from gcemil.hosts.adapters import CallableHost
+from gcemil.hosts.table import create_host
 
 
 class Stopwatch:
@@ -40,21 +41,6 @@ def test_every_call_is_timed_alone_and_the_median_counts():
 
     found = time_interleaved({"a": lambda: work(next(slow)), "b": lambda: work(7.0)}, 3, watch)
     assert found == pytest.approx({"a": 3.0, "b": 7.0})
-
-
-def test_rounds_begin_with_another_call_each_time():
-    seen = []
-    time_interleaved({name: lambda name=name: seen.append(name) for name in "abc"}, 3, Stopwatch())
-    assert "".join(seen) == "abcbcacab"
-
-
-def test_each_turn_leaves_another_patch_out():
-    out = [int((~leave_out_patch(50, turn)).nonzero()) for turn in range(5)]
-    assert len(set(out)) == 5
-
-
-def test_handed_rows_count_with_their_bytes():
-    assert count_bytes((torch.zeros(10, 4), torch.zeros(10, 2, dtype=torch.int64), None)) == 160 + 160
 
 
 def counted_fold(runs: TrainedRuns, watch: Stopwatch) -> TrainedFold:
@@ -158,23 +144,40 @@ def test_controls_have_a_worth_and_no_time_of_their_own(classification_runs: Tra
         assert found["patch_ratio"] == pytest.approx(row(finding, "discrete").values["patch_ratio"])
 
 
-def test_survival_is_worth_its_c_index(survival_runs: TrainedRuns):
-    fold = TrainedFold.open(survival_runs.gce, 0)
-    found = row(measure_inference_cost(fold, repeats=1, timed_bags=1), "discrete").values
-    assert found["relative_utility"] >= 0
-
-
-def test_bags_of_one_patch_cost_the_same_every_way(classification_runs: TrainedRuns, tmp_path):
-    watch = Stopwatch()
-    fold = one_patch_fold(counted_fold(classification_runs, watch), tmp_path / "cohort")
-    finding = measure_inference_cost(fold, clock=watch, repeats=1)
-    assert row(finding, "attention").values["aggregation_time"] == pytest.approx(1)
-    assert row(finding, "attention").values["patch_ratio"] == pytest.approx(1)
-    # Nothing is left to ask once the only patch is out.
-    assert row(finding, "occlusion").values["explained_time"] == pytest.approx(2)
-
-
 @pytest.mark.parametrize("wrong", [{"repeats": 0}, {"timed_bags": 0}])
 def test_nothing_timed_is_an_error(classification_runs: TrainedRuns, wrong):
     with pytest.raises(UsageError, match="repeats and timed_bags are at least 1"):
         measure_inference_cost(TrainedFold.open(classification_runs.host, 0), **wrong)
+
+
+def test_what_is_freed_no_longer_counts():
+    def one_after_another():
+        for _ in range(5):
+            torch.ones(1000)
+
+    assert peak_bytes(one_after_another) == 4000
+    assert peak_bytes(lambda: [torch.ones(1000) for _ in range(5)]) == 20_000
+
+
+def test_views_and_tensors_from_before_count_nothing():
+    before = torch.ones(1000)
+    assert peak_bytes(lambda: before.view(10, 100).T[:5]) == 0
+    assert peak_bytes(lambda: before.add_(1)) == 0
+    assert peak_bytes(lambda: torch.ones(1000).view(10, 100)) == 4000
+
+
+@torch.no_grad()
+def test_the_allocators_own_record_says_the_same():
+    host = create_host("abmil", in_dim=16, n_outputs=2).eval()
+    features = torch.randn(200, 16)
+
+    def recorded():
+        with torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+        ) as profile:
+            host(features)
+        events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+        held = torch.tensor([event.nbytes() for event in sorted(events, key=lambda e: e.start_ns())])
+        return int(held.cumsum(0).max())
+
+    assert peak_bytes(lambda: host(features)) == pytest.approx(recorded(), rel=0.01)

@@ -26,28 +26,6 @@ def scored(*lines):
     return cells, np.array([0.0 if char == "." else float(char) for char in chars])
 
 
-def test_patches_that_touch_at_a_corner_are_connected():
-    cells, chars = grid("x..x", ".x..", "...x")
-    assert connected_regions(cells, chars == "x").tolist() == [1, 0, 0, 2, 0, 1, 0, 0, 0, 0, 0, 3]
-
-
-def test_the_end_of_a_row_does_not_touch_the_start_of_the_next():
-    cells, chars = grid("..x", "x..")
-    assert connected_regions(cells, chars == "x").tolist() == [0, 0, 1, 2, 0, 0]
-
-
-def test_patches_across_a_gap_in_the_tissue_are_apart():
-    cells, chars = grid("x x")
-    assert connected_regions(cells, chars == "x").tolist() == [1, 2]
-
-
-def test_no_marked_patch_no_patch_and_one_patch():
-    cells, _ = grid("...")
-    assert connected_regions(cells, np.zeros(3, dtype=bool)).tolist() == [0, 0, 0]
-    assert connected_regions(np.zeros((0, 2), dtype=np.int64), np.zeros(0, dtype=bool)).tolist() == []
-    assert connected_regions(cells[:1], np.ones(1, dtype=bool)).tolist() == [1]
-
-
 def test_regions_equal_those_of_an_image_library_in_any_order_of_patches():
     generator = np.random.default_rng(0)
     for share in (0.1, 0.4, 0.7):
@@ -104,17 +82,6 @@ def test_a_point_in_isolated_tumour_cells_is_neither_right_nor_wrong():
     found = hits_by_point(lesion_candidates(cells, scores, 1.0), lesion, np.array([True, False]))
     assert found.lesion_scores.tolist() == [5]
     assert found.false_positives.tolist() == [3]
-
-
-def test_a_map_below_its_threshold_has_no_candidates():
-    cells, scores = scored("123")
-    candidates = lesion_candidates(cells, scores, 4.0)
-    assert candidates.scores.tolist() == []
-    found = hits_by_overlap(candidates, np.array([0, 1, 0]))
-    assert found.lesion_scores.tolist() == [NOT_FOUND]
-    assert found.false_positives.tolist() == []
-    empty = hits_by_point(candidates, np.zeros(3, dtype=np.int64))
-    assert len(empty.lesion_scores) == len(empty.false_positives) == 0
 
 
 def test_the_major_axis_of_whole_patches_equals_that_of_an_image_library():

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from builders.folds import few_bags
 from builders.runs import TrainedRuns
 from builders.wrappers import prepared_host, tensor_bag
 from gcemil.diagnostics import subsets
@@ -75,26 +74,6 @@ def test_a_prefix_grows_in_steps_of_k_until_it_is_sufficient():
     assert figures["subset_patches"] == pytest.approx(2)
 
 
-def test_a_fixed_size_does_not_grow():
-    candidates, figures = searched(toy(two_positives, 1, 1, 1, 1, -1))
-    assert [candidate.patches.tolist() for candidate in candidates] == [[0]]
-    assert figures["subsets_per_slide"] == pytest.approx(0)
-    assert figures["kept_output_drop"] == pytest.approx(LOST)
-    assert figures["subset_patches"] is None
-    assert figures["remove_union_1"] is None
-    assert figures["remove_random"] is None
-
-
-def test_the_same_class_with_a_lower_probability_is_not_sufficient():
-    def how_many(features):
-        return torch.stack([torch.zeros(()), features.clamp(min=0).sum()])
-
-    # Log-odds 2 on the whole bag, 1 on a half: probability .88 and .73.
-    candidates, _ = searched(toy(how_many, 1, 1))
-    assert not candidates[0].is_sufficient
-    assert candidates[0].drop == pytest.approx(0.149738, abs=1e-5)
-
-
 def test_a_higher_probability_is_sufficient():
     def strongest(features):
         return torch.stack([torch.zeros(()), features.mean()])
@@ -124,13 +103,6 @@ def test_the_search_ends_after_three_subsets_where_every_patch_is_sufficient():
     assert len(candidates) == 3
     assert figures["three_subsets_share"] == pytest.approx(1)
     assert figures["remove_union_3"] == pytest.approx(0, abs=1e-6)
-
-
-def test_a_model_without_a_spread_of_risks_has_no_unit():
-    with pytest.raises(UsageError, match="standard deviation 0"):
-        OutputScale(1, RiskScale(mean=0.0, deviation=0.0))
-    with pytest.raises(UsageError, match="at least 0, got -1"):
-        OutputScale(2, RiskScale(), risk_tolerance=-1.0)
 
 
 def test_the_hosts_that_pool_linearly_are_known():
@@ -164,35 +136,6 @@ def test_no_prefix_underflows_however_far_apart_the_attention_logits_lie(name):
     order = logits.argsort()
     naive = [view.asked.kept(members(order[:size], n_patches=30)).logits for size in range(1, 31)]
     assert torch.allclose(prefix_logits(view, order, range(1, 31)), torch.stack(naive), atol=1e-4)
-
-
-def row(finding, **labels):
-    return next(row for row in finding.rows if labels.items() <= row.labels.items())
-
-
-@pytest.mark.parametrize("kind", ["classification", pytest.param("survival", marks=pytest.mark.slow)])
-def test_the_oracle_finds_the_purest_subsets(kind, request: pytest.FixtureRequest):
-    runs: TrainedRuns = request.getfixturevalue(f"{kind}_runs")
-    fold = few_bags(TrainedFold.open(runs.gce, 0, against=runs.host))
-    found = subsets.measure_subsets(fold, sizes=(4, 8))
-    rules = {"sufficient_prefix", "attention", "random", "oracle"}
-    for network, expected in (("plain", rules), ("wrapped", rules | {"evidence"})):
-        for k in ("4", "8"):
-            own = [one for one in found.rows if one.labels["network"] == network and one.labels["k"] == k]
-            assert {one.labels["rule"] for one in own} == expected
-            oracle = row(found, rule="oracle", network=network, k=k).values["precision"]
-            assert oracle == max(one.values["precision"] for one in own)
-            assert oracle > row(found, rule="random", network=network, k=k).values["precision"]
-    assert len(found.slides) == len(found.rows) * len(fold.specs())
-    assert found.to_json()["metrics"]["subsets_per_slide"]["direction"] == "higher"
-
-
-def test_random_subsets_are_those_of_the_seed(classification_runs: TrainedRuns):
-    fold = few_bags(TrainedFold.open(classification_runs.host, 0))
-    one, again, other = (subsets.measure_subsets(fold, sizes=(4,), seed=seed) for seed in (42, 42, 43))
-    assert one.rows == again.rows
-    assert row(one, rule="random") != row(other, rule="random")
-    assert row(one, rule="attention").values["precision"] == row(other, rule="attention").values["precision"]
 
 
 def test_a_size_without_patches_is_an_error(classification_runs: TrainedRuns):

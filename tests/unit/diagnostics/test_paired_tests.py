@@ -37,11 +37,6 @@ def test_five_folds_in_one_direction_give_the_smallest_wilcoxon_p():
     assert (wilcoxon(np.array([0.3, 0.2])), smallest_wilcoxon(2)) == pytest.approx((0.5, 0.5))
 
 
-def test_one_small_loss_among_five_gains_doubles_the_wilcoxon_p():
-    # Only the signs of rank 1 or of none are as extreme: 4 of 32.
-    assert wilcoxon(np.array([-0.01, 0.02, 0.03, 0.04, 0.05])) == pytest.approx(0.125)
-
-
 def test_ties_that_only_binary_numbers_break_are_ties():
     differences = np.array([0.8 - 0.7, 0.9 - 0.8, -(0.4 - 0.3), 0.5 - 0.4])
     assert len(set(np.abs(differences))) > 1
@@ -57,39 +52,29 @@ def test_both_tests_equal_scipy(values):
     assert paired_t(differences) == pytest.approx(stats.ttest_1samp(differences, 0).pvalue, abs=1e-12)
 
 
-def test_zeros_are_left_out_of_the_ranks():
-    assert wilcoxon(np.array([0.0, 1.0, 2.0, 3.0])) == pytest.approx(0.25)
-    assert rank_biserial(np.array([0.0, 1.0])) == pytest.approx(1)
-
-
-def test_many_pairs_are_handed_to_scipy():
-    differences = np.random.default_rng(1).normal(0.3, 1, size=40)
-    assert wilcoxon(differences) == pytest.approx(stats.wilcoxon(differences).pvalue)
-
-
 def test_identical_values_cannot_be_tested():
     found = paired_tests(np.zeros(5), generator=draws())
-    assert (found.difference, found.deviation, found.low, found.high) == pytest.approx((0, 0, 0, 0))
-    assert found.p_paired_t is found.p_wilcoxon is found.cohens_dz is found.rank_biserial is None
+    figures = [found[name] for name in ("difference", "difference_low", "difference_high")]
+    assert figures == pytest.approx([0, 0, 0])
+    assert found["p_paired_t"] is found["p_wilcoxon"] is found["cohens_dz"] is found["rank_biserial"] is None
 
 
 def test_the_same_gain_in_every_fold_has_no_t():
     found = paired_tests(np.full(5, 0.1), generator=draws())
-    assert found.p_paired_t is found.cohens_dz is None
-    assert found.p_wilcoxon == pytest.approx(0.0625)
-    assert found.rank_biserial == pytest.approx(1)
+    assert found["p_paired_t"] is found["cohens_dz"] is None
+    assert found["p_wilcoxon"] == pytest.approx(0.0625)
+    assert found["rank_biserial"] == pytest.approx(1)
 
 
 def test_two_folds_can_be_tested_and_one_cannot():
     two = paired_tests(np.array([0.1, 0.3]), generator=draws())
     # t = 0.2 / 0.1 with one degree of freedom: p = 1 - 2 atan(2) / pi.
-    assert two.p_paired_t == pytest.approx(1 - 2 * np.arctan(2) / np.pi)
-    assert two.p_wilcoxon == pytest.approx(0.5)
-    assert (two.low, two.high) == pytest.approx((0.1, 0.3))
+    assert two["p_paired_t"] == pytest.approx(1 - 2 * np.arctan(2) / np.pi)
+    assert two["p_wilcoxon"] == pytest.approx(0.5)
+    assert (two["difference_low"], two["difference_high"]) == pytest.approx((0.1, 0.3))
     one = paired_tests(np.array([0.1]), generator=draws())
-    assert one.n_pairs == 1
-    assert one.difference == pytest.approx(0.1)
-    assert one.deviation is one.low is one.p_paired_t is one.p_wilcoxon is one.cohens_dz is None
+    assert one["difference"] == pytest.approx(0.1)
+    assert one["difference_low"] is one["p_paired_t"] is one["p_wilcoxon"] is one["cohens_dz"] is None
 
 
 def test_the_interval_is_that_of_all_resamples():

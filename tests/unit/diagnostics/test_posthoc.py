@@ -1,14 +1,19 @@
+"""Explanations made after training: their time, their size, and flipping curves that can be drawn by hand."""
+
 from itertools import count
 
 import pytest
 import torch
 
-from builders.folds import few_bags, one_patch_fold
+from builders.folds import few_bags
 from builders.planted_folds import planted_fold
 from builders.runs import TrainedRuns
+from builders.wrappers import prepared_host, tensor_bag
 from gcemil.diagnostics import posthoc
-from gcemil.diagnostics.trained_fold import TrainedFold
-from gcemil.findings import read_finding, write_finding
+from gcemil.diagnostics.posthoc import curve_figures, flipping_curves
+from gcemil.diagnostics.snr import OutputScale, RiskScale
+from gcemil.diagnostics.trained_fold import TrainedFold, predict_bag
+from gcemil.hosts.adapters import CallableHost
 
 TRUTH = ("precision", "recall", "average_precision", "region_coverage")
 ABMIL = {
@@ -40,13 +45,6 @@ def test_times_are_in_passes_of_the_host(classification_runs: TrainedRuns):
     assert by_rule(finding)["gce_discrete"]["runtime_ratio"] == pytest.approx(2)
 
 
-def test_a_clock_too_coarse_for_a_pass_gives_no_ratio(tmp_path):
-    finding = posthoc.measure_posthoc(
-        planted_fold(tmp_path, n_slides=2), attributions=("single",), clock=lambda: 0.0
-    )
-    assert all(values["runtime_ratio"] is None for values in by_rule(finding).values())
-
-
 def test_one_interrupted_bag_does_not_speak_for_all(tmp_path):
     fold = planted_fold(tmp_path, n_slides=3)
     reads = count()
@@ -63,22 +61,6 @@ def test_one_interrupted_bag_does_not_speak_for_all(tmp_path):
     assert max(
         slide["runtime_ratio"] for slide in finding.slides if slide["rule"] == "attention"
     ) == pytest.approx(100)
-
-
-@pytest.mark.parametrize(
-    "kind", ["classification_runs", pytest.param("survival_runs", marks=pytest.mark.slow)]
-)
-def test_every_method_has_the_size_of_the_evidence_and_the_oracle_is_best_on_truth(kind, request):
-    runs: TrainedRuns = request.getfixturevalue(kind)
-    fold = TrainedFold.open(runs.gce, 0, against=runs.host)
-    finding = posthoc.measure_posthoc(fold, attributions=("occlusion",), clock=ticking())
-    assert {row.labels["budget"] for row in finding.rows} == {"recovered"}
-    for network in fold.networks:
-        rules = by_rule(finding, network)
-        assert len({round(values["evidence_fraction"], 12) for values in rules.values()}) == 1
-        for name in TRUTH:
-            assert all(rules["oracle"][name] >= values[name] for values in rules.values()), name
-            assert rules["oracle"][name] > rules["random"][name] or rules["oracle"][name] == 1, name
 
 
 def test_the_planted_oracle_has_the_curves_drawn_by_hand(tmp_path):
@@ -104,17 +86,6 @@ def test_the_planted_oracle_has_the_curves_drawn_by_hand(tmp_path):
     assert oracle["removal_effect"] > chance["removal_effect"]
 
 
-def test_bags_of_one_patch_have_flat_curves(tmp_path, survival_runs: TrainedRuns):
-    fold = few_bags(one_patch_fold(TrainedFold.open(survival_runs.gce, 0), tmp_path / "cohort"))
-    finding = posthoc.measure_posthoc(fold, clock=ticking())
-    # A case of several slides keeps one patch of each.
-    alone = [
-        slide for slide in finding.slides if slide["n_selected"] == 1 and slide["evidence_fraction"] == 1
-    ]
-    assert alone
-    assert all(slide["srg"] == 0 and slide["full_kept_gap"] == 0 for slide in alone)
-
-
 def test_a_budget_may_be_named(tmp_path):
     finding = posthoc.measure_posthoc(
         planted_fold(tmp_path, n_slides=4), budget=1.0, attributions=("lrp",), clock=ticking()
@@ -123,10 +94,64 @@ def test_a_budget_may_be_named(tmp_path):
     assert all(row.values["complement_degradation"] is None for row in finding.rows)
 
 
-def test_the_finding_is_written_with_the_meaning_of_its_figures(tmp_path):
-    finding = posthoc.measure_posthoc(
-        planted_fold(tmp_path, n_slides=4), attributions=("lrp",), clock=ticking()
-    )
-    assert read_finding(write_finding(tmp_path, finding)).rows == finding.rows
-    assert finding.to_json()["metrics"]["srg"]["direction"] == "higher"
-    assert finding.to_json()["metrics"]["runtime_ratio"] == {"direction": "lower", "criterion": "cost"}
+CLASSES = OutputScale(2, RiskScale())
+SURE, UNSURE = float(torch.tensor(8.0).sigmoid()), float(torch.tensor(-8.0).sigmoid())
+
+
+def any_positive(features):
+    return torch.tensor([-4.0, 4.0] if bool((features > 0).any()) else [4.0, -4.0])
+
+
+def view_of(host, features, coords=None):
+    return predict_bag(host, features, coords)
+
+
+def toy(*values, model=any_positive, n_outputs=2):
+    host = CallableHost(model, in_dim=1, n_outputs=n_outputs, scores="keep-one").eval()
+    return view_of(host, torch.tensor(values, dtype=torch.float32).unsqueeze(1))
+
+
+def curves(view, *order, output_scale=CLASSES, **options):
+    return flipping_curves(view, torch.tensor(order), output_scale, **options)
+
+
+def test_a_ranking_that_finds_the_one_patch_falls_at_once_and_stays_up_to_the_end():
+    found = curves(toy(1, -1, -1, -1), 0, 1, 2, 3)
+    assert found[0].tolist() == pytest.approx([0, 0.25, 0.5, 0.75])
+    assert found[1].tolist() == pytest.approx([SURE, UNSURE, UNSURE, UNSURE])
+    assert found[2].tolist() == pytest.approx([SURE, SURE, SURE, SURE])
+    assert curve_figures(*found)["least_first_area"] == pytest.approx(SURE)
+    assert curve_figures(*found)["most_first_area"] == pytest.approx((0.5 * SURE + 2.5 * UNSURE) / 3)
+    assert curve_figures(*found)["srg"] == pytest.approx((2.5 * SURE - 2.5 * UNSURE) / 3)
+
+
+def test_a_risk_is_read_in_units_of_the_training_risks():
+    view = toy(1, 3, 8, model=lambda features: features.mean().unsqueeze(0), n_outputs=1)
+    found = curves(view, 2, 1, 0, output_scale=OutputScale(1, RiskScale(mean=1.0, deviation=2.0)))
+    assert found[1].tolist() == pytest.approx([1.5, 0.5, 0])
+    assert found[2].tolist() == pytest.approx([1.5, 2.25, 3.5])
+    assert curve_figures(*found)["srg"] == pytest.approx((0.5 * 1.5 + 2.25 + 0.5 * 3.5 - 0.5 * 1.5 - 0.5) / 2)
+
+
+def test_one_patch_is_a_curve_of_one_point():
+    found = curves(toy(1), 0)
+    assert found[0].tolist() == pytest.approx([0])
+    assert curve_figures(*found)["most_first_area"] == pytest.approx(SURE)
+    assert curve_figures(*found)["srg"] == pytest.approx(0, abs=1e-6)
+
+
+def test_a_curve_ends_with_the_last_patch_whatever_the_shares():
+    found = curves(toy(1, -1, -1, -1), 0, 1, 2, 3, removed_shares=(0.5, 1.0))
+    assert found[0].tolist() == pytest.approx([0, 0.5, 0.75])
+
+
+@pytest.mark.parametrize("name", ["abmil", "ibmil", "dsmil"])
+def test_points_of_a_curve_are_real_removals(name):
+    view = view_of(prepared_host(name), *tensor_bag(12))
+    order = torch.randperm(12, generator=torch.Generator().manual_seed(0))
+    found = flipping_curves(view, order, OutputScale(3, RiskScale()))
+    for position, share in enumerate(found[0].tolist()):
+        gone = torch.zeros(12, dtype=torch.bool)
+        gone[order[: round(share * 12)]] = True
+        left = view.asked.kept(~gone).logits.double().softmax(0)[view.full.logits.argmax()]
+        assert float(found[1][position]) == pytest.approx(float(left), abs=1e-5)

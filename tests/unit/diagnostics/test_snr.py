@@ -1,12 +1,21 @@
-"""Toys whose S/N/R is known by hand: a host that says 'tumour' when it sees a patch above 0."""
+"""Toys whose S/N/R is known by hand, and the paper's constructions that no criterion implies another."""
 
 import pytest
 import torch
 
-from gcemil.diagnostics.snr import BagOutcome, RiskScale, bag_outcome, snr_scores
+from gcemil.diagnostics.snr import (
+    BagOutcome,
+    OutputScale,
+    RiskScale,
+    Tolerances,
+    bag_outcome,
+    judge_subset,
+    snr_scores,
+)
 from gcemil.errors import UsageError
 from gcemil.explain import Interventions
 from gcemil.hosts.adapters import CallableHost
+from gcemil.recovery.recover import above_threshold
 from gcemil.tasks.task import ClassificationTask, SurvivalTask
 
 TASK = ClassificationTask(("normal", "tumour"))
@@ -74,10 +83,6 @@ def test_gates_far_from_their_subset_are_not_recoverable():
     assert scores(blurred, normal).cd_gap == pytest.approx((torch.tensor(8.0).sigmoid().item() - 0.5) / 2)
 
 
-def test_rules_without_gates_have_no_continuous_gap():
-    assert scores(NORMAL_BAG, NORMAL_BAG).cd_gap is None
-
-
 def test_risks_are_compared_in_units_of_the_training_risks():
     outcomes = [
         BagOutcome(torch.tensor([risk]), torch.tensor([risk + 1]), torch.tensor([0.0]), None, 0.5)
@@ -93,3 +98,51 @@ def test_risks_are_compared_in_units_of_the_training_risks():
 def test_no_bags_is_an_error():
     with pytest.raises(UsageError, match="at least one bag"):
         snr_scores([], torch.tensor([]), TASK)
+
+
+LESION, CONTEXT, BACKGROUND = [1.0, 0.0], [0.0, 1.0], [0.0, 0.0]
+OPEN, CLOSED = 1.0, 0.0
+
+
+def strength(amount):
+    """Logits that say tumour at amount 1, normal at 0, and do not know at 1/2."""
+    return torch.stack([2 - 4 * amount, 4 * amount - 2])
+
+
+def any_lesion(features):
+    """One lesion is enough, and a second one changes nothing."""
+    return strength(features[:, 0].amax())
+
+
+def lesion_in_context(features):
+    """A lesion counts only where its context is seen as well."""
+    return strength(features.amax(dim=0).amin())
+
+
+def judged(model, patches, gates):
+    """The verdict on the gates and on the subset they threshold to."""
+    host = CallableHost(model, in_dim=2, n_outputs=2, scores="keep-one")
+    gates = torch.tensor(gates)
+    outcome = bag_outcome(
+        Interventions(host, torch.tensor(patches)), above_threshold(gates, 0.5), gates.log()
+    )
+    return judge_subset(OutputScale(2, RiskScale()).read(outcome), Tolerances())
+
+
+ALL_EIGHT = {
+    (True, True, True): (any_lesion, [LESION, BACKGROUND], [OPEN, CLOSED]),
+    (True, True, False): (any_lesion, [LESION, BACKGROUND], [0.51, 0.49]),
+    (True, False, True): (any_lesion, [LESION, LESION], [OPEN, CLOSED]),
+    (True, False, False): (any_lesion, [LESION, LESION], [0.51, 0.49]),
+    (False, True, True): (lesion_in_context, [LESION, CONTEXT], [OPEN, CLOSED]),
+    # Half a lesion in half a context is undecided; the lesion alone is not.
+    (False, True, False): (lesion_in_context, [LESION, CONTEXT], [0.51, 0.49]),
+    (False, False, True): (any_lesion, [LESION, BACKGROUND], [CLOSED, OPEN]),
+    (False, False, False): (any_lesion, [LESION, BACKGROUND], [0.49, 0.51]),
+}
+
+
+@pytest.mark.parametrize("expected", ALL_EIGHT)
+def test_every_combination_of_the_three_verdicts_occurs(expected):
+    found = judged(*ALL_EIGHT[expected])
+    assert (found.sufficient, found.necessary, found.recoverable) == expected

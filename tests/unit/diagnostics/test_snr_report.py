@@ -1,7 +1,5 @@
 """Rows by hand, a simulated cohort where truth decides, and folds on which figures do not exist."""
 
-import dataclasses
-import json
 from pathlib import Path
 
 import pytest
@@ -14,14 +12,11 @@ from gcemil.diagnostics.measurements import Groups
 from gcemil.diagnostics.snr import BagOutcome, RiskScale
 from gcemil.diagnostics.snr_report import measure_snr, snr_rows
 from gcemil.diagnostics.trained_fold import TrainedFold
-from gcemil.errors import UsageError
 from gcemil.evidence.anchors import AnchorBank
-from gcemil.findings import join_folds, read_finding, write_finding
 from gcemil.hosts.table import create_host
-from gcemil.metrics import METRICS
 from gcemil.model import GceMil
 from gcemil.runs.folder import FoldParts
-from gcemil.tasks.task import ClassificationTask, SurvivalTask, create_task
+from gcemil.tasks.task import ClassificationTask, create_task
 
 NORMAL, TUMOUR = torch.tensor([4.0, -4.0]), torch.tensor([-4.0, 4.0])
 TASK = ClassificationTask(("normal", "tumour"))
@@ -69,19 +64,6 @@ def test_rows_of_two_bags_by_hand():
     assert soft["cd_metric_gap"] == pytest.approx(2 / 3)
 
 
-def test_the_row_of_a_class_has_its_own_f1_and_its_own_slides():
-    bags = [
-        trial(0, NORMAL, NORMAL, NORMAL, NORMAL, full_kept_gap=0.0),
-        trial(1, TUMOUR, TUMOUR, NORMAL, TUMOUR, full_kept_gap=0.5),
-    ]
-    found = rows_of(bags, TASK)
-    normal = row_of(found, **{"class": "normal", "comparison": "full-kept"}).values
-    tumour = row_of(found, **{"class": "tumour", "comparison": "full-kept"}).values
-    assert (normal["full_kept_gap"], tumour["full_kept_gap"]) == pytest.approx((0.0, 0.5), abs=1e-6)
-    assert normal["complement_degradation"] == pytest.approx(1 - 2 / 3)
-    assert tumour["complement_degradation"] == pytest.approx(1)
-
-
 def test_whole_bags_of_one_class_have_no_complement_and_still_a_macro_f1():
     bags = [trial(0, NORMAL, NORMAL, None, NORMAL), trial(0, TUMOUR, NORMAL, None, NORMAL)]
     values = row_of(rows_of(bags, TASK), **{"class": "all", "comparison": "full-kept"}).values
@@ -91,51 +73,9 @@ def test_whole_bags_of_one_class_have_no_complement_and_still_a_macro_f1():
     assert values["complement_degradation"] is None
 
 
-def test_all_censored_bags_have_no_metric():
-    risk = torch.tensor([0.5])
-    bags = [trial([time, 0.0], risk, risk, risk, risk, full_kept_gap=0.25) for time in (3.0, 5.0)]
-    values = row_of(rows_of(bags, SurvivalTask()), comparison="full-kept").values
-    assert (values["task_metric"], values["keep_only_drop"]) == (None, None)
-    assert values["full_kept_gap"] == pytest.approx(0.25)
-
-
 @pytest.fixture(scope="module")
 def found(classification_runs: TrainedRuns):
     return measure_snr(TrainedFold.open(classification_runs.gce, 0, against=classification_runs.host))
-
-
-def test_no_row_has_both_gaps(found):
-    for row in found.rows:
-        soft = row.labels["comparison"] == "soft-kept"
-        assert ("cd_gap" in row.values, "full_kept_gap" in row.values) == (soft, not soft)
-        assert not soft or row.labels["rule"] == "evidence"
-
-
-def test_every_figure_is_declared_and_the_finding_survives_its_file(found, tmp_path):
-    assert {name for row in found.rows for name in row.values} <= set(METRICS)
-    path = write_finding(tmp_path, found)
-    assert read_finding(path).rows == found.rows
-    assert json.loads(path.read_text())["metrics"]["cd_gap"] == {
-        "direction": "lower",
-        "criterion": "recoverability",
-    }
-    assert join_folds([found, found]).rows[0].values == found.rows[0].values
-
-
-@pytest.mark.parametrize("network", ["plain", "wrapped"])
-def test_the_oracle_is_best_on_truth_and_above_random(found, network):
-    scored = {
-        row.labels["rule"]: row.values
-        for row in found.rows
-        if row.labels["network"] == network
-        and (row.labels["class"], row.labels["comparison"]) == ("all", "full-kept")
-    }
-    assert {"attention", "random", "oracle"} <= set(scored)
-    for name in ("precision", "recall", "average_precision", "region_coverage"):
-        assert scored["oracle"][name] > scored["random"][name]
-        assert scored["oracle"][name] == max(values[name] for values in scored.values())
-    assert scored["oracle"]["average_precision"] == pytest.approx(1)
-    assert len({values["evidence_fraction"] for values in scored.values()}) == 1
 
 
 def test_slides_are_listed_with_their_verdicts(found, classification_runs: TrainedRuns):
@@ -175,21 +115,6 @@ def test_survival_has_no_classes_and_no_signed_effects(survival_runs: TrainedRun
     assert all(slide["event"] in (0, 1) for slide in found.slides)
 
 
-def test_a_run_without_a_wrapper_has_rivals_only(classification_runs: TrainedRuns):
-    found = measure_snr(TrainedFold.open(classification_runs.host, 0), budget=0.1)
-    rivals = {"attention", "contribution", "occlusion", "single"}
-    assert {row.labels["rule"] for row in found.rows} == {*rivals, "random", "oracle"}
-    assert {row.labels["comparison"] for row in found.rows} == {"full-kept"}
-    assert "The run has no wrapper" in found.notes[0]
-    assert all(s["n_selected"] == max(1, round(0.1 * s["n_patches"])) for s in found.slides)
-
-
-def test_the_same_fold_gives_the_same_finding(classification_runs: TrainedRuns):
-    fold = TrainedFold.open(classification_runs.host, 0, seed=3)
-    assert measure_snr(fold) == measure_snr(fold)
-    assert measure_snr(dataclasses.replace(fold, seed=4)).slides != measure_snr(fold).slides
-
-
 def untrained(folder: Path, *, task="classification", n_patches=1, **settings) -> TrainedFold:
     """Prototype anchors over an untrained host, on a cohort without truth."""
     cohort = make_cohort(folder, task=task, n_cases=6, n_patches=n_patches)
@@ -217,22 +142,6 @@ def untrained(folder: Path, *, task="classification", n_patches=1, **settings) -
     )
 
 
-def test_bags_of_one_patch_are_whole_bags(tmp_path):
-    found = measure_snr(untrained(tmp_path))
-    full = row_of(found.rows, rule="evidence", comparison="full-kept", **{"class": "all"}).values
-    soft = row_of(found.rows, rule="evidence", comparison="soft-kept", **{"class": "all"}).values
-    assert full["complement_degradation"] is None
-    assert (full["evidence_fraction"], full["full_kept_gap"], full["necessary_share"]) == pytest.approx(
-        (1, 0, 0), abs=1e-6
-    )
-    assert (full["runaway_share"], full["empty_share"]) == pytest.approx((0, 0))
-    # One patch has the whole attention at any gate.
-    assert soft["cd_gap"] == pytest.approx(0, abs=1e-6)
-    assert soft["gate_margin"] == pytest.approx(0.5)
-    assert any("no truth" in note for note in found.notes)
-    assert any("eta" in note for note in found.notes)
-
-
 def test_gates_that_open_nothing_are_counted(tmp_path):
     fold = untrained(tmp_path, n_patches=40, centre="zero", recovery={"threshold": 1.0, "repair": False})
     found = measure_snr(fold)
@@ -249,19 +158,3 @@ def test_gates_that_open_everything_have_run_away(tmp_path):
         measure_snr(fold).rows, rule="evidence", comparison="full-kept", **{"class": "all"}
     ).values
     assert (values["runaway_share"], values["evidence_fraction"]) == pytest.approx((1, 1))
-
-
-def test_a_fold_of_censored_cases_has_no_c_index_and_says_so(tmp_path):
-    fold = untrained(tmp_path, task="survival", n_patches=10)
-    censored = [dataclasses.replace(spec, target=(spec.target[0], 0)) for spec in fold.parts.test]
-    fold = dataclasses.replace(fold, parts=dataclasses.replace(fold.parts, test=censored))
-    found = measure_snr(fold)
-    values = row_of(found.rows, rule="attention").values
-    assert (values["task_metric"], values["complement_degradation"]) == (None, None)
-    assert values["full_kept_gap"] >= 0
-    assert any("C-index is undefined" in note for note in found.notes)
-
-
-def test_a_budget_is_a_share_of_the_bag(tmp_path):
-    with pytest.raises(UsageError, match=r"fraction of the bag lies in \(0, 1\], got 0"):
-        measure_snr(untrained(tmp_path), budget=0.0)

@@ -1,13 +1,11 @@
 """Cells of threshold x coverage target: what recovery would have done, and nothing pooled twice."""
 
 import pytest
-import torch
 
-from builders.folds import few_bags, fold_of, one_patch_fold
+from builders.folds import few_bags
 from builders.runs import TrainedRuns
 from gcemil.diagnostics import sweep
-from gcemil.diagnostics.measurements import Groups
-from gcemil.diagnostics.sweep import recover_at, sweep_bag
+from gcemil.diagnostics.sweep import recover_at
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
 from gcemil.explain import recover_evidence
@@ -40,18 +38,6 @@ def test_without_a_target_nothing_is_repaired(first_bag):
     found = recover_at(fold.model, bag.explanation, threshold=0.5, coverage_target=None)
     assert len(found.added) == 0
     assert found.selected.equal(bag.explanation.output.gates > 0.5)
-
-
-def test_what_is_kept_of_a_bag_does_not_grow_with_its_patches(first_bag):
-    fold, bag = first_bag
-    groups = Groups()
-    sweep_bag(groups, fold, fold.model, bag, [(0.5, None), (0.5, 0.9)], torch.arange(len(bag)))
-    cells = [(labels["rule"], labels["coverage_target"]) for labels, _ in groups.items()]
-    assert cells == [(rule, t) for t in ("none", "0.9") for rule in ("evidence", "random", "oracle")]
-    for _, group in groups.items():
-        (outcome,) = group.outcomes
-        kept = [outcome.full, outcome.kept, outcome.removed, outcome.gated]
-        assert all(logits is None or logits.shape == (2,) for logits in kept)
 
 
 @pytest.mark.parametrize("kind", ["classification", "survival"])
@@ -88,31 +74,6 @@ def test_a_run_without_gates_has_nothing_to_sweep(classification_runs: TrainedRu
     found = sweep.measure_sweep(TrainedFold.open(classification_runs.host, 0))
     assert found.rows == ()
     assert "no gates" in found.notes[0]
-
-
-def test_bags_of_one_patch_are_their_own_evidence(classification_runs: TrainedRuns, tmp_path):
-    fold = one_patch_fold(TrainedFold.open(classification_runs.gce, 0), tmp_path / "cohort")
-    found = sweep.measure_sweep(fold, thresholds=(0.5,), coverage_targets=(None, 0.95))
-    for row in found.rows:
-        assert row.values["evidence_fraction"] == pytest.approx(1)
-        assert row.values["keep_only_drop"] == pytest.approx(0, abs=1e-6)
-        assert row.values["complement_degradation"] is None
-
-
-def test_one_class_has_a_macro_f1(classification_runs: TrainedRuns):
-    fold = fold_of(TrainedFold.open(classification_runs.gce, 0), lambda spec: spec.target == 0)
-    found = sweep.measure_sweep(fold, thresholds=(0.5,), coverage_targets=(0.95,))
-    assert found.notes == ()
-    assert all(row.values["keep_only_drop"] is not None for row in found.rows)
-
-
-def test_censored_cases_have_no_c_index_and_the_finding_says_so(survival_runs: TrainedRuns):
-    fold = fold_of(TrainedFold.open(survival_runs.gce, 0), lambda spec: spec.target[1] == 0)
-    found = sweep.measure_sweep(fold, thresholds=(0.5,), coverage_targets=(0.95,))
-    assert "No task metric on these bags" in found.notes[0]
-    for row in found.rows:
-        assert row.values["keep_only_drop"] is None
-        assert row.values["evidence_fraction"] > 0
 
 
 def test_an_empty_sweep_is_an_error(classification_runs: TrainedRuns):

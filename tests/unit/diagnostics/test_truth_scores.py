@@ -6,10 +6,7 @@ from gcemil.bags import store
 from gcemil.diagnostics.truth import (
     artifact_concepts,
     average_precision,
-    count_earlier,
     oracle_scores,
-    precision,
-    region_coverage,
     true_evidence,
     truth_column,
     truth_figures,
@@ -46,24 +43,6 @@ def test_patches_of_one_score_share_their_rank():
     assert average_precision(torch.zeros(4), mask("..x.")) == pytest.approx(0.25)
 
 
-def test_an_empty_subset_has_found_nothing():
-    assert precision(mask("..."), mask("x..")) == pytest.approx(0)
-    assert region_coverage(mask("..."), torch.tensor([1, 0, 2])) == pytest.approx(0)
-
-
-def test_a_bag_without_regions_has_no_coverage():
-    assert region_coverage(mask("x.."), torch.zeros(3, dtype=torch.long)) is None
-
-
-def test_one_true_patch_is_found_or_not():
-    figures = truth_figures(mask("x"), torch.zeros(1), mask("x"), torch.tensor([7]))
-    assert set(figures.values()) == {1.0}
-
-
-def test_turns_count_what_came_before():
-    assert count_earlier(torch.tensor([5, 0, 5, 5, 0])).tolist() == [0, 0, 1, 2, 1]
-
-
 def test_the_oracle_visits_every_region_before_it_returns_to_one():
     truth, regions = mask("xxxx.."), torch.tensor([1, 1, 1, 2, 0, 0])
     attention = torch.tensor([5.0, 6.0, 4.0, 1.0, 9.0, 2.0])
@@ -94,13 +73,6 @@ def test_a_concept_that_the_cohort_does_not_name_is_refused(tmp_path):
     cohort = simulate("nsclc", tmp_path, size="tiny", slides=4)
     with pytest.raises(UsageError, match="names no concept 'pen', only: tumor bulk, stroma"):
         artifact_concepts(cohort, ["pen"])
-
-
-def test_a_cohort_without_truth_knows_nothing(tmp_path):
-    cohort = make_cohort(tmp_path, n_cases=2)
-    bag = cohort.read_bag(cohort.bags[0])
-    assert true_evidence(cohort, bag) is None
-    assert artifact_concepts(cohort) is None
 
 
 def test_a_truth_file_without_the_column_knows_nothing_of_it(tmp_path):

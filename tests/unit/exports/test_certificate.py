@@ -71,22 +71,6 @@ def test_only_evidence_that_holds_is_called_confirmed():
         assert (made.short_verdict, made.is_evidence) == (words, is_evidence)
 
 
-def test_a_whole_bag_is_not_necessary_and_a_rule_without_gates_has_no_verdict():
-    assert Verdict(False, None, 0.05).sentence("necessary") == (
-        "not necessary: the evidence is the whole bag, nothing is left without it"
-    )
-    assert (
-        Verdict(None, None, 0.01).sentence("recoverable")
-        == "recoverable or not cannot be said: the rule has no gates"
-    )
-
-
-def test_an_anchor_is_covered_at_its_target_and_only_where_it_counts():
-    assert AnchorCoverage("a", 0.95, 0.95, 1.0).covered is True
-    assert AnchorCoverage("a", 0.94, 0.95, 1.0).covered is False
-    assert AnchorCoverage("a", 0.99, 0.0, 0.1).covered is None
-
-
 def test_a_certificate_is_read_as_it_was_written(tmp_path):
     path = write_certificate(tmp_path / "c.json", CERTIFICATE)
     assert read_certificate(path) == CERTIFICATE
@@ -94,13 +78,6 @@ def test_a_certificate_is_read_as_it_was_written(tmp_path):
     assert value["headline"] == CERTIFICATE.headline
     assert value["subject"]["fraction"] == 0.05
     assert [anchor["covered"] for anchor in value["anchors"]] == [True, None]
-
-
-def test_predictions_that_do_not_exist_are_null(tmp_path):
-    whole = replace(CERTIFICATE, predictions=replace(CERTIFICATE.predictions, gated=None, removed=None))
-    path = write_certificate(tmp_path / "c.json", whole)
-    assert json.loads(path.read_text())["predictions"]["removed"] is None
-    assert read_certificate(path) == whole
 
 
 def test_of_a_case_it_says_that_it_is_about_the_case(tmp_path):

@@ -31,10 +31,6 @@ def test_selected_patches_are_listed_with_place_and_numbers(tmp_path):
     assert (found["fraction"], found["n_patches"]) == pytest.approx((0.5, 2))
 
 
-def test_without_coordinates_patches_have_no_place():
-    assert list(export(None).list_patches()) == [{"index": 1, "attention_score": 0.9}]
-
-
 @pytest.mark.parametrize("n_patches", [0, 1, 2 * BLOCK, 2 * BLOCK + 1])
 def test_a_list_in_parts_is_the_value(n_patches):
     found = export(None, [True] * n_patches or [False])

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from builders.geojson_rules import violations
-from gcemil.bags.arrays import stated_bounds
-from gcemil.errors import BagError, StoreError, UsageError
+from gcemil.errors import BagError
 from gcemil.exports.geojson import (
     ATTENTION,
     BLOCK,
@@ -14,7 +13,6 @@ from gcemil.exports.geojson import (
     describe_patches,
     encode_features,
     name_measurements,
-    round_numbers,
     write_geojson,
 )
 from gcemil.records import SlideEvidence
@@ -116,12 +114,6 @@ def test_unselected_patches_are_shown_where_they_have_a_class():
     assert found[1]["properties"]["name"] == "patch 1"
 
 
-def test_what_json_cannot_say_is_written_as_qupath_reads_it():
-    values = np.array([np.nan, np.inf, -np.inf, 0.1], dtype=np.float32)
-    assert round_numbers(values) == ["NaN", "inf", "-inf", 0.1]
-    assert round_numbers(np.array([3, 4])) == [3, 4]
-
-
 @pytest.mark.parametrize("selected", [[True] * 3, [False] * 3, [False, True, False]])
 def test_the_file_satisfies_every_rule(tmp_path, selected):
     measurements = {"gate": GATES, "odd": np.array([np.nan, np.inf, 1.0])}
@@ -129,44 +121,6 @@ def test_the_file_satisfies_every_rule(tmp_path, selected):
     text = write_geojson(tmp_path / "new" / "e.geojson", found).read_text()
     assert violations(text) == []
     assert len(json.loads(text)["features"]) == sum(selected)
-
-
-def test_one_file_is_one_patch_per_line_and_leaves_nothing_beside_it(tmp_path):
-    path = write_geojson(tmp_path / "e.geojson", features())
-    assert len(path.read_text().splitlines()) == 4
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_patch_without_size_is_refused():
-    with pytest.raises(UsageError, match="at least 1 level-0 pixel, got 0"):
-        parsed(patch_size=0)
-
-
-def spoiled(change):
-    value = parsed()
-    change(value["features"][0])
-    return json.dumps(value)
-
-
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        (lambda f: f["properties"]["classification"].pop("color"), "no colour"),
-        (lambda f: f["properties"].pop("objectType"), "imported as an annotation"),
-        (lambda f: f.update(id="patch-1"), "no UUID"),
-        (lambda f: f["properties"]["measurements"].update(gate=float("nan")), "NaN is no JSON"),
-        (lambda f: f["geometry"]["coordinates"][0].pop(), "not closed"),
-        (lambda f: f["geometry"]["coordinates"][0][1].__setitem__(0, 0.5), "no whole pixel"),
-    ],
-)
-def test_the_checker_finds_what_qupath_would_not_forgive(change, problem):
-    assert any(problem in found for found in violations(spoiled(change)))
-
-
-def test_the_checker_finds_an_id_that_stands_twice():
-    value = parsed()
-    value["features"][1]["id"] = value["features"][0]["id"]
-    assert violations(json.dumps(value)) == ["two features share an id"]
 
 
 def test_measurements_name_every_anchor_once():
@@ -189,12 +143,3 @@ def test_measurements_name_every_anchor_once():
         "gate", "attention_score", "evidence_score", "marginal_gain", "anchor: necrosis", "anchor: necrosis (1)",
     ]  # fmt: skip
     assert found["anchor: necrosis (1)"].tolist() == pytest.approx([0.2, 0.4])
-
-
-def test_bounds_are_found_among_the_attributes_of_a_feature_file():
-    assert stated_bounds({"openslide.bounds-x": "120", "openslide.bounds-y": 80}, "f.h5") == (120, 80)
-    assert stated_bounds({"bounds_x": 1, "bounds_y": 2}, "f.h5") == (1, 2)
-    assert stated_bounds({"bounds_x": "None", "bounds_y": "None"}, "f.h5") is None
-    assert stated_bounds({}, "f.h5") is None
-    with pytest.raises(StoreError, match="f.h5: 'bounds_x' is 'left'"):
-        stated_bounds({"bounds_x": "left", "bounds_y": 2}, "f.h5")

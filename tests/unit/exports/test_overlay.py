@@ -13,11 +13,8 @@ from gcemil.exports.overlay import (
     Thumbnail,
     color_ramp,
     draw_overlay,
-    fit_frame,
     paint_patches,
-    rank_shares,
     read_thumbnail,
-    write_overlay,
 )
 
 RED = (214, 39, 40)
@@ -51,12 +48,6 @@ def test_evidence_has_its_colour_and_the_rest_is_grey():
     assert (found[TOP:] == GREY).all(axis=2).sum() == 256
 
 
-def test_darker_means_a_higher_rank_whatever_the_scale():
-    assert rank_shares(np.array([0.0, 1e6, -3.0])).tolist() == pytest.approx([2 / 3, 1, 1 / 3])
-    brightness = color_ramp(np.linspace(0, 1, 50)).astype(int).sum(axis=1)
-    assert (np.diff(brightness) < 0).all()
-
-
 def test_where_patches_overlap_the_important_one_is_on_top():
     canvas = np.full((3, 4, 3), 255, dtype=np.uint8)
     colors = np.array([[9, 9, 9], [1, 1, 1]], dtype=np.uint8)
@@ -81,31 +72,6 @@ def test_on_a_thumbnail_patches_lie_over_the_tissue_at_its_scale():
     assert (rows.min() - TOP, columns.max() - columns.min()) == (20, 1)
     # Unselected patches do not hide the tissue.
     assert colors_of(right) <= {(100, 100, 100), (255, 255, 255), mixed}
-
-
-def test_one_patch_is_a_picture():
-    found = picture([[70_000, 90_000]], [0.0], [True], patch_size=256)
-    assert (found == RED).all(axis=2).sum() == 256
-
-
-def test_a_large_slide_stays_a_small_picture():
-    side = np.arange(300) * 256
-    coords = np.stack(np.meshgrid(side, side[:100]), axis=-1).reshape(-1, 2)
-    frame = fit_frame(coords, 256, None)
-    assert (frame.width, frame.height) == (900, 300)
-
-
-def test_every_patch_of_a_slide_wider_than_the_picture_has_a_pixel():
-    coords = np.array([[0, 0], [5_000 * 256, 0]])
-    found = picture(coords, [0.0, 1.0], [False, True], patch_size=256)
-    assert (found == RED).all(axis=2).sum() == 1
-
-
-def test_the_same_input_gives_the_same_bytes(tmp_path):
-    image = draw_overlay("s", np.array([[0, 0]]), np.ones(1), np.array([True]), patch_size=4)
-    first, second = (write_overlay(tmp_path / name, image).read_bytes() for name in ("a.png", "b.png"))
-    assert first == second
-    assert first.startswith(b"\x89PNG")
 
 
 def test_a_thumbnail_takes_its_scale_from_the_width_of_the_slide(tmp_path):
@@ -137,8 +103,3 @@ def test_a_key_below_the_panels_shows_their_colours():
     )
     assert (key == GREY).all(axis=2).sum() >= SWATCH**2
     assert (np.asarray(over)[-KEY_HEIGHT:] == GREY).all(axis=2).sum() < SWATCH**2
-
-
-def test_a_patch_without_size_is_refused():
-    with pytest.raises(UsageError, match="at least 1 level-0 pixel"):
-        picture([[0, 0]], [1.0], [True], patch_size=0)
