@@ -33,7 +33,7 @@ from starlette.routing import Route
 
 from gcemil.errors import GcemilError, InputError, UsageError
 from gcemil.files import parse_json, without_nan
-from gcemil.report.slide_view import name_anchor, sort_anchors
+from gcemil.report.slide_view import rank_anchors
 from gcemil.viewer import bench, overview, reviews
 from gcemil.viewer.security import Entry, Guard
 from gcemil.viewer.session import OpenedSlide, ViewerSession
@@ -220,12 +220,8 @@ def _describe_anchors(slide: OpenedSlide) -> list[dict[str, Any]]:
     evidence, model = slide.evidence, slide.fold.model
     if evidence is None or model is None:
         return []
-    counting, others = sort_anchors(evidence, model.settings.recovery.min_weight_share)
-    return [
-        {"index": index, "name": name_anchor(evidence, index), "counts": counts}
-        for group, counts in ((counting, True), (others, False))
-        for index in group
-    ]
+    ranked = rank_anchors(evidence, model.settings.recovery.min_weight_share)
+    return [{"index": index, "name": name, "counts": counts} for index, name, counts in ranked]
 
 
 async def read_body(request: Request, media_type: str) -> bytes:

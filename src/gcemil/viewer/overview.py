@@ -11,8 +11,7 @@ from typing import Any
 from gcemil.bags.bag import connected_regions, coordinate_step, patch_cells
 from gcemil.errors import GcemilError
 from gcemil.records import SlideEvidence
-from gcemil.report.claim import describe_claim, read_judged_slides
-from gcemil.report.run_data import FoldData, find_predicted_class
+from gcemil.report.run_data import FoldData, find_predicted_class, read_run_data
 from gcemil.runs.folder import FoldFolder, read_model_warning
 from gcemil.viewer.session import ViewerSession
 
@@ -26,7 +25,7 @@ def describe_run(session: ViewerSession) -> dict[str, Any]:
     fold = session.fold
     data = FoldData(FoldFolder(session.folder))
     outcomes = _read_outcomes(data)
-    records, is_same_network = read_judged_slides(fold.run)
+    claim, warning = read_run_data(fold.run).claim, read_model_warning(fold.run)
     facts = {
         slide_id: _read_facts(session, data, slide_id, outcomes.get(slide_id, {}))
         for slide_id in session.specs
@@ -39,14 +38,7 @@ def describe_run(session: ViewerSession) -> dict[str, Any]:
         "slides": list(session.specs),
         "first": max(facts, key=lambda slide_id: facts[slide_id]["rank"], default=None),
         "labels": {slide_id: one["label"] for slide_id, one in facts.items()},
-        "claim": [
-            *([] if (warning := read_model_warning(fold.run)) is None else [warning]),
-            *describe_claim(
-                records,
-                rule="attention" if fold.model is None else "evidence",
-                is_same_network=is_same_network,
-            ),
-        ],
+        "claim": [*([warning] if warning else []), *(claim.describe() if claim else [])],
     }
 
 
