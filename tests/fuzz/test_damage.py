@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,8 +17,7 @@ from gcemil.benchmark.results import Results, read_log
 from gcemil.errors import CohortError, RunError, StoreError
 from gcemil.files import write_json
 from gcemil.findings import Row, join_rows, read_finding
-from gcemil.report.run_data import _named_slides
-from gcemil.runs.folder import FoldFolder, measure_spread
+from gcemil.runs.folder import measure_spread
 
 
 def test_validate_looks_for_no_file_outside_the_cohort(tmp_path: Path) -> None:
@@ -70,14 +68,6 @@ def test_the_spread_of_folds_leaves_out_what_is_no_number() -> None:
 def test_rows_of_folds_leave_out_what_is_no_number() -> None:
     rows = [Row({"rule": "evidence"}, {"gap": value}) for value in (0.2, math.nan, 0.4)]
     assert join_rows(rows).values["gap"] == pytest.approx(0.3)
-
-
-@pytest.mark.parametrize("names", [None, "a", [["a"]], [{"a": 1}]])
-def test_findings_whose_slides_have_no_names_are_refused(tmp_path: Path, names: object) -> None:
-    slides = ({"bag_id": "a", "slide_ids": names},)
-    fold = SimpleNamespace(files=FoldFolder(tmp_path), findings={"snr": SimpleNamespace(slides=slides)})
-    with pytest.raises(RunError, match="a slide has no 'slide_ids'"):
-        _named_slides(fold, "snr")  # type: ignore[arg-type]
 
 
 def test_rubbish_in_the_log_of_a_grid_is_not_read_as_records(tmp_path: Path) -> None:

@@ -93,21 +93,3 @@ def test_cost_claims_come_from_the_cost_rows(results):
         == f"4.00{TIMES}"
     )
     assert value(made, "Utility retained with tile prefilter", "ours") == f"0.800{TIMES}"
-
-
-def test_what_was_not_measured_is_missing(results):
-    made = block(results)
-    assert value(made, "C-D gap reduced, full-kept over C-D", "ours") == "missing"
-    assert value(made, "Utility retained with tile prefilter", "ours") == "missing"
-    assert "snr and cost" in made.remedy
-
-
-def test_a_gap_of_zero_gives_no_ratio(results):
-    diagnose(run_of(results, "bracs"), "snr", snr(0.2, 0.1, 0.0, 0.1, 0.3))
-    assert value(block(results), "C-D gap reduced, full-kept over C-D", "ours") == "-"
-
-
-def test_a_host_trained_twice_as_long_is_a_line_beside_the_gain(results):
-    results.run("bracs", "abmil", "host_long", host_folds(0.55, 0.55))
-    made = block(results)
-    assert value(made, "Mean gain in Macro-F1 (control: host, twice the epochs)", "ours") == "+0.0500±0.0000"
