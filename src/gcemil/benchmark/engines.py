@@ -261,9 +261,9 @@ def _connect_ray(address: str | None, cores: int | None) -> Any:
         ray = importlib.import_module("ray")
     except ImportError as error:
         raise MissingExtraError("ray", "cluster") from error
-    own = {"include_dashboard": False, "num_cpus": cores or joblib.cpu_count()} if address is None else {}
+    options = {"include_dashboard": False, "num_cpus": cores or joblib.cpu_count()} if address is None else {}
     try:
-        ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", **own)
+        ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", **options)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise UsageError(
             f"There is no Ray cluster to use at '{address or 'local'}' ({error}). "

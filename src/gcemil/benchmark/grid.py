@@ -47,8 +47,14 @@ def _check_distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return values
 
 
+def _check_some(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    if not values:
+        raise ValueError("at least one entry is needed")
+    return values
+
+
 Overrides = dict[str, Any]
-Numbers = Annotated[tuple[NonNegativeInt, ...], Field(min_length=1), AfterValidator(_check_distinct)]
+Numbers = Annotated[tuple[NonNegativeInt, ...], AfterValidator(_check_some), AfterValidator(_check_distinct)]
 Names = Annotated[tuple[str, ...], AfterValidator(_check_distinct)]
 
 
@@ -173,7 +179,7 @@ class Grid(Settings):
             if unknown := sorted(set(getattr(self, name)) - set(getattr(self, whole))):
                 raise ValueError(f"{name} names '{unknown[0]}', which is not among the {whole}")
         changes = (self.settings, *self.settings_by_host.values(), *self.variants.values())
-        for key in (key for one in changes for key in one):
+        for key in (key for settings in changes for key in settings):
             if key in {"seed", "device", "host.name", "host", "evidence"}:
                 raise ValueError(f"'{key}' follows from the grid itself (seeds, resources, hosts, arms)")
         return self
@@ -275,19 +281,6 @@ def plan_work(grid: Grid) -> tuple[Key, ...]:
         keys |= dict.fromkeys([CohortKey(cohort), *runs])
         keys |= dict.fromkeys(DiagnosisKey(run) for run in runs if fold_diagnostics(grid, run))
     return tuple(keys)
-
-
-def list_needs(grid: Grid, key: Key) -> tuple[Key, ...]:
-    """What is over and done with, well or badly, before this begins."""
-    match key:
-        case CohortKey():
-            return ()
-        case RunKey():
-            return (CohortKey(key.cohort),)
-        case DiagnosisKey(run):
-            return tuple(
-                run for run in (run, plain_rival(grid, run), *other_seeds(grid, run)) if run is not None
-            )
 
 
 def plain_rival(grid: Grid, run: RunKey) -> RunKey | None:

@@ -31,7 +31,6 @@ from gcemil.benchmark.grid import (
     Key,
     RunKey,
     fold_diagnostics,
-    list_needs,
     other_seeds,
     plain_rival,
     run_settings,
@@ -165,8 +164,9 @@ def _diagnose(grid: Grid, results: Results, key: DiagnosisKey) -> None:
 
 def check_needs(grid: Grid, results: Results, key: DiagnosisKey) -> None:
     """Refuse a diagnosis of folds that are not trained."""
-    for need in list_needs(grid, key):
-        if not is_finished(grid, results, need):
+    run = key.run
+    for need in (run, plain_rival(grid, run), *other_seeds(grid, run)):
+        if need is not None and not is_finished(grid, results, need):
             reason = read_failure(results, need) or "it was not trained"
             raise RunError(f"{key.path} needs {need.path}, which is not finished: {reason}")
 
@@ -213,7 +213,7 @@ def _prepare_cohort(grid: Grid, results: Results, key: CohortKey) -> None:
         _simulate_cohort(settings, folder)
     problems = validate(folder)
     refuse_errors(folder, problems)
-    folds = {*grid.folds, *(fold for own in grid.folds_by_host.values() for fold in own)}
+    folds = {*grid.folds, *(fold for folds in grid.folds_by_host.values() for fold in folds)}
     if missing := sorted(folds - set(fold_indices(folder))):
         raise CohortError(f"{folder} has no fold {missing[0]}. Make the folds with 'gcemil split {folder}'.")
     cohort = Cohort.load(folder)

@@ -78,7 +78,7 @@ class RuleSlides:
 
     def count(self, *criteria: str) -> Count:
         """Slides in which all these criteria hold, of those where all apply."""
-        judged = [one for one in self.records if all(one.get(name) is not None for name in criteria)]
+        judged = [record for record in self.records if all(record.get(name) is not None for name in criteria)]
         return Count(sum(all(record[name] for name in criteria) for record in judged), len(judged))
 
     @property
@@ -140,7 +140,7 @@ class Claim:
             remarks.append(
                 "Rivals are those of the wrapped host; name the plain host's run with --against to see its own."
             )
-        return [*remarks, ORACLE_MEANING] if any(one.rule == "oracle" for one in self.rules) else remarks
+        return [*remarks, ORACLE_MEANING] if any(rule.rule == "oracle" for rule in self.rules) else remarks
 
     def count_without_evidence(self) -> Count:
         """Slides whose prediction does not need the recovered patches."""
@@ -152,7 +152,10 @@ class Claim:
     def _compare_with(self, rival: RuleSlides, unit: str) -> str:
         """The rival's count, and on how many slides each of the two holds alone."""
         held, theirs = (
-            {(one.get("fold"), one["bag_id"]): one["sufficient"] and one["necessary"] for one in rule.records}
+            {
+                (slide.get("fold"), slide["bag_id"]): slide["sufficient"] and slide["necessary"]
+                for slide in rule.records
+            }
             for rule in (self.own, rival)
         )
         shared = held.keys() & theirs.keys()
@@ -180,11 +183,15 @@ def make_claim(records: Sequence[Record], *, rule: str, is_same_network: bool) -
     Rivals are those of the plain host where there is one: a host that the wrapper changed belongs to this run.
     """
     rules = _group_rules(records, is_same_network=is_same_network)
-    own = next((one for one in rules if one.rule == rule and one.network in ("", "wrapped")), None)
+    own = next(
+        (slides for slides in rules if slides.rule == rule and slides.network in ("", "wrapped")), None
+    )
     if own is None:
         return None
-    plain = "plain" if any(one.network == "plain" for one in rules) else ""
-    rivals = [one for one in rules if one.is_rival and one.rule != rule and one.network == plain]
+    plain = "plain" if any(slides.network == "plain" for slides in rules) else ""
+    rivals = [
+        slides for slides in rules if slides.is_rival and slides.rule != rule and slides.network == plain
+    ]
     best = max(rivals, key=lambda rival: rival.both.held, default=None)
     return Claim(own, best, rules, is_same_network)
 

@@ -98,7 +98,7 @@ def read_grid_summary(results: Path) -> Record:
 
 def _check_pair(run: RunData, against: RunData) -> None:
     """Two runs are a pair when they were trained on the same bags."""
-    ours, theirs = (one.config.cohort_fingerprint for one in (run, against))
+    ours, theirs = (data.config.cohort_fingerprint for data in (run, against))
     if ours != theirs:
         raise RunError(
             f"{against.folder} was trained on other data than {run.folder}: their cohorts have different fingerprints. "

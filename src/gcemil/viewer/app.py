@@ -11,7 +11,7 @@
   PUT  /api/slides/{slide}/review.geojson           marks of QuPath in; all marks of the slide, and what was left out
   GET  /api/agreement                               all reviews of the fold
 
-A slide is looked up among the slides of the fold; no path is ever made of a request.
+A slide is looked up among the slides of the fold; Starlette serves the static files and keeps to their folder.
 """
 
 from __future__ import annotations
@@ -105,10 +105,10 @@ class _ViewerApi:
         slide = await self._slide(request)
         level, column, row = (request.path_params[name] for name in ("level", "column", "row"))
         try:
-            found = await run_in_threadpool(slide.tile, level, column, row)
+            picture = await run_in_threadpool(slide.tile, level, column, row)
         except UsageError as error:
             raise HTTPException(404, str(error)) from error
-        return Response(found, media_type="image/jpeg" if slide.tiles.shows_pixels else "image/png")
+        return Response(picture, media_type="image/jpeg" if slide.tiles.shows_pixels else "image/png")
 
     async def judge(self, request: Request) -> Response:
         """The live prediction and the certificate of two sets."""
@@ -130,14 +130,14 @@ class _ViewerApi:
 
     async def review(self, request: Request) -> Response:
         """Save the marks of one slide."""
-        slide, given = await self._slide(request), await _read_json(request, "The review")
-        saved = await self._ask_network(reviews.save_review, self._session, slide, given)
+        slide, content = await self._slide(request), await _read_json(request, "The review")
+        saved = await self._ask_network(reviews.save_review, self._session, slide, content)
         return _JsonAnswer(saved.to_json())
 
     async def import_review(self, request: Request) -> Response:
         """Add the marks of a GeoJSON file to those of one slide."""
-        slide, given = await self._slide(request), await _read_json(request, "The file")
-        return _JsonAnswer(await self._ask_network(reviews.import_marks, self._session, slide, given))
+        slide, content = await self._slide(request), await _read_json(request, "The file")
+        return _JsonAnswer(await self._ask_network(reviews.import_marks, self._session, slide, content))
 
     async def agreement(self, request: Request) -> Response:
         """How far reviewers and evidence agree."""
@@ -150,8 +150,8 @@ class _ViewerApi:
         opened = self._session.opened.get(slide_id)
         return opened or await self._ask_network(self._session.slide, slide_id)
 
-    async def _ask_network(self, question: Callable[..., T], *given: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._session.network, question, *given)
+    async def _ask_network(self, question: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._session.network, question, *args)
 
 
 def _describe_slide(slide: OpenedSlide) -> dict[str, Any]:

@@ -96,8 +96,8 @@ def patch_arrays(slide: OpenedSlide) -> bytes:
 
 def region_numbers(slide: OpenedSlide) -> list[int]:
     """The connected region of each patch that the model chose, over the bag; none for a bag without coordinates."""
-    found = slide.bench.explanation
-    scores = slide.full.scores if found is None else found.output.scores
+    explanation = slide.bench.explanation
+    scores = slide.full.scores if explanation is None else explanation.output.scores
     regions = find_regions(slide.bench.bag, slide.chosen, scores)
     return [] if regions is None else regions.number[slide.chosen].tolist()
 
@@ -109,11 +109,11 @@ def subset_groups(slide: OpenedSlide) -> Int[np.ndarray, "n"]:
     judge = Sufficiency(slide.fold.output_scale("wrapped"))
     order = ranking(view.full.scores)
     groups = np.zeros(len(slide.bench), dtype=np.uint8)
-    for number, one in enumerate(
+    for number, subset in enumerate(
         disjoint_candidates(view, order, judge, k=SIZES[0], steps=MAX_STEPS), start=1
     ):
-        if one.is_sufficient:
-            groups[one.patches.numpy()] = number
+        if subset.is_sufficient:
+            groups[subset.patches.numpy()] = number
     return groups[slide.rows]
 
 
@@ -143,7 +143,8 @@ def judge_set(
         outcome = BagOutcome(slide.full.logits, kept, removed, slide.gated, fraction)
         judged = judge_outputs(slide.fold.output_scale("wrapped").read(outcome), tolerances)
         verdicts = [
-            {"name": name, "held": one.held, "sentence": one.sentence(name)} for name, one in judged.items()
+            {"name": name, "held": verdict.held, "sentence": verdict.sentence(name)}
+            for name, verdict in judged.items()
         ]
     return {
         "n_selected": int(selected.sum()),
@@ -160,10 +161,10 @@ def judge_set(
 
 def _measure_coverage(slide: OpenedSlide, selected: Selected) -> list[float] | None:
     """How surely S shows each anchor; None without anchors."""
-    found = slide.bench.explanation
-    if found is None:
+    explanation = slide.bench.explanation
+    if explanation is None:
         return None
-    responses = found.output.responses
+    responses = explanation.output.responses
     with torch.no_grad():
         covered: list[float] = anchor_coverage(selected.to(responses.dtype), responses).tolist()
     return covered

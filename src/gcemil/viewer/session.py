@@ -171,24 +171,24 @@ def _open_slide(fold: TrainedFold, spec: BagSpec, slide_id: str, slide_file: Pat
     """The bag through the network once, and the pictures of the slide."""
     bench = FoldBag(spec, fold.cohort.read_bag(spec), fold)
     evidence, gated = None, None
-    if fold.model is not None and (found := bench.explanation) is not None:
-        full, chosen = found.output.answer, found.recovery.selected
-        gated = bench.wrapped.gated(found.output.log_gates).logits
-        records = slide_evidence(fold.model, bench.bag, found)
+    if fold.model is not None and (explanation := bench.explanation) is not None:
+        full, chosen = explanation.output.answer, explanation.recovery.selected
+        gated = bench.wrapped.gated(explanation.output.log_gates).logits
+        records = slide_evidence(fold.model, bench.bag, explanation)
         evidence = next(record for record in records if record.slide_id == slide_id)
     else:
         full = bench.wrapped.full()
         chosen = top_k(full.scores, subset_size(len(bench), fold.own_budget))
     rows = bench.bag.rows_of(slide_id)
-    found_coords = bench.bag.slide_coords(slide_id)
+    level0 = bench.bag.slide_coords(slide_id)
     tiles: Tiles | None = None
-    if found_coords is None:
+    if level0 is None:
         coords, size = place_in_square(rows.stop - rows.start), None
         note: str | None = (
             "The slide has no coordinates: its patches are shown in the order of its feature file."
         )
     else:
-        coords = found_coords.astype(np.int64)
+        coords = level0.astype(np.int64)
         size = fold.cohort.slide_patch_size(slide_id, coords)
         tiles, note = open_slide_tiles(slide_file)
         if tiles is None and (thumbnail := read_own_thumbnail(fold.cohort.folder, slide_id)) is not None:
@@ -203,7 +203,7 @@ def _open_slide(fold: TrainedFold, spec: BagSpec, slide_id: str, slide_file: Pat
         gated=gated,
         chosen=chosen,
         evidence=evidence,
-        has_coords=found_coords is not None,
+        has_coords=level0 is not None,
         coords=coords,
         patch_size=size or UNKNOWN_PATCH,
         tiles=tiles,

@@ -31,9 +31,9 @@ def load(tmp_path, text):
     [
         (SMALL + "host: [abmil]", "grid.yaml: there is no key 'host'. Did you mean hosts"),
         (SMALL + "arms: [gse]", "arms.0 must be 'host', 'gce'"),
-        (SMALL + "folds: []", "folds must have at least 1 entries"),
+        (SMALL + "folds: []", "folds: at least one entry is needed"),
         (SMALL + "folds: [0, 0]", "folds: .*an entry is listed twice"),
-        (SMALL + "seeds: [-1]", "seeds: .*0 or more"),
+        (SMALL + "seeds: [-1]", "seeds.0 must be at least 0"),
         (SMALL + "arms: []", "at least one arm or variant"),
         (SMALL + "variants: {gce: {epochs: 1}}", "'gce' is the name of an arm"),
         (SMALL + "variants: {a/b: {epochs: 1}}", "'a/b' cannot be a name"),

@@ -5,7 +5,7 @@ import json
 import pandas as pd
 import pytest
 from paper.__main__ import main
-from paper.comparison import cell, paper_figures
+from paper.comparison import paper_figures
 from paper.measured import UNIT, Query, estimate, read_measured, select_values, write_measured
 from paper.tables import TABLES
 
@@ -45,20 +45,6 @@ def test_each_cohort_and_host_counts_once_in_a_mean(folder):
     assert summary.mean == pytest.approx(0.8)
     assert summary.deviation == pytest.approx(0.2 / 2**0.5)
     assert summary.n == 3
-
-
-def test_no_value_is_missing_and_a_single_one_has_no_deviation(folder):
-    measured = read_measured(folder.folder)
-    one = select_values(measured, Query("macro_f1", labels={"mode": "soft"}, host="dsmil"))
-    assert cell(one).text == "missing"
-    assert cell(values(-0.0001), signed=True).text == "+0.000"
-
-
-def test_a_finding_about_the_whole_run_has_no_fold(folder):
-    rows = (Row({"mode": "soft", "metric": "macro_f1"}, {"p_paired_t": 0.2}),)
-    write_finding(gce_run(folder) / "diagnostics", Finding("significance", rows))
-    found = select_values(read_measured(folder.folder), Query("p_paired_t", source="significance"))
-    assert found.to_dict() == {("bracs", "abmil", 0, -1): 0.2}
 
 
 def test_joined_findings_are_not_counted_beside_their_folds(folder):

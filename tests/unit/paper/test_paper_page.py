@@ -12,7 +12,6 @@ from paper.page import (
 )
 
 from builders.results import toy_results
-from gcemil.tables import MISSING, Cell, Column, Line, Table
 
 ROOT = Path(__file__).parents[3]
 
@@ -43,20 +42,6 @@ def test_the_page_says_what_was_found_and_what_is_missing(tmp_path):
     assert "Plain hosts reach, on average, Macro-F1 0.550 here and" in text
     assert "## cost: cannot be compared" in text
     assert "Not measured here: encoding and the prefilter are timed on slides" in text
-
-
-def test_a_number_is_that_of_the_lines_and_columns_asked_for():
-    lines = (
-        Line(("A+GCE", "ours"), "ours", (Cell("1", 1.0), Cell("2", 2.0))),
-        Line(("A+GCE", "Holm", "ours"), "ours", (Cell("9", 9.0), Cell("9", 9.0))),
-        Line(("B", "ours"), "ours", (Cell("4", 4.0), MISSING)),
-        Line(("A+GCE", "paper"), "paper", (Cell("7", 7.0), Cell("7", 7.0))),
-    )
-    table = Table("toy", "", "", ("rule",), (Column("x.gap", "A"), Column("y.gap", "B")), lines)
-    assert Check("", "*.gap", ("*+GCE",), without=("Holm",)).number(table, "ours") == pytest.approx(1.5)
-    assert Check("", "x.gap", ("B",), ("*+GCE",), combine=max).number(table, "ours") == pytest.approx(-5)
-    assert Check("", "y.gap", ("B",)).number(table, "ours") is None
-    assert Check("", "x.gap", ("B",), ("nobody",)).number(table, "ours") is None
 
 
 def test_the_page_in_the_docs_is_that_of_the_results_kept_here():

@@ -1,9 +1,8 @@
 """Tables of predictions, ablations and cohorts on a results folder whose figures are known by hand."""
 
 import pytest
-from paper.comparison import TIMES, paper_figures
+from paper.comparison import paper_figures
 from paper.measured import read_measured
-from paper.overview import headline_table
 from paper.tables import TABLES
 
 from builders.results import (
@@ -17,7 +16,6 @@ from builders.results import (
     texts,
     toy_results,
 )
-from gcemil.findings import Row
 from gcemil.tables import render_tables
 
 
@@ -55,21 +53,6 @@ def test_what_was_not_run_is_missing_and_never_zero(folder):
     assert texts(made, "ABMIL")[column(made, "panda.auc")] == "missing"
     assert texts(made, "HDMIL")[column(made, "bracs.auc")] == "missing"
     assert made.remedy == "gcemil benchmark paper/grids/paper.yaml --out RESULTS"
-
-
-def test_the_legend_names_the_cohorts_that_gave_a_figure_and_what_they_are(folder):
-    folder.cohort("mine", simulated=False, slides=7)
-    folder.run("mine", "abmil", "host", host_folds(0.9))
-    made = made_table(folder, "classification")
-    assert made.legend["paper"] == "the GCE-MIL paper, real cohorts"
-    assert made.legend["ours"] == (
-        "bracs (24 slides, 48-d, simulated, size tiny); mine (7 slides, 48-d, real)"
-    )
-    assert made_table(folder, "localisation").legend["ours"] == "nothing of this was measured"
-    assert {line.row_labels[-1] for line in made.lines} == {
-        "paper (real cohorts)",
-        "ours (simulated and real cohorts)",
-    }
 
 
 def test_components_are_the_host_the_variants_and_the_full_method(folder):
@@ -117,42 +100,6 @@ def test_encoders_are_told_apart_by_what_the_grid_says(folder):
     assert texts(made, "BRACS", "ResNet-50 (ImageNet)", "ABMIL") == ["0.400", "0.500", "+0.100"]
     assert texts(made, "BRACS", "UNI (foundation)", "ABMIL") == ["0.700", "0.800", "+0.100"]
     assert texts(made, "BRACS", "ViT-S (SSL pathology)", "ABMIL") == ["missing"] * 3
-
-
-def test_cost_is_that_of_the_runs_whose_prefilter_was_timed_where_there_are_any(folder):
-    def rows(aggregation, *, timed=False):
-        found = [Row({"mode": "discrete"}, {"aggregation_time": aggregation})]
-        return (
-            [*found, Row({"mode": "prefilter"}, {"end_to_end_time": 0.2, "relative_utility": 0.99})]
-            if timed
-            else found
-        )
-
-    diagnose(gce_run(folder), "cost", rows(0.5))
-    made = made_table(folder, "cost")
-    assert texts(made, "GCE discrete, cached features")[column(made, "aggregation_time")] == f"0.50{TIMES}"
-    folder.grid("encoders", drawn={"profile": "bracs", "encoder": "efficientnet_lite0"})
-    folder.cohort("drawn")
-    diagnose(folder.run("drawn", "abmil", "gce", gce_folds(0.5)), "cost", rows(0.3, timed=True))
-    made = made_table(folder, "cost")
-    assert texts(made, "GCE discrete, cached features")[column(made, "aggregation_time")] == f"0.30{TIMES}"
-    assert texts(made, "GCE discrete + tile prefilter")[column(made, "end_to_end_time")] == f"0.20{TIMES}"
-    headline = headline_table(read_measured(folder.folder), paper_figures())
-    assert texts(headline, "Inference with tile prefilter, faster") == [
-        f"5.00{TIMES}",
-        "1 pair of host and cohort",
-    ]
-
-
-def test_the_dataset_card_comes_from_the_cohorts(folder):
-    made = made_table(folder, "dataset_card")
-    assert texts(made, "bracs") == [
-        "simulated, profile bracs, seed 0", "Classification", "Case", "24 slides, 20 cases; a 14, b 10",
-        "120 to 300", "48-d, toy",
-    ]  # fmt: skip
-    assert texts(made, "kirc")[3] == "24 slides, 20 cases; 9 events"
-    assert texts(made, "BRACS", origin="paper")[3] == "525 WSIs; 7 fine-grained breast lesion categories"
-    assert texts(made, "PANDA")[0] == "missing"
 
 
 def test_a_table_says_why_cells_are_missing(folder):

@@ -8,13 +8,14 @@ import torch
 
 from builders.geojson_rules import violations
 from builders.reports import toy_evidence
+from builders.slides import write_slide
 from builders.viewer import bits, opened, send_bits, visitor
 from gcemil.bags import store
 from gcemil.diagnostics.diagnose import Comparison, diagnose_run
 from gcemil.errors import RunError, UsageError
 from gcemil.records import read_evidence
 from gcemil.report.claim import SAME_NETWORK_MEANING
-from gcemil.report.run_data import FoldData
+from gcemil.report.run_data import FoldData, find_predicted_class
 from gcemil.runs.folder import FoldFolder
 from gcemil.viewer import overview
 from gcemil.viewer.session import ViewerSession
@@ -66,8 +67,8 @@ def test_the_page_opens_on_a_slide_that_is_right_and_whose_evidence_holds(client
     found = {
         slide_id: read_evidence(session.folder / "evidence" / f"{slide_id}.h5") for slide_id in session.specs
     }
-    outcomes = overview._read_outcomes(FoldData(FoldFolder(session.folder)))
-    right = [name for name, one in outcomes.items() if one["predicted"] == one["target"]]
+    rows = FoldData(FoldFolder(session.folder)).predictions("full")
+    right = [row["slide_id"] for row in rows if find_predicted_class(row) == row["target"]]
     faithful = [name for name in right if found[name].verdict == "sufficient and necessary"]
     assert listed["first"] in (faithful or right)
     most = max(min(4, overview.count_regions(found[name])) for name in (faithful or right))

@@ -111,7 +111,7 @@ def list_cautions(context: Context) -> list[str]:
         cautions.append(
             "The cohort is simulated: its slides are not tissue, and its numbers say how the method behaves, not how a clinic would fare."
         )
-    if any(str(one.get("anchors")).startswith("prototypes") for one in details):
+    if any(str(detail.get("anchors")).startswith("prototypes") for detail in details):
         cautions.append(
             "The anchors are prototypes: centres of training patches, numbered and not named. They are clusters, not concepts, and "
             "evidence without concepts is less precise and less stable between trainings (docs/results.md)."
@@ -128,7 +128,7 @@ def list_cautions(context: Context) -> list[str]:
                 f"Fold {fold.number} was trained again after {', '.join(fold.outdated)} had been measured: those figures are of "
                 f"another network. Measure again with '{context.diagnose_command(fold.outdated[0])}'."
             )
-    cautions += sorted({str(text) for one in details for text in one.get("caveats", [])})
+    cautions += sorted({str(text) for detail in details for text in detail.get("caveats", [])})
     return cautions + sorted(
-        {f"Training warned: {text}" for one in details for text in one.get("warnings", [])}
+        {f"Training warned: {text}" for detail in details for text in detail.get("warnings", [])}
     )

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, LogNorm
 from matplotlib.figure import Figure
@@ -42,6 +42,7 @@ EXAMPLES = 4
 """Patches that stand for an anchor without words."""
 MOST_DOTS = 2000
 """Above so many, dots are pixels of an image inside the figure."""
+PerAnchor = Float[np.ndarray, "m"]
 
 
 def render_mechanism(context: Context, example: SlideView | None) -> Section | None:
@@ -230,26 +231,26 @@ def draw_gate_histograms(history: Sequence[Record], *, threshold: float) -> Figu
     return figure
 
 
-def draw_adapter(found: AdapterFigures) -> Figure:
+def draw_adapter(adapter: AdapterFigures) -> Figure:
     """Left, how near patches stay to where the encoder put them; right, how strong the adapter is."""
     figure = style.new_figure(2.4)
     near, strength = figure.subplots(1, 2, width_ratios=(1.6, 1))
-    edges = np.linspace(min(0.0, float(found.cosines.min())), 1.0, 41)
+    edges = np.linspace(min(0.0, float(adapter.cosines.min())), 1.0, 41)
     for chosen, color, label in (
-        (~found.selected, style.RANDOM_COLOR, "other patches"),
-        (found.selected, style.EVIDENCE_COLOR, "evidence"),
+        (~adapter.selected, style.RANDOM_COLOR, "other patches"),
+        (adapter.selected, style.EVIDENCE_COLOR, "evidence"),
     ):
         if chosen.any():
             weights = np.full(int(chosen.sum()), 1 / chosen.sum())
             near.hist(
-                found.cosines[chosen], edges, weights=weights, histtype="step", color=color, label=label
+                adapter.cosines[chosen], edges, weights=weights, histtype="step", color=color, label=label
             )
-    title = f"Feature adaptation: median {np.median(found.cosines):.3f}"
+    title = f"Feature adaptation: median {np.median(adapter.cosines):.3f}"
     style.draw_grid(near).set(
         xlabel="cosine of a patch before and after", ylabel="share of patches", title=title
     )
     near.legend(loc="upper left")
-    strength.bar(np.arange(1, len(found.strengths) + 1), found.strengths, color=style.INK, alpha=0.8)
+    strength.bar(np.arange(1, len(adapter.strengths) + 1), adapter.strengths, color=style.INK, alpha=0.8)
     strength.axhline(1.0, **style.DASHED)
     style.draw_grid(strength).set(xlabel="direction", title="Singular values, identity dashed")
     return figure
@@ -283,12 +284,22 @@ def draw_mechanism(evidence: SlideEvidence, *, threshold: float) -> Figure:
     )
     responses, gates, utility, opening, repair, names = np.asarray(figure.subplots(2, 3)).ravel()
     letters = list_anchor_letters(len(evidence.prompts))
-    opened = evidence.gates > threshold
-    _draw_responses(responses, evidence, letters)
+    selected, opened = evidence.selected, evidence.gates > threshold
+    inside, outside = (
+        evidence.responses[patches].mean(axis=0) if patches.any() else np.full(len(letters), np.nan)
+        for patches in (selected, ~selected)
+    )
+    _draw_pairs(responses, letters, outside, inside, name="other patches", color=style.RANDOM_COLOR)
+    responses.set_title("Anchor response")
     _draw_gates(gates, evidence, threshold)
     _draw_utility(utility, evidence)
     _draw_threshold(opening, evidence, threshold)
-    _draw_repair(repair, evidence, opened, letters)
+    before, after = (
+        evidence.accumulate_coverage(np.flatnonzero(patches))[-1] if patches.any() else np.zeros(len(letters))
+        for patches in (opened, selected)
+    )
+    _draw_pairs(repair, letters, before, after, name="threshold", color=style.ATTENTION_COLOR)
+    repair.set_title(f"Repair: {int((selected & ~opened).sum())} added")
     names.set_axis_off()
     key = "\n".join(
         textwrap.fill(f"{letter}  {style.shorten_label(prompt, 70)}", 38, subsequent_indent="     ")
@@ -298,23 +309,8 @@ def draw_mechanism(evidence: SlideEvidence, *, threshold: float) -> Figure:
     return figure
 
 
-def _draw_responses(axes: Axes, evidence: SlideEvidence, letters: list[str]) -> None:
-    inside, outside = (
-        evidence.responses[one].mean(axis=0) if one.any() else np.full(len(letters), np.nan)
-        for one in (evidence.selected, ~evidence.selected)
-    )
-    _draw_beside_evidence(axes, letters, outside, inside, name="other patches", color=style.RANDOM_COLOR)
-    axes.set_title("Anchor response")
-
-
-def _draw_beside_evidence(
-    axes: Axes,
-    letters: list[str],
-    other: Float[np.ndarray, "m"],
-    evidence: Float[np.ndarray, "m"],
-    *,
-    name: str,
-    color: str,
+def _draw_pairs(
+    axes: Axes, letters: list[str], other: PerAnchor, evidence: PerAnchor, *, name: str, color: str
 ) -> None:
     """A figure of every anchor for the evidence, and beside it for something else."""
     places = np.arange(len(letters))
@@ -322,27 +318,26 @@ def _draw_beside_evidence(
         places, np.minimum(other, evidence), np.maximum(other, evidence), color=style.MUTED, linewidth=1
     )
     axes.plot(places, other, linestyle="", marker="o", color=color, label=name)
-    axes.plot(
-        places, evidence, linestyle="", marker="D", color=style.EVIDENCE_COLOR, label="evidence", markersize=4
-    )
+    look: Any = {"linestyle": "", "marker": "D", "markersize": 4, "label": "evidence"}
+    axes.plot(places, evidence, color=style.EVIDENCE_COLOR, **look)
     axes.set_xticks(places, letters)
     style.draw_grid(axes).set(ylim=(0, 1.25), yticks=np.linspace(0, 1, 6))
     axes.legend(loc="upper left", ncols=2, handletextpad=0.2, columnspacing=0.8)
 
 
 def _draw_gates(axes: Axes, evidence: SlideEvidence, threshold: float) -> None:
+    """The gate of every patch over its evidence score."""
     look: Any = {"linestyle": "", "marker": "o", "markersize": 3, "markeredgewidth": 0, "alpha": 0.7}
-    for chosen, color in (
-        (~evidence.selected, style.RANDOM_COLOR),
-        (evidence.selected, style.EVIDENCE_COLOR),
-    ):
-        scores, gates = evidence.evidence_scores[chosen], evidence.gates[chosen]
-        axes.plot(scores, gates, color=color, rasterized=len(chosen) > MOST_DOTS, **look)
+    colors = {style.RANDOM_COLOR: ~evidence.selected, style.EVIDENCE_COLOR: evidence.selected}
+    for color, patches in colors.items():
+        scores, gates = evidence.evidence_scores[patches], evidence.gates[patches]
+        axes.plot(scores, gates, color=color, rasterized=len(patches) > MOST_DOTS, **look)
     axes.axhline(threshold, **style.DASHED)
     style.draw_grid(axes).set(xlabel="evidence score", title="Continuous gate")
 
 
 def _draw_utility(axes: Axes, evidence: SlideEvidence) -> None:
+    """Mean coverage as patches are added, the best first or in any order."""
     best_first = np.argsort(-evidence.evidence_scores, kind="stable")
     any_order = np.random.default_rng(0).permutation(len(best_first))
     size = int(evidence.selected.sum())
@@ -359,24 +354,12 @@ def _draw_utility(axes: Axes, evidence: SlideEvidence) -> None:
 
 
 def _draw_threshold(axes: Axes, evidence: SlideEvidence, threshold: float) -> None:
+    """Gates by rank; those above the threshold are filled."""
     ranked = np.sort(evidence.gates)[::-1]
-    ranks = np.arange(1, len(ranked) + 1)
+    ranks, is_open = np.arange(1, len(ranked) + 1), ranked > threshold
     axes.step(ranks, ranked, where="mid", color=style.INK, linewidth=1.2)
-    axes.fill_between(
-        ranks, ranked, where=ranked > threshold, step="mid", color=style.ATTENTION_COLOR, alpha=0.55
-    )
+    axes.fill_between(ranks, ranked, where=is_open, step="mid", color=style.ATTENTION_COLOR, alpha=0.55)
     axes.axhline(threshold, **style.DASHED)
-    title = f"Threshold: {int((ranked > threshold).sum())} open"
+    title = f"Threshold: {int(is_open.sum())} open"
     style.draw_grid(axes).set(xscale="log", xlabel="rank of the patch", title=title)
     axes.minorticks_off()
-
-
-def _draw_repair(
-    axes: Axes, evidence: SlideEvidence, opened: Bool[np.ndarray, "n"], letters: list[str]
-) -> None:
-    before, after = (
-        evidence.accumulate_coverage(np.flatnonzero(one))[-1] if one.any() else np.zeros(len(letters))
-        for one in (opened, evidence.selected)
-    )
-    _draw_beside_evidence(axes, letters, before, after, name="threshold", color=style.ATTENTION_COLOR)
-    axes.set_title(f"Repair: {int((evidence.selected & ~opened).sum())} added")

@@ -63,7 +63,7 @@ def render_performance(context: Context) -> Section:
         remedy = f"gcemil report {quote_path(run.folder)} --against HOST_RUN"
         context.list_missing("The plain host is not shown: no run of it was given.", remedy)
     values = {
-        metric: {mode: found for mode in ARMS if (found := _read_values(context, mode, metric))}
+        metric: {mode: by_fold for mode in ARMS if (by_fold := _read_values(context, mode, metric))}
         for metric in run.task_metrics
     }
     votes = [fold.details.get("vote") for fold in run.folds]

@@ -38,29 +38,31 @@ def render_representations(context: Context) -> Section | None:
         remedy = f"gcemil report {quote_path(context.run.folder)}{rival} --representations"
         context.list_missing("The run stores no representations of its slides.", remedy)
         return None
-    found = read_representations(path)
-    figures = [] if len(found.bag_ids) < FEWEST else _draw_figures(context, found, fold.files)
-    few = f"Fold {fold.number} has {len(found.bag_ids)} validation and test bags; a t-SNE needs {FEWEST}."
+    stored = read_representations(path)
+    figures = [] if len(stored.bag_ids) < FEWEST else _draw_figures(context, stored, fold.files)
+    few = f"Fold {fold.number} has {len(stored.bag_ids)} validation and test bags; a t-SNE needs {FEWEST}."
     return render_section("representations", "Slide representations", figures=figures, few=few)
 
 
-def _draw_figures(context: Context, found: Representations, fold: FoldFolder) -> list[Picture]:
+def _draw_figures(context: Context, stored: Representations, fold: FoldFolder) -> list[Picture]:
     """The bags as every network and mode sees them, and after some epochs where the run kept them."""
     panels = {}
     if context.against is not None:
         path = RunFolder(context.against.folder).fold(fold.number).representations
         before = read_representations(path) if path.is_file() else None
-        if before is not None and before.bag_ids == found.bag_ids:
+        if before is not None and before.bag_ids == stored.bag_ids:
             panels["Plain host"] = embed_slides(before.by_mode["full"], seed=context.seed)
     name = "Host + GCE" if context.run.is_wrapped else "Host"
-    modes = [mode for mode in MODES if mode in found.by_mode and (mode != "full" or len(found.by_mode) == 1)]
+    modes = [
+        mode for mode in MODES if mode in stored.by_mode and (mode != "full" or len(stored.by_mode) == 1)
+    ]
     for mode in modes:
-        panels[f"{name}, {style.MODE_NAMES[mode]}"] = embed_slides(found.by_mode[mode], seed=context.seed)
+        panels[f"{name}, {style.MODE_NAMES[mode]}"] = embed_slides(stored.by_mode[mode], seed=context.seed)
     figures = [
         save_figure(
             context.figures,
             "representations",
-            draw_representations(panels, found),
+            draw_representations(panels, stored),
             alt="t-SNE of slide representations, coloured by class",
             caption=f"Fold {fold.number}. Filled: test; hollow: validation; no slide was trained on. t-SNE shows who lies beside whom; "
             f"distances between groups mean nothing. Seed {context.seed}.",

@@ -116,8 +116,10 @@ def _describe_bag(
     if judged:
         settings = run.fold(bag.fold).findings["snr"].settings
         verdicts = {
-            name: Verdict(judged[name], judged.get(one.change), float(settings.get(one.tolerance, np.nan)))
-            for name, one in CRITERIA.items()
+            name: Verdict(
+                judged[name], judged.get(criterion.change), float(settings.get(criterion.tolerance, np.nan))
+            )
+            for name, criterion in CRITERIA.items()
         }
     kinds = {
         "bag": True,
