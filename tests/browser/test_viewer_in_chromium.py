@@ -235,30 +235,6 @@ def test_the_bench_works_from_the_keyboard_without_moving_the_page(visit):
     assert visit.complaints == []
 
 
-def test_keys_and_words_are_explained_and_what_is_drawn_is_named(visit):
-    page = visit.page
-    assert page.locator("#help-panel").is_hidden()
-    page.keyboard.press("?")
-    assert page.locator("#help-panel").is_visible()
-    words = page.locator("#help-panel").text_content()
-    assert all(word in words for word in ("removed", "selected", "necessary", "keep only"))
-    page.keyboard.press("Escape")
-    assert page.locator("#help-panel").is_hidden()
-    legend = page.locator("#legend")
-    assert "attention of the host, low to high" in legend.text_content()
-    assert "now the evidence" in legend.text_content()
-    visit.press("remove")
-    assert "removed patches" in legend.text_content()
-    visit.press("clear")
-    assert "now the evidence" not in legend.text_content()
-    page.keyboard.press("t")
-    assert "annotated truth" not in legend.text_content()
-    # Concepts are named in full beside their bars.
-    named = page.locator("#coverage span").all_text_contents()
-    assert len(named) == len(visit.session.slide(visit.slide_id).evidence.prompts)
-    assert visit.complaints == []
-
-
 def test_marks_of_qupath_are_imported_from_a_file(visit, tmp_path):
     name = visit.slide_id
     slide = visit.session.slide(name)
@@ -276,23 +252,6 @@ def test_marks_of_qupath_are_imported_from_a_file(visit, tmp_path):
     assert saved["marks"] == [{"patch": patch, "mark": "reject", "in_evidence": True}]
     visit.page.click("#unmark")
     visit.page.wait_for_selector("#agreement:has-text('No patch')")
-
-
-def test_an_address_opens_once_and_leaves_the_history(browser, served):
-    _, server = served
-    address = server.new_address()
-    first, second = browser.new_context(), browser.new_context()
-    page = first.new_page()
-    page.goto(address)
-    page.wait_for_selector("body[data-state=ready]")
-    assert "code" not in page.url
-    assert second.new_page().goto(address).status == 403
-    # With the cookie the old address still leads to the page, and out of the address bar.
-    page.goto(address)
-    page.wait_for_selector("body[data-state=ready]")
-    assert "code" not in page.url
-    first.close()
-    second.close()
 
 
 def test_another_page_cannot_use_the_session(browser, served):

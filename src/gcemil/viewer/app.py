@@ -148,7 +148,7 @@ class _ViewerApi:
         if slide_id not in self._session.specs:
             raise HTTPException(404, "The fold tests no such slide.")
         opened = self._session.opened.get(slide_id)
-        return opened or await self._ask_network(self._session.slide, slide_id)
+        return opened if opened is not None else await self._ask_network(self._session.slide, slide_id)
 
     async def _ask_network(self, question: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._session.network, question, *args)

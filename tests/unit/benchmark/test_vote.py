@@ -91,17 +91,6 @@ def test_replacing_by_background_removes_what_the_patches_show(judge):
     assert math.isnan(judge.replace(torch.ones(20, dtype=torch.bool), background, generator))
 
 
-def test_curves_of_a_ranking_that_finds_the_one_patch_that_decides(judge):
-    best = torch.tensor([3, 4, *range(3), *range(5, 20)])
-    worst = best.flip(0)
-    found, missed = vote.draw_curves(judge, best), vote.draw_curves(judge, worst)
-    assert (found["aukc"], found["msk"], found["msk within"]) == (1, 0.01, 0.01)
-    assert (missed["msk"], missed["removal"]) == (1, 0)
-    # The first patch alone leaves the second one, and nothing is lost until both are gone.
-    assert found["removal 0.01"] == 0
-    assert found["removal 0.1"] == pytest.approx(judge.whole - 1 / (1 + math.exp(5)))
-
-
 def test_the_search_takes_the_smallest_prefix(judge):
     order = torch.tensor([3, 4, *range(3), *range(5, 20)])
     scores = torch.zeros(20)

@@ -75,8 +75,10 @@ def _draw_curves(context: Context, rows: list[Row]) -> Picture | None:
     recovered = filter_rows(rows, rule="gce_discrete", budget=RECOVERED)
     share = recovered[0].values.get("evidence_fraction") if recovered else None
     figure = draw_keep_and_remove(rows, metric=context.run.task_metric, evidence_share=share)
+    if figure is None:
+        return None
     dotted = " Dotted: mean size of the recovered evidence." if share is not None else ""
-    return figure and save_figure(
+    return save_figure(
         context.figures,
         "keep_remove",
         figure,
@@ -153,11 +155,12 @@ def draw_keep_and_remove(
 
     None where no rule was measured at two sizes.
     """
-    curves: dict[str, tuple[list[float], list[Any], list[Any]]] = {}
+    curves: dict[str, tuple[list[float], Any, Any]] = {}
     for rule in order_rules([row.labels["rule"] for row in rows]):
         points = [row for row in filter_rows(rows, rule=rule) if row.labels["budget"] != RECOVERED]
         shares = [100 * float(point.labels["budget"]) for point in points]
-        kept, lost = ([point.values.get(name) for point in points] for name in (KEPT, LOST))
+        kept: Any = [point.values.get(KEPT) for point in points]
+        lost: Any = [point.values.get(LOST) for point in points]
         if len(points) > 1 and None not in kept and None not in lost:
             curves[rule] = shares, kept, lost
     if not curves:

@@ -180,7 +180,7 @@ def _draw_panels(
         _show_pixels(axes, canvas)
         axes.set_title(title, fontsize=8.5)
     handles: list[Patch | Line2D] = [
-        Patch(color=[part / 255 for part in color], label=word) for word, color in colors.items()
+        Patch(color="#{:02x}{:02x}{:02x}".format(*color), label=word) for word, color in colors.items()
     ]
     if view.has_truth:
         handles.append(Line2D([], [], color="black", linewidth=1.2, label=truth_label))

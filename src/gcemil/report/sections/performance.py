@@ -122,7 +122,7 @@ def _format_interval(draws: Draws | None) -> str:
 
 def compare_with_host(context: Context, draws: Sampled) -> list[tuple[str, ...]]:
     """Rows of host and mixture side by side with the paired interval of their difference."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for host in (PLAIN, "full"):
         for metric in context.run.task_metrics:
             ours, theirs = draws.get(("gce", metric)), draws.get((host, metric))
@@ -163,7 +163,10 @@ Values = Mapping[str, Mapping[str, Mapping[int, float]]]
 
 def _tabulate_metrics(context: Context, values: Values, draws: Sampled) -> Table:
     """Mean and deviation over folds and the interval over bags, one line per arm."""
-    columns, cells = [], {mode: [] for mode in ARMS if any(mode in modes for modes in values.values())}
+    columns = []
+    cells: dict[str, list[Cell]] = {
+        mode: [] for mode in ARMS if any(mode in modes for modes in values.values())
+    }
     for metric, modes in values.items():
         columns += [
             Column(metric, METRICS[metric].label, metric),
