@@ -122,13 +122,6 @@ def drawn(visit: Visit) -> int:
     )
 
 
-def test_the_page_loads_tiles_and_complains_of_nothing(visit):
-    assert int(visit.page.evaluate("document.body.dataset.tiles")) > 0
-    assert visit.page.url == f"{visit.address}/"
-    assert visit.page.locator("#slide option").count() == len(visit.session.specs)
-    assert visit.complaints == []
-
-
 def test_layers_toggle(visit):
     page = visit.page
     for name in ("S", "evidence", "truth"):
@@ -146,15 +139,6 @@ def test_layers_toggle(visit):
     assert drawn(visit) > outlines
     assert page.get_attribute("body", "data-layers").startswith("gate")
     assert visit.complaints == []
-
-
-def test_a_threshold_leaves_fewer_patches(visit):
-    page = visit.page
-    page.check("#heat input[value=attention]")
-    everything = drawn(visit)
-    page.fill("#threshold", "700")
-    page.dispatch_event("#threshold", "input")
-    assert drawn(visit) < everything
 
 
 def test_a_lasso_that_is_removed_gives_the_value_of_the_python_interface(visit):
@@ -251,54 +235,6 @@ def test_the_bench_works_from_the_keyboard_without_moving_the_page(visit):
     assert visit.complaints == []
 
 
-def test_hovering_shows_the_numbers_of_a_patch(visit):
-    box = visit.page.locator("#overlay").bounding_box()
-    shown = visit.page.locator("#hover")
-    # Somewhere in the middle of the tissue there is a patch; the slide of the cohort decides where.
-    for share in (0.5, 0.4, 0.6, 0.3, 0.7):
-        visit.page.mouse.move(box["x"] + share * box["width"], box["y"] + 0.5 * box["height"])
-        if shown.is_visible():
-            break
-    text = shown.text_content()
-    assert "patch" in text
-    assert "attention of the host" in text
-    assert "truth" in text
-
-
-def test_keys_and_words_are_explained_and_what_is_drawn_is_named(visit):
-    page = visit.page
-    assert page.locator("#help-panel").is_hidden()
-    page.keyboard.press("?")
-    assert page.locator("#help-panel").is_visible()
-    words = page.locator("#help-panel").text_content()
-    assert all(word in words for word in ("removed", "selected", "necessary", "keep only"))
-    page.keyboard.press("Escape")
-    assert page.locator("#help-panel").is_hidden()
-    legend = page.locator("#legend")
-    assert "attention of the host, low to high" in legend.text_content()
-    assert "now the evidence" in legend.text_content()
-    visit.press("remove")
-    assert "removed patches" in legend.text_content()
-    visit.press("clear")
-    assert "now the evidence" not in legend.text_content()
-    page.keyboard.press("t")
-    assert "annotated truth" not in legend.text_content()
-    # Concepts are named in full beside their bars.
-    named = page.locator("#coverage span").all_text_contents()
-    assert len(named) == len(visit.session.slide(visit.slide_id).evidence.prompts)
-    assert visit.complaints == []
-
-
-def test_a_review_is_saved_and_summed_up(visit):
-    visit.page.click("#accept")
-    visit.page.wait_for_selector("#agreement:has-text('Agreement 100%')")
-    name = visit.slide_id
-    saved = json.loads((visit.session.folder / "reviews" / f"{name}.json").read_text())
-    assert {mark["mark"] for mark in saved["marks"]} == {"accept"}
-    visit.page.click("#unmark")
-    visit.page.wait_for_selector("#agreement:has-text('No patch')")
-
-
 def test_marks_of_qupath_are_imported_from_a_file(visit, tmp_path):
     name = visit.slide_id
     slide = visit.session.slide(name)
@@ -316,51 +252,6 @@ def test_marks_of_qupath_are_imported_from_a_file(visit, tmp_path):
     assert saved["marks"] == [{"patch": patch, "mark": "reject", "in_evidence": True}]
     visit.page.click("#unmark")
     visit.page.wait_for_selector("#agreement:has-text('No patch')")
-
-
-def test_without_a_code_and_outside_its_paths_chromium_gets_nothing(browser, visit):
-    stranger = browser.new_context()
-    page = stranger.new_page()
-    assert page.goto(visit.address).status == 403
-    assert page.goto(f"{visit.address}/api/slides").status == 403
-    stranger.close()
-    for path in ("/static/..%2fapp.py", "/api/slides/..%2f..%2fconfig.yaml", "/config.yaml"):
-        assert visit.page.request.get(f"{visit.address}{path}").status == 404
-
-
-def test_an_address_opens_once_and_leaves_the_history(browser, served):
-    _, server = served
-    address = server.new_address()
-    first, second = browser.new_context(), browser.new_context()
-    page = first.new_page()
-    page.goto(address)
-    page.wait_for_selector("body[data-state=ready]")
-    assert "code" not in page.url
-    assert second.new_page().goto(address).status == 403
-    # With the cookie the old address still leads to the page, and out of the address bar.
-    page.goto(address)
-    page.wait_for_selector("body[data-state=ready]")
-    assert "code" not in page.url
-    first.close()
-    second.close()
-
-
-def test_an_address_may_be_a_link_on_another_page(browser, served):
-    """As in the terminal of a notebook server, whose page is of another site."""
-    _, server = served
-    context = browser.new_context()
-    page = context.new_page()
-    page.route(
-        "http://notebook.example/",
-        lambda route: route.fulfill(
-            content_type="text/html", body=f'<a id="link" href="{server.new_address()}">view</a>'
-        ),
-    )
-    page.goto("http://notebook.example/")
-    page.click("#link")
-    page.wait_for_selector("body[data-state=ready]")
-    assert page.url == f"http://127.0.0.1:{server.port}/"
-    context.close()
 
 
 def test_another_page_cannot_use_the_session(browser, served):
@@ -402,20 +293,3 @@ def test_another_page_cannot_use_the_session(browser, served):
     assert found[5] == "blocked"
     assert (review.read_bytes() if review.exists() else None) == before
     context.close()
-
-
-def test_a_damaged_review_is_said_and_its_slide_opens(visit):
-    name = list(visit.session.specs)[2]
-    review = visit.session.folder / "reviews" / f"{name}.json"
-    review.parent.mkdir(exist_ok=True)
-    review.write_text("{")
-    try:
-        visit.page.select_option("#slide", name)
-        visit.page.wait_for_selector(f"body[data-slide='{name}'][data-state=ready]")
-        visit.page.wait_for_selector("#message.problem:has-text('It is no review of this slide')")
-        visit.press("remove")
-        visit.page.click("#accept")
-        visit.page.wait_for_selector("#message.problem:has-text('It is no review of this slide')")
-        assert review.read_text() == "{"
-    finally:
-        review.unlink()

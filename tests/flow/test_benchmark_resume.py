@@ -149,15 +149,3 @@ def test_a_dry_run_shows_plan_and_estimate_and_writes_nothing(gcemil, tmp_path):
         "cohorts/lung",
         "runs/lung/abmil/host/seed_0/fold_0",
     ]
-
-
-def test_a_finished_grid_is_shown_and_nothing_is_done(gcemil, finished, undisturbed):
-    before = (finished / "log.jsonl").read_bytes()
-    code, output, _ = gcemil("--out", finished)
-    assert code == 0
-    assert "lung" in output
-    assert "macro_f1" in output
-    plan = " ".join(gcemil("--out", finished, "--dry-run")[1].split())
-    assert "0 of 7 steps left" in plan
-    assert (finished / "log.jsonl").read_bytes() == before
-    assert (finished / "summary.json").read_bytes() == undisturbed

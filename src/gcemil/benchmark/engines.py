@@ -200,36 +200,26 @@ def _prepare_worker(parent: int, workers: int, resources: Resources) -> None:
 
 def affordable_workers(resources: Resources) -> int:
     """As many as cores, memory and accelerators allow, and never less than one."""
-    limits = [usable_cores() / resources.cpus, available_memory() / (resources.memory_gb * 2**30)]
+    limits = [joblib.cpu_count() / resources.cpus, available_memory() / (resources.memory_gb * 2**30)]
     if resources.gpus:
-        limits.append(count_accelerators() / resources.gpus)
+        import torch
+
+        if not (count := torch.cuda.device_count()):
+            raise UsageError("The grid asks for accelerators (resources.gpus), and this machine has none.")
+        limits.append(count / resources.gpus)
     return max(1, int(min(limits)))
 
 
-def usable_cores() -> int:
-    """Cores that this process may use, which can be fewer than the machine has."""
-    return int(joblib.cpu_count())
-
-
 def available_memory() -> int:
-    """Bytes that may be taken without swapping; all memory where the system does not tell."""
-    meminfo = Path("/proc/meminfo")
-    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    """Bytes that may be taken without swapping, within the limit of a container."""
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    meminfo, limit = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
     if meminfo.is_file():
+        # Memory of caches can be taken too.
         lines = dict(line.split(":", 1) for line in meminfo.read_text(encoding="ascii").splitlines())
-        found.append(int(lines["MemAvailable"].split()[0]) * 1024)
-    limit = Path("/sys/fs/cgroup/memory.max")
-    if limit.is_file() and (text := limit.read_text(encoding="ascii").strip()).isdigit():
-        found.append(int(text))
-    return min(found)
-
-
-def count_accelerators() -> int:
-    import torch
-
-    if not (count := torch.cuda.device_count()):
-        raise UsageError("The grid asks for accelerators (resources.gpus), and this machine has none.")
-    return count
+        free = int(lines["MemAvailable"].split()[0]) * 1024
+    text = limit.read_text(encoding="ascii").strip() if limit.is_file() else "max"
+    return min(free, int(text)) if text.isdigit() else free
 
 
 def visible_accelerators(slot: int, resources: Resources) -> dict[str, str]:
@@ -250,18 +240,18 @@ class RayPool:
     def __init__(
         self, grid: Grid, results: Results, *, address: str | None = None, workers: int | None = None
     ) -> None:
-        wanted = grid.resources
-        self._ray = _connect_ray(address, math.ceil(workers * wanted.cpus) if workers else None)
+        resources = grid.resources
+        self._ray = _connect_ray(address, math.ceil(workers * resources.cpus) if workers else None)
         self._work = (self._ray.put(grid), Results(results.folder.resolve()))
         self._run = self._ray.remote(execute).options(
-            num_cpus=wanted.cpus,
-            num_gpus=wanted.gpus,
-            memory=int(wanted.memory_gb * 2**30),
+            num_cpus=resources.cpus,
+            num_gpus=resources.gpus,
+            memory=int(resources.memory_gb * 2**30),
             max_retries=MAX_RETRIES,
             runtime_env={"env_vars": ONE_THREAD},
         )
         available = self._ray.cluster_resources()
-        self.workers = max(1, int(available.get("CPU", 0.0) / wanted.cpus))
+        self.workers = max(1, int(available.get("CPU", 0.0) / resources.cpus))
 
     def submit(self, key: Key) -> Future[Outcome]:
         """Execute a key on a node."""
@@ -282,9 +272,9 @@ def _connect_ray(address: str | None, cores: int | None) -> Any:
         ray = importlib.import_module("ray")
     except ImportError as error:
         raise MissingExtraError("ray", "cluster") from error
-    own = {"include_dashboard": False, "num_cpus": cores or usable_cores()} if address is None else {}
+    options = {"include_dashboard": False, "num_cpus": cores or joblib.cpu_count()} if address is None else {}
     try:
-        ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", **own)
+        ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", **options)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise UsageError(
             f"There is no Ray cluster to use at '{address or 'local'}' ({error}). "

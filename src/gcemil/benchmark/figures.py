@@ -52,22 +52,12 @@ def list_runs(folder: Path) -> list[MeasuredRun]:
         raise RunError(f"{folder} holds no run. Make some with 'gcemil benchmark GRID.yaml --out {folder}'.")
     runs = []
     for path in configs:
-        cohort, _, label, _ = path.parent.relative_to(folder / "runs").parts
-        settings = Run(path.parent).card.settings
-        seed = _parse_seed(path.parent)
-        runs.append(
-            MeasuredRun(cohort, settings.host.name, label, seed, path.parent, settings.host_is_unchanged)
-        )
+        run = path.parent
+        cohort, _, label, seed = run.relative_to(folder / "runs").parts
+        settings = Run(run).card.settings
+        number = int(seed.removeprefix("seed_"))
+        runs.append(MeasuredRun(cohort, settings.host.name, label, number, run, settings.host_is_unchanged))
     return runs
-
-
-def _parse_seed(run: Path) -> int:
-    number = run.name.removeprefix("seed_")
-    if not (number.isascii() and number.isdigit()):
-        raise RunError(
-            f"{run} is not a run of a grid, whose folder is named seed_<number>. Move it elsewhere."
-        )
-    return int(number)
 
 
 def read_figures(folder: Path) -> pd.DataFrame:

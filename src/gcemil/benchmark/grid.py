@@ -11,13 +11,12 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, NonNegativeInt, model_validator
 
 from gcemil.config import (
     HostSettings,
@@ -41,7 +40,22 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 SIMULATION = ("size", "seed", "slides", "parts", "dim", "dials")
 """What a cohort folder leaves at its default."""
 
+
+def _check_distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    if len(set(values)) < len(values):
+        raise ValueError("an entry is listed twice")
+    return values
+
+
+def _check_some(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    if not values:
+        raise ValueError("at least one entry is needed")
+    return values
+
+
 Overrides = dict[str, Any]
+Numbers = Annotated[tuple[NonNegativeInt, ...], AfterValidator(_check_some), AfterValidator(_check_distinct)]
+Names = Annotated[tuple[str, ...], AfterValidator(_check_distinct)]
 
 
 class CohortSettings(Settings):
@@ -74,11 +88,8 @@ class CohortSettings(Settings):
     def _is_one_or_the_other(self) -> CohortSettings:
         if (self.folder is None) == (self.profile is None):
             raise ValueError("a cohort has either a folder or a profile")
-        if self.folder is not None and "\0" in str(self.folder):
-            raise ValueError(f"a folder has no null character in its name, got {str(self.folder)!r}")
-        fields = type(self).model_fields
-        defaults = {name: fields[name].get_default(call_default_factory=True) for name in SIMULATION}
-        simulation = [name for name in SIMULATION if getattr(self, name) != defaults[name]]
+        changed = self.model_dump(exclude_defaults=True)
+        simulation = [name for name in SIMULATION if name in changed]
         if self.folder is not None and simulation:
             raise ValueError(f"a cohort folder is not simulated: remove {', '.join(simulation)}")
         if self.parts is not None and (self.slides is not None or min(self.parts) < 1):
@@ -106,18 +117,18 @@ class Grid(Settings):
 
     name: str = Field(description="Names the grid inside a results folder.")
     cohorts: dict[str, CohortSettings] = Field(min_length=1)
-    hosts: tuple[str, ...] = Field(min_length=1)
-    arms: tuple[Arm, ...] = Field(
+    hosts: Names = Field(min_length=1)
+    arms: Annotated[tuple[Arm, ...], AfterValidator(_check_distinct)] = Field(
         ("host", "gce"), description="Plain and wrapped hosts, and fairness controls."
     )
     variants: dict[str, Overrides] = Field(
         default_factory=dict, description="Ablations of the arm gce: name, then settings by dotted name."
     )
-    folds: tuple[int, ...] = Field((0, 1, 2, 3, 4), min_length=1)
-    folds_by_host: dict[str, tuple[int, ...]] = Field(
+    folds: Numbers = (0, 1, 2, 3, 4)
+    folds_by_host: dict[str, Numbers] = Field(
         default_factory=dict, description="In place of `folds` for hosts that take too long."
     )
-    seeds: tuple[int, ...] = Field((0,), min_length=1, description="Seeds of training.")
+    seeds: Numbers = Field((0,), description="Seeds of training.")
     preset: Preset = Field(
         "common", description="The common recipe for all hosts, or how the authors of each train it."
     )
@@ -129,7 +140,7 @@ class Grid(Settings):
         default_factory=dict,
         description="The same for one host, after `settings`; such as a smaller size of a host with tokens.",
     )
-    diagnostics: tuple[str, ...] = Field((), description="Made for every finished fold of a wrapped host.")
+    diagnostics: Names = Field((), description="Made for every finished fold of a wrapped host.")
     diagnostics_by_cohort: dict[str, tuple[str, ...]] = Field(
         default_factory=dict, description="In place of `diagnostics` for a cohort, such as one with lesions."
     )
@@ -151,28 +162,6 @@ class Grid(Settings):
         }
         return grid.model_copy(update={"cohorts": cohorts})
 
-    @field_validator("hosts", "arms", "folds", "seeds", "diagnostics")
-    @classmethod
-    def _has_nothing_twice(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        if len(set(values)) < len(values):
-            raise ValueError("an entry is listed twice")
-        return values
-
-    @field_validator("folds", "seeds")
-    @classmethod
-    def _is_not_negative(cls, values: tuple[int, ...]) -> tuple[int, ...]:
-        if min(values) < 0:
-            raise ValueError("folds and seeds are 0 or more")
-        return values
-
-    @field_validator("folds_by_host")
-    @classmethod
-    def _names_folds(cls, values: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-        for host, folds in values.items():
-            if not folds or min(folds) < 0 or len(set(folds)) < len(folds):
-                raise ValueError(f"folds of '{host}' are distinct numbers from 0 on, at least one")
-        return values
-
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Grid:
         for name in (self.name, *self.cohorts, *self.variants):
@@ -185,21 +174,18 @@ class Grid(Settings):
             raise ValueError("a grid needs at least one arm or variant")
         if taken := sorted(set(self.variants) & set(get_args(Arm))):
             raise ValueError(f"'{taken[0]}' is the name of an arm; name the variant otherwise")
-        for name, whole in (
-            ("folds_by_host", "hosts"),
-            ("settings_by_host", "hosts"),
-            ("diagnostics_by_cohort", "cohorts"),
-        ):
+        by_name = {"folds_by_host": "hosts", "settings_by_host": "hosts", "diagnostics_by_cohort": "cohorts"}
+        for name, whole in by_name.items():
             if unknown := sorted(set(getattr(self, name)) - set(getattr(self, whole))):
                 raise ValueError(f"{name} names '{unknown[0]}', which is not among the {whole}")
         changes = (self.settings, *self.settings_by_host.values(), *self.variants.values())
-        for key in (key for one in changes for key in one):
+        for key in (key for settings in changes for key in settings):
             if key in {"seed", "device", "host.name", "host", "evidence"}:
                 raise ValueError(f"'{key}' follows from the grid itself (seeds, resources, hosts, arms)")
         return self
 
 
-RECIPE_OF: dict[Arm, str] = {
+RECIPES: dict[Arm, str] = {
     "host_paper": "paper",
     "gce_paper": "paper",
     "gce_paper_constrained": "paper_constrained",
@@ -297,19 +283,6 @@ def plan_work(grid: Grid) -> tuple[Key, ...]:
     return tuple(keys)
 
 
-def list_needs(grid: Grid, key: Key) -> tuple[Key, ...]:
-    """What is over and done with, well or badly, before this begins."""
-    match key:
-        case CohortKey():
-            return ()
-        case RunKey():
-            return (CohortKey(key.cohort),)
-        case DiagnosisKey(run):
-            return tuple(
-                run for run in (run, plain_rival(grid, run), *other_seeds(grid, run)) if run is not None
-            )
-
-
 def plain_rival(grid: Grid, run: RunKey) -> RunKey | None:
     """The plain host beside which a wrapped fold is diagnosed, where the grid has one."""
     return None if run.is_plain or "host" not in grid.arms else replace(run, arm="host", variant=None)
@@ -337,7 +310,7 @@ def run_settings(grid: Grid, key: RunKey) -> TrainSettings:
     settings = TrainSettings(
         host=HostSettings(name=key.host), seed=key.seed, device="cuda" if grid.resources.gpus else "cpu"
     )
-    settings = with_recipe(settings, RECIPE_OF.get(key.arm, "default"), plain=key.is_plain)
+    settings = with_recipe(settings, RECIPES.get(key.arm, "default"), plain=key.is_plain)
     settings = with_preset(settings, grid.preset)
     changes = [
         (name, value)
@@ -345,7 +318,8 @@ def run_settings(grid: Grid, key: RunKey) -> TrainSettings:
         if not (key.is_plain and name.startswith("evidence."))
     ]
     changes += grid.variants[key.variant].items() if key.variant else []
-    settings = with_overrides(settings, assignments(changes))
+    # JSON is read back by YAML as the same value.
+    settings = with_overrides(settings, [f"{name}={json.dumps(value)}" for name, value in changes])
     if key.arm == "host_long":
         # Whichever of the three says how long training takes.
         longer = {
@@ -357,11 +331,6 @@ def run_settings(grid: Grid, key: RunKey) -> TrainSettings:
     if key.arm == "gce_random_anchors":
         return with_overrides(settings, ["evidence.anchors=random"])
     return settings
-
-
-def assignments(changes: Sequence[tuple[str, Any]]) -> list[str]:
-    """key=value texts; JSON is read back by YAML as the same value."""
-    return [f"{name}={json.dumps(value)}" for name, value in changes]
 
 
 def check_names_exist(grid: Grid) -> None:

@@ -17,7 +17,7 @@ from statistics import median
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from gcemil.benchmark.grid import CohortKey, DiagnosisKey, Key, RunKey
+from gcemil.benchmark.grid import CohortKey, DiagnosisKey, Key
 from gcemil.benchmark.results import Results, read_log
 from gcemil.benchmark.runner import Ending, Outcome
 from gcemil.errors import printable
@@ -40,26 +40,23 @@ class UnitTimes:
 
     def expect(self, key: Key) -> float | None:
         """Seconds of a unit on one worker; None where none of its kind has finished."""
-        return next((median(self._seconds[one]) for one in _list_groups(key) if one in self._seconds), None)
+        times = (self._seconds[group] for group in _list_groups(key) if group in self._seconds)
+        return next(map(median, times), None)
 
     def total(self, keys: Collection[Key]) -> float | None:
         """Seconds of several units on one worker; None where nothing is known of one of them."""
         seconds = [self.expect(key) for key in keys]
-        return None if None in seconds else sum(one for one in seconds if one is not None)
+        return None if None in seconds else sum(filter(None, seconds))
 
 
 def _list_groups(key: Key) -> list[Hashable]:
     """The groups whose times apply to a unit, the nearest first."""
     kind = type(key).__name__
-    match key:
-        case CohortKey():
-            return [kind]
-        case RunKey() as run:
-            pass
-        case DiagnosisKey(run):
-            pass
-    own = (kind, run.host, run.is_plain)
-    return [(*own, run.cohort), own, kind]
+    if isinstance(key, CohortKey):
+        return [kind]
+    run = key.run if isinstance(key, DiagnosisKey) else key
+    host = (kind, run.host, run.is_plain)
+    return [(*host, run.cohort), host, kind]
 
 
 @dataclass
@@ -76,34 +73,32 @@ class Board:
     def end(self, key: Key, outcome: Outcome) -> None:
         """Show that a unit has ended."""
         self.endings[key] = outcome
-        if outcome.ending is Ending.finished:
+        is_finished = outcome.ending is Ending.finished
+        if is_finished:
             self.times.add(key, outcome.seconds)
+        took = f" in {duration(outcome.seconds)}" if is_finished else ""
+        why = f": {outcome.reason}" if outcome.reason else ""
+        line = f"[{self.done}/{len(self.all_keys)}] {key.path} {outcome.ending}{took}{why}{self._left()}"
         if self.bar is None:
-            print(printable(self.line(key, outcome)), file=sys.stderr, flush=True)
+            print(printable(line), file=sys.stderr, flush=True)
             return
         if outcome.ending is Ending.failed:
-            self.bar.console.print(printable(self.line(key, outcome)), markup=False, highlight=False)
+            self.bar.console.print(printable(line), markup=False, highlight=False)
         self.bar.update(self.bar.task_ids[0], completed=self.done, description=self.title())
 
     @property
     def done(self) -> int:
         return len(self.all_keys) - len(self.todo) + len(self.endings)
 
-    def left(self) -> str:
-        """How long the rest will take, in words; empty where that is not known."""
-        seconds = self.times.total([key for key in self.todo if key not in self.endings])
-        return f" · about {duration(seconds / self.workers)} left" if seconds else ""
-
     def title(self) -> str:
         """The numbers of units that are done and that failed."""
         failed = sum(outcome.ending is Ending.failed for outcome in self.endings.values())
-        return f"{self.done} of {len(self.all_keys)} done · {failed} failed{self.left()}"
+        return f"{self.done} of {len(self.all_keys)} done · {failed} failed{self._left()}"
 
-    def line(self, key: Key, outcome: Outcome) -> str:
-        """A unit that ended, in one line."""
-        took = f" in {duration(outcome.seconds)}" if outcome.ending is Ending.finished else ""
-        why = f": {outcome.reason}" if outcome.reason else ""
-        return f"[{self.done}/{len(self.all_keys)}] {key.path} {outcome.ending}{took}{why}{self.left()}"
+    def _left(self) -> str:
+        """How long the rest will take, in words; empty where that is not known."""
+        seconds = self.times.total([key for key in self.todo if key not in self.endings])
+        return f" · about {duration(seconds / self.workers)} left" if seconds else ""
 
 
 @contextmanager
@@ -129,6 +124,4 @@ def duration(seconds: float) -> str:
     if minutes < 100:
         return f"{minutes} min"
     hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours} h {minutes} min"
-    return f"{hours // 24} d {hours % 24} h"
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"

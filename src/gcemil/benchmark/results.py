@@ -23,40 +23,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field
-
-from gcemil.errors import BusyError, InputError, RunError
-from gcemil.files import is_file, lock_file, parse_json, read_record, read_text, validate_as
+from gcemil.errors import BusyError, RunError
+from gcemil.files import is_file, lock_file, read_record, read_text
 
 if TYPE_CHECKING:
     from gcemil.benchmark.grid import Grid, Key, RunKey
 
 Record = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Content of failures/**.json."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class Event:
-    """Fields of every line of the log."""
-
-    key: str
-    event: str
-
-
-@dataclass(frozen=True)
-class Ended(Event):
-    """A line about an execution that finished."""
-
-    seconds: float
-    whole: bool
 
 
 @dataclass(frozen=True)
@@ -72,6 +47,10 @@ class Results:
     def run(self, key: RunKey) -> Path:
         """The folder of a run."""
         return self.folder / key.run_path
+
+    def finding(self, run: RunKey, name: str) -> Path:
+        """A diagnostic of a fold."""
+        return self.path(run) / "diagnostics" / f"{name}.json"
 
     def cohort_record(self, cohort: str) -> Path:
         """What is known of a cohort."""
@@ -139,58 +118,27 @@ def append_log(results: Results, key: Key, event: str, **facts: Any) -> None:
 
 def read_log(results: Results) -> list[Record]:
     """Every complete line of the log."""
-    if not results.log.is_file():
-        return []
-    records = []
-    for line in read_text(results.log).split("\n"):
-        if not line.startswith("{"):
-            continue
-        with suppress(InputError):
-            record = validate_as(parse_json(line, results.log), Record, results.log)
-            validate_as(record, Ended if record.get("event") == "end" else Event, results.log)
-            records.append(record)
+    records: list[Record] = []
+    for line in read_text(results.log).split("\n") if results.log.is_file() else ():
+        # A process may have been killed while it wrote.
+        with suppress(ValueError):
+            records.append(json.loads(line))
     return records
 
 
 def read_failure(results: Results, key: Key) -> str | None:
     """Why this failed the last time, None when it did not."""
     path = results.failure(key)
-    return read_record(path, Failure, error=RunError, remedy="Remove it.").reason if is_file(path) else None
-
-
-class _PatchCounts(BaseModel):
-    """Patches of a cohort, and of its smallest and largest slide."""
-
-    total: int = Field(ge=1)
-    fewest: int
-    most: int
-
-
-class CohortRecord(BaseModel):
-    """cohorts/<name>.json: what a prepared cohort is."""
-
-    model_config = ConfigDict(extra="allow")
-
-    task: Literal["classification", "survival"]
-    encoder: str
-    feature_dim: int = Field(ge=1)
-    slides: int = Field(ge=1)
-    cases: int = Field(ge=1)
-    bags: int = Field(ge=1)
-    bag_unit: str = "slide"
-    patches: _PatchCounts
-    provenance: dict[str, Any]
-    settings: dict[str, Any] = Field(default_factory=dict)
-    warnings: list[str] = Field(default_factory=list)
-    classes: dict[str, int] = Field(default_factory=dict)
-    events: int = 0
+    return _read_json(path, remedy="Remove it.")["reason"] if is_file(path) else None
 
 
 def read_cohort_record(results: Results, name: str) -> Record | None:
     """What was written of a cohort when it was prepared; None before."""
     path = results.cohort_record(name)
-    if not is_file(path):
-        return None
-    remedy = "Remove it; 'gcemil benchmark' writes it again."
-    found = read_record(path, CohortRecord, error=RunError, remedy=remedy)
-    return found.model_dump(mode="json", exclude_unset=True)
+    return (
+        _read_json(path, remedy="Remove it; 'gcemil benchmark' writes it again.") if is_file(path) else None
+    )
+
+
+def _read_json(path: Path, *, remedy: str) -> Record:
+    return read_record(path, Record, error=RunError, remedy=remedy)

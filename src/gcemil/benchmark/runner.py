@@ -31,13 +31,11 @@ from gcemil.benchmark.grid import (
     Key,
     RunKey,
     fold_diagnostics,
-    list_needs,
     other_seeds,
     plain_rival,
     run_settings,
 )
 from gcemil.benchmark.results import Record, Results, append_log, claim, read_cohort_record, read_failure
-from gcemil.config import TrainSettings
 from gcemil.errors import CohortError, ConfigError, RunError, UsageError, describe_fault, error_text
 from gcemil.files import atomic_folder, write_json
 from gcemil.hosts.own import is_import_path, trust_host
@@ -96,23 +94,13 @@ def is_finished(grid: Grid, results: Results, key: Key) -> bool:
         case CohortKey():
             return read_cohort_record(results, key.cohort) is not None
         case RunKey():
-            return is_trained(results, key)
+            return RunFold(results.path(key)).is_finished
         case DiagnosisKey(run):
             return not _missing_diagnostics(grid, results, run)
 
 
-def is_trained(results: Results, run: RunKey) -> bool:
-    """Whether a fold has its metrics."""
-    return RunFold(results.path(run)).is_finished
-
-
 def _missing_diagnostics(grid: Grid, results: Results, run: RunKey) -> list[str]:
-    return [name for name in fold_diagnostics(grid, run) if not finding_file(results, run, name).is_file()]
-
-
-def finding_file(results: Results, run: RunKey, name: str) -> Path:
-    """Where a diagnostic of a fold is kept."""
-    return results.path(DiagnosisKey(run)) / f"{name}.json"
+    return [name for name in fold_diagnostics(grid, run) if not results.finding(run, name).is_file()]
 
 
 def record_failure(results: Results, key: Key, reason: str, *, detail: str = "") -> Outcome:
@@ -136,33 +124,28 @@ def do_work(grid: Grid, results: Results, key: Key) -> None:
             case CohortKey():
                 _prepare_cohort(grid, results, key)
             case RunKey():
-                train(grid, results, key)
+                _train(grid, results, key)
             case DiagnosisKey():
-                diagnose(grid, results, key)
+                _diagnose(grid, results, key)
 
 
-def train(grid: Grid, results: Results, run: RunKey) -> None:
+def _train(grid: Grid, results: Results, run: RunKey) -> None:
     """Train and evaluate one fold."""
-    cohort, warnings = open_cohort(grid, results, run.cohort)
-    settings = run_settings(grid, run)
+    cohort, warnings = _open_cohort(grid, results, run.cohort)
+    settings, folder = run_settings(grid, run), results.run(run)
     with claim(results.lock(run.run_path), wait=True):
-        _open_run(results.run(run), cohort, settings, warnings)
+        if folder.exists():
+            begin_run(folder, cohort, settings, warnings)
+        else:
+            with atomic_folder(folder) as aside:
+                begin_run(aside, cohort, settings, warnings)
     # Runs that differ in evidence alone have the same host, which is trained once.
     siblings = sorted(results.path(run).parents[2].glob(f"*/{run.run_path.name}"))
     train_fold(cohort, run.fold, settings, results.path(run), hosts_from=siblings)
     _refresh_summary(results, run)
 
 
-def _open_run(folder: Path, cohort: Cohort, settings: TrainSettings, warnings: list[str]) -> None:
-    """The run folder with its card, whole or not at all; one that exists must agree."""
-    if folder.exists():
-        begin_run(folder, cohort, settings, warnings)
-        return
-    with atomic_folder(folder) as aside:
-        begin_run(aside, cohort, settings, warnings)
-
-
-def diagnose(grid: Grid, results: Results, key: DiagnosisKey) -> None:
+def _diagnose(grid: Grid, results: Results, key: DiagnosisKey) -> None:
     """Every diagnostic of a fold that is not there yet."""
     from gcemil.diagnostics.diagnose import Comparison, measure_fold
 
@@ -182,8 +165,9 @@ def diagnose(grid: Grid, results: Results, key: DiagnosisKey) -> None:
 
 def check_needs(grid: Grid, results: Results, key: DiagnosisKey) -> None:
     """Refuse a diagnosis of folds that are not trained."""
-    for need in list_needs(grid, key):
-        if not is_finished(grid, results, need):
+    run = key.run
+    for need in (run, plain_rival(grid, run), *other_seeds(grid, run)):
+        if need is not None and not is_finished(grid, results, need):
             reason = read_failure(results, need) or "it was not trained"
             raise RunError(f"{key.path} needs {need.path}, which is not finished: {reason}")
 
@@ -225,13 +209,13 @@ def check_diagnostics(grid: Grid) -> None:
 def _prepare_cohort(grid: Grid, results: Results, key: CohortKey) -> None:
     """Make the cohort if it is a simulated one, check all of it, and write down what it is."""
     settings = grid.cohorts[key.cohort]
-    if settings.folder is None and not results.path(key).is_dir():
-        simulate_cohort(settings, results.path(key))
-    folder = cohort_folder(grid, results, key.cohort)
+    folder = settings.folder or results.path(key)
+    if settings.folder is None and not folder.is_dir():
+        _simulate_cohort(settings, folder)
     problems = validate(folder)
     refuse_errors(folder, problems)
-    wanted = {fold for folds in (grid.folds, *grid.folds_by_host.values()) for fold in folds}
-    if missing := sorted(wanted - set(fold_indices(folder))):
+    folds = {*grid.folds, *(fold for folds in grid.folds_by_host.values() for fold in folds)}
+    if missing := sorted(folds - set(fold_indices(folder))):
         raise CohortError(f"{folder} has no fold {missing[0]}. Make the folds with 'gcemil split {folder}'.")
     cohort = Cohort.load(folder)
     record = _describe_cohort(cohort) | {
@@ -243,7 +227,7 @@ def _prepare_cohort(grid: Grid, results: Results, key: CohortKey) -> None:
     write_json(results.cohort_record(key.cohort), record)
 
 
-def simulate_cohort(settings: CohortSettings, folder: Path) -> None:
+def _simulate_cohort(settings: CohortSettings, folder: Path) -> None:
     """Simulate beside the place and rename: a cohort is there with its folds, or it is not there."""
     with atomic_folder(folder) as aside:
         cohort = simulate(
@@ -262,16 +246,11 @@ def simulate_cohort(settings: CohortSettings, folder: Path) -> None:
             write_folds(cohort, [make_parts(cohort, settings.parts, generator=generator)], kind="official")
 
 
-def cohort_folder(grid: Grid, results: Results, name: str) -> Path:
-    """The folder that the grid names, or the one that it makes."""
-    return grid.cohorts[name].folder or results.path(CohortKey(name))
-
-
 def _describe_cohort(cohort: Cohort) -> Record:
     """The dataset card, counted from the files."""
     card = cohort.card
     patches = [read_patch_layout(cohort.feature_file(row.slide_id))[0] for row in cohort.slides]
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "task": card.task,
         "encoder": card.encoder,
         "feature_dim": card.feature_dim,
@@ -284,17 +263,17 @@ def _describe_cohort(cohort: Cohort) -> Record:
     }
     if card.task == "classification":
         labels = Counter(row.label for row in cohort.slides)
-        return found | {"classes": {name: labels[name] for name in card.classes}}
-    return found | {"events": sum({row.case_id: row.event or 0 for row in cohort.slides}.values())}
+        return facts | {"classes": {name: labels[name] for name in card.classes}}
+    return facts | {"events": sum({row.case_id: row.event or 0 for row in cohort.slides}.values())}
 
 
-def open_cohort(grid: Grid, results: Results, name: str) -> tuple[Cohort, list[str]]:
+def _open_cohort(grid: Grid, results: Results, name: str) -> tuple[Cohort, list[str]]:
     """A prepared cohort and its warnings; one that could not be prepared gives the reason."""
     record = read_cohort_record(results, name)
     if record is None:
         reason = read_failure(results, CohortKey(name)) or "it was not prepared"
         raise RunError(f"Cohort '{name}' is not there: {reason}")
-    cohort = Cohort.load(cohort_folder(grid, results, name))
+    cohort = Cohort.load(grid.cohorts[name].folder or results.path(CohortKey(name)))
     if record_cohort(cohort).fingerprint != record.get("fingerprint"):
         raise RunError(
             f"{cohort.folder} changed since '{name}' was prepared in {results.folder}, and a grid is not trained on two states "

@@ -73,11 +73,10 @@ def diagnose(
 
 def print_answer(run: Path) -> None:
     """Does the evidence hold? Every rule by the same criteria, and the sentence that follows."""
-    from gcemil.report.claim import describe_claim, group_rules, read_judged_slides
-    from gcemil.runs.folder import Run
+    from gcemil.report.run_data import read_run_data
 
-    records, is_same_network = read_judged_slides(run)
-    rules = group_rules(records, is_same_network=is_same_network)
+    claim = read_run_data(run).claim
+    rules = claim.rules if claim else ()
     knows_truth = any(one.mean("precision") is not None for one in rules)
     rows = [
         (
@@ -98,8 +97,7 @@ def print_answer(run: Path) -> None:
         [*columns, "Precision"] if knows_truth else columns,
         rows,
     )
-    rule = "attention" if Run(run).card.settings.evidence is None else "evidence"
-    for text in describe_claim(records, rule=rule, is_same_network=is_same_network):
+    for text in claim.describe() if claim else ():
         say(text)
 
 

@@ -35,7 +35,7 @@ from gcemil.exports.overlay import SlidePlace
 from gcemil.exports.slide_export import ExplainedSlide
 from gcemil.recovery.recover import subset_size, top_k
 from gcemil.runs.environment import describe_environment
-from gcemil.runs.folder import Run
+from gcemil.runs.folder import Run, RunFold
 from gcemil.runs.predict import FoldModel
 from gcemil.shapes import Logits, Scores, Selected
 from gcemil.tasks.task import Task

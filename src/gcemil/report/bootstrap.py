@@ -7,9 +7,7 @@ the difference of two modes is paired. A draw is a vector of weights, which make
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
@@ -22,7 +20,6 @@ PLAIN = "plain"
 """The plain host of another run, beside the modes of this one."""
 Weights = Float[np.ndarray, "d n"]
 Draws = Float[np.ndarray, "d"]
-Shares = Float[np.ndarray, "n c"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,19 +37,39 @@ class FoldPredictions:
 
     def measure(self, mode: str, metric: str, weights: Weights) -> Draws:
         """The metric under every row of weights; NaN where it is undefined."""
-        found = self.by_mode[mode]
+        values, labels = self.by_mode[mode], self.labels
         if metric == "c_index":
-            return measure_c_index(weights, self.times, self.labels == 1, found)
-        return CLASS_METRICS[metric](weights, self.labels, found)
+            # Harrell's concordance: pairs of an event and a case that outlived it.
+            times, events = self.times, labels == 1
+            outlived = (times[events][:, None] < times) | ((times[events][:, None] == times) & ~events)
+            return _share_of_pairs(weights, events, np.ones(len(times), dtype=bool), values, outlived)
+        predicted = values.argmax(axis=1)
+        if metric == "accuracy":
+            return weights @ (predicted == labels) / weights.sum(axis=1)
+        if metric == "macro_f1":
+            # The mean over the classes that occur as label or prediction.
+            classes = np.arange(values.shape[1])
+            is_true, is_predicted = labels[:, None] == classes, predicted[:, None] == classes
+            hits, total = weights @ (is_true & is_predicted), weights @ is_true + weights @ is_predicted
+            scores = np.divide(2 * hits, total, out=np.zeros_like(hits), where=total > 0)
+            return scores.sum(axis=1) / (total > 0).sum(axis=1)
+        # One-vs-rest area, the mean over the classes that occur.
+        areas = [
+            _share_of_pairs(weights, labels == index, labels != index, values[:, index])
+            for index in np.unique(labels)
+            if (labels != index).any()
+        ]
+        return np.mean(areas, axis=0) if areas else np.full(len(weights), np.nan)
 
     def draw_weights(self, generator: np.random.Generator, draws: int = DRAWS) -> Weights:
         """How often every bag is drawn."""
         names, first, case = np.unique(self.cases, return_index=True, return_inverse=True)
         counts = np.zeros((draws, len(names)))
         for label in np.unique(self.labels):
-            own = np.flatnonzero(self.labels[first] == label)
-            if len(own):
-                counts[:, own] = generator.multinomial(len(own), np.full(len(own), 1 / len(own)), size=draws)
+            members = np.flatnonzero(self.labels[first] == label)
+            if len(members):
+                shares = np.full(len(members), 1 / len(members))
+                counts[:, members] = generator.multinomial(len(members), shares, size=draws)
         return counts[:, case]
 
 
@@ -68,19 +85,19 @@ def read_fold_predictions(fold: FoldData, plain: FoldData | None = None) -> Fold
     ids = sorted(set.intersection(*map(set, tables.values()))) if tables else []
     if not ids:
         return None
-    first = next(iter(tables.values()))
-    rows = [first[one] for one in ids]
+    table = next(iter(tables.values()))
+    rows = [table[slide_id] for slide_id in ids]
     columns = [name for name in rows[0] if name.startswith("prob_")]
     classes = tuple(name.removeprefix("prob_") for name in columns)
     try:
         labels = [classes.index(row["target"]) if classes else int(float(row["event"])) for row in rows]
         times = [0.0 if classes else float(row["target"]) for row in rows]
-        values = {
-            mode: np.array([[float(table[one][name]) for name in columns or ["risk"]] for one in ids])
+        by_mode = {
+            mode: np.array(
+                [[float(table[slide_id][name]) for name in columns or ["risk"]] for slide_id in ids]
+            )
             for mode, table in tables.items()
         }
-        if not all(np.isfinite(found).all() for found in (np.array(times), *values.values())):
-            raise ValueError("not finite")
     except (KeyError, OverflowError, ValueError) as error:
         raise RunError(
             f"{fold.files.path}: a table of predictions has a value that is no class or number ({error}). "
@@ -91,43 +108,8 @@ def read_fold_predictions(fold: FoldData, plain: FoldData | None = None) -> Fold
         classes=classes,
         labels=np.array(labels, dtype=int),
         times=np.array(times),
-        by_mode=values if classes else {mode: found.ravel() for mode, found in values.items()},
+        by_mode=by_mode if classes else {mode: risks.ravel() for mode, risks in by_mode.items()},
     )
-
-
-def measure_accuracy(weights: Weights, labels: Int[np.ndarray, "n"], shares: Shares) -> Draws:
-    """Share of bags whose class was predicted."""
-    return weights @ (shares.argmax(axis=1) == labels) / weights.sum(axis=1)
-
-
-def measure_macro_f1(weights: Weights, labels: Int[np.ndarray, "n"], shares: Shares) -> Draws:
-    """Mean over the classes that occur as label or prediction."""
-    classes = np.arange(shares.shape[1])
-    is_true, is_predicted = labels[:, None] == classes, shares.argmax(axis=1)[:, None] == classes
-    hits, total = weights @ (is_true & is_predicted), weights @ is_true + weights @ is_predicted
-    scores = np.divide(2 * hits, total, out=np.zeros_like(hits), where=total > 0)
-    return scores.sum(axis=1) / (total > 0).sum(axis=1)
-
-
-def measure_auc(weights: Weights, labels: Int[np.ndarray, "n"], shares: Shares) -> Draws:
-    """Mean one-vs-rest area over the classes that occur."""
-    areas = [
-        _share_of_pairs(weights, labels == one, labels != one, shares[:, one])
-        for one in np.unique(labels)
-        if (labels != one).any()
-    ]
-    return np.mean(areas, axis=0) if areas else np.full(len(weights), np.nan)
-
-
-def measure_c_index(
-    weights: Weights,
-    times: Float[np.ndarray, "n"],
-    events: Bool[np.ndarray, "n"],
-    risks: Float[np.ndarray, "n"],
-) -> Draws:
-    """Harrell's concordance: pairs of an event and a case that outlived it."""
-    outlived = (times[events][:, None] < times) | ((times[events][:, None] == times) & ~events)
-    return _share_of_pairs(weights, events, np.ones(len(times), dtype=bool), risks, outlived)
 
 
 def _share_of_pairs(
@@ -145,23 +127,14 @@ def _share_of_pairs(
     return np.divide(wins, pairs, out=np.full(len(weights), np.nan), where=pairs > 0)
 
 
-CLASS_METRICS: dict[str, Callable[[Any, Any, Any], Draws]] = {
-    "accuracy": measure_accuracy,
-    "macro_f1": measure_macro_f1,
-    "auc": measure_auc,
-}
-
-
 def draw_metrics(
     folds: list[FoldPredictions], modes: list[str], metrics: tuple[str, ...], *, seed: int
 ) -> dict[tuple[str, str], Draws]:
     """Means over folds of every mode and metric on the same draws."""
     generator = np.random.default_rng(seed)
-    weights = [fold.draw_weights(generator) for fold in folds]
+    drawn = [(fold, fold.draw_weights(generator)) for fold in folds]
     return {
-        (mode, metric): np.mean(
-            [fold.measure(mode, metric, own) for fold, own in zip(folds, weights, strict=True)], axis=0
-        )
+        (mode, metric): np.mean([fold.measure(mode, metric, weights) for fold, weights in drawn], axis=0)
         for mode in modes
         for metric in metrics
     }
@@ -169,8 +142,8 @@ def draw_metrics(
 
 def find_interval(values: Draws) -> tuple[float, float] | None:
     """95 % percentile interval; None where less than half of the draws are defined."""
-    known = values[~np.isnan(values)]
-    if 2 * len(known) < len(values):
+    defined = values[~np.isnan(values)]
+    if 2 * len(defined) < len(values):
         return None
-    low, high = np.quantile(known, [0.025, 0.975])
+    low, high = np.quantile(defined, [0.025, 0.975])
     return float(low), float(high)

@@ -5,7 +5,7 @@ What is not there is None or empty, never a guess; a file that is there and cann
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,12 @@ from gcemil.errors import InputError, RunError
 from gcemil.files import is_file, read_record
 from gcemil.findings import SAME_NETWORK, Finding, join_folds, read_finding
 from gcemil.records import MODES, SlideEvidence, read_evidence
-from gcemil.runs.folder import Run, RunCard, RunFold, describe_vote
+from gcemil.report.claim import Claim, make_claim
+from gcemil.runs.folder import (
+    Run,
+    RunCard,
+    RunFold,
+)
 
 Record = dict[str, Any]
 
@@ -46,9 +51,13 @@ class FoldData:
 
     @cached_property
     def metrics(self) -> Record:
-        """Metrics of every mode, and details of the training."""
-        found = self.files.read_metrics()
-        return {**found.modes, "details": found.details.model_dump(exclude_unset=True)}
+        """Metrics of every mode."""
+        return self.files.read_metrics().modes
+
+    @cached_property
+    def details(self) -> Record:
+        """Details of the training."""
+        return self.files.read_metrics().details.model_dump(exclude_unset=True)
 
     @cached_property
     def history(self) -> list[Record]:
@@ -70,11 +79,12 @@ class FoldData:
         """Diagnostics that were made from another network than the one that lies here."""
         if not self.files.checkpoint.is_file():
             return []
-        here = content_hash(self.files.checkpoint)
-        made_from = {
-            name: found.provenance.get("inputs", {}).get("run") for name, found in self.findings.items()
-        }
-        return [name for name, network in made_from.items() if network not in (None, here)]
+        expected = (None, content_hash(self.files.checkpoint))
+        return [
+            name
+            for name, finding in self.findings.items()
+            if finding.provenance.get("inputs", {}).get("run") not in expected
+        ]
 
     def predictions(self, mode: str) -> list[dict[str, str]] | None:
         """Lines of the test part."""
@@ -108,22 +118,6 @@ class RunData:
         if self.settings.evidence is None:
             raise RunError(f"{self.folder} was trained without evidence.")
         return self.settings.evidence
-
-    @cached_property
-    def model_warning(self) -> str | None:
-        """Why its evidence is not certified; None where the model has learned."""
-        return Run(self.folder).model_warning
-
-    @property
-    def vote(self) -> str | None:
-        """How much the evidence decides, in words; None where it was never fitted."""
-        votes = [fold.metrics["details"].get("vote") for fold in self.folds]
-        return describe_vote([vote["weight"] for vote in votes if vote is not None])
-
-    @property
-    def host(self) -> str:
-        """The name of the host."""
-        return self.settings.host.name
 
     @property
     def is_wrapped(self) -> bool:
@@ -166,28 +160,44 @@ class RunData:
         return stated or ("case" if self.task == "survival" else "slide")
 
     @property
+    def task_metrics(self) -> tuple[str, ...]:
+        """The metrics of the task."""
+        return ("c_index",) if self.task == "survival" else ("accuracy", "macro_f1", "auc")
+
+    @property
     def task_metric(self) -> str:
         """The metric that tables and figures lead with."""
         return "c_index" if self.task == "survival" else "macro_f1"
 
     def finding(self, name: str) -> Finding | None:
-        """Joined over folds; of one fold as it is, so that the spread is over its slides."""
+        """Joined over folds; of one fold as it is, so that the spread is over its slides.
+
+        Rows of the plain host repeat those of the wrapped one where both are one network, and are left out.
+        """
+        findings = [fold.findings[name] for fold in self.folds if name in fold.findings]
         path = Run(self.folder).finding(name)
-        found = [fold.findings[name] for fold in self.folds if name in fold.findings]
-        if not found:
-            return _show_network_once(read_finding(path)) if path.is_file() else None
-        return _show_network_once(found[0] if len(found) == 1 else join_folds(found))
+        if not findings and not path.is_file():
+            return None
+        if len(findings) > 1:
+            finding = join_folds(findings)
+        else:
+            finding = findings[0] if findings else read_finding(path)
+        if not finding.is_same_network:
+            return finding
+        rows = tuple(row for row in finding.rows if row.labels.get("network") != "plain")
+        return replace(finding, rows=rows)
 
     @cached_property
     def is_same_network(self) -> bool:
         """Whether the plain host it was compared with has the very weights of the wrapped one."""
-        found = [
-            finding
-            for fold in self.folds
-            for finding in fold.findings.values()
-            if SAME_NETWORK in finding.provenance
-        ]
-        return bool(found) and all(finding.is_same_network for finding in found)
+        findings = [finding for fold in self.folds for finding in fold.findings.values()]
+        compared = [finding for finding in findings if SAME_NETWORK in finding.provenance]
+        return bool(compared) and all(finding.is_same_network for finding in compared)
+
+    @cached_property
+    def claim(self) -> Claim | None:
+        """What the S/N/R diagnostic lets one claim; None where it was not made."""
+        return make_claim(self.slides("snr"), rule=self.rule, is_same_network=self.is_same_network)
 
     def spread(self, name: str) -> str:
         """What the deviations of a finding are over."""
@@ -215,37 +225,29 @@ class RunData:
 
     def values(self, mode: str, metric: str) -> dict[int, float]:
         """A task metric of one mode, fold by fold."""
-        found = {fold.number: fold.metrics.get(mode, {}).get(metric) for fold in self.folds}
-        return {number: value for number, value in found.items() if value is not None}
+        values = {fold.number: fold.metrics.get(mode, {}).get(metric) for fold in self.folds}
+        return {number: value for number, value in values.items() if value is not None}
 
     @cached_property
     def bags(self) -> tuple[BagKey, ...]:
         """Every tested bag, by fold and in the order of the predictions."""
-        return tuple(self._bags())
-
-    def _bags(self) -> Iterator[BagKey]:
+        bags = []
         for fold in self.folds:
-            by_slides = {
+            names = {
                 tuple(record["slide_ids"]): str(record["bag_id"])
                 for name in ("snr", "failures")
                 if name in fold.findings
-                for record in _named_slides(fold, name)
+                for record in fold.findings[name].slides
             }
             for row in fold.predictions(fold.modes[-1]) or []:
                 slides = tuple(row["slide_id"].split("|"))
-                known = slides[0] if self.bag_unit == "slide" else row["case_id"]
-                yield BagKey(fold.number, by_slides.get(slides, known), slides)
+                bag_id = slides[0] if self.bag_unit == "slide" else row["case_id"]
+                bags.append(BagKey(fold.number, names.get(slides, bag_id), slides))
+        return tuple(bags)
 
     def fold(self, number: int) -> FoldData:
         """The fold of this number."""
         return next(fold for fold in self.folds if fold.number == number)
-
-
-def _show_network_once(finding: Finding) -> Finding:
-    """Rows of the plain host repeat those of the wrapped one where both are one network."""
-    if not finding.is_same_network:
-        return finding
-    return replace(finding, rows=tuple(row for row in finding.rows if row.labels.get("network") != "plain"))
 
 
 def read_run_data(folder: Path) -> RunData:
@@ -261,16 +263,3 @@ def find_predicted_class(prediction: Mapping[str, str]) -> str | None:
     """The most probable class of a line of predictions; None for a risk."""
     shares = {name: float(value) for name, value in prediction.items() if name.startswith("prob_")}
     return max(shares, key=lambda name: shares[name]).removeprefix("prob_") if shares else None
-
-
-def _named_slides(fold: FoldData, name: str) -> tuple[Record, ...]:
-    """The slides of a finding, which must say which they are."""
-    slides = fold.findings[name].slides
-    names = [record.get("slide_ids") for record in slides]
-    are_named = all(isinstance(one, list) and all(isinstance(name, str) for name in one) for one in names)
-    if not are_named or not all("bag_id" in record for record in slides):
-        raise RunError(
-            f"{fold.files.finding(name)}: a slide has no 'slide_ids' or 'bag_id'. "
-            "Measure it again with 'gcemil diagnose --again'."
-        )
-    return slides

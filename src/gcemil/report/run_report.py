@@ -9,11 +9,13 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import matplotlib
+
 from gcemil.errors import RunError
 from gcemil.files import read_record, write_bytes
 from gcemil.report.html import Section, render_page
 from gcemil.report.run_data import Record, RunData, read_run_data
-from gcemil.report.sections.context import Context, FigureFolder
+from gcemil.report.sections.context import Context
 from gcemil.report.sections.controls import render_controls
 from gcemil.report.sections.examples import choose_examples, render_examples
 from gcemil.report.sections.failures import render_failures
@@ -27,6 +29,7 @@ from gcemil.report.sections.robustness import render_cost, render_robustness
 from gcemil.report.sections.slides import link_bags, render_slides
 from gcemil.report.sections.snr import render_snr
 from gcemil.report.sections.truth import render_review, render_truth
+from gcemil.report.style import STYLE
 from gcemil.runs.folder import Run
 
 OnStep = Callable[[int, int], None]
@@ -36,25 +39,24 @@ def write_report(
     run: Path, out: Path, *, against: Path | None = None, seed: int = 0, on_step: OnStep | None = None
 ) -> Path:
     """Write the page to `out` and the figures to RUN/figures; `run` may be a results folder of `gcemil benchmark`."""
-    # A results folder keeps its grids and is not a run.
-    if (run / "grids").is_dir() and not Run(run).is_begun:
-        if against is not None:
-            raise RunError(
-                f"{run} holds a grid of runs, which is compared within itself. Leave --against out."
-            )
-        return write_bytes(out, render_grid_page(read_grid_summary(run), run, FigureFolder(run / "figures")))
-    data = read_run_data(run)
-    rival = None if against is None else read_run_data(against)
-    if rival is not None:
-        _check_pair(data, rival)
-    # The report can do without the cohort, which may have been moved away.
-    if (data.cohort / "cohort.yaml").is_file():
-        Run(run).open_cohort()
-    context = Context(data, rival, FigureFolder(run / "figures"), seed)
-    lead = render_lead(context)
-    return write_bytes(
-        out, render_page(f"Evidence report: {run.name or run}", lead, render_sections(context, on_step))
-    )
+    with matplotlib.rc_context(STYLE):
+        # A results folder keeps its grids and is not a run.
+        if (run / "grids").is_dir() and not Run(run).is_begun:
+            if against is not None:
+                raise RunError(
+                    f"{run} holds a grid of runs, which is compared within itself. Leave --against out."
+                )
+            return write_bytes(out, render_grid_page(read_grid_summary(run), run))
+        data = read_run_data(run)
+        rival = None if against is None else read_run_data(against)
+        if rival is not None:
+            _check_pair(data, rival)
+        # The report can do without the cohort, which may have been moved away.
+        if (data.cohort / "cohort.yaml").is_file():
+            Run(run).open_cohort()
+        context = Context(data, rival, run / "figures", seed)
+        lead, title = render_lead(context), f"Evidence report: {run.name or run}"
+        return write_bytes(out, render_page(title, lead, render_sections(context, on_step)))
 
 
 def render_sections(context: Context, on_step: OnStep | None = None) -> list[Section]:
@@ -77,13 +79,13 @@ def render_sections(context: Context, on_step: OnStep | None = None) -> list[Sec
         # Last, since the others note there what they lack.
         Context.render_missing,
     ]
-    found = []
+    sections = []
     for done, make in enumerate(makers, start=1):
         if (section := make(context)) is not None:
-            found.append(section)
+            sections.append(section)
         if on_step:
             on_step(done, len(makers))
-    return found
+    return sections
 
 
 def read_grid_summary(results: Path) -> Record:
@@ -98,7 +100,7 @@ def read_grid_summary(results: Path) -> Record:
 
 def _check_pair(run: RunData, against: RunData) -> None:
     """Two runs are a pair when they were trained on the same bags."""
-    ours, theirs = (one.config.cohort_fingerprint for one in (run, against))
+    ours, theirs = (data.config.cohort_fingerprint for data in (run, against))
     if ours != theirs:
         raise RunError(
             f"{against.folder} was trained on other data than {run.folder}: their cohorts have different fingerprints. "

@@ -31,7 +31,8 @@ from gcemil.exports.overlay import (
     Mask,
     SlideFrame,
     Thumbnail,
-    encode_image,
+    draw_attention,
+    draw_evidence,
     frame_patches,
     read_own_thumbnail,
 )
@@ -42,8 +43,6 @@ from gcemil.slides.reader import open_slide, read_region
 PATCH_PIXELS = 96
 PROTOTYPE = "prototype "
 """How an anchor without words is called."""
-
-
 Corners = Int[np.ndarray, "n 2"]
 MOST_TISSUE = 64
 """Pixels of a patch over a thumbnail."""
@@ -61,6 +60,33 @@ class SlideView:
     truth: Bool[np.ndarray, "n"] | None
     thumbnail: Thumbnail | None
 
+    @property
+    def has_truth(self) -> bool:
+        """Whether any patch is annotated."""
+        return self.truth is not None and bool(self.truth.any())
+
+    @property
+    def color(self) -> tuple[int, int, int]:
+        """Red where the patches are evidence, grey where the prediction does not need them."""
+        return (NO_EVIDENCE if self.evidence.is_no_evidence else EVIDENCE).color
+
+    def fit(self, *, largest: int, most_per_patch: int = 14) -> SlideFrame:
+        """The box around the patches; the thumbnail, where there is one, is cut to it."""
+        thumbnail = self.thumbnail
+        if thumbnail is not None:
+            # Tissue deserves all the pixels it has; flat squares do not.
+            tissue = min(MOST_TISSUE, round(self.patch_size / thumbnail.downsample))
+            most_per_patch = max(most_per_patch, tissue)
+        frame = frame_patches(self.coords, self.patch_size, largest, most_per_patch, whole_pixels=True)
+        under = None if thumbnail is None else _crop_thumbnail(thumbnail, frame)
+        return SlideFrame.of(frame, self.coords, self.patch_size, under)
+
+    def draw_maps(self, place: SlideFrame) -> tuple[Canvas, Canvas]:
+        """Attention and evidence, both with the outline of the truth."""
+        attention = draw_attention(place, self.evidence.scores)
+        evidence = draw_evidence(place, self.evidence.selected, self.color)
+        return outline_truth(attention, place, self.truth), outline_truth(evidence, place, self.truth)
+
 
 def read_slide_view(run: RunData, bag: BagKey, slide_id: str) -> SlideView | None:
     """None where a map cannot be drawn: no evidence, no coordinates, or patches of unknown size."""
@@ -71,22 +97,15 @@ def read_slide_view(run: RunData, bag: BagKey, slide_id: str) -> SlideView | Non
     size = find_patch_size(run.cohort, run.card, slide_id, coords)
     if size is None:
         return None
-    truth = _read_truth_of_patches(run, slide_id, len(coords))
+    truth, path = None, run.cohort / "truth" / f"{slide_id}.h5"
+    # The annotation may be of other patches than those of this run.
+    if path.is_file() and store.read(path, "evidence").shape == (len(coords),):
+        truth = read_truth(path, "evidence", len(coords)).astype(bool)
     return SlideView(slide_id, evidence, coords, size, truth, read_own_thumbnail(run.cohort, slide_id))
 
 
-def _read_truth_of_patches(run: RunData, slide_id: str, n_patches: int) -> Bool[np.ndarray, "n"] | None:
-    """The annotated patches, where the cohort knows them and they are of these very patches."""
-    path = run.cohort / "truth" / f"{slide_id}.h5"
-    if not path.is_file():
-        return None
-    if store.read(path, "evidence").shape != (n_patches,):
-        return None
-    return read_truth(path, "evidence", n_patches).astype(bool)
-
-
 def read_patch_pixels(
-    cohort: Path, slide_id: str, coords: Int[np.ndarray, "n 2"], patches: Sequence[int], *, patch_size: int
+    cohort: Path, slide_id: str, coords: Corners, patches: Sequence[int], *, patch_size: int
 ) -> list[Canvas] | None:
     """These patches as pictures; None without a slide file that can be opened here."""
     path = find_slide_file(cohort, slide_id)
@@ -106,26 +125,8 @@ def read_patch_pixels(
         return None
 
 
-def fit_slide(
-    coords: Corners,
-    patch_size: int,
-    *,
-    largest: int,
-    thumbnail: Thumbnail | None = None,
-    most_per_patch: int = 14,
-) -> SlideFrame:
-    """The box around the patches; the thumbnail, where there is one, is cut to it."""
-    if thumbnail is not None:
-        # Tissue deserves all the pixels it has; flat squares do not.
-        most_per_patch = max(most_per_patch, min(MOST_TISSUE, round(patch_size / thumbnail.downsample)))
-    frame = frame_patches(coords, patch_size, largest, most_per_patch, whole_pixels=True)
-    return SlideFrame.of(frame, coords, patch_size, _crop_thumbnail(thumbnail, frame))
-
-
-def _crop_thumbnail(thumbnail: Thumbnail | None, frame: Frame) -> Thumbnail | None:
+def _crop_thumbnail(thumbnail: Thumbnail, frame: Frame) -> Thumbnail:
     """The part of the thumbnail under the frame; white beyond its edge."""
-    if thumbnail is None:
-        return None
     step = thumbnail.downsample
     left, top = (
         math.floor((edge - start) / step)
@@ -138,24 +139,24 @@ def _crop_thumbnail(thumbnail: Thumbnail | None, frame: Frame) -> Thumbnail | No
     return Thumbnail(np.array(sheet), step, (frame.left, frame.top))
 
 
-def choose_color(evidence: SlideEvidence) -> tuple[int, int, int]:
-    """Red where the patches are evidence, grey where the prediction does not need them."""
-    return (NO_EVIDENCE if evidence.is_no_evidence else EVIDENCE).color
+def rank_anchors(evidence: SlideEvidence, weight_share: float) -> list[tuple[int, str, bool]]:
+    """Index and name of every anchor, and whether it counts for the prediction.
 
-
-def sort_anchors(evidence: SlideEvidence, weight_share: float) -> tuple[list[int], list[int]]:
-    """Anchors that count for the prediction by their weight, and the others by coverage; all count where weights are unknown."""
+    Those that count come first, by their weight, then the others by coverage; all count where weights are unknown. A
+    prototype has no words, so the patch most like it stands beside its number.
+    """
     weights = evidence.anchor_weights
     by_coverage = np.argsort(-evidence.coverage, kind="stable").tolist()
     if weights is None:
-        return by_coverage, []
+        return [(anchor, name_anchor(evidence, anchor), True) for anchor in by_coverage]
     counts = weights >= weight_share * weights.max()
-    by_weight = np.argsort(-weights, kind="stable").tolist()
-    return [one for one in by_weight if counts[one]], [one for one in by_coverage if not counts[one]]
+    counting = [anchor for anchor in np.argsort(-weights, kind="stable").tolist() if counts[anchor]]
+    others = [anchor for anchor in by_coverage if not counts[anchor]]
+    return [(anchor, name_anchor(evidence, anchor), bool(counts[anchor])) for anchor in counting + others]
 
 
 def name_anchor(evidence: SlideEvidence, anchor: int) -> str:
-    """The prompt; a prototype has no words, so the patch most like it stands beside its number."""
+    """The prompt, or the number of a prototype and the patch most like it."""
     prompt = evidence.prompts[anchor]
     if not prompt.startswith(PROTOTYPE) or evidence.coords is None:
         return prompt
@@ -180,14 +181,3 @@ def outline_truth(canvas: Canvas, place: SlideFrame, truth: Mask | None) -> Canv
     result[halo] = (255, 255, 255)
     result[line] = (0, 0, 0)
     return result
-
-
-def encode_palette_png(canvas: Canvas) -> bytes:
-    """A small PNG; few colours are enough for a map and keep a hundred of them small."""
-    image = Image.fromarray(canvas).quantize(32, dither=Image.Dither.NONE)
-    return encode_image(image, "PNG", optimize=True)
-
-
-def encode_jpeg(canvas: Canvas) -> bytes:
-    """For tissue, whose many colours a palette would not make small."""
-    return encode_image(Image.fromarray(canvas), "JPEG", quality=72, optimize=True)

@@ -3,19 +3,16 @@
 Any two colours stay apart for normal, deuteranope, protanope and tritanope eyes (a test measures it), and no figure
 leaves a difference to colour alone: lines have markers, bars have labels, maps have an outline.
 
-Figures are matplotlib figures without pyplot, so there is no global state; they become PNG at 200 dpi and SVG, the same
-bytes from the same data.
+Figures are matplotlib figures without pyplot, drawn under STYLE; they become PNG at 200 dpi and SVG, the same bytes from
+the same data.
 """
 
 from __future__ import annotations
 
-import io
 import textwrap
-from collections.abc import Callable, Sequence
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -28,10 +25,10 @@ RANDOM_COLOR, TRUTH_COLOR = RULES["random"].color, RULES["oracle"].color
 ORANGE, SKY, VIOLET, LEAF = RULES["gce_soft"].color, RIVAL_COLOR, "#4b2a7b", "#b2df8a"
 GROUPS = (ATTENTION_COLOR, ORANGE, VIOLET, LEAF, EVIDENCE_COLOR, SKY, TRUTH_COLOR, RANDOM_COLOR)
 """For things without a colour of their own, such as classes; they repeat after eight, and markers then differ."""
-DASHED: Any = {"color": "#667078", "linewidth": 1, "linestyle": (0, (4, 2))}
-"""A line that marks a limit."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h")
-INK, MUTED, LINE, PAPER = "#23272b", "#667078", "#d9dee2", "#ffffff"
+INK, MUTED, LINE = "#23272b", "#667078", "#d9dee2"
+DASHED: Any = {"color": MUTED, "linewidth": 1, "linestyle": (0, (4, 2))}
+"""A line that marks a limit."""
 MODE_NAMES = {
     "full": "all patches",
     "head": "evidence head",
@@ -79,37 +76,19 @@ STYLE: Any = {
     "lines.markersize": 5,
     "image.interpolation": "nearest",
     "savefig.facecolor": "white",
+    "savefig.dpi": 200,
     # Ids in an SVG are made of this instead of chance, so that equal figures are equal files.
     "svg.hashsalt": "gcemil",
     "svg.fonttype": "path",
 }
-DPI = 200
 WIDTH = 7.2
 """Inches: the text width of a printed page."""
 MOST_LETTERS = 44
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def format_color(color: tuple[int, int, int]) -> str:
-    """A colour as #rrggbb."""
-    return "#{:02x}{:02x}{:02x}".format(*color)
 
 
 def readable_name(key: str) -> str:
     """The word a reader sees."""
     return NAMES.get(key) or find_rule(key).label
-
-
-def apply_style(make: Callable[P, T]) -> Callable[P, T]:
-    """The function under our style, which is put back afterwards."""
-
-    @wraps(make)
-    def inside(*args: P.args, **kwargs: P.kwargs) -> T:
-        with matplotlib.rc_context(STYLE):
-            return make(*args, **kwargs)
-
-    return inside
 
 
 def new_figure(height: float, title: str = "") -> Figure:
@@ -128,36 +107,10 @@ def add_axes_row(figure: Figure, count: int, **options: Any) -> list[Axes]:
 
 def add_axes_grid(figure: Figure, count: int, columns: int) -> list[Axes]:
     """Panels in rows of so many columns; places that are left over stay empty."""
-    rows = -(-count // columns)
-    panels = list(figure.subplots(rows, columns, squeeze=False).ravel())
+    panels = list(figure.subplots(-(-count // columns), columns, squeeze=False).ravel())
     for axes in panels[count:]:
         axes.set_axis_off()
     return panels[:count]
-
-
-@apply_style
-def fix_layout(figure: Figure) -> Figure:
-    """The figure with its layout computed once; every further drawing would compute it again."""
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")
-    return figure
-
-
-def encode_svg(figure: Figure) -> bytes:
-    """The figure as SVG, without date or random ids."""
-    return _encode_figure(figure, "svg", {"Date": None, "Creator": None})
-
-
-def encode_png(figure: Figure) -> bytes:
-    """The figure as PNG at 200 dpi."""
-    return _encode_figure(figure, "png", {"Software": None})
-
-
-@apply_style
-def _encode_figure(figure: Figure, form: str, metadata: dict[str, None]) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=form, dpi=DPI, metadata=metadata)
-    return buffer.getvalue()
 
 
 def shorten_label(text: str, most: int = MOST_LETTERS) -> str:
@@ -184,13 +137,13 @@ def label_rows(axes: Axes, names: Sequence[str], *, width: int = MOST_LETTERS) -
 
 def spread_positions(values: Sequence[float], *, width: float = 0.32) -> np.ndarray:
     """Sideways places for points that lie on top of each other: dense values spread wider, always the same way."""
-    found = np.asarray(values, dtype=float)
-    if len(found) < 2:
-        return np.zeros(len(found))
-    bins = np.digitize(found, np.linspace(found.min(), found.max() + 1e-12, 25))
-    places = np.zeros(len(found))
-    for one in np.unique(bins):
-        members = np.flatnonzero(bins == one)
+    points = np.asarray(values, dtype=float)
+    places = np.zeros(len(points))
+    if len(points) < 2:
+        return places
+    bins = np.digitize(points, np.linspace(points.min(), points.max() + 1e-12, 25))
+    for number in np.unique(bins):
+        members = np.flatnonzero(bins == number)
         steps = np.arange(len(members)) - (len(members) - 1) / 2
         places[members] = steps * min(0.06, 2 * width / max(1, len(members)))
     return places

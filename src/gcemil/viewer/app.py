@@ -1,6 +1,6 @@
 """The web application: one page, one slide at a time, and the bench behind it.
 
-  GET  /  /static/<name>                            the page; names come from a table, never from the disk
+  GET  /  /static/<name>                            the page
   GET  /api/slides                                  the test slides of the fold
   GET  /api/slides/{slide}                          frame, layers, the set the model chose, marks
   GET  /api/slides/{slide}/patches | subsets        typed arrays (bench.py)
@@ -11,16 +11,15 @@
   PUT  /api/slides/{slide}/review.geojson           marks of QuPath in; all marks of the slide, and what was left out
   GET  /api/agreement                               all reviews of the fold
 
-A slide is looked up among the slides of the fold; no path is ever made of a request.
+A slide is looked up among the slides of the fold; Starlette serves the static files and keeps to their folder.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from importlib import resources
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,26 +27,18 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
 
 from gcemil.errors import GcemilError, InputError, UsageError
 from gcemil.files import parse_json, without_nan
-from gcemil.report.slide_view import name_anchor, sort_anchors
+from gcemil.report.slide_view import rank_anchors
 from gcemil.viewer import bench, overview, reviews
 from gcemil.viewer.security import Entry, Guard
 from gcemil.viewer.session import OpenedSlide, ViewerSession
 
-STATIC = {
-    "viewer.js": "text/javascript",
-    "overlay.js": "text/javascript",
-    "bench.js": "text/javascript",
-    "controls.js": "text/javascript",
-    "viewer.css": "text/css",
-    "icon.svg": "image/svg+xml",
-    "openseadragon/openseadragon.min.js": "text/javascript",
-    "openseadragon/LICENSE.txt": "text/plain",
-}
+STATIC = Path(__file__).parent / "static"
 BYTES = "application/octet-stream"
 JSON = "application/json"
 
@@ -67,42 +58,26 @@ class _ViewerApi:
 
     def __init__(self, session: ViewerSession) -> None:
         self._session = session
-        self._network = ThreadPoolExecutor(1, thread_name_prefix="network")
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[BaseRoute]:
         """Every address of the viewer."""
         slide = "/api/slides/{slide}"
         return [
-            Route("/", self.page),
-            Route("/favicon.ico", self.icon),
-            Route("/static/{name:path}", self.static),
+            Route("/", lambda _: FileResponse(STATIC / "index.html")),
+            Route("/favicon.ico", lambda _: FileResponse(STATIC / "icon.svg")),
+            Mount("/static", StaticFiles(directory=STATIC)),
             Route("/api/slides", self.slides),
             Route("/api/agreement", self.agreement),
             Route(slide, self.slide),
             Route(f"{slide}/patches", self.patches),
             Route(f"{slide}/subsets", self.subsets),
-            Route(f"{slide}/tiles/{{level}}/{{column}}_{{row}}", self.tile),
+            Route(f"{slide}/tiles/{{level:int}}/{{column:int}}_{{row:int}}", self.tile),
             Route(f"{slide}/judge", self.judge, methods=["POST"]),
-            Route(f"{slide}/evidence.json", self.evidence, methods=["POST"]),
-            Route(f"{slide}/evidence.geojson", self.geojson, methods=["POST"]),
+            Route(f"{slide}/evidence.json", self.export, methods=["POST"]),
+            Route(f"{slide}/evidence.geojson", self.export, methods=["POST"]),
             Route(f"{slide}/review", self.review, methods=["PUT"]),
             Route(f"{slide}/review.geojson", self.import_review, methods=["PUT"]),
         ]
-
-    def page(self, request: Request) -> Response:
-        """The page itself."""
-        return Response(_read_static("index.html"), media_type="text/html")
-
-    def static(self, request: Request) -> Response:
-        """A script or style of the page."""
-        name = request.path_params["name"]
-        if name not in STATIC:
-            raise HTTPException(404, "There is no such file.")
-        return Response(_read_static(name), media_type=STATIC[name])
-
-    def icon(self, request: Request) -> Response:
-        """The icon, which browsers request for the welcome page."""
-        return Response(_read_static("icon.svg"), media_type=STATIC["icon.svg"])
 
     async def slides(self, request: Request) -> Response:
         """The test slides of the fold, the one to open first, and what may be claimed of the run."""
@@ -128,14 +103,12 @@ class _ViewerApi:
     async def tile(self, request: Request) -> Response:
         """One square of the slide's picture."""
         slide = await self._slide(request)
-        level, column, row = (
-            _read_tile_number(request.path_params[name]) for name in ("level", "column", "row")
-        )
+        level, column, row = (request.path_params[name] for name in ("level", "column", "row"))
         try:
-            found = await run_in_threadpool(slide.tile, level, column, row)
+            picture = await run_in_threadpool(slide.tile, level, column, row)
         except UsageError as error:
             raise HTTPException(404, str(error)) from error
-        return Response(found, media_type="image/jpeg" if slide.tiles.shows_pixels else "image/png")
+        return Response(picture, media_type="image/jpeg" if slide.tiles.shows_pixels else "image/png")
 
     async def judge(self, request: Request) -> Response:
         """The live prediction and the certificate of two sets."""
@@ -144,54 +117,49 @@ class _ViewerApi:
         tolerances = self._session.tolerances
         return _JsonAnswer(await self._ask_network(bench.judge_set, slide, selected, present, tolerances))
 
-    async def evidence(self, request: Request) -> Response:
-        """The set as JSON."""
-        return await self._export(request, bench.export_evidence)
+    async def export(self, request: Request) -> Response:
+        """The set as JSON, or as GeoJSON for QuPath.
 
-    async def geojson(self, request: Request) -> Response:
-        """The set as GeoJSON for QuPath."""
-        return await self._export(request, bench.export_geojson)
-
-    async def review(self, request: Request) -> Response:
-        """Save the marks of one slide."""
-        slide, given = await self._slide(request), await _read_json(request, "The review")
-        saved = await self._ask_network(reviews.save_review, self._session, slide, given)
-        return _JsonAnswer(saved.to_json())
-
-    async def import_review(self, request: Request) -> Response:
-        """Add the marks of a GeoJSON file to those of one slide."""
-        slide, given = await self._slide(request), await _read_json(request, "The file")
-        return _JsonAnswer(await self._ask_network(reviews.import_marks, self._session, slide, given))
-
-    async def agreement(self, request: Request) -> Response:
-        """How far reviewers and evidence agree."""
-        return _JsonAnswer(await run_in_threadpool(reviews.agreements, self._session))
-
-    async def _export(self, request: Request, encode: Callable[..., Iterator[str]]) -> Response:
-        """A file as it is made, without the network: at 200,000 patches it is hundreds of megabytes."""
+        Streamed, and made without the network: at 200,000 patches it is hundreds of megabytes.
+        """
+        encode = bench.export_evidence if request.url.path.endswith(".json") else bench.export_geojson
         slide, body = await self._slide(request), await read_body(request, BYTES)
         (selected,) = bench.read_masks(body, n_patches=len(slide.bench), count=1)
         blocks = await run_in_threadpool(encode, slide, selected.numpy()[slide.rows])
         return StreamingResponse(blocks, media_type=JSON)
 
+    async def review(self, request: Request) -> Response:
+        """Save the marks of one slide."""
+        slide, content = await self._slide(request), await _read_json(request, "The review")
+        saved = await self._ask_network(reviews.save_review, self._session, slide, content)
+        return _JsonAnswer(saved.to_json())
+
+    async def import_review(self, request: Request) -> Response:
+        """Add the marks of a GeoJSON file to those of one slide."""
+        slide, content = await self._slide(request), await _read_json(request, "The file")
+        return _JsonAnswer(await self._ask_network(reviews.import_marks, self._session, slide, content))
+
+    async def agreement(self, request: Request) -> Response:
+        """How far reviewers and evidence agree."""
+        return _JsonAnswer(await run_in_threadpool(reviews.agreements, self._session))
+
     async def _slide(self, request: Request) -> OpenedSlide:
         slide_id = request.path_params["slide"]
         if slide_id not in self._session.specs:
             raise HTTPException(404, "The fold tests no such slide.")
-        found = self._session.open_slide(slide_id)
-        return found if found is not None else await self._ask_network(self._session.slide, slide_id)
+        opened = self._session.opened.get(slide_id)
+        return opened if opened is not None else await self._ask_network(self._session.slide, slide_id)
 
-    async def _ask_network(self, question: Callable[..., T], *given: Any) -> T:
-        def answer() -> T:
-            with self._session.lock:
-                return question(*given)
-
-        return await asyncio.get_running_loop().run_in_executor(self._network, answer)
+    async def _ask_network(self, question: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._session.network, question, *args)
 
 
 def _describe_slide(slide: OpenedSlide) -> dict[str, Any]:
     """Everything about a slide except its arrays."""
-    frame, rows = slide.tiles.frame, slide.rows
+    frame, rows, evidence, model = slide.tiles.frame, slide.rows, slide.evidence, slide.fold.model
+    ranked: list[tuple[int, str, bool]] = []
+    if evidence is not None and model is not None:
+        ranked = rank_anchors(evidence, model.settings.recovery.min_weight_share)
     return {
         "slide_id": slide.slide_id,
         "bag_id": slide.bench.spec.bag_id,
@@ -208,24 +176,11 @@ def _describe_slide(slide: OpenedSlide) -> dict[str, Any]:
         "rule": slide.rule,
         "chosen": np.flatnonzero(slide.chosen.numpy()).tolist(),
         "regions": bench.region_numbers(slide),
-        "prompts": [] if slide.evidence is None else list(slide.evidence.prompts),
-        "anchors": _describe_anchors(slide),
-        "verdict": None if slide.evidence is None else slide.evidence.verdict,
-        "is_no_evidence": slide.evidence is not None and slide.evidence.is_no_evidence,
+        "prompts": [] if evidence is None else list(evidence.prompts),
+        "anchors": [{"index": index, "name": name, "counts": counts} for index, name, counts in ranked],
+        "verdict": None if evidence is None else evidence.verdict,
+        "is_no_evidence": evidence is not None and evidence.is_no_evidence,
     }
-
-
-def _describe_anchors(slide: OpenedSlide) -> list[dict[str, Any]]:
-    """Every anchor by name, those that count for the prediction first."""
-    evidence, model = slide.evidence, slide.fold.model
-    if evidence is None or model is None:
-        return []
-    counting, others = sort_anchors(evidence, model.settings.recovery.min_weight_share)
-    return [
-        {"index": index, "name": name_anchor(evidence, index), "counts": counts}
-        for group, counts in ((counting, True), (others, False))
-        for index in group
-    ]
 
 
 async def read_body(request: Request, media_type: str) -> bytes:
@@ -244,13 +199,6 @@ async def _read_json(request: Request, what: str) -> Any:
         raise UsageError(str(error)) from error
 
 
-def _read_tile_number(text: str) -> int:
-    """A level, column or row, which no slide has of more than nine digits."""
-    if not (text.isascii() and text.isdecimal() and len(text) <= 9):
-        raise HTTPException(404, "A tile is named by three whole numbers.")
-    return int(text)
-
-
 def create_app(
     session: ViewerSession, *, entry: Entry, port: int, on_refused: Callable[[], None] = lambda: None
 ) -> Guard:
@@ -264,10 +212,6 @@ def create_app(
     # A path with one slash too many is another path.
     app.router.redirect_slashes = False
     return Guard(app, entry=entry, port=port, on_refused=on_refused)
-
-
-def _read_static(name: str) -> bytes:
-    return (resources.files("gcemil.viewer") / "static" / name).read_bytes()
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:

@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from gcemil.bags.cohort import read_slide_bounds
@@ -41,7 +41,6 @@ from gcemil.recovery.recover import ranking
 from gcemil.shapes import Logits, Selected
 from gcemil.viewer.session import OpenedSlide
 
-Values = Float[np.ndarray, "n"]
 EVIDENCE_LABELS = {
     False: "evidence: what the model found",
     True: "found by the model, no evidence",
@@ -56,7 +55,7 @@ class _Layer:
     key: str
     label: str
     kind: Literal["heat", "set"]
-    values: Values
+    values: Shaped[np.ndarray, "n"]
     natural: tuple[float, float] | None = None
     """Ends of the scale; None where a score has none, so that its own extremes serve."""
 
@@ -69,30 +68,22 @@ class _Layer:
 def slide_layers(slide: OpenedSlide) -> list[_Layer]:
     """Every layer the slide has, in the order of the page."""
     share, rows, evidence = (0.0, 1.0), slide.rows, slide.evidence
-    layers = [
-        _Layer("attention", "attention of the host", "heat", _to_float32(slide.full.scores.numpy()[rows]))
-    ]
+    layers = [_Layer("attention", "attention of the host", "heat", slide.full.scores.numpy()[rows])]
     if evidence is not None:
         layers += [
-            _Layer("gate", "gate", "heat", _to_float32(evidence.gates), share),
-            _Layer("evidence_score", "evidence score", "heat", _to_float32(evidence.evidence_scores)),
-            _Layer("marginal_gain", "marginal gain", "heat", _to_float32(evidence.marginal_gain)),
+            _Layer("gate", "gate", "heat", evidence.gates, share),
+            _Layer("evidence_score", "evidence score", "heat", evidence.evidence_scores),
+            _Layer("marginal_gain", "marginal gain", "heat", evidence.marginal_gain),
         ]
         layers += [
-            _Layer(
-                f"anchor_{index}",
-                f"concept: {prompt}",
-                "heat",
-                _to_float32(evidence.responses[:, index]),
-                share,
-            )
+            _Layer(f"anchor_{index}", f"concept: {prompt}", "heat", evidence.responses[:, index], share)
             for index, prompt in enumerate(evidence.prompts)
         ]
     label = EVIDENCE_LABELS[slide.evidence.is_no_evidence] if slide.evidence is not None else slide.rule
-    layers.append(_Layer("evidence", label, "set", _to_float32(slide.chosen.numpy()[rows]), share))
+    layers.append(_Layer("evidence", label, "set", slide.chosen.numpy()[rows], share))
     truth = slide.bench.truth
     if truth is not None and len(truth) == len(slide.bench):
-        layers.append(_Layer("truth", "annotated truth", "set", _to_float32(truth.numpy()[rows]), share))
+        layers.append(_Layer("truth", "annotated truth", "set", truth.numpy()[rows], share))
     return layers
 
 
@@ -105,8 +96,8 @@ def patch_arrays(slide: OpenedSlide) -> bytes:
 
 def region_numbers(slide: OpenedSlide) -> list[int]:
     """The connected region of each patch that the model chose, over the bag; none for a bag without coordinates."""
-    found = slide.bench.explanation
-    scores = slide.full.scores if found is None else found.output.scores
+    explanation = slide.bench.explanation
+    scores = slide.full.scores if explanation is None else explanation.output.scores
     regions = find_regions(slide.bench.bag, slide.chosen, scores)
     return [] if regions is None else regions.number[slide.chosen].tolist()
 
@@ -118,16 +109,12 @@ def subset_groups(slide: OpenedSlide) -> Int[np.ndarray, "n"]:
     judge = Sufficiency(slide.fold.output_scale("wrapped"))
     order = ranking(view.full.scores)
     groups = np.zeros(len(slide.bench), dtype=np.uint8)
-    for number, one in enumerate(
+    for number, subset in enumerate(
         disjoint_candidates(view, order, judge, k=SIZES[0], steps=MAX_STEPS), start=1
     ):
-        if one.is_sufficient:
-            groups[one.patches.numpy()] = number
+        if subset.is_sufficient:
+            groups[subset.patches.numpy()] = number
     return groups[slide.rows]
-
-
-def _to_float32(values: np.ndarray) -> Values:
-    return np.asarray(values, dtype=np.float32)
 
 
 def read_masks(body: bytes, *, n_patches: int, count: int) -> list[Tensor]:
@@ -156,7 +143,8 @@ def judge_set(
         outcome = BagOutcome(slide.full.logits, kept, removed, slide.gated, fraction)
         judged = judge_outputs(slide.fold.output_scale("wrapped").read(outcome), tolerances)
         verdicts = [
-            {"name": name, "held": one.held, "sentence": one.sentence(name)} for name, one in judged.items()
+            {"name": name, "held": verdict.held, "sentence": verdict.sentence(name)}
+            for name, verdict in judged.items()
         ]
     return {
         "n_selected": int(selected.sum()),
@@ -173,10 +161,10 @@ def judge_set(
 
 def _measure_coverage(slide: OpenedSlide, selected: Selected) -> list[float] | None:
     """How surely S shows each anchor; None without anchors."""
-    found = slide.bench.explanation
-    if found is None:
+    explanation = slide.bench.explanation
+    if explanation is None:
         return None
-    responses = found.output.responses
+    responses = explanation.output.responses
     with torch.no_grad():
         covered: list[float] = anchor_coverage(selected.to(responses.dtype), responses).tolist()
     return covered

@@ -11,75 +11,54 @@ from typing import Any
 from gcemil.bags.bag import connected_regions, coordinate_step, patch_cells
 from gcemil.errors import GcemilError
 from gcemil.records import SlideEvidence
-from gcemil.report.claim import describe_claim, read_judged_slides
-from gcemil.report.run_data import FoldData, find_predicted_class
+from gcemil.report.run_data import FoldData, find_predicted_class, read_run_data
 from gcemil.runs.folder import Run, RunFold
 from gcemil.viewer.session import ViewerSession
 
 MOST_REGIONS = 4
 """More regions do not make a slide more instructive."""
-Key = tuple[bool, bool, bool, bool, int]
 
 
 def describe_run(session: ViewerSession) -> dict[str, Any]:
     """The run in a few words, its slides, and the one to open first."""
     fold = session.fold
     data = FoldData(RunFold(session.folder))
-    outcomes = _read_outcomes(data)
-    records, is_same_network = read_judged_slides(fold.run)
-    facts = {
-        slide_id: _read_facts(session, data, slide_id, outcomes.get(slide_id, {}))
-        for slide_id in session.specs
+    outcomes = {
+        slide_id: row for row in data.predictions("full") or [] for slide_id in row["slide_id"].split("|")
     }
+    labels, ranks = {}, {}
+    for slide_id in session.specs:
+        outcome = outcomes.get(slide_id, {})
+        target, predicted = outcome.get("target"), find_predicted_class(outcome)
+        try:
+            evidence = data.evidence(slide_id)
+        except GcemilError:
+            # A damaged evidence file is reported when its slide is opened; the page itself must open.
+            evidence = None
+        words = []
+        if predicted is not None:
+            words.append(f"{target}{'' if predicted == target else f', predicted {predicted}'}")
+        if evidence is not None and evidence.is_no_evidence:
+            words.append("no evidence")
+        labels[slide_id] = f"{slide_id}: {', '.join(words)}" if words else slide_id
+        ranks[slide_id] = (
+            predicted is not None and predicted == target,
+            evidence is not None and bool(evidence.is_sufficient and evidence.is_necessary),
+            session.slide_file(slide_id) is not None,
+            fold.cohort.truth_file(slide_id).is_file(),
+            min(MOST_REGIONS, count_regions(evidence)),
+        )
+    claim, warning = read_run_data(fold.run).claim, Run(fold.run).model_warning
     return {
         "run": fold.run.resolve().name,
         "fold": fold.fold,
         "host": fold.settings.host.name,
         "wrapped": fold.model is not None,
         "slides": list(session.specs),
-        "first": max(facts, key=lambda slide_id: facts[slide_id]["rank"], default=None),
-        "labels": {slide_id: one["label"] for slide_id, one in facts.items()},
-        "claim": [
-            *([] if (warning := Run(fold.run).model_warning) is None else [warning]),
-            *describe_claim(
-                records,
-                rule="attention" if fold.model is None else "evidence",
-                is_same_network=is_same_network,
-            ),
-        ],
+        "first": max(ranks, key=lambda slide_id: ranks[slide_id], default=None),
+        "labels": labels,
+        "claim": [*([warning] if warning else []), *(claim.describe() if claim else [])],
     }
-
-
-def _read_facts(
-    session: ViewerSession, data: FoldData, slide_id: str, outcome: dict[str, str]
-) -> dict[str, Any]:
-    """A label for the list of slides, and how instructive the slide is."""
-    try:
-        evidence = data.evidence(slide_id)
-    except GcemilError:
-        # A damaged evidence file is reported when its slide is opened; the page itself must open.
-        evidence = None
-    target, predicted = outcome.get("target"), outcome.get("predicted")
-    words = (
-        [] if predicted is None else [target if predicted == target else f"{target}, predicted {predicted}"]
-    )
-    if evidence is not None and evidence.is_no_evidence:
-        words.append("no evidence")
-    return {
-        "label": ": ".join([slide_id, ", ".join(map(str, words))] if words else [slide_id]),
-        "rank": _rank_slide(session, slide_id, outcome, evidence),
-    }
-
-
-def _rank_slide(
-    session: ViewerSession, slide_id: str, outcome: dict[str, str], evidence: SlideEvidence | None
-) -> Key:
-    """Larger is more instructive."""
-    is_right = "predicted" in outcome and outcome["predicted"] == outcome.get("target")
-    is_faithful = bool(evidence is not None and evidence.is_sufficient and evidence.is_necessary)
-    has_tissue = session.slide_file(slide_id) is not None
-    has_truth = session.fold.cohort.truth_file(slide_id).is_file()
-    return is_right, is_faithful, has_tissue, has_truth, min(MOST_REGIONS, count_regions(evidence))
 
 
 def count_regions(evidence: SlideEvidence | None) -> int:
@@ -88,14 +67,3 @@ def count_regions(evidence: SlideEvidence | None) -> int:
         return 0
     cells = patch_cells(evidence.coords, coordinate_step(evidence.coords))
     return int(connected_regions(cells, evidence.selected).max())
-
-
-def _read_outcomes(data: FoldData) -> dict[str, dict[str, str]]:
-    """Target and predicted class of every test slide; a risk has no class."""
-    found = {}
-    for row in data.predictions("full") or []:
-        found_class = find_predicted_class(row)
-        predicted = {} if found_class is None else {"predicted": found_class}
-        for slide_id in row["slide_id"].split("|"):
-            found[slide_id] = {"target": row.get("target", ""), **predicted}
-    return found

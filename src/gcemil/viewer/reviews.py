@@ -22,10 +22,10 @@ from gcemil.slides.geojson import parse_objects
 from gcemil.viewer.session import OpenedSlide, ViewerSession
 
 
-def save_review(session: ViewerSession, slide: OpenedSlide, given: Any) -> Agreement:
+def save_review(session: ViewerSession, slide: OpenedSlide, content: Any) -> Agreement:
     """Write the marks of one slide; patches count from the slide's first row."""
     n_patches = len(slide.coords)
-    accepted, rejected = (_read_patches(given, name, n_patches) for name in ("accepted", "rejected"))
+    accepted, rejected = (_read_patches(content, name, n_patches) for name in ("accepted", "rejected"))
     if both := set(accepted) & set(rejected):
         raise UsageError(f"Patch {min(both)} is accepted and rejected. Mark it once.")
     evidence = slide.chosen.numpy()[slide.rows]
@@ -47,10 +47,10 @@ def save_review(session: ViewerSession, slide: OpenedSlide, given: Any) -> Agree
     return count_marks(marks)
 
 
-def import_marks(session: ViewerSession, slide: OpenedSlide, given: Any) -> dict[str, Any]:
+def import_marks(session: ViewerSession, slide: OpenedSlide, content: Any) -> dict[str, Any]:
     """Add what a GeoJSON file of QuPath says to the marks of a slide; on a patch that has a mark, the file decides."""
     try:
-        objects = parse_objects(given, "The file")
+        objects = parse_objects(content, "The file")
         verdicts, notes = judge_slide(session.fold.cohort, slide.slide_id, objects, "The file")
     except InputError as error:
         raise UsageError(str(error)) from error
@@ -61,8 +61,8 @@ def import_marks(session: ViewerSession, slide: OpenedSlide, given: Any) -> dict
     marks |= {int(patch): ACCEPT for patch in np.flatnonzero(verdicts == POSITIVE)}
     marks |= {int(patch): REJECT for patch in np.flatnonzero(verdicts == NEGATIVE)}
     chosen = {
-        name: [patch for patch, mark in marks.items() if mark == wanted]
-        for name, wanted in (("accepted", ACCEPT), ("rejected", REJECT))
+        name: [patch for patch, mark in marks.items() if mark == kind]
+        for name, kind in (("accepted", ACCEPT), ("rejected", REJECT))
     }
     save_review(session, slide, chosen)
     return {**chosen, "n_imported": int(np.count_nonzero(verdicts)), "notes": notes}
@@ -98,17 +98,17 @@ def describe_marks(session: ViewerSession, slide: OpenedSlide) -> dict[str, Any]
 
 def agreements(session: ViewerSession) -> dict[str, Any]:
     """Every reviewed slide of the fold, all together, and which reviews cannot be read."""
-    found: dict[str, Agreement] = {}
+    counts: dict[str, Agreement] = {}
     problems: list[str] = []
     for slide_id in session.specs:
         try:
-            found[slide_id] = count_marks(read_marks(session, slide_id))
+            counts[slide_id] = count_marks(read_marks(session, slide_id))
         except GcemilError as error:
             problems.append(str(error))
-    reviewed = {slide_id: one for slide_id, one in found.items() if one.n_marks}
+    reviewed = {slide_id: count for slide_id, count in counts.items() if count.n_marks}
     return {
         "total": sum(reviewed.values(), Agreement()).to_json(),
-        "slides": {slide_id: one.to_json() for slide_id, one in reviewed.items()},
+        "slides": {slide_id: count.to_json() for slide_id, count in reviewed.items()},
         "problems": problems,
     }
 
@@ -124,8 +124,10 @@ def count_marks(marks: Sequence[dict[str, Any]]) -> Agreement:
     )
 
 
-def _read_patches(given: Any, name: str, n_patches: int) -> list[int]:
-    patches = given.get(name) if isinstance(given, dict) else None
-    if not isinstance(patches, list) or not all(type(one) is int and 0 <= one < n_patches for one in patches):
+def _read_patches(content: Any, name: str, n_patches: int) -> list[int]:
+    patches = content.get(name) if isinstance(content, dict) else None
+    if not isinstance(patches, list) or not all(
+        type(patch) is int and 0 <= patch < n_patches for patch in patches
+    ):
         raise UsageError(f"'{name}' of a review is a list of patches from 0 to {n_patches - 1}.")
     return sorted(set(patches))

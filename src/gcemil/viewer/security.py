@@ -58,16 +58,16 @@ class Entry:
         """Whether a code waits to be used."""
         return self._code is not None
 
-    def exchange(self, given: str) -> str | None:
+    def exchange(self, code: str) -> str | None:
         """The session for the current code, which is then used up; None for any other."""
-        if self._code is None or not hmac.compare_digest(given.encode(), self._code.encode()):
+        if self._code is None or not hmac.compare_digest(code.encode(), self._code.encode()):
             return None
         self._code = None
         return self._session
 
-    def is_session(self, given: str) -> bool:
+    def is_session(self, cookie: str) -> bool:
         """Whether a cookie is that of this session."""
-        return hmac.compare_digest(given.encode(), self._session.encode())
+        return hmac.compare_digest(cookie.encode(), self._session.encode())
 
 
 class Guard:

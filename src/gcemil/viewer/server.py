@@ -15,8 +15,6 @@ from gcemil.viewer.session import ViewerSession
 
 CLOSING_SECONDS = 2
 """How long open requests may run after Ctrl-C."""
-FIRST_PORT, LAST_PORT = 1024, 65535
-"""Below lie the ports of system services, which need an administrator and which browsers treat apart."""
 
 
 def serve(
@@ -41,11 +39,6 @@ def serve(
 
 def listen(port: int) -> socket.socket:
     """A loopback socket; a browser that is faster than the server waits in its queue instead of being refused."""
-    remedy = f"give --port a number from {FIRST_PORT} to {LAST_PORT}, or leave it out for any free port."
-    if port != 0 and not FIRST_PORT <= port <= LAST_PORT:
-        raise UsageError(
-            f"Port {port} cannot be used, because those below {FIRST_PORT} belong to the system: {remedy}"
-        )
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -55,7 +48,10 @@ def listen(port: int) -> socket.socket:
         listener.close()
         is_taken = error.errno == errno.EADDRINUSE
         why = "another program uses it" if is_taken else f"the system says '{error.strerror}'"
-        raise UsageError(f"Port {port} cannot be used, because {why}: {remedy}") from error
+        raise UsageError(
+            f"Port {port} cannot be used, because {why}: give --port a number from 1024 to 65535, or leave it out for any "
+            "free port."
+        ) from error
     return listener
 
 

@@ -6,9 +6,8 @@ predictions are those of the case.
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -34,7 +33,7 @@ from gcemil.shapes import Logits, Selected
 from gcemil.viewer.tiles import GridTiles, ThumbnailTiles, Tiles, open_slide_tiles
 
 OPEN_SLIDES, OPEN_PATCHES = 3, 150_000
-"""Bags kept in memory, embedded, and the patches they may hold together; the one looked at longest ago goes first."""
+"""Bags kept in memory, embedded, and the patches they may hold together; the one opened longest ago goes first."""
 CACHED_TILES = 512
 CACHED_ANSWERS = 256
 """Subsets whose prediction is cached: a removal repeats what its certificate computed, an undo what came before."""
@@ -78,18 +77,19 @@ class OpenedSlide:
         return lru_cache(CACHED_TILES)(self.tiles.tile)
 
     @cached_property
-    def _pooled(self) -> Callable[[bytes], Logits]:
-        def pooled(mask: bytes) -> Logits:
+    def _pool(self) -> Callable[[bytes], Logits]:
+        @lru_cache(CACHED_ANSWERS)
+        def pool(mask: bytes) -> Logits:
             selected = torch.from_numpy(np.frombuffer(mask, dtype=bool).copy())
             return self.bench.wrapped.kept(selected).logits
 
-        return lru_cache(CACHED_ANSWERS)(pooled)
+        return pool
 
     def kept(self, selected: Selected) -> Logits | None:
         """The host on these patches of the bag alone; None when there are none."""
         if not bool(selected.any()):
             return None
-        return self.full.logits if bool(selected.all()) else self._pooled(selected.numpy().tobytes())
+        return self.full.logits if bool(selected.all()) else self._pool(selected.numpy().tobytes())
 
     @cached_property
     def hashes(self) -> dict[str, str]:
@@ -109,11 +109,10 @@ class ViewerSession:
         self.specs: dict[str, BagSpec] = {
             slide_id: spec for spec in fold.specs("test") for slide_id in spec.slide_ids
         }
-        self._opened: OrderedDict[str, OpenedSlide] = OrderedDict()
-        # Requests come on several threads; one network answers them one after the other.
-        self.lock = threading.RLock()
-        # Apart from the network's, so that a slide that is open can be had while the network is busy.
-        self._shelf = threading.Lock()
+        self.opened: dict[str, OpenedSlide] = {}
+        """Slides in memory; read on any thread, changed by `slide` alone."""
+        # Requests come on several threads; the network answers them one after the other on its own.
+        self.network = ThreadPoolExecutor(1, thread_name_prefix="network")
 
     @classmethod
     def open(
@@ -147,77 +146,55 @@ class ViewerSession:
         """The slide, opened once and kept for a while."""
         if slide_id not in self.specs:
             raise UsageError(f"Fold {self.fold.fold} of this run tests no slide '{slide_id}'.")
-        if (found := self.open_slide(slide_id)) is not None:
-            return found
-        with self.lock:
-            # Another thread may have opened it while this one waited.
-            if (found := self.open_slide(slide_id)) is None:
-                spec = self.specs[slide_id]
-                # First, so that two large slides are never in memory together.
-                self._make_room(len(self.fold.cohort.layout(spec)))
-                found = _open_slide(self.fold, spec, slide_id, self.slide_file(slide_id))
-                with self._shelf:
-                    self._opened[slide_id] = found
-            return found
-
-    def open_slide(self, slide_id: str) -> OpenedSlide | None:
-        """The slide, if it is open."""
-        with self._shelf:
-            if slide_id in self._opened:
-                self._opened.move_to_end(slide_id)
-            return self._opened.get(slide_id)
+        if slide_id not in self.opened:
+            spec = self.specs[slide_id]
+            # First, so that two large slides are never in memory together.
+            self._make_room(len(self.fold.cohort.layout(spec)))
+            self.opened[slide_id] = _open_slide(self.fold, spec, slide_id, self.slide_file(slide_id))
+        return self.opened[slide_id]
 
     def _make_room(self, n_patches: int) -> None:
-        """Let go of the slides looked at longest ago, until one with so many patches may be opened."""
-        closed = []
-        with self._shelf:
-            while self._opened and (
-                len(self._opened) >= OPEN_SLIDES
-                or sum(len(one.bench) for one in self._opened.values()) + n_patches > OPEN_PATCHES
-            ):
-                closed.append(self._opened.popitem(last=False)[1])
-        for slide in closed:
-            slide.tiles.close()
+        """Let go of the slides opened longest ago, until one with so many patches may be opened."""
+        while self.opened and (
+            len(self.opened) >= OPEN_SLIDES
+            or sum(len(slide.bench) for slide in self.opened.values()) + n_patches > OPEN_PATCHES
+        ):
+            self.opened.pop(next(iter(self.opened))).tiles.close()
 
     def close(self) -> None:
         """Close every slide."""
-        with self.lock, self._shelf:
-            while self._opened:
-                self._opened.popitem()[1].tiles.close()
+        while self.opened:
+            self.opened.popitem()[1].tiles.close()
 
 
 def _open_slide(fold: TrainedFold, spec: BagSpec, slide_id: str, slide_file: Path | None) -> OpenedSlide:
     """The bag through the network once, and the pictures of the slide."""
     bench = FoldBag(spec, fold.cohort.read_bag(spec), fold)
     evidence, gated = None, None
-    if fold.model is not None and (found := bench.explanation) is not None:
-        full, chosen = found.output.answer, found.recovery.selected
-        gated = bench.wrapped.gated(found.output.log_gates).logits
-        records = slide_evidence(fold.model, bench.bag, found)
+    if fold.model is not None and (explanation := bench.explanation) is not None:
+        full, chosen = explanation.output.answer, explanation.recovery.selected
+        gated = bench.wrapped.gated(explanation.output.log_gates).logits
+        records = slide_evidence(fold.model, bench.bag, explanation)
         evidence = next(record for record in records if record.slide_id == slide_id)
     else:
         full = bench.wrapped.full()
         chosen = top_k(full.scores, subset_size(len(bench), fold.own_budget))
     rows = bench.bag.rows_of(slide_id)
-    found_coords = bench.bag.slide_coords(slide_id)
-    coords = (
-        place_in_square(rows.stop - rows.start) if found_coords is None else found_coords.astype(np.int64)
-    )
-    size = None if found_coords is None else fold.cohort.slide_patch_size(slide_id, coords)
-    tiles: Tiles | None
-    tiles, note = open_slide_tiles(slide_file)
-    if tiles is None and (thumbnail := read_own_thumbnail(fold.cohort.folder, slide_id)) is not None:
-        tiles, note = (
-            ThumbnailTiles(thumbnail),
-            "The small picture of the slide is shown: no slide file is known.",
+    level0 = bench.bag.slide_coords(slide_id)
+    tiles: Tiles | None = None
+    if level0 is None:
+        coords, size = place_in_square(rows.stop - rows.start), None
+        note: str | None = (
+            "The slide has no coordinates: its patches are shown in the order of its feature file."
         )
-    if found_coords is None:
-        tiles, note = (
-            None,
-            "The slide has no coordinates: its patches are shown in the order of its feature file.",
-        )
-    if tiles is None:
-        tiles = GridTiles(coords, size or UNKNOWN_PATCH)
+    else:
+        coords = level0.astype(np.int64)
+        size = fold.cohort.slide_patch_size(slide_id, coords)
+        tiles, note = open_slide_tiles(slide_file)
+        if tiles is None and (thumbnail := read_own_thumbnail(fold.cohort.folder, slide_id)) is not None:
+            tiles = ThumbnailTiles(thumbnail)
+            note = "The small picture of the slide is shown: no slide file is known."
+    tiles = tiles or GridTiles(coords, size or UNKNOWN_PATCH)
     return OpenedSlide(
         slide_id=slide_id,
         fold=fold,
@@ -226,7 +203,7 @@ def _open_slide(fold: TrainedFold, spec: BagSpec, slide_id: str, slide_file: Pat
         gated=gated,
         chosen=chosen,
         evidence=evidence,
-        has_coords=found_coords is not None,
+        has_coords=level0 is not None,
         coords=coords,
         patch_size=size or UNKNOWN_PATCH,
         tiles=tiles,

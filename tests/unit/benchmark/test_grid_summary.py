@@ -8,14 +8,13 @@ import pytest
 
 from builders.grids import InlinePool, cohort_record, events, small_grid
 from gcemil.benchmark import runner
-from gcemil.benchmark.engines import check_results, enter_grid, list_unfinished, run_grid
+from gcemil.benchmark.engines import check_results, enter_grid, run_grid
 from gcemil.benchmark.grid import CohortKey, DiagnosisKey, RunKey, plan_runs
 from gcemil.benchmark.results import Results, append_log, claim, read_failure, read_log
 from gcemil.benchmark.runner import Ending, execute
 from gcemil.benchmark.summary import write_summary
 from gcemil.errors import RunError
 from gcemil.findings import Finding, Row, write_finding
-from gcemil.report.run_report import read_grid_summary
 
 SIMULATED = {"profile": "nsclc", "size": "tiny"}
 
@@ -93,11 +92,6 @@ def test_the_summary_says_what_is_missing_and_why(results, grid):
     assert missing["cohorts/lung"] is None
 
 
-def test_an_empty_results_folder_has_an_empty_summary(results):
-    summary = write_summary(results)
-    assert (summary["runs"], summary["means"], summary["unfinished"]) == ([], [], [])
-
-
 def test_the_summary_covers_every_grid_of_the_folder(results, grid):
     enter_grid(grid, results)
     other = small_grid(
@@ -109,11 +103,6 @@ def test_the_summary_covers_every_grid_of_the_folder(results, grid):
     summary = write_summary(results)
     assert summary["grids"] == ["four", "other"]
     assert {row["variant"] or row["arm"] for row in summary["means"]} == {"gce", "x"}
-
-
-def test_a_folder_without_a_summary_is_named(tmp_path):
-    with pytest.raises(RunError, match="has no summary.json"):
-        read_grid_summary(tmp_path)
 
 
 def test_another_cohort_of_the_same_name_is_refused(results, grid):
@@ -158,13 +147,6 @@ def test_a_claim_dies_with_its_process(results):
         holder.wait()
     with claim(path) as mine:
         assert mine
-
-
-def test_a_line_left_half_written_is_no_record(results):
-    append_log(results, CohortKey("a"), "start", whole=True)
-    with results.log.open("a") as file:
-        file.write('{"key": "coh')
-    assert [record["event"] for record in read_log(results)] == ["start"]
 
 
 def test_a_line_left_half_written_does_not_swallow_the_next(results):
@@ -237,29 +219,3 @@ def test_running_again_retries_what_failed_and_clears_the_record(results, grid, 
     assert read_failure(results, plain) is None
     assert not (results.folder / "failures").exists()
     assert write_summary(results)["unfinished"] == []
-
-
-def test_a_cohort_that_fails_takes_its_own_runs_alone_with_it(results, fake_work):
-    grid = small_grid(cohorts={"good": SIMULATED, "bad": SIMULATED}, folds=[0])
-    fake_work.add("cohorts/bad")
-    fake_work.update(str(key.path) for key in plan_runs(grid) if key.cohort == "bad")
-    outcomes = run_fake(grid, results)
-    finished = [key for key, outcome in outcomes.items() if outcome.ending is Ending.finished]
-    assert [key.cohort for key in finished] == ["good"] * 3
-
-
-def test_a_finished_fold_is_not_trained_again_for_a_further_diagnostic(results, fake_work):
-    grid = small_grid(cohorts={"lung": SIMULATED}, folds=[0])
-    run_fake(grid, results)
-    wider = grid.model_copy(update={"diagnostics": ("snr",)})
-    assert [str(key.path) for key in list_unfinished(wider, results)] == [
-        "runs/lung/abmil/gce/seed_0/fold_0/diagnostics"
-    ]
-
-
-def test_a_finding_made_by_one_grid_is_not_lost_to_another(results, grid, fake_work):
-    run_fake(grid, results)
-    first = results.summary.read_bytes()
-    run_fake(small_grid(name="zz", cohorts={"lung": SIMULATED}, folds=[0]), results)
-    second = json.loads(results.summary.read_bytes())
-    assert second["diagnostics"] == json.loads(first)["diagnostics"]

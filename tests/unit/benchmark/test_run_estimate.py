@@ -71,7 +71,7 @@ def test_durations_have_two_units_at_most(seconds, text):
     ],
 )
 def test_workers_fit_cores_and_memory(monkeypatch, resources, workers):
-    monkeypatch.setattr(local, "usable_cores", lambda: 8)
+    monkeypatch.setattr(local.joblib, "cpu_count", lambda: 8)
     monkeypatch.setattr(local, "available_memory", lambda: 16 * 2**30)
     assert affordable_workers(Resources(**resources)) == workers
 

@@ -89,27 +89,6 @@ def test_csv_has_one_line_per_cell_with_its_numbers(table):
     assert rows[1]["state"] == "undefined"
 
 
-def test_tables_of_different_shape_share_one_csv(table):
-    small = Table(
-        "small", "t", "tab:s", ("figures",), (Column("a", "A"),), (Line(("ours",), "ours", (Cell("1"),)),)
-    )
-    rows = list(csv.DictReader(io.StringIO(render_tables([table, small], "csv"))))
-    assert [row["table"] for row in rows].count("small") == 1
-    assert rows[-1]["row"] == ""
-
-
-def test_a_pipe_in_a_cell_does_not_break_the_table(table):
-    odd = Table(
-        "odd", "t", "tab:o", ("figures",), (Column("a", "A"),), (Line(("ours",), "ours", (Cell("a|b"),)),)
-    )
-    assert "| ours | a/b |" in render_tables([odd], "markdown")
-
-
-def test_an_unknown_format_lists_the_known_ones(table):
-    with pytest.raises(UsageError, match="Unknown format 'html'. Choose one of: markdown, latex, csv"):
-        render_tables([table], "html")
-
-
 @pytest.fixture
 def results(tmp_path):
     folder = ResultsFolder(tmp_path / "results")
@@ -127,14 +106,6 @@ def invoked(*arguments):
     app = typer.Typer()
     app.command()(tables)
     return CliRunner().invoke(app, [str(one) for one in arguments])
-
-
-@pytest.mark.parametrize("form", ["markdown", "latex", "csv"])
-def test_the_command_prints_means_and_intervals_in_every_format(results, form):
-    result = invoked(results, "--format", form)
-    assert result.exit_code == 0
-    # Folds of 0.6 and 0.8: half the interval is 12.706 * 0.1414 / sqrt 2.
-    assert "0.700 [-0.571, 1.971]" in result.output
 
 
 def test_a_mean_is_over_folds_and_seeds_and_a_single_value_has_no_interval(results):

@@ -5,7 +5,7 @@ from paper.comparison import TIMES, paper_figures
 from paper.measured import read_measured
 from paper.overview import headline_table
 
-from builders.results import ResultsFolder, diagnose, gce_folds, host_folds
+from builders.results import ResultsFolder, gce_folds, host_folds
 from gcemil.findings import Row
 
 
@@ -68,46 +68,3 @@ def test_the_papers_claims_stand_beside_what_its_tables_give(results):
     assert value(made, "Complement degradation increased", "paper (from") == f"2.6{TIMES} to 2.7{TIMES}"
     assert value(made, "Inference with tile prefilter, faster", "paper (from") == f"5{TIMES}"
     assert value(made, "Utility retained with tile prefilter", "paper (from") == f"0.989{TIMES}"
-
-
-def test_ratios_are_of_means_and_take_the_plain_hosts_attention(results):
-    diagnose(run_of(results, "bracs"), "snr", snr(0.2, 0.1, 0.02, 0.1, 0.3))
-    diagnose(run_of(results, "nsclc"), "snr", snr(0.4, 0.1, 0.04, 0.1, 0.1))
-    made = block(results)
-    # Attention 0.3, evidence 0.03 soft-kept and 0.1 full-kept; degradation 0.2 over 0.1.
-    assert value(made, "C-D gap reduced, full-kept over C-D", "ours") == f"10.00{TIMES}"
-    assert value(made, "C-D gap reduced, full-kept over full-kept", "ours") == f"3.00{TIMES}"
-    assert value(made, "Complement degradation increased", "ours") == f"2.00{TIMES}"
-
-
-def test_cost_claims_come_from_the_cost_rows(results):
-    rows = [
-        Row({"mode": "discrete", "network": "wrapped", "timing": "measured"}, {"aggregation_time": 0.25, "relative_utility": 0.9}),
-        Row({"mode": "prefilter", "network": "wrapped", "timing": "measured"}, {"end_to_end_time": 0.2, "relative_utility": 0.8}),
-    ]  # fmt: skip
-    diagnose(run_of(results, "bracs"), "cost", rows)
-    made = block(results)
-    assert value(made, "Inference with tile prefilter, faster", "ours") == f"5.00{TIMES}"
-    assert (
-        value(made, "Inference with tile prefilter, faster: aggregation of cached evidence", "ours")
-        == f"4.00{TIMES}"
-    )
-    assert value(made, "Utility retained with tile prefilter", "ours") == f"0.800{TIMES}"
-
-
-def test_what_was_not_measured_is_missing(results):
-    made = block(results)
-    assert value(made, "C-D gap reduced, full-kept over C-D", "ours") == "missing"
-    assert value(made, "Utility retained with tile prefilter", "ours") == "missing"
-    assert "snr and cost" in made.remedy
-
-
-def test_a_gap_of_zero_gives_no_ratio(results):
-    diagnose(run_of(results, "bracs"), "snr", snr(0.2, 0.1, 0.0, 0.1, 0.3))
-    assert value(block(results), "C-D gap reduced, full-kept over C-D", "ours") == "-"
-
-
-def test_a_host_trained_twice_as_long_is_a_line_beside_the_gain(results):
-    results.run("bracs", "abmil", "host_long", host_folds(0.55, 0.55))
-    made = block(results)
-    assert value(made, "Mean gain in Macro-F1 (control: host, twice the epochs)", "ours") == "+0.0500±0.0000"

@@ -5,12 +5,11 @@ import json
 import pandas as pd
 import pytest
 from paper.__main__ import main
-from paper.comparison import cell, paper_figures
+from paper.comparison import paper_figures
 from paper.measured import UNIT, Query, estimate, read_measured, select_values, write_measured
 from paper.tables import TABLES
 
 from builders.results import ResultsFolder, diagnose, gce_folds, host_folds
-from gcemil.errors import RunError
 from gcemil.findings import Finding, Row, write_finding
 from gcemil.tables import render_tables
 
@@ -48,42 +47,6 @@ def test_each_cohort_and_host_counts_once_in_a_mean(folder):
     assert summary.n == 3
 
 
-def test_no_value_is_missing_and_a_single_one_has_no_deviation(folder):
-    measured = read_measured(folder.folder)
-    one = select_values(measured, Query("macro_f1", labels={"mode": "soft"}, host="dsmil"))
-    assert cell(one).text == "missing"
-    assert cell(values(-0.0001), signed=True).text == "+0.000"
-
-
-def test_labels_match_however_they_are_written(folder):
-    diagnose(gce_run(folder), "budget", [Row({"rule": "Top-k", "budget": "0.050"}, {"precision": 0.5})])
-    measured = read_measured(folder.folder)
-    query = Query("precision", source="budget", labels={"rule": ("topk", "top_k"), "budget": "0.05"})
-    assert list(select_values(measured, query)) == [0.5]
-    assert select_values(measured, query.where(labels={"budget": "0.1"})).empty
-
-
-def test_a_folder_without_runs_says_how_to_make_some(tmp_path):
-    with pytest.raises(RunError, match="holds no run. Make some with 'gcemil benchmark GRID.yaml --out"):
-        read_measured(tmp_path)
-
-
-def test_a_broken_config_is_named(folder):
-    path = gce_run(folder) / "config.yaml"
-    path.write_text("settings: {epochs: none}", encoding="utf-8")
-    with pytest.raises(
-        RunError, match="config.yaml is not what it should be: cohort is missing.*settings.epochs must be"
-    ):
-        read_measured(folder.folder)
-
-
-def test_a_finding_about_the_whole_run_has_no_fold(folder):
-    rows = (Row({"mode": "soft", "metric": "macro_f1"}, {"p_paired_t": 0.2}),)
-    write_finding(gce_run(folder) / "diagnostics", Finding("significance", rows))
-    found = select_values(read_measured(folder.folder), Query("p_paired_t", source="significance"))
-    assert found.to_dict() == {("bracs", "abmil", 0, -1): 0.2}
-
-
 def test_joined_findings_are_not_counted_beside_their_folds(folder):
     diagnose(gce_run(folder), "snr", [Row({"rule": "evidence"}, {"cd_gap": 0.1})])
     write_finding(
@@ -91,16 +54,6 @@ def test_joined_findings_are_not_counted_beside_their_folds(folder):
     )
     found = select_values(read_measured(folder.folder), Query("cd_gap", source="snr"))
     assert list(found) == [0.1]
-
-
-def test_a_cohort_without_a_record_is_said_to_have_none(folder):
-    folder.run("lost", "abmil", "host", host_folds(0.5))
-    lost = read_measured(folder.folder).dataset("lost")
-    assert [cohort.description for cohort in lost] == ["lost (no record of it)"]
-
-
-def test_a_negative_scale_turns_the_mean_and_not_the_deviation():
-    assert cell(values(0.1, 0.3), scale=-1.0, signed=True).text == "-0.200±0.141"
 
 
 def untrained_host(tmp_path):
@@ -127,15 +80,6 @@ def test_a_host_left_alone_is_read_from_its_wrapped_run_where_none_was_trained(t
     assert select_values(measured, asked.where(labels={"rule": "evidence"})).empty
 
 
-def test_a_host_that_was_trained_or_taught_is_not_read_from_the_wrapped_run(folder, tmp_path):
-    host = select_values(read_measured(folder.folder), Query("macro_f1", label="host"))
-    assert list(host) == [0.5, 0.6]
-    taught = untrained_host(tmp_path)
-    config = gce_run(taught) / "config.yaml"
-    config.write_text(config.read_text().replace("train_host: false", "train_host: true"))
-    assert list(read_measured(taught.folder).runs.label) == ["gce"]
-
-
 def test_written_figures_give_the_same_tables_without_the_runs(tmp_path):
     results = untrained_host(tmp_path)
     measured = read_measured(results.folder)
@@ -150,27 +94,6 @@ def test_written_figures_give_the_same_tables_without_the_runs(tmp_path):
     write_measured(again, tmp_path / "again")
     for name in ("figures.csv.gz", "facts.json"):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "small" / name).read_bytes()
-
-
-def test_written_figures_have_six_digits_and_no_single_classes(folder, tmp_path):
-    rows = [
-        Row({"class": "all", "rule": "a"}, {"precision": 0.123456789, "recall": None}),
-        Row({"class": "N", "rule": "a"}, {"precision": 0.1, "recall": 0.2}),
-    ]
-    diagnose(gce_run(folder), "snr", rows)
-    write_measured(read_measured(folder.folder), tmp_path / "small")
-    found = read_measured(tmp_path / "small").rows
-    found = found[found.source == "snr"]
-    assert list(found.by_class) == ["all", "all"]
-    assert list(found.value.fillna(-1)) == [0.123457, -1]
-
-
-@pytest.mark.parametrize(
-    ("form", "word"), [("markdown", "## cost: "), ("latex", "tab:cost"), ("csv", "cost,")]
-)
-def test_the_command_prints_a_table_in_every_format(form, word, capsys):
-    main(["tables", "--format", form, "--table", "cost", "--table", "stability"])
-    assert word in capsys.readouterr().out
 
 
 def test_the_command_writes_the_page_and_the_figures(folder, tmp_path, capsys):

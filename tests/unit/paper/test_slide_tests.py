@@ -3,10 +3,7 @@
 import csv
 
 import pytest
-from paper.comparison import paper_figures
-from paper.measured import read_measured, write_measured
 from paper.page import judge_table
-from paper.tables import TABLES
 
 from builders.results import ResultsFolder, gce_folds, host_folds, made_table, texts
 from gcemil.errors import RunError
@@ -56,13 +53,6 @@ def test_one_fold_has_a_test_over_its_slides(tmp_path):
     assert judge_table(made).ours == 0.0
 
 
-def test_predictions_that_do_not_differ_have_p_1_and_the_table_says_why(tmp_path):
-    results, _ = wrapped_only(tmp_path, "abbb", "abbb")
-    made = made_table(results, "significance_classification")
-    assert texts(made, "ABMIL+GCE", SWAPS)[0] == "1.000"
-    assert "Where no prediction of a slide differs, p over slides is 1: 1 of 36 cells." in made.notes
-
-
 def test_a_trained_host_is_the_other_side_and_both_tests_stand_beside_each_other(tmp_path):
     results = ResultsFolder(tmp_path / "results")
     results.cohort("bracs")
@@ -103,23 +93,6 @@ def test_risks_are_tested_too(tmp_path):
     made = made_table(results, "significance_survival")
     # C-index 1 against 0. The middle slide has the same rank on both sides: two slides, of whose four swaps two are as large.
     assert texts(made, "ABMIL+GCE", SWAPS)[0] == "0.500"
-
-
-def test_the_tests_are_exported_with_the_figures(tmp_path):
-    results, _ = wrapped_only(tmp_path, "aabb", "aaaa")
-    measured = read_measured(results.folder)
-    write_measured(measured, tmp_path / "small")
-    again = read_measured(tmp_path / "small")
-    assert again.slide_tests == measured.slide_tests
-    assert (again.slide_tests[0].slides, again.slide_tests[0].moved) == (4, 2)
-    name = "significance_classification"
-    assert TABLES[name](again, paper_figures()) == TABLES[name](measured, paper_figures())
-
-
-def test_a_run_without_tables_of_predictions_has_no_test(tmp_path):
-    results, fold = wrapped_only(tmp_path, "aabb", "aaaa")
-    (fold / "predictions_full.csv").unlink()
-    assert read_measured(results.folder).slide_tests == ()
 
 
 def test_other_bags_and_damaged_tables_are_refused_by_name(tmp_path):

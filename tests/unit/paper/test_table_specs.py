@@ -1,11 +1,8 @@
 """Tables of predictions, ablations and cohorts on a results folder whose figures are known by hand."""
 
 import pytest
-import torch
-from paper.ablation import ADDED_PARAMETERS, FULL_WIDTH, N_OUTPUTS
-from paper.comparison import TIMES, paper_figures
+from paper.comparison import paper_figures
 from paper.measured import read_measured
-from paper.overview import headline_table
 from paper.tables import TABLES
 
 from builders.results import (
@@ -19,12 +16,6 @@ from builders.results import (
     texts,
     toy_results,
 )
-from gcemil.config import EvidenceSettings
-from gcemil.evidence.anchors import AnchorBank
-from gcemil.findings import Row
-from gcemil.hosts.table import HOSTS, create_host
-from gcemil.model import GceMil
-from gcemil.simulation.profile import SIZES
 from gcemil.tables import render_tables
 
 
@@ -62,47 +53,6 @@ def test_what_was_not_run_is_missing_and_never_zero(folder):
     assert texts(made, "ABMIL")[column(made, "panda.auc")] == "missing"
     assert texts(made, "HDMIL")[column(made, "bracs.auc")] == "missing"
     assert made.remedy == "gcemil benchmark paper/grids/paper.yaml --out RESULTS"
-
-
-def test_survival_takes_survival_cohorts_alone(folder):
-    made = made_table(folder, "survival")
-    assert texts(made, "ABMIL")[column(made, "kirc.c_index")] == "0.600±0.000"
-    assert texts(made, "ABMIL +GCE Δ")[column(made, "kirc.c_index")] == "+0.050±0.071"
-    assert "bracs.c_index" not in [one.key for one in made.columns]
-
-
-def test_a_fairness_control_is_shown_where_it_was_run(folder):
-    assert not [
-        line
-        for line in made_table(folder, "classification").lines
-        if "twice the epochs" in line.row_labels[0]
-    ]
-    folder.run("bracs", "abmil", "host_long", host_folds(0.7, 0.7))
-    made = made_table(folder, "classification")
-    assert texts(made, "ABMIL host, twice the epochs Δ")[column(made, "bracs.macro_f1")] == "+0.150±0.071"
-
-
-def test_a_cohort_the_paper_does_not_have_gets_its_own_columns(folder):
-    folder.cohort("mine", simulated=False)
-    folder.run("mine", "abmil", "host", host_folds(0.9))
-    made = made_table(folder, "classification")
-    assert texts(made, "ABMIL")[column(made, "mine.auc")] == "0.900"
-    assert texts(made, "ABMIL", origin="paper")[column(made, "mine.auc")] == "-"
-
-
-def test_the_legend_names_the_cohorts_that_gave_a_figure_and_what_they_are(folder):
-    folder.cohort("mine", simulated=False, slides=7)
-    folder.run("mine", "abmil", "host", host_folds(0.9))
-    made = made_table(folder, "classification")
-    assert made.legend["paper"] == "the GCE-MIL paper, real cohorts"
-    assert made.legend["ours"] == (
-        "bracs (24 slides, 48-d, simulated, size tiny); mine (7 slides, 48-d, real)"
-    )
-    assert made_table(folder, "localisation").legend["ours"] == "nothing of this was measured"
-    assert {line.row_labels[-1] for line in made.lines} == {
-        "paper (real cohorts)",
-        "ours (simulated and real cohorts)",
-    }
 
 
 def test_components_are_the_host_the_variants_and_the_full_method(folder):
@@ -152,104 +102,6 @@ def test_encoders_are_told_apart_by_what_the_grid_says(folder):
     assert texts(made, "BRACS", "ViT-S (SSL pathology)", "ABMIL") == ["missing"] * 3
 
 
-def test_an_untrained_encoder_and_a_stand_in_say_so_in_the_table(folder):
-    folder.grid(
-        "encoders",
-        drawn={"profile": "bracs", "encoder": "random:vit_s"},
-        dialled={"profile": "bracs", "encoder": "uni"},
-        own={"profile": "bracs", "encoder": "efficientnet_lite0"},
-    )
-    for cohort, value, encoder in (("drawn", 0.4, "random:vit_s"), ("dialled", 0.7, "simulated-64"), ("own", 0.5, "efficientnet_lite0")):  # fmt: skip
-        folder.cohort(cohort, encoder=encoder)
-        folder.run(cohort, "abmil", "host", host_folds(value))
-        folder.run(cohort, "abmil", "gce", gce_folds(value + 0.1))
-    made = made_table(folder, "encoders")
-    assert texts(made, "BRACS", "ViT-S, random weights", "ABMIL") == ["0.400", "0.500", "+0.100"]
-    assert texts(made, "BRACS", "UNI (foundation), stand-in", "ABMIL") == ["0.700", "0.800", "+0.100"]
-    assert texts(made, "BRACS", "efficientnet_lite0", "ABMIL") == ["0.500", "0.600", "+0.100"]
-    own = [line.row_labels[:3] for line in made.lines if line.origin == "ours"]
-    assert ("BRACS", "UNI (foundation)", "ABMIL") not in own
-
-
-def test_cohorts_that_name_an_encoder_stay_out_of_the_tables_about_other_things(folder):
-    before = texts(made_table(folder, "classification"), "ABMIL")
-    folder.grid("encoders", drawn={"profile": "bracs", "encoder": "random:vit_s"})
-    folder.cohort("drawn")
-    folder.run("drawn", "abmil", "host", host_folds(0.1))
-    assert texts(made_table(folder, "classification"), "ABMIL") == before
-
-
-def test_cost_is_that_of_the_runs_whose_prefilter_was_timed_where_there_are_any(folder):
-    def rows(aggregation, *, timed=False):
-        found = [Row({"mode": "discrete"}, {"aggregation_time": aggregation})]
-        return (
-            [*found, Row({"mode": "prefilter"}, {"end_to_end_time": 0.2, "relative_utility": 0.99})]
-            if timed
-            else found
-        )
-
-    diagnose(gce_run(folder), "cost", rows(0.5))
-    made = made_table(folder, "cost")
-    assert texts(made, "GCE discrete, cached features")[column(made, "aggregation_time")] == f"0.50{TIMES}"
-    folder.grid("encoders", drawn={"profile": "bracs", "encoder": "efficientnet_lite0"})
-    folder.cohort("drawn")
-    diagnose(folder.run("drawn", "abmil", "gce", gce_folds(0.5)), "cost", rows(0.3, timed=True))
-    made = made_table(folder, "cost")
-    assert texts(made, "GCE discrete, cached features")[column(made, "aggregation_time")] == f"0.30{TIMES}"
-    assert texts(made, "GCE discrete + tile prefilter")[column(made, "end_to_end_time")] == f"0.20{TIMES}"
-    headline = headline_table(read_measured(folder.folder), paper_figures())
-    assert texts(headline, "Inference with tile prefilter, faster") == [
-        f"5.00{TIMES}",
-        "1 pair of host and cohort",
-    ]
-
-
-def test_an_ablation_compares_hosts_that_have_the_variants(folder):
-    folder.run("bracs", "dsmil", "gce", gce_folds(0.1, 0.1))
-    folder.run("bracs", "abmil", "naive_selector", gce_folds(0.5, 0.5))
-    made = made_table(folder, "components")
-    # DSMIL has no variant, so the full method is ABMIL's alone.
-    assert texts(made, "Full GCE")[0] == "0.700±0.141"
-
-
-def test_the_dataset_card_comes_from_the_cohorts(folder):
-    made = made_table(folder, "dataset_card")
-    assert texts(made, "bracs") == [
-        "simulated, profile bracs, seed 0", "Classification", "Case", "24 slides, 20 cases; a 14, b 10",
-        "120 to 300", "48-d, toy",
-    ]  # fmt: skip
-    assert texts(made, "kirc")[3] == "24 slides, 20 cases; 9 events"
-    assert texts(made, "BRACS", origin="paper")[3] == "525 WSIs; 7 fine-grained breast lesion categories"
-    assert texts(made, "PANDA")[0] == "missing"
-
-
-def test_printed_parameters_are_those_of_the_hosts_and_the_wrapper():
-    size, n_anchors = SIZES["full"], EvidenceSettings().n_prototypes
-    assert size.feature_dim == FULL_WIDTH
-    bank = AnchorBank(torch.ones(n_anchors, size.anchor_dim), ("anchor",) * n_anchors, "for counting")
-    for name, spec in HOSTS.items():
-        own = spec.parameters
-        host = create_host(name, in_dim=size.feature_dim, n_outputs=N_OUTPUTS)
-        assert count_parameters(host) == own
-        wrapped = GceMil(host, bank, in_dim=size.feature_dim)
-        assert count_parameters(wrapped) - own == ADDED_PARAMETERS
-
-
-def count_parameters(module):
-    return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
-
-
-def test_definitions_and_prompts_stand_beside_the_papers(folder):
-    definitions = made_table(folder, "definitions")
-    assert texts(definitions, "C-D gap", "paper", origin="paper")[1] == "Recoverability; lower is better"
-    assert texts(definitions, "C-D gap", "gcemil")[1] == "Recoverability; lower is better"
-    assert texts(definitions, "Full-kept gap", "gcemil")[1] == "Sufficiency; lower is better"
-    prompts = made_table(folder, "anchor_protocol")
-    assert texts(prompts, "PANDA", origin="paper")[0] == "Prostate grading prior"
-    assert texts(prompts, "PANDA", "gcemil")[1].count(";") == 7
-    assert (definitions.n_missing, prompts.n_missing) == (0, 0)
-
-
 def test_a_table_says_why_cells_are_missing(folder):
     folder.run("bracs", "dsmil", "gce", gce_folds(0.9))
     text = render_tables([made_table(folder, "significance_classification")], "markdown")
@@ -257,19 +109,3 @@ def test_a_table_says_why_cells_are_missing(folder):
         "cells are missing: a test needs the predictions of +GCE and of its host on the dataset, one over folds two folds or more"
         in text
     )
-
-
-def test_the_literal_paper_is_held_against_a_host_of_its_own_schedule(folder):
-    folder.run("bracs", "abmil", "gce_paper", gce_folds(0.7, 0.7))
-    row = "ABMIL +GCE, the paper read literally Δ"
-    macro_f1 = column(made_table(folder, "classification"), "bracs.macro_f1")
-    assert texts(made_table(folder, "classification"), row)[macro_f1] == "+0.150±0.071"
-    folder.run("bracs", "abmil", "host_paper", host_folds(0.3, 0.4))
-    assert texts(made_table(folder, "classification"), row)[macro_f1] == "+0.350±0.071"
-
-
-def test_a_control_stands_below_the_hosts_that_were_run_with_it(folder):
-    folder.run("bracs", "dsmil", "gce", gce_folds(0.6, 0.6))
-    folder.run("bracs", "abmil", "gce_random_anchors", gce_folds(0.7, 0.7))
-    shown = [line.row_labels[0] for line in made_table(folder, "classification").lines]
-    assert [name for name in shown if "random anchors" in name] == ["ABMIL +GCE with random anchors Δ"]

@@ -3,15 +3,7 @@
 import pytest
 
 from builders.reports import judged_slide
-from gcemil.report.claim import (
-    SAME_NETWORK_MEANING,
-    Count,
-    count_slides,
-    describe_networks,
-    group_rules,
-    make_claim,
-    sign_test,
-)
+from gcemil.report.claim import SAME_NETWORK_MEANING, Count, RuleSlides, make_claim, sign_test
 
 
 def test_the_interval_of_a_share_is_wilsons():
@@ -27,9 +19,10 @@ def test_a_slide_counts_only_where_all_criteria_can_be_asked():
         {"sufficient": True, "recoverable": True},
         {"sufficient": False, "recoverable": True},
     ]
-    assert count_slides(records, "sufficient") == Count(2, 3)
-    assert count_slides(records, "sufficient", "recoverable") == Count(1, 2)
-    assert count_slides([], "sufficient").words == "0 of 0"
+    slides = RuleSlides("evidence", "", records)
+    assert slides.count("sufficient") == Count(2, 3)
+    assert slides.count("sufficient", "recoverable") == Count(1, 2)
+    assert RuleSlides("evidence", "", []).count("sufficient").words == "0 of 0"
 
 
 def judged(rule, held, *, of=4, network="wrapped", **more):
@@ -76,14 +69,14 @@ def test_the_comparison_with_the_rival_follows_the_counts(ours, theirs, of, word
 def test_controls_are_never_the_best_rival():
     claim = claim_of(judged("evidence", 1), judged("attention", 0), judged("oracle", 4), judged("random", 3))
     assert claim.rival.rule == "attention"
-    assert "name the plain host's run with --against" in describe_networks(claim)
+    assert "name the plain host's run with --against" in claim.remarks()[0]
 
 
 def test_one_network_is_shown_once_and_said_to_be_one():
     groups = [judged("evidence", 2), judged("attention", 1), judged("attention", 1, network="plain")]
-    rules = group_rules([record for group in groups for record in group], is_same_network=True)
-    assert [one.words for one in rules] == ["GCE evidence", "attention"]
-    assert describe_networks(claim_of(*groups, is_same_network=True)) == SAME_NETWORK_MEANING
+    claim = claim_of(*groups, is_same_network=True)
+    assert [rule.words for rule in claim.rules] == ["GCE evidence", "attention"]
+    assert claim.remarks() == [SAME_NETWORK_MEANING]
 
 
 def test_the_verdict_counts_slides_without_evidence_whatever_the_tolerance_of_the_diagnostic():

@@ -4,7 +4,7 @@ from html.parser import HTMLParser
 import pytest
 from markupsafe import Markup
 
-from gcemil.report.html import ENVIRONMENT, HtmlTable, Picture, Section, render_page
+from gcemil.report.html import ENVIRONMENT, Picture, Section, render_page
 from gcemil.tables import Cell, Column, Line, Table
 
 UI = ENVIRONMENT.globals["ui"]
@@ -77,7 +77,7 @@ def test_a_table_says_what_is_best_and_names_its_groups():
         Line(("them",), "ours", (Cell("0.2", 0.2), Cell("0.3"), Cell("1")), comparison=""),
     )
     columns = (gap, drop, Column("lost", "Lost", group="N"))
-    made = UI.table(HtmlTable.of(Table("", "Gaps", "", ("Rule",), columns, lines, notes=("Read <this>.",))))
+    made = UI.table(Table("", "Gaps", "", ("Rule",), columns, lines, notes=("Read <this>.",)))
     assert '<th colspan="2" class="group"><span>S</span></th>' in made
     assert '<th class="number" scope="col">Gap\u00a0↓</th>' in made
     assert (
@@ -89,24 +89,11 @@ def test_a_table_says_what_is_best_and_names_its_groups():
     outline(made)
 
 
-def test_rows_of_text_set_numbers_right():
-    rows = [("a<b", "1"), (Markup("<i>c</i>"), "2")]
-    made = UI.table(HtmlTable.of_text(("What", "Count"), rows, numeric={"Count"}))
-    assert '<tr><td>a&lt;b</td><td class="number">1</td></tr>' in made
-    assert "<tr><td><i>c</i></td>" in made
-    outline(made)
-
-
 @pytest.mark.parametrize(
     ("share", "width"), [(0.25, "25.0%"), (2.0, "100.0%"), (-1.0, "0.0%"), (math.nan, "0.0%")]
 )
 def test_a_bar_is_never_longer_than_its_frame(share, width):
     assert f"width:{width}" in UI.bar(share)
-
-
-def test_a_mark_that_is_no_number_is_not_drawn():
-    assert "mark" not in UI.bar(0.5, "", math.nan)
-    assert "left:50.0%" in UI.bar(0.1, "", 0.5)
 
 
 def test_half_a_character_of_a_file_name_is_written_as_a_number():

@@ -11,16 +11,13 @@ from builders.reports import toy_evidence
 from builders.slides import write_slide
 from builders.viewer import bits, opened, send_bits, visitor
 from gcemil.bags import store
-from gcemil.diagnostics.agreement import Agreement
 from gcemil.diagnostics.diagnose import Comparison, diagnose_run
-from gcemil.diagnostics.regions import find_regions
 from gcemil.errors import RunError, UsageError
 from gcemil.records import read_evidence
 from gcemil.report.claim import SAME_NETWORK_MEANING
-from gcemil.report.run_data import FoldData
+from gcemil.report.run_data import FoldData, find_predicted_class
 from gcemil.runs.folder import RunFold
 from gcemil.viewer import overview
-from gcemil.viewer.bench import read_masks
 from gcemil.viewer.session import ViewerSession
 
 
@@ -65,25 +62,13 @@ def probability(slide, logits):
     return class_probability(logits, int(slide.full.logits.argmax()))
 
 
-def test_bits_are_read_least_significant_first():
-    first, second = read_masks(b"\x05\x02", n_patches=3, count=2)
-    assert first.tolist() == [True, False, True]
-    assert second.tolist() == [False, True, False]
-
-
-def test_the_slides_are_those_the_fold_tests(client, session):
-    listed = client.get("/api/slides").json()
-    assert listed["slides"] == [spec.slide_ids[0] for spec in session.fold.specs("test")]
-    assert (listed["fold"], listed["host"], listed["wrapped"]) == (0, "abmil", True)
-
-
 def test_the_page_opens_on_a_slide_that_is_right_and_whose_evidence_holds(client, session):
     listed = client.get("/api/slides").json()
     found = {
         slide_id: read_evidence(session.folder / "evidence" / f"{slide_id}.h5") for slide_id in session.specs
     }
-    outcomes = overview._read_outcomes(FoldData(RunFold(session.folder)))
-    right = [name for name, one in outcomes.items() if one["predicted"] == one["target"]]
+    rows = FoldData(RunFold(session.folder)).predictions("full")
+    right = [row["slide_id"] for row in rows if find_predicted_class(row) == row["target"]]
     faithful = [name for name in right if found[name].verdict == "sufficient and necessary"]
     assert listed["first"] in (faithful or right)
     most = max(min(4, overview.count_regions(found[name])) for name in (faithful or right))
@@ -121,29 +106,6 @@ def test_anchors_that_count_for_the_prediction_come_first(client, slide):
     assert about["verdict"] == slide.evidence.verdict
 
 
-def test_slides_lie_where_the_user_says(classification_runs, session, tmp_path):
-    name = next(iter(session.specs))
-    (tmp_path / "scans").mkdir()
-    write_slide(tmp_path / "scans" / f"{name}.tif", np.full((600, 1000, 3), 240, np.uint8))
-    found = ViewerSession.open(classification_runs.gce, slides=tmp_path)
-    assert found.slide_file(name) == tmp_path / "scans" / f"{name}.tif"
-    assert found.slide(name).tiles.shows_pixels
-    found.close()
-    (tmp_path / "others").mkdir()
-    (tmp_path / "others" / "X.tif").write_bytes(b"a slide of another cohort")
-    with pytest.raises(UsageError, match="holds none of the .* test slides"):
-        ViewerSession.open(classification_runs.gce, slides=tmp_path / "others")
-    with pytest.raises(UsageError, match="does not exist"):
-        ViewerSession.open(classification_runs.gce, slides=tmp_path / "nowhere")
-
-
-def test_the_regions_of_the_chosen_patches_are_told(client, slide):
-    about = client.get(f"/api/slides/{slide.slide_id}").json()
-    found = find_regions(slide.bench.bag, slide.chosen, slide.bench.explanation.output.scores)
-    assert about["regions"] == found.number[about["chosen"]].tolist()
-    assert min(about["regions"]) == 1
-
-
 def test_removing_patches_gives_what_the_python_interface_gives(client, slide):
     chosen = some(slide, 0, 7)
     found = judged(client, slide, chosen, ~chosen)
@@ -151,20 +113,6 @@ def test_removing_patches_gives_what_the_python_interface_gives(client, slide):
     assert found["live"]["output"] == pytest.approx(probability(slide, expected.logits), abs=1e-6)
     assert found["predictions"]["removed"] == found["live"]
     assert (found["n_selected"], found["n_present"]) == (7, len(slide.bench) - 7)
-
-
-def test_keeping_patches_gives_what_the_python_interface_gives(client, slide):
-    chosen = some(slide, 3, 9)
-    found = judged(client, slide, chosen, chosen)
-    expected = slide.bench.wrapped.kept(torch.from_numpy(chosen))
-    assert found["live"]["output"] == pytest.approx(probability(slide, expected.logits), abs=1e-6)
-
-
-def test_present_patches_need_not_be_the_set_under_test(client, slide):
-    present = some(slide, 5, 20)
-    found = judged(client, slide, some(slide, 0, 2), present)
-    expected = slide.bench.wrapped.kept(torch.from_numpy(present))
-    assert found["live"]["output"] == pytest.approx(probability(slide, expected.logits), abs=1e-6)
 
 
 def test_the_first_answer_is_the_certificate_of_the_recovered_evidence(client, slide):
@@ -239,13 +187,6 @@ def test_exports_hold_the_edited_set_and_say_that_it_was_edited(client, slide):
     assert untouched["rule"] == "recovered evidence"
 
 
-def test_agreement_of_eight_marks():
-    agreement = Agreement(3, 1, 1, 3)
-    assert (agreement.n_marks, agreement.agreement, agreement.kappa) == pytest.approx((8, 0.75, 0.5))
-    assert (Agreement().agreement, Agreement().kappa) == (None, None)
-    assert (Agreement(2).agreement, Agreement(2).kappa) == pytest.approx((1.0, None))
-
-
 def test_a_review_is_saved_in_the_run_and_read_again(classification_runs, tmp_path):
     shutil.copytree(classification_runs.gce, tmp_path / "run")
     session = opened(tmp_path / "run")
@@ -292,26 +233,6 @@ def test_marks_of_qupath_join_those_that_are_there(classification_runs, tmp_path
     session.close()
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ("{", "The file is not valid JSON"),
-        ("3", "neither a FeatureCollection nor a list"),
-        ("[]", "The file holds no mark"),
-        ('[{"type": "Feature", "geometry": null}]', "have no class"),
-    ],
-)
-def test_geojson_without_marks_is_refused_and_writes_nothing(client, slide, session, given, message):
-    answer = client.put(
-        f"/api/slides/{slide.slide_id}/review.geojson",
-        content=given,
-        headers={"content-type": "application/json"},
-    )
-    assert answer.status_code == 400
-    assert message in answer.json()["error"]
-    assert not (session.folder / "reviews").exists()
-
-
 def test_a_run_without_the_wrapper_is_shown_with_its_attention(classification_runs):
     session = opened(classification_runs.host)
     client, name = visitor(session), next(iter(session.specs))
@@ -343,16 +264,7 @@ def test_only_a_few_bags_stay_in_memory(classification_runs):
     names = list(session.specs)[:4]
     for name in names:
         session.slide(name)
-    assert list(session._opened) == names[1:]
-    session.close()
-
-
-def test_a_large_slide_is_not_kept_beside_another(classification_runs, monkeypatch):
-    monkeypatch.setattr("gcemil.viewer.session.OPEN_PATCHES", 1)
-    session = opened(classification_runs.gce)
-    for name in list(session.specs)[:2]:
-        session.slide(name)
-        assert list(session._opened) == [name]
+    assert list(session.opened) == names[1:]
     session.close()
 
 
@@ -361,6 +273,22 @@ def test_a_fold_or_slide_that_is_not_there_is_named(session, classification_runs
         ViewerSession.open(classification_runs.gce, 3)
     with pytest.raises(UsageError, match="tests no slide 'nobody'"):
         session.slide("nobody")
+
+
+def test_slides_lie_where_the_user_says(classification_runs, session, tmp_path):
+    name = next(iter(session.specs))
+    (tmp_path / "scans").mkdir()
+    write_slide(tmp_path / "scans" / f"{name}.tif", np.full((600, 1000, 3), 240, np.uint8))
+    found = ViewerSession.open(classification_runs.gce, slides=tmp_path)
+    assert found.slide_file(name) == tmp_path / "scans" / f"{name}.tif"
+    assert found.slide(name).tiles.shows_pixels
+    found.close()
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others" / "X.tif").write_bytes(b"a slide of another cohort")
+    with pytest.raises(UsageError, match="holds none of the .* test slides"):
+        ViewerSession.open(classification_runs.gce, slides=tmp_path / "others")
+    with pytest.raises(UsageError, match="does not exist"):
+        ViewerSession.open(classification_runs.gce, slides=tmp_path / "nowhere")
 
 
 def test_the_command_prints_the_address_and_opens_no_browser_unless_asked(classification_runs, monkeypatch):

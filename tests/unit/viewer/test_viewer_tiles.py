@@ -8,7 +8,6 @@ from builders.slides import write_slide
 from gcemil.bags.cohort import find_slide_file
 from gcemil.errors import UsageError
 from gcemil.exports.overlay import Thumbnail
-from gcemil.viewer.session import place_in_square
 from gcemil.viewer.tiles import (
     GLASS,
     PATCH_GREY,
@@ -46,10 +45,6 @@ def two_patches():
     return GridTiles(coords, 256)
 
 
-def test_a_grid_is_framed_by_one_empty_patch():
-    assert two_patches().frame == Frame(744, 1744, 1024, 768)
-
-
 def test_a_patch_without_tissue_is_grey_where_it_lies():
     tiles = two_patches()
     assert tuple(picture(tiles.tile(10, 1, 1))[100, 100]) == PATCH_GREY
@@ -64,11 +59,6 @@ def test_patches_smaller_than_two_pixels_are_points():
     assert [tuple(pixel) for pixel in small[1]] == [GLASS, PATCH_GREY, PATCH_GREY, GLASS]
 
 
-def test_one_patch_has_tiles_down_to_one_pixel():
-    tiles = GridTiles(np.array([[0, 0]]), 256)
-    assert picture(tiles.tile(0, 0, 0)).shape == (1, 1, 3)
-
-
 def test_a_thumbnail_is_cut_into_tiles_where_it_lies_on_the_slide():
     pixels = np.zeros((4, 8, 3), np.uint8)
     pixels[:, :4], pixels[:, 4:] = RED, BLUE
@@ -77,10 +67,6 @@ def test_a_thumbnail_is_cut_into_tiles_where_it_lies_on_the_slide():
     assert np.abs(picture(tiles.tile(9, 0, 0)).astype(int)[100, 100] - RED).max() < 8
     assert np.abs(picture(tiles.tile(9, 1, 0)).astype(int)[100, 200] - BLUE).max() < 8
     assert picture(tiles.tile(6, 0, 0)).shape == (32, 64, 3)
-
-
-def test_patches_without_coordinates_lie_in_the_order_of_the_file():
-    assert (place_in_square(5) // 256).tolist() == [[0, 0], [1, 0], [0, 1], [1, 1], [0, 2]]
 
 
 def test_a_slide_file_gives_its_own_pixels(tmp_path):

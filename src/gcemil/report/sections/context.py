@@ -1,4 +1,4 @@
-"""What every section works with: the run, the run it is compared with, the folder its figures go into, and tables of findings."""
+"""What every section works with: the run, the run it is compared with, its figures, and tables of findings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
 
 from matplotlib.figure import Figure
 from PIL import Image
@@ -17,9 +16,9 @@ from gcemil.exports.overlay import encode_image
 from gcemil.files import write_bytes
 from gcemil.findings import Finding, Row
 from gcemil.metrics import METRICS
-from gcemil.report.html import HtmlTable, Picture, Section, render_section
+from gcemil.report.html import Picture, Section, render_section
 from gcemil.report.run_data import RunData
-from gcemil.report.style import encode_png, encode_svg, fix_layout, readable_name
+from gcemil.report.style import readable_name
 from gcemil.rules import CONTROLS, order_rules
 from gcemil.tables import Column, Line, Table, metric_cell
 
@@ -34,45 +33,22 @@ LARGEST_SVG = 400_000
 
 
 @dataclass(frozen=True, eq=False)
-class FigureFolder:
-    """Where figures are kept as files."""
-
-    folder: Path
-
-    def save(self, name: str, figure: Figure, *, alt: str, caption: str) -> Picture:
-        """Write the figure as PNG and SVG, and return it as a part of the page."""
-        ready = fix_layout(figure)
-        vector, pixels = encode_svg(ready), encode_png(ready)
-        write_bytes(self.folder / f"{name}.svg", vector)
-        write_bytes(self.folder / f"{name}.png", pixels)
-        if len(vector) <= LARGEST_SVG:
-            return Picture(vector, alt, "image/svg+xml", caption)
-        with Image.open(io.BytesIO(pixels)) as image:
-            small = encode_image(image.convert("RGB"), "JPEG", quality=82, optimize=True)
-        return Picture(small, alt, "image/jpeg", caption)
-
-
-@dataclass(frozen=True, eq=False)
 class Context:
     """One run to report, beside the plain host where there is one."""
 
     run: RunData
     against: RunData | None
-    figures: FigureFolder
+    figures: Path
+    """The folder of the figures."""
     seed: int = 0
     missing: dict[str, str] = field(default_factory=dict)
     """What the page cannot show and the command that would add it; listed once, at its end."""
     unmeasured: list[str] = field(default_factory=list)
     """Diagnostics that were not made."""
 
-    @property
-    def unit(self) -> str:
-        """What a bag is."""
-        return self.run.bag_unit
-
     def count_units(self, count: int) -> str:
         """So many slides or cases, in words."""
-        return f"{count} {self.unit}{'' if count == 1 else 's'}"
+        return f"{count} {self.run.bag_unit}{'' if count == 1 else 's'}"
 
     def name_network(self, key: str) -> str:
         """Whose prediction; a run without the wrapper has its host alone."""
@@ -87,11 +63,11 @@ class Context:
         return f"gcemil diagnose {quote_path(self.run.folder)}{against} --only {name}"
 
     def find(self, name: str) -> Finding | None:
-        """What a diagnostic found; one that was not made is noted for the list at the end."""
-        found = self.run.finding(name)
-        if found is None:
+        """The finding of a diagnostic; one that was not made is noted for the list at the end."""
+        finding = self.run.finding(name)
+        if finding is None:
             self.list_unmeasured(name)
-        return found
+        return finding
 
     def list_unmeasured(self, name: str) -> None:
         """Note a diagnostic that was not made for the list at the end."""
@@ -113,11 +89,42 @@ class Context:
         *,
         labels: Mapping[str, str] = RULE_HEADINGS,
         naming: Mapping[str, Naming] = NO_NAMING,
-        **options: Any,
-    ) -> HtmlTable:
-        """Rows of a finding as a table, by default one line per rule and network; options as in finding_table."""
+        caption: str = "",
+        notes: Sequence[str] = (),
+        grouped: bool = True,
+        bold: bool = True,
+        within: str = "",
+    ) -> Table:
+        """Rows of a finding as a table, by default one line per rule and network.
+
+        `labels` gives headings, `naming` words for values, `within` the label whose lines compete for bold.
+        """
         words: dict[str, Naming] = {"network": self.name_network, **naming}
-        return HtmlTable.of(finding_table(rows, labels, metrics, naming=words, **options))
+        shown = [name for name in metrics if any(row.values.get(name) is not None for row in rows)]
+        columns = []
+        for name in shown:
+            metric = METRICS[name]
+            group = GROUP_NAMES.get(metric.criterion, metric.criterion.capitalize()) if grouped else ""
+            columns.append(Column(name, metric.label, name, group=group))
+        lines = []
+        for row in rows:
+            rule = row.labels.get("rule")
+            is_own = rule in OWN_RULES and row.labels.get("network", "wrapped") == "wrapped"
+            lines.append(
+                Line(
+                    tuple(words.get(label, readable_name)(row.labels.get(label, "")) for label in labels),
+                    "ours",
+                    tuple(
+                        metric_cell(name, row.values.get(name), row.deviations.get(name)) for name in shown
+                    ),
+                    # The oracle knows the truth, so it competes with nothing.
+                    comparison=row.labels.get(within, "") if bold and rule != "oracle" else None,
+                    role="own" if is_own else "control" if rule in CONTROLS else "",
+                )
+            )
+        return Table(
+            "", caption, "", tuple(labels.values()), tuple(columns), tuple(lines), notes=tuple(notes)
+        )
 
     def render_missing(self) -> Section | None:
         """Everything that the page does not show, in one place; None where it shows all."""
@@ -132,60 +139,26 @@ class Context:
         )
 
 
+def save_figure(folder: Path, name: str, figure: Figure, *, alt: str, caption: str) -> Picture:
+    """Write the figure as PNG and SVG, and return it as a part of the page."""
+    # Each of the two formats would compute the layout again.
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    vector, pixels = io.BytesIO(), io.BytesIO()
+    figure.savefig(vector, format="svg", metadata={"Date": None, "Creator": None})
+    figure.savefig(pixels, format="png", metadata={"Software": None})
+    write_bytes(folder / f"{name}.svg", vector.getvalue())
+    write_bytes(folder / f"{name}.png", pixels.getvalue())
+    if len(vector.getvalue()) <= LARGEST_SVG:
+        return Picture(vector.getvalue(), alt, "image/svg+xml", caption)
+    with Image.open(pixels) as image:
+        small = encode_image(image.convert("RGB"), "JPEG", quality=82, optimize=True)
+    return Picture(small, alt, "image/jpeg", caption)
+
+
 def quote_path(path: Path) -> str:
     """A path as a shell wants it."""
     return shlex.quote(str(path))
-
-
-def finding_table(
-    rows: Sequence[Row],
-    labels: Mapping[str, str],
-    metrics: Sequence[str],
-    *,
-    caption: str = "",
-    notes: Sequence[str] = (),
-    naming: Mapping[str, Naming] = NO_NAMING,
-    grouped: bool = True,
-    bold: bool = True,
-    within: str = "",
-) -> Table:
-    """One line per row; `labels` gives headings, `naming` words for values, `within` the label whose lines compete."""
-    shown = [name for name in metrics if any(row.values.get(name) is not None for row in rows)]
-    lines = []
-    for row in rows:
-        # The oracle knows the truth, so it competes with nothing.
-        competes = bold and row.labels.get("rule") != "oracle"
-        lines.append(
-            Line(
-                tuple(naming.get(label, readable_name)(row.labels.get(label, "")) for label in labels),
-                "ours",
-                tuple(metric_cell(name, row.values.get(name), row.deviations.get(name)) for name in shown),
-                comparison=row.labels.get(within, "") if competes else None,
-                role=_find_role(row),
-            )
-        )
-    return Table(
-        name="",
-        title=caption,
-        label="",
-        row_labels=tuple(labels.values()),
-        columns=tuple(_metric_column(name, grouped=grouped) for name in shown),
-        lines=tuple(lines),
-        notes=tuple(notes),
-    )
-
-
-def _metric_column(name: str, *, grouped: bool) -> Column:
-    metric = METRICS[name]
-    group = GROUP_NAMES.get(metric.criterion, metric.criterion.capitalize()) if grouped else ""
-    return Column(name, metric.label, name, group=group)
-
-
-def _find_role(row: Row) -> Literal["", "own", "control"]:
-    rule = row.labels.get("rule")
-    if rule in OWN_RULES and row.labels.get("network", "wrapped") == "wrapped":
-        return "own"
-    return "control" if rule in CONTROLS else ""
 
 
 def filter_rows(rows: Sequence[Row], **labels: str) -> list[Row]:

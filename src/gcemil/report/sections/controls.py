@@ -4,30 +4,16 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from jaxtyping import Float
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from gcemil.findings import Finding, Row
 from gcemil.metrics import METRICS
+from gcemil.report import style
 from gcemil.report.claim import ORACLE_MEANING
 from gcemil.report.html import Picture, Section, render_section
-from gcemil.report.sections.context import RULE_HEADINGS, Context, filter_rows, order_rows
-from gcemil.report.style import (
-    INK,
-    MARKERS,
-    MUTED,
-    add_axes_row,
-    apply_style,
-    draw_grid,
-    label_rows,
-    new_figure,
-    readable_name,
-)
+from gcemil.report.sections.context import RULE_HEADINGS, Context, filter_rows, order_rows, save_figure
 from gcemil.rules import CONTROLS, FIRST_RULES, MAIN_RULES, SMOOTHED, find_rule, order_rules
 
 RECOVERED = "recovered"
@@ -39,8 +25,8 @@ POSTHOC_METRICS = (
     "evidence_sufficiency", "full_kept_gap", "srg", "least_first_area", "complement_degradation", "removal_gap",
     "most_first_area", "average_precision", "runtime_ratio",
 )  # fmt: skip
-BAR_METRICS = ("evidence_sufficiency", "complement_degradation", "precision")
-RULE_ONLY = {"rule": RULE_HEADINGS["rule"]}
+KEPT, LOST = "evidence_sufficiency", "complement_degradation"
+BAR_METRICS = (KEPT, LOST, "precision")
 
 
 def render_controls(context: Context) -> Section | None:
@@ -61,7 +47,6 @@ def _describe_budget(context: Context, finding: Finding) -> dict[str, Any]:
     """Curves over sizes, bars at the main size, and a table of every size."""
     rows = filter_rows(finding.rows, comparison="full-kept")
     budgets = list(dict.fromkeys(row.labels["budget"] for row in rows))
-    main = RECOVERED if RECOVERED in budgets else budgets[-1]
     tables = {
         _name_size(budget): context.make_table(
             order_rows(filter_rows(rows, budget=budget)),
@@ -71,60 +56,49 @@ def _describe_budget(context: Context, finding: Finding) -> dict[str, Any]:
         )
         for budget in budgets
     }
-    figures = [_draw_curves(context, rows, budgets), _draw_bars(context, rows, main)]
-    return {"figures": [one for one in figures if one], "tables": tables, "notes": finding.notes}
+    # Smoothed rivals stand in the tables; twice the lines and bars would hide the picture.
+    rows = [row for row in rows if not row.labels["rule"].endswith(SMOOTHED)]
+    main = RECOVERED if RECOVERED in budgets else budgets[-1]
+    figures = [_draw_curves(context, filter_rows(rows, network="wrapped"))]
+    figures.append(_draw_bars(context, filter_rows(rows, budget=main), _name_size(main)))
+    return {"figures": [figure for figure in figures if figure], "tables": tables, "notes": finding.notes}
 
 
 def _name_size(budget: str) -> str:
-    return (
-        "the size of the recovered evidence"
-        if budget == RECOVERED
-        else f"{100 * float(budget):g} % of the patches"
-    )
+    if budget == RECOVERED:
+        return "the size of the recovered evidence"
+    return f"{100 * float(budget):g} % of the patches"
 
 
-def _draw_curves(context: Context, rows: list[Row], budgets: list[str]) -> Picture | None:
-    """Keep and remove curves of the rules that are not smoothed, under the run's own network."""
-    shares = [budget for budget in budgets if budget != RECOVERED]
-    own = [row for row in filter_rows(rows, network="wrapped") if not row.labels["rule"].endswith(SMOOTHED)]
-    curves = []
-    for rule in order_rules([row.labels["rule"] for row in own]):
-        points = [row for share in shares for row in filter_rows(own, rule=rule, budget=share)]
-        kept, lost = (
-            [point.values.get(name) for point in points]
-            for name in ("evidence_sufficiency", "complement_degradation")
-        )
-        if len(points) > 1 and None not in kept and None not in lost:
-            values = (np.array(one, dtype=float) for one in (shares, kept, lost))
-            curves.append(RuleCurve(rule, *values))
-    if not curves:
-        return None
-    full = next((row.values.get("task_metric") for row in own), None)
-    recovered = filter_rows(own, rule="gce_discrete", budget=RECOVERED)
+def _draw_curves(context: Context, rows: list[Row]) -> Picture | None:
+    """Keep and remove curves under the run's own network."""
+    recovered = filter_rows(rows, rule="gce_discrete", budget=RECOVERED)
     share = recovered[0].values.get("evidence_fraction") if recovered else None
+    figure = draw_keep_and_remove(rows, metric=context.run.task_metric, evidence_share=share)
+    if figure is None:
+        return None
     dotted = " Dotted: mean size of the recovered evidence." if share is not None else ""
-    return context.figures.save(
+    return save_figure(
+        context.figures,
         "keep_remove",
-        draw_keep_and_remove(curves, metric=context.run.task_metric, full=full, evidence_share=share),
+        figure,
         alt="Task metric when patches are kept or removed, over the share of patches, by rule",
         caption="Left: the metric from the chosen patches alone; a good rule reaches the line of all patches early. Right: what is "
         f"lost without them; a good rule loses much. Dashed: the two controls.{dotted}",
     )
 
 
-def _draw_bars(context: Context, rows: list[Row], budget: str) -> Picture | None:
-    # Smoothed rivals stand in the tables; twice the bars would hide the picture.
-    chosen = [row for row in filter_rows(rows, budget=budget) if not row.labels["rule"].endswith(SMOOTHED)]
-    metrics = [name for name in BAR_METRICS if any(row.values.get(name) is not None for row in chosen)]
+def _draw_bars(context: Context, rows: list[Row], size: str) -> Picture | None:
+    """Bars at one size, under both networks."""
+    metrics = [name for name in BAR_METRICS if any(row.values.get(name) is not None for row in rows)]
     if not metrics:
         return None
     spread = context.describe_spread("budget").removeprefix("± ")
-    diamonds = (
-        " Diamonds: the same rule under the plain host." if filter_rows(chosen, network="plain") else ""
-    )
-    return context.figures.save(
+    diamonds = " Diamonds: the same rule under the plain host." if filter_rows(rows, network="plain") else ""
+    return save_figure(
+        context.figures,
         "same_budget",
-        draw_same_budget(chosen, metrics, title=f"Every rule at {_name_size(budget)}"),
+        draw_same_budget(rows, metrics, title=f"Every rule at {size}"),
         alt="Sufficiency, necessity and precision of every rule at the same number of patches",
         caption=f"Bars: judged by the run's own network; lines: {spread}{diamonds}",
     )
@@ -139,96 +113,93 @@ def _describe_posthoc(context: Context, finding: Finding) -> dict[str, Any]:
         "diagnostic keeps the areas of the curves, not their points.",
         *finding.notes,
     ]
+    labels = {"rule": RULE_HEADINGS["rule"]}
     return {
         "own": context.make_table(filter_rows(rows, network="wrapped"), POSTHOC_METRICS, notes=notes),
-        "plain": plain and context.make_table(plain, POSTHOC_METRICS, labels=RULE_ONLY),
+        "plain": plain and context.make_table(plain, POSTHOC_METRICS, labels=labels),
     }
 
 
-@dataclass(frozen=True, eq=False)
-class RuleCurve:
-    """One rule over sizes: M from the kept patches, and M lost without them."""
-
-    rule: str
-    shares: Float[np.ndarray, "s"]
-    kept: Float[np.ndarray, "s"]
-    lost: Float[np.ndarray, "s"]
-
-
-@apply_style
 def draw_same_budget(rows: Sequence[Row], metrics: Sequence[str], *, title: str) -> Figure:
     """Every rule with the same number of patches; bars under the wrapped host, diamonds under the plain one."""
     rules = order_rules([row.labels["rule"] for row in rows])
-    figure = new_figure(0.95 + 0.23 * len(rules), title)
-    for axes, name in zip(add_axes_row(figure, len(metrics), sharey=True), metrics, strict=True):
-        places = dict(zip(rules, label_rows(axes, [readable_name(rule) for rule in rules]), strict=True))
+    names = [style.readable_name(rule) for rule in rules]
+    figure = style.new_figure(0.95 + 0.23 * len(rules), title)
+    for axes, name in zip(style.add_axes_row(figure, len(metrics), sharey=True), metrics, strict=True):
+        places = dict(zip(rules, style.label_rows(axes, names), strict=True))
         for row in rows:
-            if (value := row.values.get(name)) is not None:
-                _draw_bar(axes, places[row.labels["rule"]], row, value, row.deviations.get(name))
+            rule, value, deviation = row.labels["rule"], row.values.get(name), row.deviations.get(name)
+            place = places[rule]
+            if value is None:
+                continue
+            if row.labels["network"] == "plain":
+                look: Any = {"markersize": 3.8, "markeredgecolor": style.INK, "markeredgewidth": 0.9}
+                axes.plot(value, place, marker="D", color="white", **look)
+                continue
+            strength = 1.0 if rule in MAIN_RULES else 0.75
+            axes.barh(place, value, height=0.64, color=find_rule(rule).color, alpha=strength)
+            if deviation:
+                ends = [value - deviation, value + deviation]
+                axes.plot(ends, [place, place], color=style.INK, linewidth=0.9)
         metric = METRICS[name]
-        draw_grid(axes, grid="x").set_title(
-            textwrap.fill(f"{metric.label}\u00a0{metric.arrow}", 20), fontsize=9
-        )
-        axes.axvline(0, color=MUTED, linewidth=0.7)
+        heading = textwrap.fill(f"{metric.label}\u00a0{metric.arrow}", 20)
+        style.draw_grid(axes, grid="x").set_title(heading, fontsize=9)
+        axes.axvline(0, color=style.MUTED, linewidth=0.7)
     return figure
 
 
-def _draw_bar(axes: Axes, place: int, row: Row, value: float, deviation: float | None) -> None:
-    rule = row.labels["rule"]
-    if row.labels["network"] == "plain":
-        look: Any = {"marker": "D", "markersize": 3.8, "markeredgecolor": INK, "markeredgewidth": 0.9}
-        axes.plot(value, place, color="white", **look)
-        return
-    strength = 1.0 if rule in MAIN_RULES else 0.75
-    axes.barh(place, value, height=0.64, color=find_rule(rule).color, alpha=strength)
-    if deviation:
-        axes.plot([value - deviation, value + deviation], [place, place], color=INK, linewidth=0.9)
-
-
-@apply_style
 def draw_keep_and_remove(
-    curves: Sequence[RuleCurve], *, metric: str, full: float | None, evidence_share: float | None = None
-) -> Figure:
-    """The task metric from the kept patches alone, and what is lost without them, over the share of patches."""
-    figure = new_figure(3.5)
-    keep, remove = add_axes_row(figure, 2)
-    label = METRICS[metric].label
-    rivals = [curve.rule for curve in curves if curve.rule not in MAIN_RULES]
-    for curve in sorted(curves, key=_rank_layer):
-        strong = curve.rule in MAIN_RULES
+    rows: Sequence[Row], *, metric: str, evidence_share: float | None = None
+) -> Figure | None:
+    """The task metric from the kept patches alone, and what is lost without them, over the share of patches.
+
+    None where no rule was measured at two sizes.
+    """
+    curves: dict[str, tuple[list[float], Any, Any]] = {}
+    for rule in order_rules([row.labels["rule"] for row in rows]):
+        points = [row for row in filter_rows(rows, rule=rule) if row.labels["budget"] != RECOVERED]
+        shares = [100 * float(point.labels["budget"]) for point in points]
+        kept: Any = [point.values.get(KEPT) for point in points]
+        lost: Any = [point.values.get(LOST) for point in points]
+        if len(points) > 1 and None not in kept and None not in lost:
+            curves[rule] = shares, kept, lost
+    if not curves:
+        return None
+    figure = style.new_figure(3.5)
+    keep, remove = style.add_axes_row(figure, 2)
+    rivals = [rule for rule in curves if rule not in MAIN_RULES]
+    # Rivals below, controls above them, ours on top.
+    layers = (*CONTROLS, *reversed(FIRST_RULES))
+    handles = {}
+    for rule in sorted(curves, key=lambda rule: layers.index(rule) + 1 if rule in layers else 0):
+        shares, kept, lost = curves[rule]
+        strong = rule in MAIN_RULES
         look: dict[str, Any] = {
-            "color": find_rule(curve.rule).color,
+            "color": find_rule(rule).color,
             "linewidth": 1.9 if strong else 0.9,
-            "linestyle": (0, (4, 2)) if curve.rule in CONTROLS else "-",
-            "marker": "o" if strong else MARKERS[1 + rivals.index(curve.rule) % (len(MARKERS) - 1)],
+            "linestyle": (0, (4, 2)) if rule in CONTROLS else "-",
+            "marker": "o" if strong else style.MARKERS[1 + rivals.index(rule) % (len(style.MARKERS) - 1)],
             "markersize": 4.5 if strong else 3.4,
-            "label": readable_name(curve.rule),
         }
-        keep.plot(100 * curve.shares, curve.kept, **look)
-        remove.plot(100 * curve.shares, curve.lost, **look)
+        handles[rule] = keep.plot(shares, kept, **look)[0]
+        remove.plot(shares, lost, **look)
+    full = next((row.values.get("task_metric") for row in rows), None)
     if full is not None:
-        keep.axhline(full, color=INK, linewidth=0.8)
+        keep.axhline(full, color=style.INK, linewidth=0.8)
         keep.annotate(
             "all patches", (0.01, full), xycoords=("axes fraction", "data"), xytext=(0, 2),
             textcoords="offset points", ha="left", fontsize=7.5,
         )  # fmt: skip
-    ticks = sorted({float(100 * share) for curve in curves for share in curve.shares})
+    label = METRICS[metric].label
+    ticks = sorted({share for shares, _, _ in curves.values() for share in shares})
     for axes, title in ((keep, f"Keep only: {label} ↑"), (remove, f"Remove: {label} lost ↑")):
-        draw_grid(axes).set(xscale="log", xlabel="patches kept or removed, % of the bag", title=title)
+        style.draw_grid(axes).set(xscale="log", xlabel="patches kept or removed, % of the bag", title=title)
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axes.minorticks_off()
         if evidence_share is not None:
-            color = find_rule("evidence").color
-            axes.axvline(100 * evidence_share, color=color, linewidth=0.8, linestyle=(0, (1, 2)))
-    remove.axhline(0, color=MUTED, linewidth=0.7)
-    handles, names = keep.get_legend_handles_labels()
-    shown = dict(zip(names, handles, strict=True))
-    order = [readable_name(rule) for rule in order_rules([curve.rule for curve in curves])]
-    figure.legend([shown[name] for name in order], order, loc="outside lower left", ncols=4)
+            look = {"color": style.EVIDENCE_COLOR, "linewidth": 0.8, "linestyle": (0, (1, 2))}
+            axes.axvline(100 * evidence_share, **look)
+    remove.axhline(0, color=style.MUTED, linewidth=0.7)
+    names = [style.readable_name(rule) for rule in curves]
+    figure.legend([handles[rule] for rule in curves], names, loc="outside lower left", ncols=4)
     return figure
-
-
-def _rank_layer(curve: RuleCurve) -> int:
-    """Rivals below, controls above them, ours on top."""
-    strength = ("", *CONTROLS, *reversed(FIRST_RULES))
-    return strength.index(curve.rule) if curve.rule in strength else 0

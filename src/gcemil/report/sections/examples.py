@@ -7,39 +7,28 @@ patches with their responses, and the disjoint subsets that would also carry the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from gcemil.exports.overlay import Canvas, SlideFrame, draw_attention, draw_evidence
+from gcemil.exports.overlay import Canvas
 from gcemil.records import SlideEvidence
+from gcemil.report import style
 from gcemil.report.html import Picture, Section, render_section
 from gcemil.report.run_data import RunData
-from gcemil.report.sections.context import Context
+from gcemil.report.sections.context import Context, save_figure
 from gcemil.report.slide_view import (
     FIRST_SUBSETS,
     SlideView,
-    choose_color,
     draw_subsets,
-    fit_slide,
     outline_truth,
     read_patch_pixels,
     read_slide_view,
-)
-from gcemil.report.style import (
-    EVIDENCE_COLOR,
-    LINE,
-    WIDTH,
-    add_axes_row,
-    apply_style,
-    format_color,
-    new_figure,
-    shorten_label,
 )
 
 SUBSET_RULES = {"evidence": ("evidence_scores", "evidence score"), "attention": ("scores", "attention")}
@@ -48,6 +37,7 @@ LARGEST = 1400
 """Pixels of a panel's longer side: at least one per patch for slides of 50,000."""
 MOST_PATCHES = 12
 COLUMNS = 6
+Numbers = Int[np.ndarray, "n"]
 
 
 def render_examples(context: Context, chosen: dict[str, SlideView]) -> Section | None:
@@ -65,47 +55,49 @@ def choose_examples(run: RunData) -> dict[str, SlideView]:
     """The typical and the worst slide, where they can be drawn."""
     gaps = {record["bag_id"]: float(record["full_kept_gap"]) for record in run.own_slides("snr")}
     bags = sorted((bag for bag in run.bags if bag.bag_id in gaps), key=lambda bag: gaps[bag.bag_id])
-    wanted = {"first": run.bags[0]} if run.bags else {}
+    candidates = {"first": run.bags[0]} if run.bags else {}
     if bags:
-        wanted = {"typical": bags[len(bags) // 2], "worst": bags[-1]}
-    found: dict[str, SlideView] = {}
-    for name, bag in wanted.items():
-        view = next(
-            (view for slide in bag.slide_ids if (view := read_slide_view(run, bag, slide)) is not None), None
-        )
-        if view is not None and all(view.slide_id != other.slide_id for other in found.values()):
-            found[name] = view
-    return found
+        candidates = {"typical": bags[len(bags) // 2], "worst": bags[-1]}
+    chosen: dict[str, SlideView] = {}
+    for name, bag in candidates.items():
+        views = (read_slide_view(run, bag, slide) for slide in bag.slide_ids)
+        view = next((view for view in views if view is not None), None)
+        if view is not None and all(view.slide_id != other.slide_id for other in chosen.values()):
+            chosen[name] = view
+    return chosen
 
 
 def _describe_slide(context: Context, key: str, view: SlideView) -> tuple[list[Picture], str]:
     """The figures of a slide, and why its disjoint subsets are not among them."""
-    truth = "; the outline is the annotated truth" if view.truth is not None and view.truth.any() else ""
-    maps = context.figures.save(
+    truth = "; the outline is the annotated truth" if view.has_truth else ""
+    maps = save_figure(
+        context.figures,
         f"slide_{key}",
         draw_attention_and_evidence(view),
         alt=f"Attention and evidence of slide {view.slide_id}",
         caption=f"Left to right on the same slide: attention, darker is higher, and the recovered evidence{truth}.",
     )
-    patches = rank_evidence_patches(view.evidence)
+    patches = rank_evidence_patches(view.evidence).tolist()
     pixels = read_patch_pixels(
-        context.run.cohort, view.slide_id, view.coords, patches.tolist(), patch_size=view.patch_size
+        context.run.cohort, view.slide_id, view.coords, patches, patch_size=view.patch_size
     )
     shown = (
-        "Pixels of each patch above its"
-        if pixels is not None
-        else "No slide file lies beside the features, so there are only"
+        "No slide file lies beside the features, so there are only"
+        if pixels is None
+        else "Pixels of each patch above its"
     )
-    sheet = context.figures.save(
+    sheet = save_figure(
+        context.figures,
         f"patches_{key}",
         draw_contact_sheet(view.evidence, pixels),
         alt=f"Strongest evidence patches of slide {view.slide_id}",
         caption=f"{shown} responses to the anchors, the strongest patch first.",
     )
-    subsets = _find_subsets(context, view)
+    subsets = _number_subsets(context, view)
     if not isinstance(subsets, dict):
         return [maps, sheet], subsets
-    drawn = context.figures.save(
+    drawn = save_figure(
+        context.figures,
         f"subsets_{key}",
         draw_disjoint_subsets(view, subsets),
         alt=f"Disjoint sufficient subsets of slide {view.slide_id}",
@@ -115,8 +107,8 @@ def _describe_slide(context: Context, key: str, view: SlideView) -> tuple[list[P
     return [maps, sheet, drawn], ""
 
 
-def _find_subsets(context: Context, view: SlideView) -> dict[str, Int[np.ndarray, "n"]] | str:
-    """Disjoint sufficient subsets by ranking, or why there are none.
+def _number_subsets(context: Context, view: SlideView) -> dict[str, Numbers] | str:
+    """The number of the disjoint subset of every patch by ranking, 0 for none; or why there are no subsets.
 
     They are formed again from the rankings: the finding keeps their number, not their patches.
     """
@@ -131,41 +123,37 @@ def _find_subsets(context: Context, view: SlideView) -> dict[str, Int[np.ndarray
     size = sizes[len(sizes) // 2]
     panels = {}
     for rule, (scores, words) in SUBSET_RULES.items():
-        wanted = {"bag_id": bag.bag_id, "rule": rule, "network": "wrapped"}
-        own = [one for one in records if wanted.items() <= one.items() and int(one["k"]) == size]
-        if own:
+        labels = {"bag_id": bag.bag_id, "rule": rule, "network": "wrapped", "k": size}
+        record = next((record for record in records if labels.items() <= record.items()), None)
+        if record is not None:
             order = np.argsort(-getattr(view.evidence, scores), kind="stable")
-            numbers = number_subsets(order, size=size, count=int(own[0]["subsets_per_slide"]))
+            numbers = np.zeros(len(order), dtype=np.int64)
+            places = np.arange(len(order)) // size + 1
+            numbers[order] = np.where(places <= int(record["subsets_per_slide"]), places, 0)
             panels[f"by {words}, {size} at a time"] = numbers
     if panels and not any(numbers.any() for numbers in panels.values()):
         return f"No {size} consecutive patches of either ranking carry the prediction of this slide, so there is no subset to draw."
     return panels or ""
 
 
-@apply_style
 def draw_attention_and_evidence(view: SlideView) -> Figure:
     """The host's attention and the recovered evidence on the same slide."""
-    evidence, place = view.evidence, _place_patches(view)
-    count = int(evidence.selected.sum())
-    what = "No evidence: found" if evidence.is_no_evidence else "GCE evidence"
+    evidence, place = view.evidence, view.fit(largest=LARGEST)
+    attention, selected = view.draw_maps(place)
+    size = f"{int(evidence.selected.sum())} of {len(evidence.selected)} patches"
     panels = {
-        "Attention of the host, by rank": draw_attention(place, evidence.scores),
-        f"{what}, {count} of {len(evidence.selected)} patches": draw_evidence(
-            place, evidence.selected, choose_color(evidence)
-        ),
+        "Attention of the host, by rank": attention,
+        f"{'No evidence: found' if evidence.is_no_evidence else 'GCE evidence'}, {size}": selected,
     }
     if view.thumbnail is not None:
-        panels = {"Slide": place.draw_background(), **panels}
-    outlined = {name: outline_truth(canvas, place, view.truth) for name, canvas in panels.items()}
-    label = "found, no evidence" if evidence.is_no_evidence else "evidence"
-    colors = {label: choose_color(evidence)}
-    return _draw_panels(view, outlined, colors, truth_label="outline of the annotated truth", ncols=2)
+        panels = {"Slide": outline_truth(place.draw_background(), place, view.truth), **panels}
+    colors = {"found, no evidence" if evidence.is_no_evidence else "evidence": view.color}
+    return _draw_panels(view, panels, colors, truth_label="outline of the annotated truth", ncols=2)
 
 
-@apply_style
-def draw_disjoint_subsets(view: SlideView, subsets: dict[str, Int[np.ndarray, "n"]]) -> Figure:
+def draw_disjoint_subsets(view: SlideView, subsets: Mapping[str, Numbers]) -> Figure:
     """Patches by the number of the sufficient subset they belong to (0 = none), one panel per rule."""
-    place = _place_patches(view)
+    place = view.fit(largest=LARGEST)
     panels = {
         f"{name}: {int(numbers.max(initial=0))} sufficient": outline_truth(
             draw_subsets(place, numbers), place, view.truth
@@ -176,30 +164,25 @@ def draw_disjoint_subsets(view: SlideView, subsets: dict[str, Int[np.ndarray, "n
     return _draw_panels(view, panels, colors, truth_label="annotated truth", ncols=4)
 
 
-def _place_patches(view: SlideView) -> SlideFrame:
-    return fit_slide(view.coords, view.patch_size, largest=LARGEST, thumbnail=view.thumbnail)
-
-
 def _draw_panels(
     view: SlideView,
-    panels: dict[str, Canvas],
-    colors: dict[str, tuple[int, int, int]],
+    panels: Mapping[str, Canvas],
+    colors: Mapping[str, tuple[int, int, int]],
     *,
     truth_label: str,
     ncols: int,
 ) -> Figure:
     """Pictures side by side under their titles, and what their colours mean."""
-    shapes = [canvas.shape for canvas in panels.values()]
-    ratio = shapes[0][0] / shapes[0][1]
-    each = WIDTH / len(panels)
-    figure = new_figure(min(7.0, each * ratio + 0.75), shorten_label(view.slide_id, 70))
-    for axes, (title, canvas) in zip(add_axes_row(figure, len(panels)), panels.items(), strict=True):
+    height, width, _ = next(iter(panels.values())).shape
+    each = style.WIDTH / len(panels)
+    figure = style.new_figure(min(7.0, each * height / width + 0.75), style.shorten_label(view.slide_id, 70))
+    for axes, (title, canvas) in zip(style.add_axes_row(figure, len(panels)), panels.items(), strict=True):
         _show_pixels(axes, canvas)
         axes.set_title(title, fontsize=8.5)
     handles: list[Patch | Line2D] = [
-        Patch(color=format_color(color), label=word) for word, color in colors.items()
+        Patch(color="#{:02x}{:02x}{:02x}".format(*color), label=word) for word, color in colors.items()
     ]
-    if view.truth is not None and view.truth.any():
+    if view.has_truth:
         handles.append(Line2D([], [], color="black", linewidth=1.2, label=truth_label))
     figure.legend(handles=handles, loc="outside lower left", ncols=ncols)
     return figure
@@ -207,24 +190,10 @@ def _draw_panels(
 
 def _show_pixels(axes: Axes, canvas: Canvas) -> None:
     axes.imshow(canvas, interpolation="nearest", aspect="equal")
-    axes.set_xticks([])
-    axes.set_yticks([])
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    axes.set(xticks=[], yticks=[])
+    axes.spines[:].set_visible(False)
 
 
-def number_subsets(
-    order: Sequence[int] | Int[np.ndarray, "n"], *, size: int, count: int
-) -> Int[np.ndarray, "n"]:
-    """Which of `count` consecutive runs of `size` patches of a ranking each patch is in; 0 for none."""
-    ranked = np.asarray(order)
-    numbers = np.zeros(len(ranked), dtype=np.int64)
-    places = np.arange(len(ranked)) // size + 1
-    numbers[ranked] = np.where(places <= count, places, 0)
-    return numbers
-
-
-@apply_style
 def draw_contact_sheet(evidence: SlideEvidence, pixels: Sequence[Canvas] | None = None) -> Figure:
     """The first patches by evidence score; `pixels` are those of `rank_evidence_patches`, in their order."""
     chosen = rank_evidence_patches(evidence)
@@ -232,42 +201,38 @@ def draw_contact_sheet(evidence: SlideEvidence, pixels: Sequence[Canvas] | None 
     letters = list_anchor_letters(len(evidence.prompts))
     parts = 2 if pixels is not None else 1
     height = rows * (1.0 * parts + 0.25) + 0.5 + 0.15 * len(evidence.prompts)
-    figure = new_figure(height, shorten_label(f"{evidence.slide_id}: strongest evidence patches", 76))
+    figure = style.new_figure(
+        height, style.shorten_label(f"{evidence.slide_id}: strongest evidence patches", 76)
+    )
     grid = np.asarray(figure.subplots(rows * parts, COLUMNS, squeeze=False))
     for axes in grid.flat:
         axes.set_axis_off()
     for place, patch in enumerate(chosen.tolist()):
         row, column = divmod(place, COLUMNS)
+        top, below = grid[row * parts, column], grid[row * parts + parts - 1, column]
         if pixels is not None:
-            _show_pixels(grid[row * parts, column], pixels[place])
-            grid[row * parts, column].set_axis_on()
-        below = grid[row * parts + parts - 1, column]
-        _draw_responses(below, evidence.responses[patch], letters)
-        (grid[row * parts, column]).set_title(f"patch {patch}", fontsize=7.5, fontweight="normal")
+            _show_pixels(top, pixels[place])
+            top.set_axis_on()
+        below.set_axis_on()
+        below.bar(np.arange(len(letters)), evidence.responses[patch], width=0.78, color=style.EVIDENCE_COLOR)
+        below.set_ylim(0, 1)
+        below.set_yticks([0, 1])
+        below.set_xticks(np.arange(len(letters)), letters)
+        below.tick_params(labelsize=6.5, length=0)
+        below.grid(True, axis="y", color=style.LINE)
+        top.set_title(f"patch {patch}", fontsize=7.5, fontweight="normal")
     key = "\n".join(
-        f"{letter}  {shorten_label(prompt, 90)}"
+        f"{letter}  {style.shorten_label(prompt, 90)}"
         for letter, prompt in zip(letters, evidence.prompts, strict=True)
     )
     figure.supxlabel(key, x=0.01, ha="left", fontsize=7.5)
     return figure
 
 
-def _draw_responses(axes: Axes, responses: Float[np.ndarray, "m"], letters: Sequence[str]) -> None:
-    """How strongly one patch responds to each anchor."""
-    axes.set_axis_on()
-    axes.bar(np.arange(len(responses)), responses, width=0.78, color=EVIDENCE_COLOR)
-    axes.set_ylim(0, 1)
-    axes.set_yticks([0, 1])
-    axes.set_xticks(np.arange(len(letters)), letters)
-    axes.tick_params(labelsize=6.5, length=0)
-    axes.grid(True, axis="y", color=LINE)
-
-
-def rank_evidence_patches(evidence: SlideEvidence, most: int = MOST_PATCHES) -> Int[np.ndarray, "k"]:
+def rank_evidence_patches(evidence: SlideEvidence) -> Int[np.ndarray, "k"]:
     """The selected patches of highest evidence score, the lower index first where two are equal."""
-    found = evidence.indices
-    order = np.argsort(-evidence.evidence_scores[found], kind="stable")
-    return found[order][:most]
+    order = np.argsort(-evidence.evidence_scores[evidence.indices], kind="stable")
+    return evidence.indices[order][:MOST_PATCHES]
 
 
 def list_anchor_letters(count: int) -> list[str]:

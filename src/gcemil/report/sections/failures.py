@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gcemil.findings import Finding
 from gcemil.metrics import FAILURE_TYPES
 from gcemil.report.html import Section, render_section
 from gcemil.report.sections.context import Context, filter_rows, order_rows
@@ -23,38 +22,28 @@ def render_failures(context: Context, places: dict[str, str]) -> Section | None:
     finding = context.find("failures")
     if finding is None:
         return None
-    own = context.run.own_slides("failures")
+    records = context.run.own_slides("failures")
     kinds = []
     for kind, title in FAILURE_TYPES.items():
-        failing = [str(record["bag_id"]) for record in own if record[kind]]
-        known = sum(record[kind] is not None for record in own)
+        failing = [str(record["bag_id"]) for record in records if record[kind]]
+        known = sum(record[kind] is not None for record in records)
         count = f"{len(failing)} of {known}" if known else NOT_MEASURED.text
         links = [(bag, places.get(bag)) for bag in failing]
         kinds.append((title, count, links, "none" if known else "not known"))
+    limits = [
+        words.format(finding.settings[name]) for name, words in THRESHOLDS.items() if name in finding.settings
+    ]
     rates = context.make_table(
         order_rows(filter_rows(finding.rows, **{"class": "all"})),
         [f"{kind}_share" for kind in FAILURE_TYPES],
         grouped=False,
-        caption=f"Share of {context.unit}s that fail",
-        notes=[_describe_thresholds(finding), *finding.notes],
+        caption=f"Share of {context.run.bag_unit}s that fail",
+        notes=[
+            "The thresholds are ours: the paper states none, so compare with the control rows and not with its rates. "
+            f"Limits: {'; '.join(limits)}.",
+            *finding.notes,
+        ],
     )
-    return render_section("failures", "Failures", rates=rates, kinds=kinds if own else [], unit=context.unit)
-
-
-def _describe_thresholds(finding: Finding) -> str:
-    """What counts as a failure, and whose limits these are."""
-    limits = [
-        text.format(finding.settings[name]) for name, text in THRESHOLDS.items() if name in finding.settings
-    ]
-    return (
-        "The thresholds are ours: the paper states none, so compare with the control rows and not with its rates. "
-        f"Limits: {'; '.join(limits)}."
+    return render_section(
+        "failures", "Failures", rates=rates, kinds=kinds if records else [], unit=context.run.bag_unit
     )
-
-
-def list_failures(context: Context) -> dict[str, list[str]]:
-    """The failures of every bag, in words."""
-    return {
-        str(record["bag_id"]): [FAILURE_TYPES[kind] for kind in FAILURE_TYPES if record[kind]]
-        for record in context.run.own_slides("failures")
-    }

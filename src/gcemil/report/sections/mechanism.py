@@ -19,34 +19,22 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, LogNorm
 from matplotlib.figure import Figure
+from PIL import Image
 
 from gcemil.bags.cohort import find_patch_size
 from gcemil.config import EvidenceSettings
-from gcemil.exports.overlay import RAMP
+from gcemil.exports.overlay import RAMP, encode_image
 from gcemil.records import AdapterFigures, SlideEvidence, read_adapter
+from gcemil.report import style
 from gcemil.report.html import Picture, Section, render_section
-from gcemil.report.run_data import FoldData
-from gcemil.report.sections.context import Context, quote_path
+from gcemil.report.run_data import Record, RunData
+from gcemil.report.sections.context import Context, quote_path, save_figure
 from gcemil.report.sections.examples import list_anchor_letters
-from gcemil.report.slide_view import PROTOTYPE, SlideView, encode_jpeg, read_patch_pixels
-from gcemil.report.style import (
-    ATTENTION_COLOR,
-    DASHED,
-    EVIDENCE_COLOR,
-    INK,
-    MUTED,
-    RANDOM_COLOR,
-    apply_style,
-    draw_grid,
-    label_rows,
-    new_figure,
-    shorten_label,
-    spread_positions,
-)
+from gcemil.report.slide_view import PROTOTYPE, SlideView, read_patch_pixels
 
 SMALLEST = 1e-4
 """Share of patches below which a cell is white."""
@@ -54,6 +42,7 @@ EXAMPLES = 4
 """Patches that stand for an anchor without words."""
 MOST_DOTS = 2000
 """Above so many, dots are pixels of an image inside the figure."""
+PerAnchor = Float[np.ndarray, "m"]
 
 
 def render_mechanism(context: Context, example: SlideView | None) -> Section | None:
@@ -61,14 +50,17 @@ def render_mechanism(context: Context, example: SlideView | None) -> Section | N
     if not context.run.is_wrapped:
         return None
     settings, fold = context.run.evidence, context.run.folds[0]
-    found = [
-        evidence
-        for bag in context.run.bags
-        if bag.fold == fold.number and (evidence := fold.evidence(bag.slide_ids[0])) is not None
+    bags = [bag for bag in context.run.bags if bag.fold == fold.number]
+    slides = [
+        evidence for bag in bags for slide in bag.slide_ids if (evidence := fold.evidence(slide)) is not None
     ]
-    figures = [_draw_adapter(context), _draw_history(context), _draw_anchors(context, found)]
+    # The slides of a bag were recovered together, so one of them has the coverage of all.
+    firsts = {bag.slide_ids[0] for bag in bags}
+    covered = [slide for slide in slides if slide.slide_id in firsts]
+    figures = [_draw_adapter(context), _draw_history(context), _draw_anchors(context, covered)]
     if example is not None:
-        mechanism = context.figures.save(
+        mechanism = save_figure(
+            context.figures,
             "mechanism",
             draw_mechanism(example.evidence, threshold=settings.selection_threshold),
             alt="Responses, gates, coverage, threshold and repair of one slide",
@@ -79,11 +71,11 @@ def render_mechanism(context: Context, example: SlideView | None) -> Section | N
     return render_section(
         "mechanism",
         "How the evidence came about",
-        parts=describe_method(settings, context.run.host),
+        parts=describe_method(settings, context.run.settings.host.name),
         is_taught=settings.train_host,
         figures=[figure for figure in figures if figure is not None],
-        anchors=sorted({str(one.metrics["details"].get("anchors")) for one in context.run.folds}),
-        prototypes=_list_prototypes(context, fold, found[0].prompts if found else ()),
+        anchors=sorted({str(fold.details.get("anchors")) for fold in context.run.folds}),
+        prototypes=_list_prototypes(context.run, slides),
     )
 
 
@@ -96,7 +88,8 @@ def _draw_adapter(context: Context) -> Picture | None:
         remedy = f"gcemil report {quote_path(context.run.folder)} --representations"
         context.list_missing("The feature adapter of this run was not measured.", remedy)
         return None
-    return context.figures.save(
+    return save_figure(
+        context.figures,
         "adapter",
         draw_adapter(read_adapter(fold.adapter)),
         alt="Cosine of patches before and after the feature adapter, and its singular values",
@@ -114,9 +107,12 @@ def describe_method(evidence: EvidenceSettings, host: str) -> list[tuple[str, st
         "likeness": evidence.likeness_term,
         "adapted features (MLP)": evidence.morphology_term,
     }
+    steps = {
+        "threshold": True,
+        "repair": evidence.recovery.repair,
+        "until sufficient": evidence.recovery.until_sufficient,
+    }
     gate = "0" if evidence.centre == "zero" else f"per slide, {100 * evidence.budget:g} %"
-    recovery = evidence.recovery
-    ends = ["until sufficient"] if recovery.until_sufficient else []
     return [
         ("patches", "features h, positions"),
         ("host", f"{host}, f(X)"),
@@ -124,46 +120,42 @@ def describe_method(evidence: EvidenceSettings, host: str) -> list[tuple[str, st
         ("selector", " + ".join(name for name, used in terms.items() if used) or "nothing"),
         ("gate", f"{evidence.gate}, centre {gate}"),
         ("coverage", "noisy-OR of gates and responses"),
-        ("recovery", ", ".join(["threshold", *(["repair"] if recovery.repair else []), *ends])),
+        ("recovery", ", ".join(name for name, used in steps.items() if used)),
         ("answers", "f(X_pi), f(X_S), f(X_notS)"),
     ]
 
 
 def _draw_history(context: Context) -> Picture | None:
+    """Gates over training, where the run has a history of them."""
     fold = context.run.folds[0]
     records = [record for record in fold.history if record.get("gate_histogram")]
     if not records:
         remedy = f"gcemil train COHORT --out {quote_path(context.run.folder)}"
         context.list_missing("The training history has no gates.", remedy)
         return None
-    figure = draw_gate_histograms(
-        [int(record["epoch"]) for record in records],
-        np.array([record["gate_histogram"] for record in records], dtype=float),
-        threshold=context.run.evidence.selection_threshold,
-        open_share=float(records[-1]["evidence_fraction"]),
-    )
-    return context.figures.save(
+    return save_figure(
+        context.figures,
         "gates",
-        figure,
+        draw_gate_histograms(records, threshold=context.run.evidence.selection_threshold),
         alt="Histogram of the gates of the training bags, epoch by epoch",
         caption=f"Fold {fold.number}, training bags. Gates that end at 0 or 1 can be turned into a set of patches without loss; gates "
         "in between cannot. Dashed: threshold.",
     )
 
 
-def _draw_anchors(context: Context, found: Sequence[SlideEvidence]) -> Picture | None:
+def _draw_anchors(context: Context, slides: Sequence[SlideEvidence]) -> Picture | None:
     """Anchors of one fold: prototypes of another fold are other anchors."""
-    if not found:
+    if not slides:
         remedy = f"gcemil evaluate {quote_path(context.run.folder)}"
         context.list_missing("The fold has no evidence files.", remedy)
         return None
     recovery = context.run.evidence.recovery
     target = None if recovery.reachable else recovery.coverage_target
     aim = "a share of what the whole bag covers" if target is None else "the dashed line"
-    coverage = np.stack([evidence.coverage for evidence in found]).astype(float)
-    return context.figures.save(
+    return save_figure(
+        context.figures,
         "anchor_coverage",
-        draw_anchor_coverage(found[0].prompts, coverage, target=target),
+        draw_anchor_coverage(slides, target=target),
         alt="Coverage of every anchor by the evidence",
         caption=f"Fold {context.run.folds[0].number}, test slides. Recovery aims at {aim}, for the anchors that count for the predicted "
         "class.",
@@ -171,42 +163,39 @@ def _draw_anchors(context: Context, found: Sequence[SlideEvidence]) -> Picture |
 
 
 def _list_prototypes(
-    context: Context, fold: FoldData, prompts: Sequence[str]
+    run: RunData, slides: Sequence[SlideEvidence]
 ) -> dict[str, list[tuple[str, Picture | None]]]:
-    """Of anchors without words, the patches of the tested slides that are most like them; nothing for named concepts."""
-    if not prompts or not prompts[0].startswith(PROTOTYPE):
+    """Of anchors without words, the patches of the tested slides that are most like them; nothing for named concepts.
+
+    A patch is named by its place, and shown where the slide can be opened.
+    """
+    if not slides or not slides[0].prompts[0].startswith(PROTOTYPE):
         return {}
-    slides = [slide for bag in context.run.bags if bag.fold == fold.number for slide in bag.slide_ids]
-    placed = [one for slide in slides if (one := fold.evidence(slide)) is not None and one.coords is not None]
-    found = {}
-    for anchor, prompt in enumerate(prompts):
-        strongest = sorted(placed, key=lambda one: float(one.responses[:, anchor].max()), reverse=True)
-        found[prompt] = [_show_strongest_patch(context, one, anchor) for one in strongest[:EXAMPLES]]
-    return found
+    examples: dict[str, list[tuple[str, Picture | None]]] = {}
+    placed = [slide for slide in slides if slide.coords is not None]
+    for anchor, prompt in enumerate(slides[0].prompts):
+        examples[prompt] = []
+        strongest = sorted(placed, key=lambda slide: float(slide.responses[:, anchor].max()), reverse=True)
+        for slide in strongest[:EXAMPLES]:
+            coords = np.asarray(slide.coords, dtype=np.int64)
+            patch = int(slide.responses[:, anchor].argmax())
+            where = f"{slide.slide_id} at {coords[patch, 0]}, {coords[patch, 1]}"
+            size = find_patch_size(run.cohort, run.card, slide.slide_id, coords)
+            pixels = size and read_patch_pixels(run.cohort, slide.slide_id, coords, [patch], patch_size=size)
+            picture = None
+            if pixels:
+                data = encode_image(Image.fromarray(pixels[0]), "JPEG", quality=72, optimize=True)
+                picture = Picture(data, where, "image/jpeg", width=72)
+            examples[prompt].append((where, picture))
+    return examples
 
 
-def _show_strongest_patch(
-    context: Context, evidence: SlideEvidence, anchor: int
-) -> tuple[str, Picture | None]:
-    """Where the patch most like an anchor lies, and its pixels where the slide can be opened."""
-    run, slide_id = context.run, evidence.slide_id
-    patch, coords = int(evidence.responses[:, anchor].argmax()), np.asarray(evidence.coords, dtype=np.int64)
-    where = f"{slide_id} at {coords[patch, 0]}, {coords[patch, 1]}"
-    size = find_patch_size(run.cohort, run.card, slide_id, coords)
-    pixels = read_patch_pixels(run.cohort, slide_id, coords, [patch], patch_size=size) if size else None
-    return where, None if pixels is None else Picture(encode_jpeg(pixels[0]), where, "image/jpeg", width=72)
-
-
-@apply_style
-def draw_gate_histograms(
-    epochs: Sequence[int],
-    histograms: Float[np.ndarray, "epochs bins"],
-    *,
-    threshold: float,
-    open_share: float,
-) -> Figure:
+def draw_gate_histograms(history: Sequence[Record], *, threshold: float) -> Figure:
     """Left, every epoch as a column; right, the first and the last epoch that has gates."""
-    figure = new_figure(2.9)
+    epochs = [int(record["epoch"]) for record in history]
+    histograms = np.array([record["gate_histogram"] for record in history], dtype=float)
+    open_share = float(history[-1]["evidence_fraction"])
+    figure = style.new_figure(2.9)
     over_time, ends = figure.subplots(1, 2, width_ratios=(1.6, 1))
     bins = histograms.shape[1]
     edges = np.append(np.array(epochs) - 0.5, epochs[-1] + 0.5)
@@ -222,157 +211,155 @@ def draw_gate_histograms(
     over_time.set(
         xlabel="epoch", ylabel="gate", title=f"Gates over training, {open_share:.1%} open at the end"
     )
-    over_time.axhline(threshold, **DASHED)
+    over_time.axhline(threshold, **style.DASHED)
     middles = (np.arange(bins) + 0.5) / bins
-    draw_grid(ends)
+    style.draw_grid(ends)
     ends.step(
-        middles, histograms[0], where="mid", color=MUTED, linestyle=(0, (3, 1.5)), label=f"epoch {epochs[0]}"
+        middles,
+        histograms[0],
+        where="mid",
+        color=style.MUTED,
+        linestyle=(0, (3, 1.5)),
+        label=f"epoch {epochs[0]}",
     )
-    ends.bar(middles, histograms[-1], width=0.9 / bins, color=INK, alpha=0.8, label=f"epoch {epochs[-1]}")
+    ends.bar(
+        middles, histograms[-1], width=0.9 / bins, color=style.INK, alpha=0.8, label=f"epoch {epochs[-1]}"
+    )
     ends.set(yscale="log", ylim=(SMALLEST, 1.6), xlabel="gate", title="First and last")
     ends.minorticks_off()
     ends.legend(loc="upper center")
     return figure
 
 
-@apply_style
-def draw_adapter(found: AdapterFigures) -> Figure:
+def draw_adapter(adapter: AdapterFigures) -> Figure:
     """Left, how near patches stay to where the encoder put them; right, how strong the adapter is."""
-    figure = new_figure(2.4)
+    figure = style.new_figure(2.4)
     near, strength = figure.subplots(1, 2, width_ratios=(1.6, 1))
-    edges = np.linspace(min(0.0, float(found.cosines.min())), 1.0, 41)
+    edges = np.linspace(min(0.0, float(adapter.cosines.min())), 1.0, 41)
     for chosen, color, label in (
-        (~found.selected, RANDOM_COLOR, "other patches"),
-        (found.selected, EVIDENCE_COLOR, "evidence"),
+        (~adapter.selected, style.RANDOM_COLOR, "other patches"),
+        (adapter.selected, style.EVIDENCE_COLOR, "evidence"),
     ):
         if chosen.any():
             weights = np.full(int(chosen.sum()), 1 / chosen.sum())
             near.hist(
-                found.cosines[chosen], edges, weights=weights, histtype="step", color=color, label=label
+                adapter.cosines[chosen], edges, weights=weights, histtype="step", color=color, label=label
             )
-    title = f"Feature adaptation: median {np.median(found.cosines):.3f}"
-    draw_grid(near).set(xlabel="cosine of a patch before and after", ylabel="share of patches", title=title)
+    title = f"Feature adaptation: median {np.median(adapter.cosines):.3f}"
+    style.draw_grid(near).set(
+        xlabel="cosine of a patch before and after", ylabel="share of patches", title=title
+    )
     near.legend(loc="upper left")
-    strength.bar(np.arange(1, len(found.strengths) + 1), found.strengths, color=INK, alpha=0.8)
-    strength.axhline(1.0, **DASHED)
-    draw_grid(strength).set(xlabel="direction", title="Singular values, identity dashed")
+    strength.bar(np.arange(1, len(adapter.strengths) + 1), adapter.strengths, color=style.INK, alpha=0.8)
+    strength.axhline(1.0, **style.DASHED)
+    style.draw_grid(strength).set(xlabel="direction", title="Singular values, identity dashed")
     return figure
 
 
-@apply_style
-def draw_anchor_coverage(
-    prompts: Sequence[str], coverage: Float[np.ndarray, "slides m"], *, target: float | None = None
-) -> Figure:
+def draw_anchor_coverage(slides: Sequence[SlideEvidence], *, target: float | None = None) -> Figure:
     """A bar per anchor, the mean over slides, and a dot per slide."""
-    figure = new_figure(0.75 + 0.33 * len(prompts))
-    axes = draw_grid(figure.subplots(), grid="x")
-    places, means = label_rows(axes, prompts, width=46), coverage.mean(axis=0)
-    axes.barh(places, means, height=0.62, color=EVIDENCE_COLOR, alpha=0.85)
+    prompts, coverage = slides[0].prompts, np.stack([slide.coverage for slide in slides]).astype(float)
+    figure = style.new_figure(0.75 + 0.33 * len(prompts))
+    axes = style.draw_grid(figure.subplots(), grid="x")
+    places, means = style.label_rows(axes, prompts, width=46), coverage.mean(axis=0)
+    axes.barh(places, means, height=0.62, color=style.EVIDENCE_COLOR, alpha=0.85)
     for place, mean, column in zip(places, means, coverage.T, strict=True):
-        shift = spread_positions(column.tolist(), width=0.22)
-        axes.plot(column, place + shift, linestyle="", marker="o", markersize=2.2, color=INK, alpha=0.45)
+        shift = style.spread_positions(column.tolist(), width=0.22)
+        axes.plot(
+            column, place + shift, linestyle="", marker="o", markersize=2.2, color=style.INK, alpha=0.45
+        )
         axes.text(1.03, place, f"{mean:.2f}", va="center", fontsize=8)
     axes.set(xlim=(0, 1.12), xticks=np.linspace(0, 1, 6), xlabel="coverage (bar: mean, dot: one slide)")
     if target is not None:
-        axes.axvline(target, **DASHED)
-        look: Any = {"fontsize": 7.5, "color": MUTED, "ha": "right", "va": "bottom"}
+        axes.axvline(target, **style.DASHED)
+        look: Any = {"fontsize": 7.5, "color": style.MUTED, "ha": "right", "va": "bottom"}
         axes.annotate(f"target {target:g}", (target, places[0] + 0.5), **look)
     return figure
 
 
-@apply_style
 def draw_mechanism(evidence: SlideEvidence, *, threshold: float) -> Figure:
     """Five panels and the names of the anchors."""
-    figure = new_figure(5.2, shorten_label(f"{evidence.slide_id}: from responses to evidence", 76))
+    figure = style.new_figure(
+        5.2, style.shorten_label(f"{evidence.slide_id}: from responses to evidence", 76)
+    )
     responses, gates, utility, opening, repair, names = np.asarray(figure.subplots(2, 3)).ravel()
     letters = list_anchor_letters(len(evidence.prompts))
-    opened = evidence.gates > threshold
-    _draw_responses(responses, evidence, letters)
+    selected, opened = evidence.selected, evidence.gates > threshold
+    inside, outside = (
+        evidence.responses[patches].mean(axis=0) if patches.any() else np.full(len(letters), np.nan)
+        for patches in (selected, ~selected)
+    )
+    _draw_pairs(responses, letters, outside, inside, name="other patches", color=style.RANDOM_COLOR)
+    responses.set_title("Anchor response")
     _draw_gates(gates, evidence, threshold)
     _draw_utility(utility, evidence)
     _draw_threshold(opening, evidence, threshold)
-    _draw_repair(repair, evidence, opened, letters)
+    before, after = (
+        evidence.accumulate_coverage(np.flatnonzero(patches))[-1] if patches.any() else np.zeros(len(letters))
+        for patches in (opened, selected)
+    )
+    _draw_pairs(repair, letters, before, after, name="threshold", color=style.ATTENTION_COLOR)
+    repair.set_title(f"Repair: {int((selected & ~opened).sum())} added")
     names.set_axis_off()
     key = "\n".join(
-        textwrap.fill(f"{letter}  {shorten_label(prompt, 70)}", 38, subsequent_indent="     ")
+        textwrap.fill(f"{letter}  {style.shorten_label(prompt, 70)}", 38, subsequent_indent="     ")
         for letter, prompt in zip(letters, evidence.prompts, strict=True)
     )
     names.text(0, 1, key, transform=names.transAxes, va="top", ha="left", fontsize=6.8, linespacing=1.35)
     return figure
 
 
-def _draw_responses(axes: Axes, evidence: SlideEvidence, letters: list[str]) -> None:
-    inside, outside = (
-        evidence.responses[one].mean(axis=0) if one.any() else np.full(len(letters), np.nan)
-        for one in (evidence.selected, ~evidence.selected)
-    )
-    _draw_beside_evidence(axes, letters, outside, inside, name="other patches", color=RANDOM_COLOR)
-    axes.set_title("Anchor response")
-
-
-def _draw_beside_evidence(
-    axes: Axes,
-    letters: list[str],
-    other: Float[np.ndarray, "m"],
-    evidence: Float[np.ndarray, "m"],
-    *,
-    name: str,
-    color: str,
+def _draw_pairs(
+    axes: Axes, letters: list[str], other: PerAnchor, evidence: PerAnchor, *, name: str, color: str
 ) -> None:
     """A figure of every anchor for the evidence, and beside it for something else."""
     places = np.arange(len(letters))
-    axes.vlines(places, np.minimum(other, evidence), np.maximum(other, evidence), color=MUTED, linewidth=1)
-    axes.plot(places, other, linestyle="", marker="o", color=color, label=name)
-    axes.plot(
-        places, evidence, linestyle="", marker="D", color=EVIDENCE_COLOR, label="evidence", markersize=4
+    axes.vlines(
+        places, np.minimum(other, evidence), np.maximum(other, evidence), color=style.MUTED, linewidth=1
     )
+    axes.plot(places, other, linestyle="", marker="o", color=color, label=name)
+    look: Any = {"linestyle": "", "marker": "D", "markersize": 4, "label": "evidence"}
+    axes.plot(places, evidence, color=style.EVIDENCE_COLOR, **look)
     axes.set_xticks(places, letters)
-    draw_grid(axes).set(ylim=(0, 1.25), yticks=np.linspace(0, 1, 6))
+    style.draw_grid(axes).set(ylim=(0, 1.25), yticks=np.linspace(0, 1, 6))
     axes.legend(loc="upper left", ncols=2, handletextpad=0.2, columnspacing=0.8)
 
 
 def _draw_gates(axes: Axes, evidence: SlideEvidence, threshold: float) -> None:
+    """The gate of every patch over its evidence score."""
     look: Any = {"linestyle": "", "marker": "o", "markersize": 3, "markeredgewidth": 0, "alpha": 0.7}
-    for chosen, color in ((~evidence.selected, RANDOM_COLOR), (evidence.selected, EVIDENCE_COLOR)):
-        scores, gates = evidence.evidence_scores[chosen], evidence.gates[chosen]
-        axes.plot(scores, gates, color=color, rasterized=len(chosen) > MOST_DOTS, **look)
-    axes.axhline(threshold, **DASHED)
-    draw_grid(axes).set(xlabel="evidence score", title="Continuous gate")
+    colors = {style.RANDOM_COLOR: ~evidence.selected, style.EVIDENCE_COLOR: evidence.selected}
+    for color, patches in colors.items():
+        scores, gates = evidence.evidence_scores[patches], evidence.gates[patches]
+        axes.plot(scores, gates, color=color, rasterized=len(patches) > MOST_DOTS, **look)
+    axes.axhline(threshold, **style.DASHED)
+    style.draw_grid(axes).set(xlabel="evidence score", title="Continuous gate")
 
 
 def _draw_utility(axes: Axes, evidence: SlideEvidence) -> None:
+    """Mean coverage as patches are added, the best first or in any order."""
     best_first = np.argsort(-evidence.evidence_scores, kind="stable")
     any_order = np.random.default_rng(0).permutation(len(best_first))
     size = int(evidence.selected.sum())
     count = max(2, min(len(best_first), 4 * size))
-    for order, color, label, style in (
-        (best_first, EVIDENCE_COLOR, "by evidence score", "-"),
-        (any_order, RANDOM_COLOR, "any order", (0, (4, 2))),
+    for order, look in (
+        (best_first, {"color": style.EVIDENCE_COLOR, "label": "by evidence score"}),
+        (any_order, {"color": style.RANDOM_COLOR, "label": "any order", "linestyle": (0, (4, 2))}),
     ):
         curve = evidence.accumulate_coverage(order[:count]).mean(axis=1)
-        axes.plot(np.arange(1, len(curve) + 1), curve, color=color, label=label, linestyle=style)
-    axes.axvline(size, color=MUTED, linewidth=1, linestyle=(0, (1, 2)))
-    draw_grid(axes).set(ylim=(0, 1.04), xlabel="patches", title="Noisy-OR coverage, mean")
+        axes.plot(np.arange(1, len(curve) + 1), curve, **look)
+    axes.axvline(size, color=style.MUTED, linewidth=1, linestyle=(0, (1, 2)))
+    style.draw_grid(axes).set(ylim=(0, 1.04), xlabel="patches", title="Noisy-OR coverage, mean")
     axes.legend(loc="lower right")
 
 
 def _draw_threshold(axes: Axes, evidence: SlideEvidence, threshold: float) -> None:
+    """Gates by rank; those above the threshold are filled."""
     ranked = np.sort(evidence.gates)[::-1]
-    ranks = np.arange(1, len(ranked) + 1)
-    axes.step(ranks, ranked, where="mid", color=INK, linewidth=1.2)
-    axes.fill_between(ranks, ranked, where=ranked > threshold, step="mid", color=ATTENTION_COLOR, alpha=0.55)
-    axes.axhline(threshold, **DASHED)
-    title = f"Threshold: {int((ranked > threshold).sum())} open"
-    draw_grid(axes).set(xscale="log", xlabel="rank of the patch", title=title)
+    ranks, is_open = np.arange(1, len(ranked) + 1), ranked > threshold
+    axes.step(ranks, ranked, where="mid", color=style.INK, linewidth=1.2)
+    axes.fill_between(ranks, ranked, where=is_open, step="mid", color=style.ATTENTION_COLOR, alpha=0.55)
+    axes.axhline(threshold, **style.DASHED)
+    title = f"Threshold: {int(is_open.sum())} open"
+    style.draw_grid(axes).set(xscale="log", xlabel="rank of the patch", title=title)
     axes.minorticks_off()
-
-
-def _draw_repair(
-    axes: Axes, evidence: SlideEvidence, opened: Bool[np.ndarray, "n"], letters: list[str]
-) -> None:
-    before, after = (
-        evidence.accumulate_coverage(np.flatnonzero(one))[-1] if one.any() else np.zeros(len(letters))
-        for one in (opened, evidence.selected)
-    )
-    _draw_beside_evidence(axes, letters, before, after, name="threshold", color=ATTENTION_COLOR)
-    axes.set_title(f"Repair: {int((evidence.selected & ~opened).sum())} added")

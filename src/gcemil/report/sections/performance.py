@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 
-from gcemil.findings import Finding
 from gcemil.metrics import METRICS
+from gcemil.report import style
 from gcemil.report.bootstrap import (
     PLAIN,
     Draws,
@@ -19,42 +20,27 @@ from gcemil.report.bootstrap import (
     find_interval,
     read_fold_predictions,
 )
-from gcemil.report.html import HtmlTable, Picture, Section, render_section
+from gcemil.report.html import Picture, Section, render_section
 from gcemil.report.run_data import Record
-from gcemil.report.sections.context import Context, quote_path
+from gcemil.report.sections.context import Context, quote_path, save_figure
 from gcemil.report.sections.survival import draw_survival
-from gcemil.report.style import (
-    ATTENTION_COLOR,
-    EVIDENCE_COLOR,
-    INK,
-    MARKERS,
-    MODE_NAMES,
-    MUTED,
-    ORANGE,
-    VIOLET,
-    add_axes_grid,
-    add_axes_row,
-    apply_style,
-    draw_grid,
-    label_rows,
-    new_figure,
-    shorten_label,
-)
-from gcemil.runs.folder import main_mode
+from gcemil.runs.folder import describe_vote, main_mode
 from gcemil.tables import Cell, Column, Line, Table, metric_cell
 
-CLASSIFICATION = ("accuracy", "macro_f1", "auc")
 TESTS = (
     "difference", "difference_low", "difference_high", "bag_difference_low", "bag_difference_high",
     "p_paired_t_holm", "p_wilcoxon_holm", "cohens_dz",
 )  # fmt: skip
-ARMS = {PLAIN: "plain host, all patches", **MODE_NAMES, "full": "host, all patches"}
-DRAWN = {"full": ATTENTION_COLOR, "head": ORANGE, "gce": EVIDENCE_COLOR, "discrete": VIOLET}
+ARMS = {PLAIN: "plain host, all patches", **style.MODE_NAMES, "full": "host, all patches"}
+DRAWN = {
+    "full": style.ATTENTION_COLOR,
+    "head": style.ORANGE,
+    "gce": style.EVIDENCE_COLOR,
+    "discrete": style.VIOLET,
+}
 """Modes that figures show, each with its colour."""
 BINS = 10
 GRID = np.linspace(0, 1, 101)
-
-
 Sampled = Mapping[tuple[str, str], Draws]
 """The draws of every mode and metric."""
 
@@ -63,12 +49,12 @@ def render_performance(context: Context) -> Section:
     """Figures with intervals, the difference that the evidence makes, curves, and the tests against a plain host."""
     run, against = context.run, context.against
     plain = {} if against is None else {fold.number: fold for fold in against.folds}
-    found = [read_fold_predictions(fold, plain.get(fold.number)) for fold in run.folds]
-    folds = [fold for fold in found if fold is not None]
+    predictions = [read_fold_predictions(fold, plain.get(fold.number)) for fold in run.folds]
+    folds = [fold for fold in predictions if fold is not None]
     draws: Sampled = {}
-    if len(folds) == len(found):
+    if len(folds) == len(run.folds):
         modes = [mode for mode in ARMS if all(mode in fold.by_mode for fold in folds)]
-        draws = draw_metrics(folds, modes, list_metrics(context), seed=context.seed)
+        draws = draw_metrics(folds, modes, run.task_metrics, seed=context.seed)
     else:
         remedy = f"gcemil evaluate {quote_path(run.folder)}"
         context.list_missing("A fold has no table of predictions, so metrics have no interval.", remedy)
@@ -76,31 +62,50 @@ def render_performance(context: Context) -> Section:
     if against is None and run.is_wrapped:
         remedy = f"gcemil report {quote_path(run.folder)} --against HOST_RUN"
         context.list_missing("The plain host is not shown: no run of it was given.", remedy)
+    values = {
+        metric: {mode: by_fold for mode in ARMS if (by_fold := _read_values(context, mode, metric))}
+        for metric in run.task_metrics
+    }
+    votes = [fold.details.get("vote") for fold in run.folds]
     return render_section(
         "performance",
         "How good is the model?",
-        main=describe_performance(context, draws),
-        vote=run.vote,
+        main=_describe_main_mode(context, draws),
+        vote=describe_vote([vote["weight"] for vote in votes if vote is not None]),
         comparison=compare_with_host(context, draws),
-        table=tabulate_metrics(context, draws),
+        table=_tabulate_metrics(context, values, draws),
         figures=[*(_draw_curves(context, folds) if draws else ()), *_draw_history(context)],
         is_survival=bool(draws) and run.task == "survival",
-        folds=_draw_folds(context),
-        significance=tests and _tabulate_tests(context, tests),
+        folds=save_figure(
+            context.figures,
+            "prediction_folds",
+            draw_fold_pairs(values),
+            alt="Task metrics of every arm, fold by fold",
+            caption="Dots are folds, lines join the same fold under different arms, bars are means.",
+        ),
+        significance=tests
+        and context.make_table(
+            tests.rows,
+            TESTS,
+            labels={"mode": "host + GCE", "metric": "Metric"},
+            naming={
+                "mode": lambda key: style.MODE_NAMES.get(key, key),
+                "metric": lambda key: METRICS[key].label,
+            },
+            grouped=False,
+            bold=False,
+            notes=tests.notes,
+            caption=f"Difference to the plain host ({tests.settings.get('against', 'host')}), all its patches",
+        ),
     )
 
 
-def list_metrics(context: Context) -> tuple[str, ...]:
-    """The task metrics of the run."""
-    return ("c_index",) if context.run.task == "survival" else CLASSIFICATION
-
-
-def describe_performance(context: Context, draws: Sampled) -> str:
+def _describe_main_mode(context: Context, draws: Sampled) -> str:
     """The main prediction: every metric with its interval, and on how many bags."""
     run = context.run
     main = main_mode(run.folds[0].modes)
     figures = []
-    for metric in list_metrics(context):
+    for metric in run.task_metrics:
         if values := run.values(main, metric):
             interval = _format_interval(draws.get((main, metric)))
             words = f" (95 % interval {interval})" if interval else ""
@@ -115,11 +120,11 @@ def _format_interval(draws: Draws | None) -> str:
     return "" if interval is None else f"{interval[0]:.3f} to {interval[1]:.3f}"
 
 
-def compare_with_host(context: Context, draws: Sampled) -> HtmlTable | None:
-    """Host and mixture side by side with the paired interval of their difference; None without both."""
-    rows = []
+def compare_with_host(context: Context, draws: Sampled) -> list[tuple[str, ...]]:
+    """Rows of host and mixture side by side with the paired interval of their difference."""
+    rows: list[tuple[str, ...]] = []
     for host in (PLAIN, "full"):
-        for metric in list_metrics(context):
+        for metric in context.run.task_metrics:
             ours, theirs = draws.get(("gce", metric)), draws.get((host, metric))
             if ours is None or theirs is None:
                 continue
@@ -127,24 +132,16 @@ def compare_with_host(context: Context, draws: Sampled) -> HtmlTable | None:
             if host == "full" and np.array_equal(draws.get((PLAIN, metric), np.empty(0)), theirs):
                 continue
             before, after = (fmean(_read_values(context, mode, metric).values()) for mode in (host, "gce"))
-            change = _format_interval(ours - theirs)
-            numbers = (f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}", change)
-            rows.append((METRICS[metric].label, ARMS[host], *numbers, _judge(find_interval(ours - theirs))))
-    headings = (
-        "Metric",
-        "Compared with",
-        "Its value",
-        "Host and evidence",
-        "Difference",
-        "95 % interval",
-        "",
-    )
-    note = "Paired bootstrap over test cases: in every draw both predict the same cases."
-    return HtmlTable.of_text(headings, rows, numeric=headings[2:6], notes=[note]) if rows else None
+            numbers = (f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}")
+            gain = ours - theirs
+            interval = _format_interval(gain)
+            rows.append((METRICS[metric].label, ARMS[host], *numbers, interval, _judge_interval(gain)))
+    return rows
 
 
-def _judge(interval: tuple[float, float] | None) -> str:
-    """What an interval of a difference shows."""
+def _judge_interval(gain: Draws) -> str:
+    """What the interval of a difference shows."""
+    interval = find_interval(gain)
     if interval is None:
         return "no interval"
     low, high = interval
@@ -160,37 +157,31 @@ def _read_values(context: Context, mode: str, metric: str) -> dict[int, float]:
     return context.run.values(mode, metric)
 
 
-def group_values_by_arm(context: Context, metric: str) -> dict[str, dict[int, float]]:
-    """The value of every fold under every arm."""
-    found = {arm: _read_values(context, mode, metric) for mode, arm in ARMS.items()}
-    return {arm: values for arm, values in found.items() if values}
+Values = Mapping[str, Mapping[str, Mapping[int, float]]]
+"""By metric, mode and fold."""
 
 
-def tabulate_metrics(context: Context, draws: Sampled) -> HtmlTable:
+def _tabulate_metrics(context: Context, values: Values, draws: Sampled) -> Table:
     """Mean and deviation over folds and the interval over bags, one line per arm."""
-    metrics, lines = list_metrics(context), []
-    for mode, arm in ARMS.items():
-        found = {metric: list(_read_values(context, mode, metric).values()) for metric in metrics}
-        if not any(found.values()):
-            continue
-        cells = []
-        for metric, values in found.items():
-            deviation = stdev(values) if len(values) > 1 else None
-            cells.append(metric_cell(metric, fmean(values) if values else None, deviation))
-            cells.append(Cell(_format_interval(draws.get((mode, metric)))))
-        lines.append(Line((arm,), "ours", tuple(cells), comparison=""))
-    columns = [
-        column
-        for metric in metrics
-        for column in (
+    columns = []
+    cells: dict[str, list[Cell]] = {
+        mode: [] for mode in ARMS if any(mode in modes for modes in values.values())
+    }
+    for metric, modes in values.items():
+        columns += [
             Column(metric, METRICS[metric].label, metric),
             Column(f"{metric}_interval", "95 % interval"),
-        )
-    ]
+        ]
+        for mode in cells:
+            folds = list(modes.get(mode, {}).values())
+            deviation = stdev(folds) if len(folds) > 1 else None
+            cells[mode].append(metric_cell(metric, fmean(folds) if folds else None, deviation))
+            cells[mode].append(Cell(_format_interval(draws.get((mode, metric)))))
+    lines = [Line((ARMS[mode],), "ours", tuple(line), comparison="") for mode, line in cells.items()]
     count = len(context.run.folds)
     spread = f"± standard deviation over {count} folds. " if count > 1 else ""
     note = f"{spread}Intervals: bootstrap over the test cases of each fold, the same draws for all modes; networks are not trained again."
-    return HtmlTable.of(Table("", "", "", ("Prediction",), tuple(columns), tuple(lines), notes=(note,)))
+    return Table("", "", "", ("Prediction",), tuple(columns), tuple(lines), notes=(note,))
 
 
 def _draw_curves(context: Context, folds: Sequence[FoldPredictions]) -> list[Picture]:
@@ -204,61 +195,40 @@ def _draw_curves(context: Context, folds: Sequence[FoldPredictions]) -> list[Pic
         if len(classes) == 2
         else "each class against the others, averaged"
     )
-    curves = context.figures.save(
+    curves = save_figure(
+        context.figures,
         "performance",
         draw_performance(folds, modes),
         alt="ROC curve, precision-recall curve and calibration of every way to predict",
         caption=f"ROC and precision-recall: {averaged}, mean over folds. Calibration: the share of right predictions among those of "
         "similar confidence; on the diagonal, a confidence of 80 % is right in 80 %. ECE: mean distance from the diagonal.",
     )
-    confusion = context.figures.save(
+    confusion = save_figure(
+        context.figures,
         "confusion",
         draw_confusion(folds, modes),
         alt="Confusion matrix of every way to predict",
-        caption=f"Test {context.unit}s of all folds: true class by row, predicted class by column.",
+        caption=f"Test {context.run.bag_unit}s of all folds: true class by row, predicted class by column.",
     )
     return [curves, confusion]
 
 
-def _draw_history(context: Context) -> Iterator[Picture]:
+def _draw_history(context: Context) -> list[Picture]:
+    """Learning curves, where the run has a history."""
     histories = {fold.number: fold.history for fold in context.run.folds if fold.history}
     if not histories:
         remedy = f"gcemil train COHORT --out {quote_path(context.run.folder)}"
         context.list_missing("The run has no training history, so there are no learning curves.", remedy)
-        return
-    yield context.figures.save(
+        return []
+    picture = save_figure(
+        context.figures,
         "learning",
         draw_learning(histories, context.run.task_metric),
         alt="Loss and metric over epochs of training",
         caption="One line per fold. A validation loss that rises while the training loss falls means overfitting; the epoch with the "
         "best validation metric is kept (dots).",
     )
-
-
-def _draw_folds(context: Context) -> Picture:
-    panels = {
-        METRICS[metric].label + " ↑": group_values_by_arm(context, metric) for metric in list_metrics(context)
-    }
-    return context.figures.save(
-        "prediction_folds",
-        draw_fold_pairs(panels),
-        alt="Task metrics of every arm, fold by fold",
-        caption="Dots are folds, lines join the same fold under different arms, bars are means.",
-    )
-
-
-def _tabulate_tests(context: Context, finding: Finding) -> HtmlTable:
-    """Tests of the difference to the plain host."""
-    return context.make_table(
-        finding.rows,
-        TESTS,
-        labels={"mode": "host + GCE", "metric": "Metric"},
-        naming={"mode": lambda key: MODE_NAMES.get(key, key), "metric": lambda key: METRICS[key].label},
-        grouped=False,
-        bold=False,
-        notes=finding.notes,
-        caption=f"Difference to the plain host ({finding.settings.get('against', 'host')}), all its patches",
-    )
+    return [picture]
 
 
 def average_curves(folds: Sequence[FoldPredictions], mode: str) -> tuple[Draws, Draws] | None:
@@ -267,12 +237,12 @@ def average_curves(folds: Sequence[FoldPredictions], mode: str) -> tuple[Draws, 
 
     roc, precision_recall = [], []
     for fold in folds:
-        for one in (1,) if len(fold.classes) == 2 else np.unique(fold.labels):
-            positive = fold.labels == one
+        for index in (1,) if len(fold.classes) == 2 else np.unique(fold.labels):
+            positive, shares = fold.labels == index, fold.by_mode[mode][:, index]
             if positive.all() or not positive.any():
                 continue
-            false_rate, true_rate, _ = roc_curve(positive, fold.by_mode[mode][:, one])
-            precision, recall, _ = precision_recall_curve(positive, fold.by_mode[mode][:, one])
+            false_rate, true_rate, _ = roc_curve(positive, shares)
+            precision, recall, _ = precision_recall_curve(positive, shares)
             roc.append(np.interp(GRID, false_rate, true_rate))
             # The best precision at this recall or a higher one.
             best = np.maximum.accumulate(precision)[::-1]
@@ -287,16 +257,17 @@ def measure_calibration(folds: Sequence[FoldPredictions], mode: str) -> tuple[np
     place = np.minimum((confidence * BINS).astype(int), BINS - 1)
     sizes = np.bincount(place, minlength=BINS)
     filled = sizes > 0
-    means, shares = (np.bincount(place, one, BINS)[filled] / sizes[filled] for one in (confidence, right))
+    means, shares = (
+        np.bincount(place, values, BINS)[filled] / sizes[filled] for values in (confidence, right)
+    )
     return means, shares, float(sizes[filled] @ np.abs(means - shares) / sizes.sum())
 
 
-@apply_style
 def draw_performance(folds: Sequence[FoldPredictions], modes: Sequence[str]) -> Figure:
     """ROC, precision-recall and calibration, one line per mode."""
-    figure = new_figure(3.1)
-    roc, precision_recall, calibration = add_axes_row(figure, 3)
-    for mode, marker in zip(modes, MARKERS, strict=False):
+    figure = style.new_figure(3.1)
+    roc, precision_recall, calibration = style.add_axes_row(figure, 3)
+    for mode, marker in zip(modes, style.MARKERS, strict=False):
         look: dict[str, Any] = {"color": DRAWN[mode], "marker": marker, "markersize": 3.6}
         if (curves := average_curves(folds, mode)) is not None:
             for axes, curve in zip((roc, precision_recall), curves, strict=True):
@@ -304,31 +275,31 @@ def draw_performance(folds: Sequence[FoldPredictions], modes: Sequence[str]) -> 
         confidence, right, error = measure_calibration(folds, mode)
         calibration.plot(confidence, right, label=f"{ARMS[mode]}, ECE {error:.3f}", **look)
     for axes in (roc, calibration):
-        axes.plot([0, 1], [0, 1], color=MUTED, linewidth=0.8, linestyle=(0, (4, 2)))
+        axes.plot([0, 1], [0, 1], color=style.MUTED, linewidth=0.8, linestyle=(0, (4, 2)))
     names = {
         roc: ("ROC", "false positive rate", "sensitivity"),
         precision_recall: ("Precision-recall", "recall", "precision"),
         calibration: ("Calibration", "confidence", "share right"),
     }
     for axes, (title, across, up) in names.items():
-        draw_grid(axes, grid="both")
+        style.draw_grid(axes, grid="both")
         axes.set(title=title, xlabel=across, ylabel=up, xlim=(-0.02, 1.02), ylim=(-0.02, 1.04))
     figure.legend(*calibration.get_legend_handles_labels(), loc="outside lower left", ncols=2)
     return figure
 
 
-@apply_style
 def draw_confusion(folds: Sequence[FoldPredictions], modes: Sequence[str]) -> Figure:
     """Counts of true and predicted class per mode; darker is a larger share of the true class."""
+    from sklearn.metrics import confusion_matrix
+
     classes = folds[0].classes
     columns = min(len(modes), 4 if len(classes) <= 3 else 2)
-    rows = -(-len(modes) // columns)
-    figure = new_figure(rows * (1.1 + min(2.6, 0.45 * len(classes))))
-    names = [shorten_label(name, 14) for name in classes]
-    for axes, mode in zip(add_axes_grid(figure, len(modes), columns), modes, strict=True):
-        counts = np.zeros((len(classes), len(classes)), dtype=int)
-        for fold in folds:
-            np.add.at(counts, (fold.labels, fold.by_mode[mode].argmax(axis=1)), 1)
+    figure = style.new_figure(-(-len(modes) // columns) * (1.1 + min(2.6, 0.45 * len(classes))))
+    names = [style.shorten_label(name, 14) for name in classes]
+    labels = np.concatenate([fold.labels for fold in folds])
+    for axes, mode in zip(style.add_axes_grid(figure, len(modes), columns), modes, strict=True):
+        predicted = np.concatenate([fold.by_mode[mode].argmax(axis=1) for fold in folds])
+        counts = confusion_matrix(labels, predicted, labels=range(len(classes)))
         shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
         axes.imshow(shares, cmap="Blues", vmin=0, vmax=1.25, aspect="auto")
         for (row, column), count in np.ndenumerate(counts):
@@ -340,46 +311,52 @@ def draw_confusion(folds: Sequence[FoldPredictions], modes: Sequence[str]) -> Fi
     return figure
 
 
-@apply_style
 def draw_learning(histories: Mapping[int, Sequence[Record]], metric: str) -> Figure:
     """Training loss, validation loss and validation metric over all epochs, one line per fold."""
-    figure = new_figure(2.3)
-    panels = add_axes_row(figure, 3)
+    figure = style.new_figure(2.3)
+    panels = style.add_axes_row(figure, 3)
     titles = ("Training loss ↓", "Validation loss ↓", f"Validation {METRICS[metric].label} ↑")
     for number, history in histories.items():
         losses = [record.get("terms", {}).get("task") for record in history]
         series = (losses, *([record.get(key) for record in history] for key in ("val_loss", "val")))
-        marker = MARKERS[number % len(MARKERS)]
+        marker = style.MARKERS[number % len(style.MARKERS)]
         for axes, values in zip(panels, series, strict=True):
-            numbers = np.array([np.nan if one is None else one for one in values], dtype=float)
-            axes.plot(np.arange(len(numbers)), numbers, color=MUTED, linewidth=1.2, label=f"fold {number}")
+            numbers = np.array(values, dtype=float)
+            axes.plot(
+                np.arange(len(numbers)), numbers, color=style.MUTED, linewidth=1.2, label=f"fold {number}"
+            )
             if axes is panels[-1] and np.isfinite(numbers).any():
                 best = int(np.nanargmax(numbers))
-                axes.plot(best, numbers[best], color=EVIDENCE_COLOR, marker=marker, markersize=4)
+                axes.plot(best, numbers[best], color=style.EVIDENCE_COLOR, marker=marker, markersize=4)
     for axes, title in zip(panels, titles, strict=True):
-        draw_grid(axes)
-        axes.set(title=title, xlabel="epoch")
+        style.draw_grid(axes).set(title=title, xlabel="epoch")
     return figure
 
 
-@apply_style
-def draw_fold_pairs(panels: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Figure:
+def draw_fold_pairs(values: Values) -> Figure:
     """Per metric, the value of every fold under every arm; a line joins the folds that two arms share."""
-    names = list(dict.fromkeys(name for arms in panels.values() for name in arms))
-    figure = new_figure(0.85 + 0.42 * len(names))
-    for axes, (title, arms) in zip(
-        add_axes_row(figure, len(panels), sharey=True), panels.items(), strict=True
+    modes = list(dict.fromkeys(mode for by_mode in values.values() for mode in by_mode))
+    figure = style.new_figure(0.85 + 0.42 * len(modes))
+    for axes, (metric, by_mode) in zip(
+        style.add_axes_row(figure, len(values), sharey=True), values.items(), strict=True
     ):
-        places = dict(zip(names, label_rows(axes, names), strict=True))
-        for fold in dict.fromkeys(fold for values in arms.values() for fold in values):
-            points = [(arms[name][fold], places[name]) for name in arms if fold in arms[name]]
-            look: Any = {"color": MUTED, "linewidth": 0.8, "alpha": 0.6, "marker": "o", "markersize": 3.6}
-            axes.plot(*zip(*points, strict=True), **look)
-        for name, by_fold in arms.items():
-            mean, top = fmean(by_fold.values()), places[name] + 0.26
-            color = INK if name == names[0] and len(names) > 1 else EVIDENCE_COLOR
+        places = pd.Series(style.label_rows(axes, [ARMS[mode] for mode in modes]), modes)
+        table = pd.DataFrame(by_mode).reindex(columns=[mode for mode in modes if mode in by_mode])
+        for _, fold in table.iterrows():
+            shared = fold.dropna()
+            look: Any = {
+                "color": style.MUTED,
+                "linewidth": 0.8,
+                "alpha": 0.6,
+                "marker": "o",
+                "markersize": 3.6,
+            }
+            axes.plot(shared, places[shared.index], **look)
+        for mode, mean in table.mean().items():
+            top = places[mode] + 0.26
+            color = style.INK if mode == modes[0] and len(modes) > 1 else style.EVIDENCE_COLOR
             axes.plot([mean, mean], [top - 0.52, top], color=color, linewidth=2.6)
             axes.text(mean, top + 0.05, f"{mean:.3f}", ha="center", fontsize=7.5)
         axes.margins(x=0.12)
-        draw_grid(axes, grid="x").set_title(title)
+        style.draw_grid(axes, grid="x").set_title(f"{METRICS[metric].label} ↑")
     return figure

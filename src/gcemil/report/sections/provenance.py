@@ -6,47 +6,32 @@ import yaml
 
 from gcemil.bags.fingerprint import content_hash
 from gcemil.diagnostics.table import QUESTIONS
-from gcemil.report.html import HtmlTable, Section, render_section
-from gcemil.report.run_data import RunData
+from gcemil.report.html import Section, render_section
+from gcemil.report.run_data import FoldData, RunData
 from gcemil.report.sections.context import Context
-
-SHOWN_DIGITS = 16
 
 
 def render_provenance(context: Context) -> Section:
     """Identity, folds, diagnostics and settings of the run."""
-    run = context.run
+    run, facts = context.run, _describe_identity(context.run)
+    if (card := run.card) is not None:
+        size = "unknown" if card.patch_size_level0 is None else f"{card.patch_size_level0} level-0 pixels"
+        facts["Features"] = f"{card.encoder}, {card.feature_dim} dimensions, patches of {size}"
+        facts["Classes"] = ", ".join(card.classes) or "none: survival"
+    machine = run.environment
+    versions = {name: machine.get(name) for name in ("gcemil", "python")}
+    versions |= {name: version for name, version in machine.get("packages", {}).items() if version}
+    facts["Versions"] = ", ".join(f"{name} {version}" for name, version in versions.items())
+    facts["Machine"] = f"{machine.get('platform')}, {machine.get('device')}, {machine.get('threads')} threads"
     return render_section(
         "provenance",
         "Settings and provenance",
-        facts=_describe_identity(run) | _describe_features(run) | _describe_machine(run),
-        folds=_list_folds(run),
+        facts=facts,
+        folds=[_describe_fold(run, fold) for fold in run.folds],
         plain_host=None if context.against is None else _describe_identity(context.against),
         measured=_list_measured(context),
         settings=yaml.safe_dump(run.settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True),
     )
-
-
-def _describe_features(run: RunData) -> dict[str, str]:
-    """Encoder and classes, where the cohort is known."""
-    if (card := run.card) is None:
-        return {}
-    size = "unknown" if card.patch_size_level0 is None else f"{card.patch_size_level0} level-0 pixels"
-    return {
-        "Features": f"{card.encoder}, {card.feature_dim} dimensions, patches of {size}",
-        "Classes": ", ".join(card.classes) or "none: survival",
-    }
-
-
-def _describe_machine(run: RunData) -> dict[str, str]:
-    """Versions and machine, as the run recorded them."""
-    found = run.environment
-    versions = {"gcemil": found.get("gcemil"), "python": found.get("python")}
-    packages = {name: version for name, version in found.get("packages", {}).items() if version}
-    return {
-        "Versions": ", ".join(f"{name} {version}" for name, version in (versions | packages).items()),
-        "Machine": f"{found.get('platform')}, {found.get('device')}, {found.get('threads')} threads",
-    }
 
 
 def _describe_identity(run: RunData) -> dict[str, str]:
@@ -55,25 +40,19 @@ def _describe_identity(run: RunData) -> dict[str, str]:
     return {
         "Run": run.folder.name,
         "Cohort": f"{cohort}, fingerprint {_shorten_hash(run.config.cohort_fingerprint)}",
-        "Host": run.host + (" + GCE" if run.is_wrapped else ""),
+        "Host": run.settings.host.name + (" + GCE" if run.is_wrapped else ""),
         "Settings hash": _shorten_hash(run.config.settings_hash),
         "Seed": str(run.settings.seed),
         "Commit": str(run.environment.get("commit") or "not a source checkout"),
     }
 
 
-def _list_folds(run: RunData) -> HtmlTable:
-    """Every fold with its network."""
-    rows = []
-    for fold in run.folds:
-        checkpoint, details = fold.files.checkpoint, fold.metrics["details"]
-        printed = _shorten_hash(content_hash(checkpoint)) if checkpoint.is_file() else "no checkpoint here"
-        bags = sum(bag.fold == fold.number for bag in run.bags)
-        rows.append(
-            (*map(str, (fold.number, details.get("best_epoch"), bags, details.get("anchors"))), printed)
-        )
-    headings = ("Fold", "Best epoch", "Test bags", "Anchors", "Fingerprint of the network")
-    return HtmlTable.of_text(headings, rows, numeric={"Best epoch", "Test bags"})
+def _describe_fold(run: RunData, fold: FoldData) -> tuple[object, ...]:
+    """Number, best epoch, test bags, anchors and fingerprint."""
+    checkpoint = fold.files.checkpoint
+    fingerprint = _shorten_hash(content_hash(checkpoint)) if checkpoint.is_file() else "no checkpoint here"
+    bags = sum(bag.fold == fold.number for bag in run.bags)
+    return fold.number, fold.details.get("best_epoch"), bags, fold.details.get("anchors"), fingerprint
 
 
 def _list_measured(context: Context) -> list[tuple[str, str, str, str]]:
@@ -94,4 +73,4 @@ def _list_measured(context: Context) -> list[tuple[str, str, str, str]]:
 
 
 def _shorten_hash(value: object) -> str:
-    return str(value)[:SHOWN_DIGITS] if value else "unknown"
+    return str(value)[:16] if value else "unknown"

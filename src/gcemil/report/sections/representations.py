@@ -17,20 +17,10 @@ from jaxtyping import Float
 from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 
-from gcemil.errors import MissingExtraError
 from gcemil.records import MODES, Representations, read_representations
+from gcemil.report import style
 from gcemil.report.html import Picture, Section, render_section
-from gcemil.report.sections.context import Context, quote_path
-from gcemil.report.style import (
-    GROUPS,
-    MARKERS,
-    MODE_NAMES,
-    WIDTH,
-    add_axes_row,
-    apply_style,
-    new_figure,
-    shorten_label,
-)
+from gcemil.report.sections.context import Context, quote_path, save_figure
 from gcemil.runs.folder import Run, RunFold
 
 FEWEST = 8
@@ -48,28 +38,31 @@ def render_representations(context: Context) -> Section | None:
         remedy = f"gcemil report {quote_path(context.run.folder)}{rival} --representations"
         context.list_missing("The run stores no representations of its slides.", remedy)
         return None
-    found = read_representations(path)
-    figures = [] if len(found.bag_ids) < FEWEST else _draw_figures(context, found, fold.files)
-    few = f"Fold {fold.number} has {len(found.bag_ids)} validation and test bags; a t-SNE needs {FEWEST}."
+    stored = read_representations(path)
+    figures = [] if len(stored.bag_ids) < FEWEST else _draw_figures(context, stored, fold.files)
+    few = f"Fold {fold.number} has {len(stored.bag_ids)} validation and test bags; a t-SNE needs {FEWEST}."
     return render_section("representations", "Slide representations", figures=figures, few=few)
 
 
-def _draw_figures(context: Context, found: Representations, fold: RunFold) -> list[Picture]:
+def _draw_figures(context: Context, stored: Representations, fold: RunFold) -> list[Picture]:
     """The bags as every network and mode sees them, and after some epochs where the run kept them."""
     panels = {}
     if context.against is not None:
         path = Run(context.against.folder).fold(fold.number).representations
         before = read_representations(path) if path.is_file() else None
-        if before is not None and before.bag_ids == found.bag_ids:
+        if before is not None and before.bag_ids == stored.bag_ids:
             panels["Plain host"] = embed_slides(before.by_mode["full"], seed=context.seed)
     name = "Host + GCE" if context.run.is_wrapped else "Host"
-    modes = [mode for mode in MODES if mode in found.by_mode and (mode != "full" or len(found.by_mode) == 1)]
+    modes = [
+        mode for mode in MODES if mode in stored.by_mode and (mode != "full" or len(stored.by_mode) == 1)
+    ]
     for mode in modes:
-        panels[f"{name}, {MODE_NAMES[mode]}"] = embed_slides(found.by_mode[mode], seed=context.seed)
+        panels[f"{name}, {style.MODE_NAMES[mode]}"] = embed_slides(stored.by_mode[mode], seed=context.seed)
     figures = [
-        context.figures.save(
+        save_figure(
+            context.figures,
             "representations",
-            draw_representations(panels, found),
+            draw_representations(panels, stored),
             alt="t-SNE of slide representations, coloured by class",
             caption=f"Fold {fold.number}. Filled: test; hollow: validation; no slide was trained on. t-SNE shows who lies beside whom; "
             f"distances between groups mean nothing. Seed {context.seed}.",
@@ -88,11 +81,12 @@ def _draw_figures(context: Context, found: Representations, fold: RunFold) -> li
         f"Epoch {epoch}": embed_slides(one.by_mode[mode], seed=context.seed) for epoch, one in kept.items()
     }
     figures.append(
-        context.figures.save(
+        save_figure(
+            context.figures,
             "representations_epochs",
             draw_representations(panels, kept[epochs[-1]]),
             alt="t-SNE of slide representations after some epochs of training",
-            caption=f"Fold {fold.number}, {MODE_NAMES[mode]}, after each of these epochs. Every panel is a t-SNE of its own: its axes are "
+            caption=f"Fold {fold.number}, {style.MODE_NAMES[mode]}, after each of these epochs. Every panel is a t-SNE of its own: its axes are "
             "not those of the others.",
         )
     )
@@ -105,16 +99,18 @@ def choose_epochs(epochs: Sequence[int], most: int = 4) -> list[int]:
     return [epochs[place] for place in dict.fromkeys(places.tolist())]
 
 
-@apply_style
 def draw_representations(panels: Mapping[str, Points], slides: Representations) -> Figure:
     """A dot per slide in the colour of its class; test slides are filled."""
-    figure = new_figure(0.7 + WIDTH / max(2, len(panels)))
+    figure = style.new_figure(0.7 + style.WIDTH / max(2, len(panels)))
     names = sorted(set(slides.groups))
     labels, is_test = np.array(slides.groups), np.array([part == "test" for part in slides.parts])
     handles: dict[str, PathCollection] = {}
-    for axes, (title, points) in zip(add_axes_row(figure, len(panels)), panels.items(), strict=True):
+    for axes, (title, points) in zip(style.add_axes_row(figure, len(panels)), panels.items(), strict=True):
         for number, name in enumerate(names):
-            color, marker = GROUPS[number % len(GROUPS)], MARKERS[number % len(MARKERS)]
+            color, marker = (
+                style.GROUPS[number % len(style.GROUPS)],
+                style.MARKERS[number % len(style.MARKERS)],
+            )
             for test in (False, True):
                 chosen = (labels == name) & (is_test == test)
                 drawn = axes.scatter(
@@ -124,13 +120,12 @@ def draw_representations(panels: Mapping[str, Points], slides: Representations) 
                 if test:
                     handles[name] = drawn
         axes.set_title(title)
-        axes.set_xticks([])
-        axes.set_yticks([])
+        axes.set(xticks=[], yticks=[])
         axes.spines[["top", "right"]].set_visible(True)
         axes.set_box_aspect(1)
     figure.legend(
         list(handles.values()),
-        [shorten_label(name, 30) for name in handles],
+        [style.shorten_label(name, 30) for name in handles],
         loc="outside lower left",
         ncols=5,
     )
@@ -139,19 +134,17 @@ def draw_representations(panels: Mapping[str, Points], slides: Representations) 
 
 def embed_slides(representations: Float[np.ndarray, "n d"], *, seed: int = 0) -> Points:
     """Two coordinates per slide; columns are standardised, since their units mean nothing."""
-    try:
-        from openTSNE import TSNE  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise MissingExtraError("openTSNE", "report") from error
+    from openTSNE import TSNE  # type: ignore[import-untyped]
+
     values = representations.astype(np.float64)
     deviation = values.std(axis=0)
     values = (values - values.mean(axis=0)) / np.where(deviation > 0, deviation, 1.0)
     perplexity = min(PERPLEXITY, (len(values) - 1) / 3)
-    found = TSNE(
+    tsne = TSNE(
         perplexity=perplexity,
         initialization="pca",
         random_state=seed,
         n_jobs=1,
         negative_gradient_method="bh",
-    ).fit(values)
-    return np.asarray(found, dtype=np.float64)
+    )
+    return np.asarray(tsne.fit(values), dtype=np.float64)

@@ -6,12 +6,11 @@ subsets, regions, stability, guarantee, adaptive and sweep make one section, cos
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from gcemil.diagnostics.table import QUESTIONS
 from gcemil.findings import Finding, Row
-from gcemil.report.html import HtmlTable, Section, render_section
+from gcemil.report.html import Section, render_section
 from gcemil.report.sections.context import RULE_HEADINGS, Context, filter_rows, order_rows
 
 SUBSETS = (
@@ -79,18 +78,22 @@ def _describe_finding(context: Context, finding: Finding) -> dict[str, Any]:
         return {"table": None, "all": None, "count": 0, "notes": finding.notes}
     names = list(dict.fromkeys(label for row in finding.rows for label in row.labels))
     first = [name for name in ("rule", "network", "perturbation", "method", "k") if name in names]
-    make_lines = partial(
-        context.make_table,
-        metrics=METRICS_OF[finding.name],
-        labels={name: HEADINGS.get(name, name.replace("_", " ")) for name in dict.fromkeys([*first, *names])},
-        naming=dict.fromkeys(ORIGINAL, str),
-        grouped=False,
-        within=next((name for name in BLOCKS if name in names), ""),
-    )
-    main = choose_main_rows(context, finding.name, rows)
-    table = make_lines(main, notes=[context.describe_spread(finding.name), *finding.notes])
-    everything: HtmlTable | None = make_lines(rows) if len(rows) > len(main) else None
-    return {"table": table, "all": everything, "count": len(rows), "notes": ()}
+    options: dict[str, Any] = {
+        "labels": {
+            name: HEADINGS.get(name, name.replace("_", " ")) for name in dict.fromkeys([*first, *names])
+        },
+        "naming": dict.fromkeys(ORIGINAL, str),
+        "grouped": False,
+        "within": next((name for name in BLOCKS if name in names), ""),
+    }
+    metrics, main = METRICS_OF[finding.name], choose_main_rows(context, finding.name, rows)
+    notes = [context.describe_spread(finding.name), *finding.notes]
+    return {
+        "table": context.make_table(main, metrics, notes=notes, **options),
+        "all": context.make_table(rows, metrics, **options) if len(rows) > len(main) else None,
+        "count": len(rows),
+        "notes": (),
+    }
 
 
 def sort_rows(finding: Finding) -> list[Row]:

@@ -3,37 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from gcemil.exports.certificate import CRITERIA, VerdictName
-from gcemil.findings import Finding, Row
+from gcemil.findings import Row
 from gcemil.metrics import METRICS
+from gcemil.report import style
 from gcemil.report.claim import ORACLE_MEANING, RuleSlides
-from gcemil.report.html import HtmlTable, Picture, Section, render_section
-from gcemil.report.sections.context import Context, filter_rows, order_rows
-from gcemil.report.sections.headline import list_rules
-from gcemil.report.style import (
-    INK,
-    add_axes_row,
-    apply_style,
-    draw_grid,
-    label_rows,
-    new_figure,
-    readable_name,
-    spread_positions,
-)
+from gcemil.report.html import Section, render_section
+from gcemil.report.sections.context import Context, filter_rows, order_rows, save_figure
 from gcemil.rules import find_rule, order_rules
 
 FULL_KEPT = (
     "evidence_sufficiency", "keep_only_drop", "full_kept_gap", "sufficient_share", "complement_degradation",
     "removal_gap", "necessary_share", "both_share",
 )  # fmt: skip
-OF_PLAIN = ", plain host"
 SOFT_KEPT = ("cd_gap", "cd_metric_gap", "recoverable_share", "gate_margin", "gate_distance")
 BOUNDS = {
     "coverage_bound": ("coverage_residual", "coverage_bound", "coverage_slack", "coverage_broken_share"),
@@ -46,6 +33,7 @@ PANELS: dict[VerdictName, tuple[str, str]] = {
     "necessary": ("Remove", "|Φ(all) - Φ(removed)|  ↑"),
     "recoverable": ("Recover", "|Φ(gated) - Φ(kept)|  ↓"),
 }
+OF_PLAIN = ", plain host"
 LARGEST_CHANGE = 1.0
 """A probability cannot move further, so a bound above it says nothing."""
 
@@ -55,15 +43,26 @@ def render_snr(context: Context) -> Section | None:
     finding = context.find("snr")
     if finding is None:
         return None
-    own = filter_rows(finding.rows, rule=context.run.rule, network="wrapped")
+    claim = context.run.claim
+    figure = draw_slides_by_rule(claim.rules if claim else (), finding.settings)
+    is_risk = context.run.task == "survival"
+    phi = "the risk in units of the training risks" if is_risk else "the probability of the predicted class"
     every = filter_rows(finding.rows, **{"class": "all"})
     gates = filter_rows(every, comparison="soft-kept")
+    own = filter_rows(finding.rows, rule=context.run.rule, network="wrapped")
     classes = [row for row in own if row.labels["class"] != "all"]
     return render_section(
         "snr",
         "Sufficiency, necessity, recoverability",
         oracle=ORACLE_MEANING,
-        figure=_draw_figure(context, finding),
+        figure=figure
+        and save_figure(
+            context.figures,
+            "snr_slides",
+            figure,
+            alt="Change of the output per slide when patches are kept, removed or gated, by rule",
+            caption=f"One dot is one {context.run.bag_unit}, the bar its median, the dashed line the tolerance. Φ is {phi}.",
+        ),
         kept=context.make_table(
             order_rows(filter_rows(every, comparison="full-kept")),
             FULL_KEPT,
@@ -86,100 +85,70 @@ def render_snr(context: Context) -> Section | None:
     )
 
 
-def _draw_figure(context: Context, finding: Finding) -> Picture | None:
-    """How far the output of every slide moves, by rule."""
-    rules, limits = list_rules(context), finding.settings
-    panels = [
-        SlidePanel(title, label, values, limits.get(CRITERIA[name].tolerance), is_upper=name != "necessary")
-        for name, (title, label) in PANELS.items()
-        if (values := _collect_values(rules, CRITERIA[name].change))
-    ]
-    if not panels:
-        return None
-    is_risk = context.run.task == "survival"
-    phi = "the risk in units of the training risks" if is_risk else "the probability of the predicted class"
-    return context.figures.save(
-        "snr_slides",
-        draw_slides_by_rule(panels),
-        alt="Change of the output per slide when patches are kept, removed or gated, by rule",
-        caption=f"One dot is one {context.unit}, the bar its median, the dashed line the tolerance. Φ is {phi}.",
-    )
-
-
-def _collect_values(rules: Sequence[RuleSlides], name: str) -> dict[str, list[float]]:
-    """By rule; those of the plain host, where it is another network, under a name of their own."""
-    found = {
-        f"{one.rule}{OF_PLAIN}" if one.network == "plain" else one.rule: [
-            float(record[name]) for record in one.records if record.get(name) is not None
-        ]
-        for one in rules
-    }
-    return {rule: numbers for rule, numbers in found.items() if numbers}
-
-
 def _tabulate_bounds(context: Context, rows: Sequence[Row]) -> dict[str, Any]:
     """The bounds that limit something; of the others only that they do not."""
-    shown: list[str] = []
+    names: list[str] = []
     notes: list[str] = []
     for bound, figures in BOUNDS.items():
-        found = [value for row in rows if (value := row.values.get(bound)) is not None]
-        if found and context.run.task != "survival" and max(found) >= LARGEST_CHANGE:
+        values = [value for row in rows if (value := row.values.get(bound)) is not None]
+        if values and context.run.task != "survival" and max(values) >= LARGEST_CHANGE:
             notes.append(
                 f"{METRICS[bound].label}: above {LARGEST_CHANGE:g} on average, so it limits nothing here and is not shown."
             )
-        elif found:
-            shown += figures
-    names = [*shown, *SIZES]
-    known = [row for row in rows if any(row.values.get(name) is not None for name in names)]
-    table: HtmlTable | None = None
-    if known:
-        table = context.make_table(
-            known,
-            names,
-            labels={"comparison": "Comparison"},
-            naming={"comparison": str},
-            caption="Bounds and sizes: a negative slack is a broken bound" if shown else "Sizes",
-        )
+        elif values:
+            names += figures
+    caption = "Bounds and sizes: a negative slack is a broken bound" if names else "Sizes"
+    names += SIZES
+    rows = [row for row in rows if any(row.values.get(name) is not None for name in names)]
+    options: Any = {"labels": {"comparison": "Comparison"}, "naming": {"comparison": str}}
+    table = context.make_table(rows, names, caption=caption, **options) if rows else None
     return {"bounds": table, "bound_notes": notes}
 
 
-@dataclass(frozen=True)
-class SlidePanel:
-    """What one panel shows of every slide."""
-
-    title: str
-    label: str
-    by_rule: Mapping[str, Sequence[float]]
-    limit: float | None = None
-    is_upper: bool = True
-    """Whether the limit must not be passed, or must be reached."""
-
-
-@apply_style
-def draw_slides_by_rule(panels: Sequence[SlidePanel]) -> Figure:
-    """A dot per slide, a bar at the median, and the line a slide has to keep to."""
-    rules = order_rules([rule for panel in panels for rule in panel.by_rule])
-    figure = new_figure(0.95 + 0.42 * len(rules))
-    for axes, panel in zip(add_axes_row(figure, len(panels), sharey=True), panels, strict=True):
-        names = [
-            readable_name(rule.removesuffix(OF_PLAIN)) + OF_PLAIN * rule.endswith(OF_PLAIN) for rule in rules
-        ]
-        for rule, place in zip(rules, label_rows(axes, names), strict=True):
-            if rule in panel.by_rule:
-                _draw_strip(axes, place, panel.by_rule[rule], find_rule(rule.removesuffix(OF_PLAIN)).color)
-        if panel.limit is not None:
-            axes.axvline(panel.limit, color=INK, linewidth=0.9, linestyle=(0, (4, 2)))
+def draw_slides_by_rule(rules: Sequence[RuleSlides], limits: Mapping[str, Any]) -> Figure | None:
+    """How far the output of every slide moves: a dot per slide, a bar at the median, and the tolerance."""
+    panels: dict[VerdictName, dict[str, list[float]]] = {}
+    for name in PANELS:
+        changes = {
+            f"{slides.rule}{OF_PLAIN * (slides.network == 'plain')}": [
+                float(change)
+                for record in slides.records
+                if (change := record.get(CRITERIA[name].change)) is not None
+            ]
+            for slides in rules
+        }
+        if any(changes.values()):
+            panels[name] = {rule: values for rule, values in changes.items() if values}
+    if not panels:
+        return None
+    keys = order_rules([rule for changes in panels.values() for rule in changes])
+    names = [
+        style.readable_name(key.removesuffix(OF_PLAIN)) + OF_PLAIN * key.endswith(OF_PLAIN) for key in keys
+    ]
+    figure = style.new_figure(0.95 + 0.42 * len(keys))
+    for axes, (name, changes) in zip(
+        style.add_axes_row(figure, len(panels), sharey=True), panels.items(), strict=True
+    ):
+        for key, place in zip(keys, style.label_rows(axes, names), strict=True):
+            if key in changes:
+                values = changes[key]
+                axes.plot(
+                    values, place + style.spread_positions(values), linestyle="", marker="o", markersize=3.6,
+                    color=find_rule(key.removesuffix(OF_PLAIN)).color, alpha=0.6, markeredgewidth=0,
+                    rasterized=len(values) > 500,
+                )  # fmt: skip
+                middle = float(np.median(values))
+                axes.plot(
+                    [middle, middle], [place - 0.3, place + 0.3], color=style.INK, linewidth=1.6,
+                    solid_capstyle="butt",
+                )  # fmt: skip
+        if (limit := limits.get(CRITERIA[name].tolerance)) is not None:
+            axes.axvline(limit, color=style.INK, linewidth=0.9, linestyle=(0, (4, 2)))
             axes.annotate(
-                f"{'≤' if panel.is_upper else '≥'} {panel.limit:g}", (panel.limit, 1.0), va="top", fontsize=7.5,
+                f"{'≥' if name == 'necessary' else '≤'} {limit:g}", (limit, 1.0), va="top", fontsize=7.5,
                 xycoords=("data", "axes fraction"), xytext=(3, -1), textcoords="offset points",
             )  # fmt: skip
-        draw_grid(axes, grid="x").set(title=panel.title, xlabel=panel.label)
+        title, label = PANELS[name]
+        style.draw_grid(axes, grid="x").set(title=title, xlabel=label)
         axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
     return figure
-
-
-def _draw_strip(axes: Axes, place: int, values: Sequence[float], color: str) -> None:
-    look: Any = {"linestyle": "", "marker": "o", "markersize": 3.6, "alpha": 0.6, "markeredgewidth": 0}
-    axes.plot(values, place + spread_positions(values), color=color, rasterized=len(values) > 500, **look)
-    middle = float(np.median(values))
-    axes.plot([middle, middle], [place - 0.3, place + 0.3], color=INK, linewidth=1.6, solid_capstyle="butt")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from gcemil.bags.fingerprint import content_hash
 from gcemil.diagnostics.agreement import review_slide_table, review_table
-from gcemil.report.html import HtmlTable, Section, render_section
+from gcemil.report.html import Section, render_section
 from gcemil.report.sections.context import Context, filter_rows, order_rows
-from gcemil.runs.folder import Run
 
 OVERLAP = ("precision", "recall", "average_precision", "region_coverage")
 LOCALISATION = (
@@ -16,35 +15,38 @@ LOCALISATION = (
 
 def render_truth(context: Context) -> Section | None:
     """None where the cohort has no truth."""
-    snr, found = context.run.finding("snr"), context.run.finding("localisation")
+    snr, localisation = context.run.finding("snr"), context.run.finding("localisation")
     judged = [] if snr is None else filter_rows(snr.rows, **{"class": "all", "comparison": "full-kept"})
-    known = [row for row in judged if row.values.get("precision") is not None]
+    overlaps = [row for row in judged if row.values.get("precision") is not None]
     tables = []
-    if known:
+    if overlaps:
         spread = context.describe_spread("snr").removesuffix(".")
         tables.append(
             context.make_table(
-                order_rows(known),
+                order_rows(overlaps),
                 OVERLAP,
                 grouped=False,
                 caption="Chosen patches against annotated patches",
                 notes=[f"{spread}; slides without annotated patches do not count."],
             )
         )
-    rows = [] if found is None else [row for row in found.rows if "froc" not in row.labels]
-    if found is None and (known or any((context.run.cohort / "truth").glob("*.h5"))):
-        context.list_unmeasured("localisation")
-    if found is not None and rows:
-        tables.append(
-            context.make_table(
-                order_rows(rows),
-                LOCALISATION,
-                grouped=False,
-                caption="Score maps as lesion detectors",
-                notes=found.notes,
+    notes: tuple[str, ...] = ()
+    if localisation is not None:
+        rows = [row for row in localisation.rows if "froc" not in row.labels]
+        if rows:
+            tables.append(
+                context.make_table(
+                    order_rows(rows),
+                    LOCALISATION,
+                    grouped=False,
+                    caption="Score maps as lesion detectors",
+                    notes=localisation.notes,
+                )
             )
-        )
-    notes = found.notes if found is not None and not rows else ()
+        else:
+            notes = localisation.notes
+    elif overlaps or any((context.run.cohort / "truth").glob("*.h5")):
+        context.list_unmeasured("localisation")
     if not tables and not notes:
         return None
     return render_section("truth", "Against the annotation", tables=tables, notes=notes)
@@ -55,8 +57,8 @@ def render_review(context: Context) -> Section | None:
     finding = context.run.finding("review")
     if finding is None:
         return None
-    run, used = Run(context.run.folder), finding.provenance.get("inputs", {})
-    checkpoints = {f"fold_{fold.number}": run.fold(fold.number).checkpoint for fold in context.run.folds}
+    used = finding.provenance.get("inputs", {})
+    checkpoints = {f"fold_{fold.number}": fold.files.checkpoint for fold in context.run.folds}
     return render_section(
         "review",
         "A reviewer's marks",
@@ -64,6 +66,6 @@ def render_review(context: Context) -> Section | None:
             name in used and path.is_file() and used[name] != content_hash(path)
             for name, path in checkpoints.items()
         ),
-        table=HtmlTable.of(review_table(finding)),
-        slides=HtmlTable.of(review_slide_table(finding)),
+        table=review_table(finding),
+        slides=review_slide_table(finding),
     )
