@@ -9,6 +9,7 @@ ranking that is sufficient and necessary at the tolerances with which `gcemil au
   transplant   the removed patches are replaced by background of the slide (of the half of lowest evidence score), so that the bag keeps its size
   AUKC         mean of the keep curve, higher is better: Phi of the first 1 to 20 % of the patches alone, as a share of Phi(X), at most 1 (a risk:
                1 less its distance, at least 0)
+               The evidence is drawn in its order (explain.order_patches), every rival by its scores
   removal      mean over the same sizes of what Phi loses without the first patches (a risk: how far it moves); higher is better
   MSK          smallest share of the patches from which Phi reaches Phi(X) - 0.05 (a risk: comes within 0.2); 1 where 20 % are not enough. `msk
                within`: the same, but Phi may not exceed Phi(X) by more either, and stays there at all larger sizes
@@ -180,7 +181,8 @@ def measure_bag(bag: FoldBag, second: FoldBag | None, generator: Generator) -> t
         row |= judge.intervene(chosen) | {"transplant": judge.replace(chosen, background, generator)}
         row |= {"F kept": judge.answer(chosen), "F removed": judge.answer(~chosen)}
         row["host removed"] = host.answer(~chosen)
-        row |= draw_curves(judge, ranking(scores[rule])) if rule in scores else {}
+        order = bag.explanation.order if rule == "evidence" else scores.get(rule)
+        row |= {} if order is None else draw_curves(judge, ranking(order))
         if truth is not None and bool(truth.any()):
             row["precision"] = float(truth[chosen].float().mean())
             row["ap"] = average_precision_score(truth, scores[rule]) if rule in scores else np.nan

@@ -30,7 +30,15 @@ from gcemil.model import EvidenceOutput, GceMil
 from gcemil.outputs import Output, Tolerances, Verdict, judge
 from gcemil.predictor import GceEmbedded
 from gcemil.records import SlideEvidence
-from gcemil.recovery.recover import Recovery, StopReason, drop_free_riders, ranking, recover, subset_size
+from gcemil.recovery.recover import (
+    Recovery,
+    StopReason,
+    drop_free_riders,
+    rank_scores,
+    ranking,
+    recover,
+    subset_size,
+)
 from gcemil.row_blocks import is_large
 from gcemil.shapes import LogGates, Logits, Scores, Selected
 
@@ -53,6 +61,8 @@ class Explanation:
     removed: HostOutput | None
     """X_notS; None if the evidence is the whole bag."""
     verdict: Verdict
+    order: Scores
+    """Ranks the patches for subsets of any size: the evidence first, by its score and its contribution alike."""
     is_confirmed: bool | None = None
     """Whether the evidence of a lesion exceeds what slides without one show; None where the cohort has no such class."""
 
@@ -85,7 +95,20 @@ def explain_bag(model: GceMil, bag: Bag) -> Explanation:
     if int(model.negative_class) >= 0:
         strength = lesion_strength(model, output, kept, verdict)
         is_confirmed = strength > float(model.confirmation_threshold)
-    return Explanation(output, recovery, kept, removed, verdict, is_confirmed)
+    order = order_patches(model, output, recovery.selected)
+    return Explanation(output, recovery, kept, removed, verdict, order, is_confirmed)
+
+
+def order_patches(model: GceMil, output: EvidenceOutput, selected: Selected) -> Scores:
+    """Higher is earlier: the selected patches, then the others, each by the mean rank in score and in contribution.
+
+    The score says where the evidence is, the contribution what the prediction rests on most.
+    """
+    ranks = rank_scores(ranking(output.scores))
+    if output.answer.contributions is not None:
+        shares = model.output_kind.shares(output.answer.contributions)
+        ranks = (ranks + rank_scores(ranking(shares))) / 2
+    return torch.where(selected, ranks + len(ranks), ranks)
 
 
 def lesion_strength(model: GceMil, output: EvidenceOutput, kept: HostOutput, verdict: Verdict) -> float:

@@ -20,7 +20,7 @@ from gcemil.explain import (
     slide_evidence,
 )
 from gcemil.records import describe_verdict
-from gcemil.recovery.recover import recover
+from gcemil.recovery.recover import ranking, recover
 
 
 def class_probability(logits, index):
@@ -36,6 +36,18 @@ def make_model(n_outputs=3, **settings):
     """With repair and without the rule on free riders, so that Algorithm 1 is seen as it is."""
     recovery = {"repair": True, "drop_free_riders": False, **settings.pop("recovery", {})}
     return wrapped(prepared_host("abmil", n_outputs=n_outputs), recovery=recovery, **settings)
+
+
+def test_the_order_takes_the_evidence_first_and_score_and_contribution_decide_alike():
+    model, bag = make_model(), make_slide()
+    explanation = explain_bag(model, bag)
+    output, selected = explanation.output, explanation.recovery.selected
+    size = int(selected.sum())
+    assert set(ranking(explanation.order)[:size].tolist()) == set(selected.nonzero().ravel().tolist())
+    ranks = [values.argsort().argsort().double() for values in (output.scores, output.answer.contributions)]
+    rest = ~selected
+    # Ranks of the product count from 1.
+    torch.testing.assert_close(explanation.order[rest].double(), (ranks[0] + ranks[1])[rest] / 2 + 1)
 
 
 def test_the_discrete_prediction_is_the_host_on_the_selected_rows_alone():

@@ -22,15 +22,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from gcemil.diagnostics.attribution import ATTRIBUTIONS, Attribution, supported_attributions
 from gcemil.diagnostics.trained_fold import FoldBag, NetworkName, PredictedBag
 from gcemil.diagnostics.truth import oracle_scores
 from gcemil.errors import UsageError
 from gcemil.evidence.spatial import Neighbourhood, smoothed
 from gcemil.hosts.host import Host
-from gcemil.recovery.recover import rank_scores, ranking, subset_size, top_k
+from gcemil.recovery.recover import subset_size, top_k
 from gcemil.rules import SMOOTHED
 from gcemil.shapes import Scores, Selected
 
@@ -54,10 +52,10 @@ def score_rules(
     if smooth:
         scores |= smooth_scores(bag, attributions)
     if network == "wrapped" and bag.explanation is not None:
-        soft = bag.explanation.output.scores
-        for rule in ours:
-            is_set = rule == "gce_discrete"
-            scores[rule] = rank_selected_first(bag.explanation.recovery.selected, soft) if is_set else soft
+        explanation = bag.explanation
+        scores |= {
+            rule: explanation.order if rule == "gce_discrete" else explanation.output.scores for rule in ours
+        }
     if bag.truth is not None:
         scores["oracle"] = oracle_scores(bag.truth, bag.regions, attention)
     return scores
@@ -76,12 +74,6 @@ def smooth_scores(bag: FoldBag, scores: Mapping[str, Scores]) -> dict[str, Score
         return {}
     around = Neighbourhood.of(bag.coords, bag.bag.patch_size)
     return {name + SMOOTHED: smoothed(values, around) for name, values in scores.items()}
-
-
-def rank_selected_first(selected: Selected, scores: Scores) -> Scores:
-    """Ranks from n down to 1: the selected patches before the others, both by score."""
-    order = ranking(scores)
-    return rank_scores(torch.cat([order[selected[order]], order[~selected[order]]]))
 
 
 def choose_attributions(host: Host, names: Sequence[str] | None = None) -> dict[str, Attribution]:

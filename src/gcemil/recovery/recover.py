@@ -274,8 +274,8 @@ def ranking(scores: Scores) -> Int[Tensor, "n"]:
 
 def rank_scores(order: Int[Tensor, "n"]) -> Scores:
     """Scores from n down to 1 that give this ranking."""
-    scores = torch.empty(len(order))
-    scores[order] = torch.arange(len(order), 0, -1, dtype=scores.dtype)
+    scores = torch.empty(len(order), device=order.device)
+    scores[order] = torch.arange(len(order), 0, -1, dtype=scores.dtype, device=order.device)
     return scores
 
 

@@ -8,7 +8,6 @@ from gcemil.diagnostics.rules import (
     RANKED,
     attribute_patches,
     choose_attributions,
-    rank_selected_first,
     score_rules,
     smooth_scores,
 )
@@ -22,11 +21,6 @@ def scores_of(fold, bag, network="wrapped", names=("attention", "occlusion")):
     random = torch.rand(len(bag), generator=torch.Generator().manual_seed(0))
     rivals = attribute_patches(view, choose_attributions(view.host, names))
     return score_rules(bag, network, random=random, attributions=rivals, ours=RANKED, smooth=True)
-
-
-def test_the_selected_come_first_and_scores_decide_among_them_and_among_the_rest():
-    selected = torch.tensor([False, True, False, True])
-    assert rank_selected_first(selected, torch.tensor([9.0, 1.0, 5.0, 2.0])).tolist() == [2, 3, 1, 4]
 
 
 def test_smoothing_takes_half_of_a_score_from_the_patches_around(tmp_path):
