@@ -5,14 +5,15 @@
   v_m(S) = max(nu_m, (1/k) sum of the k largest r_im, i in S)     coverage that does not saturate; k = max(4, 0.5 % of the patches)
   U_c(S) = sum_m alpha_cm v_m(S) + b_c, alpha >= 0  class utility (Eq. 5), trained on slide labels
   h(S)   = sum_m beta_m v_m(S)                      for survival: risk pathways, beta signed
-  F_c(S) = (1 - w) log p_host(c | S) / T_h  +  w log p_head(c | S) / T_g,    one weight w in [0, 1]
+  F_c(S) = (1 - w) log p_host(c | S)  +  w log p_head(c | S),    one weight w in [0, 1]
+           log p(c | S) = log softmax(logits_c / T + t_c), a temperature and class biases for host and head each
 
 v_m never falls when a patch is added, and k is that of the whole slide, so removing patches can only lower it. nu_m is the lower quartile of v_m over
 the training slides: an anchor of which S holds nothing counts as on a slide that does not show it, not as less than any slide.
 Noisy-OR coverage saturates on slides of hundreds of patches: with the responses of Eq. 2 a random 5 % covers every anchor. Learned offsets
 cure that on simulated slides and overfit on tissue (docs/ablations.md has the comparison).
 
-w is chosen on validation slides, which neither host nor head was trained on. Under a flat prior over (0, 1] its posterior mean is taken; where
+T, t and w are chosen on validation slides, which neither host nor head was trained on. Under a flat prior over (0, 1] its posterior mean is taken; where
 the host alone explains the validation labels better than a mixture of unknown weight does, w is 0, and F is the host, bit for bit.
 """
 
@@ -38,7 +39,9 @@ ABSENT_QUANTILE = 0.25
 RIDGE = 0.03
 """Of standardised coverage; cross-validation on training slides picks too little, since anchors are made of their patches."""
 WEIGHTS = np.linspace(0.0, 1.0, 21)
-TEMPERATURES = np.exp(np.linspace(-2.0, 2.5, 46))
+INVERSE_TEMPERATURES = (0.08, 7.4)
+BIAS_RIDGE = 10.0
+"""Of class biases in nats: a standard deviation of 0.3 before any slide was seen (docs/ablations.md)."""
 
 Coverages = Float[np.ndarray, "_ m"]
 
@@ -60,6 +63,7 @@ class EvidenceHead(nn.Module):
     weights: Tensor
     bias: Tensor
     host_scale: Tensor
+    host_bias: Tensor
     head_scale: Tensor
     weight: Tensor
 
@@ -76,6 +80,8 @@ class EvidenceHead(nn.Module):
         # Classes: inverse temperatures. Risks: mean and inverse deviation over the training slides.
         self.register_buffer("host_scale", torch.tensor([0.0, 1.0]))
         self.register_buffer("head_scale", torch.tensor([0.0, 1.0]))
+        # Class biases, in units of the host's logits; those of the head are in `bias`.
+        self.register_buffer("host_bias", torch.zeros(n_outputs))
         self.register_buffer("weight", torch.zeros(()))
         # Read often and set once, so they are kept beside the buffers and not read off the device for every bag.
         self._known: tuple[bool, float] | None = None
@@ -141,7 +147,7 @@ class EvidenceHead(nn.Module):
         if not self.has_vote:
             return host
         parts = (
-            self.output_kind.calibrate(host, self.host_scale),
+            self.output_kind.calibrate(host + self.host_bias, self.host_scale),
             self.output_kind.calibrate(utility, self.head_scale),
         )
         return (1 - self.weight) * parts[0] + self.weight * parts[1]
@@ -184,6 +190,7 @@ class HeadFit:
     weights: Float[np.ndarray, "c m"]
     bias: Float[np.ndarray, "c"]
     host_scale: Float[np.ndarray, "2"]
+    host_bias: Float[np.ndarray, "c"]
     head_scale: Float[np.ndarray, "2"]
     weight: float
 
@@ -195,18 +202,21 @@ def fit_class_head(
     val_labels: Int[np.ndarray, "k"],
     val_host: Float[np.ndarray, "k c"],
 ) -> HeadFit:
-    """Class weights from training slides; temperatures and the weight of the vote from validation slides."""
+    """Class weights from training slides; calibration and the weight of the vote from validation slides."""
     weights, bias = fit_class_weights(train, labels, val_host.shape[1])
-    utility = val @ weights.T + bias
-    scales = [find_inverse_temperature(logits, val_labels) for logits in (val_host, utility)]
-    calibrated = [
-        log_softmax(logits * scale, axis=1) for logits, scale in zip((val_host, utility), scales, strict=True)
-    ]
-    log_likelihoods = np.array(
-        [-_surprise((1 - w) * calibrated[0] + w * calibrated[1], val_labels) for w in WEIGHTS]
-    )
+    host_scale, host_bias = calibrate_logits(val_host, val_labels)
+    head_scale, head_bias = calibrate_logits(val @ weights.T + bias, val_labels)
+    bias = bias + head_bias
+    host = log_softmax((val_host + host_bias) * host_scale, axis=1)
+    head = log_softmax((val @ weights.T + bias) * head_scale, axis=1)
+    log_likelihoods = np.array([-_surprise((1 - w) * host + w * head, val_labels) for w in WEIGHTS])
     return HeadFit(
-        weights, bias, np.array([0.0, scales[0]]), np.array([0.0, scales[1]]), choose_weight(log_likelihoods)
+        weights,
+        bias,
+        np.array([0.0, host_scale]),
+        host_bias,
+        np.array([0.0, head_scale]),
+        choose_weight(log_likelihoods),
     )
 
 
@@ -253,7 +263,9 @@ def fit_risk_head(
     log_likelihoods = np.array(
         [-_cox_surprise((1 - w) * host + w * head, val_times, val_events)[0] for w in WEIGHTS]
     )
-    return HeadFit(effects[None], np.zeros(1), scales[0], scales[1], choose_weight(log_likelihoods))
+    return HeadFit(
+        effects[None], np.zeros(1), scales[0], np.zeros(1), scales[1], choose_weight(log_likelihoods)
+    )
 
 
 def fit_risk_effects(
@@ -282,10 +294,25 @@ def choose_weight(log_likelihoods: Float[np.ndarray, "w"]) -> float:
     return float((mixed * WEIGHTS[1:]).sum() / mixed.sum())
 
 
-def find_inverse_temperature(logits: Float[np.ndarray, "k c"], labels: Int[np.ndarray, "k"]) -> float:
-    """1 / T that makes the validation labels least surprising."""
-    surprises = [_surprise(logits / temperature, labels) for temperature in TEMPERATURES]
-    return float(1 / TEMPERATURES[int(np.argmin(surprises))])
+def calibrate_logits(
+    logits: Float[np.ndarray, "k c"], labels: Int[np.ndarray, "k"]
+) -> tuple[float, Float[np.ndarray, "c"]]:
+    """Inverse temperature and class biases that make the validation labels least surprising; convex.
+
+    The biases, in units of the logits, are ridged: thirty slides say little of seven classes.
+    """
+    targets = np.eye(logits.shape[1])[labels]
+
+    def loss(flat: Float[np.ndarray, "p"]) -> tuple[float, Float[np.ndarray, "p"]]:
+        logs = log_softmax(flat[0] * logits + flat[1:], axis=1)
+        slope = np.exp(logs) - targets
+        value = -(targets * logs).sum() + BIAS_RIDGE / 2 * np.square(flat[1:]).sum()
+        return value, np.concatenate([[(slope * logits).sum()], slope.sum(axis=0) + BIAS_RIDGE * flat[1:]])
+
+    start = np.concatenate([[1.0], np.zeros(logits.shape[1])])
+    bounds = [INVERSE_TEMPERATURES] + [(None, None)] * logits.shape[1]
+    found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds)
+    return float(found.x[0]), found.x[1:] / found.x[0]
 
 
 def _surprise(logits: Float[np.ndarray, "k c"], labels: Int[np.ndarray, "k"]) -> float:

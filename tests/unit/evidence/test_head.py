@@ -6,6 +6,7 @@ import torch
 
 from gcemil.evidence.head import (
     EvidenceHead,
+    calibrate_logits,
     fit_class_head,
     fit_class_weights,
     fit_risk_effects,
@@ -79,6 +80,27 @@ def test_the_mixture_is_geometric_in_calibrated_probabilities():
     found = torch.softmax(head.mix(host, utility), dim=0)
     product = torch.softmax(host * 0.5, 0) ** 0.75 * torch.softmax(utility * 2, 0) ** 0.25
     torch.testing.assert_close(found, product / product.sum())
+
+
+def test_a_class_that_the_host_neglects_is_put_right_by_its_bias():
+    generator = np.random.default_rng(0)
+    labels = np.arange(300) % 3
+    logits = np.eye(3)[labels] + generator.normal(size=(300, 3)) - np.array([2.0, 0.0, 0.0])
+    scale, bias = calibrate_logits(logits, labels)
+    right = (logits.argmax(axis=1) == labels).mean(), ((logits + bias) * scale).argmax(axis=1) == labels
+    assert right[1].mean() > right[0] + 0.05
+    assert bias[0] > 1.0 > bias[1:].max()
+    # A few slides move a bias little.
+    assert abs(calibrate_logits(logits[:6], labels[:6])[1] * scale).max() < 0.6
+
+
+def test_the_mixture_reads_the_host_with_its_biases():
+    head = make_head()
+    head.weight.fill_(0.5)
+    head.host_bias.copy_(torch.tensor([0.0, 1.5]))
+    head._known = None
+    host, utility = torch.tensor([1.0, 0.0]), torch.zeros(2)
+    assert int(head.mix(host, utility).argmax()) == 1
 
 
 def planted(n=60, seed=0, noise=0.2):
