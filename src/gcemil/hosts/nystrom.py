@@ -12,14 +12,7 @@ bag of n < m patches costs n^3 instead of m^3.
 
 q, k and v belong to each token alone, so a host may project once and attend many times (`qkv`, then `attend`). Where
 only the first token attends, q is wanted of the landmarks and v of their weighted sum: both are projected after the mean.
-
-The pseudo-inverse is six steps of the Nyströmformer's third-order iteration. Six do not always converge, so what they
-give is the definition:
-
-  z_0 = A^T / (max row sum * max column sum),   a_i = A z_i,   z_{i+1} = z_i c(a_i),   pinv(A) = z_6
-  c(a) = (13 I - a (15 I - a (7 I - a))) / 4
-A is row-stochastic, so its largest row sum is 1. The largest column sum is taken over all heads, as published. c is a
-polynomial, so a_{i+1} = a_i c(a_i) takes two products instead of four, and z_0 c(a_0) ... c(a_5) acts on thin matrices.
+The pseudo-inverse is an operator of its own (pseudo_inverse.py).
 
 Under log-gates a token fades from every place where it acts on others: landmark means are weighted by the gates,
 log pi_j is added to the key logits of A3, and the value convolution reads pi_j v_j. Landmarks choose the basis of
@@ -40,6 +33,8 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+
+from gcemil.hosts.pseudo_inverse import PseudoInverse, pseudo_inverse
 
 Convolution = Literal["sequence", "heads"]
 
@@ -144,7 +139,7 @@ class NystromAttention(nn.Module):
         plan: SequencePlan,
     ) -> PseudoInverse:
         between = self._weights(query_landmarks, key_landmarks, landmark_bias)
-        return PseudoInverse.of(between, iterations=self.iterations, copies=max(plan.copies, 1))
+        return pseudo_inverse(between, iterations=self.iterations, copies=max(plan.copies, 1))
 
     def _through_landmarks(
         self,
@@ -172,49 +167,6 @@ class NystromAttention(nn.Module):
         kernel = self.value_conv.weight.flatten(1)
         right = kernel[:, kernel.shape[1] // 2 :][:, : value.shape[1]]
         return right.unsqueeze(1) @ value[:, : right.shape[1]]
-
-
-@dataclass(frozen=True)
-class PseudoInverse:
-    """pinv(A) = z_0 c(a_0) c(a_1) ... as an operator.
-
-    Where the first row and column of A stand for c equal ones, matrices act on vectors with c equal first entries: a
-    column then holds the sum of its copies, and a transposition divides and multiplies by the counts.
-    """
-
-    start: Float[Tensor, "heads m m"]
-    steps: tuple[Float[Tensor, "heads m m"], ...]
-
-    @classmethod
-    def of(cls, matrix: Float[Tensor, "heads m m"], *, iterations: int, copies: int = 1) -> PseudoInverse:
-        transposed = matrix.mT
-        if copies > 1:
-            counts = matrix.new_ones(matrix.shape[-1])
-            counts[0] = copies
-            transposed = transposed * counts / counts.unsqueeze(1)
-        start = transposed / transposed.sum(dim=-1).max()
-        steps = [matrix @ start]
-        while len(steps) < iterations:
-            step = steps[-1]
-            square = step @ step
-            linear = torch.add(13 * step, square, alpha=-15)
-            steps.append(torch.baddbmm(linear, square, 7 * step - square, beta=0.25, alpha=0.25))
-        return cls(start, tuple(steps))
-
-    def times(self, right: Float[Tensor, "heads m d"]) -> Float[Tensor, "heads m d"]:
-        """pinv(A) right."""
-        for step in reversed(self.steps):
-            inner = step @ (7 * right - step @ right)
-            right = 0.25 * (13 * right - step @ (15 * right - inner))
-        return self.start @ right
-
-    def under(self, left: Float[Tensor, "heads r m"]) -> Float[Tensor, "heads r m"]:
-        """left pinv(A)."""
-        left = left @ self.start
-        for step in self.steps:
-            inner = (7 * left - left @ step) @ step
-            left = 0.25 * (13 * left - (15 * left - inner) @ step)
-        return left
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,115 @@
+"""Both ways to the pseudo-inverse are the published iteration, in values and in slopes."""
+
+import pytest
+import torch
+
+from gcemil.hosts.pseudo_inverse import IteratedInverse, SpectralInverse, pseudo_inverse
+
+WAYS = pytest.mark.parametrize("way", [IteratedInverse, SpectralInverse])
+
+
+def row_stochastic(seed=0, *, size=6, sharpness=4.0):
+    generator = torch.Generator().manual_seed(seed)
+    logits = sharpness * torch.randn(3, size, size, generator=generator, dtype=torch.float64)
+    return torch.softmax(logits, dim=-1)
+
+
+def thin(columns=2, seed=1, *, size=6):
+    return torch.randn(3, size, columns, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def published_iteration(matrix, iterations):
+    """The Nyströmformer's iteration, written as its paper writes it."""
+    inverse = matrix.mT / (matrix.sum(-1).max() * matrix.sum(-2).max())
+    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype)
+    for _ in range(iterations):
+        product = matrix @ inverse
+        inverse = (
+            0.25 * inverse @ (13 * identity - product @ (15 * identity - product @ (7 * identity - product)))
+        )
+    return inverse
+
+
+@WAYS
+@pytest.mark.parametrize("iterations", [1, 2, 6])
+def test_operator_is_the_published_iteration_from_both_sides(way, iterations):
+    matrix = row_stochastic()
+    inverse, expected = way.of(matrix, iterations=iterations), published_iteration(matrix, iterations)
+    identity = torch.eye(6, dtype=torch.float64).expand(3, 6, 6)
+    torch.testing.assert_close(inverse.times(identity), expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(inverse.under(identity), expected, rtol=0, atol=1e-10)
+
+
+@WAYS
+def test_many_iterations_reach_the_pseudo_inverse(way):
+    matrix = row_stochastic()
+    identity = torch.eye(6, dtype=torch.float64).expand(3, 6, 6)
+    inverse = way.of(matrix, iterations=30).times(identity)
+    torch.testing.assert_close(inverse, torch.linalg.pinv(matrix), rtol=1e-8, atol=1e-8)
+
+
+@WAYS
+@pytest.mark.parametrize("iterations", [1, 6])
+@pytest.mark.parametrize("side", ["times", "under"])
+def test_slopes_are_those_of_the_published_iteration(way, iterations, side):
+    found = []
+    for operator in ("ours", "published"):
+        # At the logits: the published form has a slope through its row sums too, which a softmax holds at 1.
+        logits, given = row_stochastic().log().requires_grad_(), thin().requires_grad_()
+        matrix = torch.softmax(logits, dim=-1)
+        if operator == "ours":
+            inverse = way.of(matrix, iterations=iterations)
+            result = inverse.times(given) if side == "times" else inverse.under(given.mT)
+        else:
+            whole = published_iteration(matrix, iterations)
+            result = whole @ given if side == "times" else given.mT @ whole
+        result.pow(3).sum().backward()
+        found.append((logits.grad, given.grad))
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-8, atol=1e-8)
+
+
+@WAYS
+@pytest.mark.parametrize("side", ["times", "under"])
+def test_a_landmark_counted_three_times_is_three_equal_landmarks(way, side):
+    logits = torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    spread = torch.tensor([0, 0, 0, 1, 2, 3])
+    long = torch.softmax(logits[:, spread][:, :, spread], dim=-1)
+    counts = torch.tensor([3.0, 1, 1, 1], dtype=torch.float64)
+    short = torch.softmax(logits + counts.log(), dim=-1)
+    given = thin(size=4)
+    ours = way.of(short, iterations=6, copies=3)
+    expected = published_iteration(long, 6)
+    if side == "times":
+        torch.testing.assert_close(
+            ours.times(given), (expected @ given[:, spread])[:, [0, 3, 4, 5]], rtol=0, atol=1e-10
+        )
+        return
+    # A row over equal landmarks holds the weight of each; over a counted one, that of all of them.
+    row = (given / counts.unsqueeze(1)).mT[:, :, spread]
+    summed = torch.zeros(3, 2, 4, dtype=torch.float64).index_add_(2, spread, row @ expected)
+    torch.testing.assert_close(ours.under(given.mT), summed, rtol=0, atol=1e-10)
+
+
+def test_slopes_stay_finite_and_right_where_eigenvalues_coincide():
+    # Equal rows: one eigenvalue is not 0, all others are; and an identity, where all are 1.
+    equal = torch.full((1, 6, 6), 1 / 6, dtype=torch.float64)
+    for matrix in (equal, torch.eye(6, dtype=torch.float64).unsqueeze(0)):
+        found = []
+        for way in (SpectralInverse, IteratedInverse):
+            given = matrix.clone().requires_grad_()
+            way.of(given, iterations=6).times(thin()[:1]).pow(3).sum().backward()
+            found.append(given.grad)
+        assert found[0].abs().max() > 0
+        torch.testing.assert_close(*found, rtol=1e-7, atol=1e-7)
+
+
+def test_a_matrix_with_nan_gives_nan_and_no_error():
+    matrix = row_stochastic()
+    matrix[1, 2, 3] = torch.nan
+    assert pseudo_inverse(matrix, iterations=6).times(thin()).isnan().any()
+
+
+def test_half_precision_takes_the_iteration():
+    assert isinstance(pseudo_inverse(row_stochastic().bfloat16(), iterations=6), IteratedInverse)
+    assert isinstance(pseudo_inverse(row_stochastic(), iterations=6), SpectralInverse)
