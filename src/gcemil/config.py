@@ -38,6 +38,8 @@ _DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,3})?")
 BridgeKind = Literal["auto", "free", "proximal", "frozen", "identity", "centred"]
 
 
+TrackerName = Literal["tensorboard", "mlflow", "wandb", "none"]
+"""Where the numbers of an epoch go beside history.jsonl (training/trackers.py)."""
 S = TypeVar("S", bound="Settings")
 
 

@@ -33,6 +33,7 @@ class Cell:
     n: int = 0
     """Values behind the mean; 0 where that is not known."""
     state: Literal["there", "missing", "undefined"] = "there"
+    interval: tuple[float, float] | None = None
 
     @property
     def mean_text(self) -> str:
@@ -118,14 +119,22 @@ class Table:
         return sum(cell.state == "missing" for line in self.lines for cell in line.cells)
 
 
-def metric_cell(metric: str, value: float | None, deviation: float | None = None) -> Cell:
-    """A figure of a metric with its deviation behind it; a deviation of 0 or None is left out."""
+def metric_cell(
+    metric: str,
+    value: float | None,
+    deviation: float | None = None,
+    *,
+    interval: tuple[float, float] | None = None,
+) -> Cell:
+    """A figure of a metric with its deviation and interval behind it; a deviation of 0 or None is left out."""
     if value is None:
         return NOT_MEASURED
     text = format_metric(metric, value)
     if deviation:
         text += f"±{format_metric(metric, deviation)}"
-    return Cell(text, value, deviation)
+    if interval is not None:
+        text += f" [{', '.join(format_metric(metric, end) for end in interval)}]"
+    return Cell(text, value, deviation, interval=interval)
 
 
 def format_metric(metric: str, value: float) -> str:
@@ -171,7 +180,7 @@ def best_cells(table: Table) -> set[tuple[int, int]]:
 
 
 CSV_COLUMNS = (
-    "table", "row", "figures", "column", "metric", "better", "text", "value", "deviation", "n", "state",
+    "table", "row", "figures", "column", "metric", "better", "text", "value", "deviation", "n", "state", "low", "high",
 )  # fmt: skip
 LATEX_SYMBOLS = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
@@ -267,7 +276,7 @@ def _render_csv(tables: Sequence[Table]) -> str:
                 numbers = ["" if value is None else repr(value) for value in (cell.value, cell.deviation)]
                 writer.writerow([
                     table.name, " / ".join(row), figures, column.key, column.metric or "", column.direction, cell.text,
-                    *numbers, cell.n or "", cell.state,
+                    *numbers, cell.n or "", cell.state, *(cell.interval or ("", "")),
                 ])  # fmt: skip
     return file.getvalue()
 

@@ -1,5 +1,6 @@
 """From a trained run to a page: measured, then written, from files alone."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -10,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from builders.reports import run_folder, toy_evidence
-from gcemil.cli.report import report
+from gcemil.cli.report import figures, report
 from gcemil.diagnostics.diagnose import Comparison, measure_fold
 from gcemil.diagnostics.table import QUESTIONS
 from gcemil.errors import RunError
@@ -21,6 +22,7 @@ from gcemil.report.sections.representations import FEWEST
 
 app = typer.Typer()
 app.command("report")(report)
+app.command("figures")(figures)
 
 
 @app.callback()
@@ -120,3 +122,29 @@ def test_a_hundred_slides_stay_below_five_megabytes(tmp_path):
         )
     path = write_report(run.folder, tmp_path / "report.html")
     assert path.stat().st_size < 5e6
+
+
+@pytest.mark.parametrize("task", ["classification", "survival"])
+def test_a_trained_run_has_the_figures_of_a_paper(task, request, tmp_path):
+    runs = request.getfixturevalue(f"{task}_runs")
+    command = [
+        "figures",
+        str(runs.gce),
+        "--against",
+        str(runs.host),
+        "--out",
+        str(tmp_path),
+        "--format",
+        "pdf",
+    ]
+    done = CliRunner().invoke(app, [*command, "--dpi", "72", "--json"])
+    assert done.exit_code == 0, done.output
+    written = json.loads(done.stdout)
+    names = {Path(path).name for path in written["files"]}
+    drawn = {
+        "classification": {"roc.pdf", "confusion.pdf"},
+        "survival": {"kaplan_meier.pdf", "auc_over_time.pdf"},
+    }
+    assert drawn[task] | {"metrics.tex", "captions.md"} <= names
+    assert any(name.startswith("evidence_") for name in names)
+    assert "--only snr" in written["left_out"]["Diagnostic 'snr' was not made."]

@@ -12,7 +12,7 @@ import json
 import os
 import re
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, get_args
 
@@ -35,6 +35,7 @@ Arm = Literal[
 ]
 PLAIN_ARMS: tuple[Arm, ...] = ("host", "host_long", "host_paper")
 """Arms without the wrapper. They have no evidence; diagnostics see them beside the wrapped arms."""
+MOST_TRIALS = 64
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 SIMULATION = ("size", "seed", "slides", "parts", "dim", "dials")
@@ -124,6 +125,11 @@ class Grid(Settings):
     variants: dict[str, Overrides] = Field(
         default_factory=dict, description="Ablations of the arm gce: name, then settings by dotted name."
     )
+    search: dict[str, tuple[Any, ...]] = Field(
+        default_factory=dict,
+        description="A small sweep: settings by dotted name, each with the values to try. All combinations are trained as the arm "
+        "gce, or host in a grid of plain hosts, and the best on the validation part is chosen fold by fold.",
+    )
     folds: Numbers = (0, 1, 2, 3, 4)
     folds_by_host: dict[str, Numbers] = Field(
         default_factory=dict, description="In place of `folds` for hosts that take too long."
@@ -150,6 +156,20 @@ class Grid(Settings):
     )
     resources: Resources = Resources()
 
+    @property
+    def trials(self) -> dict[str, Overrides]:
+        """Every combination of the sweep by its name."""
+        combinations = product(*self.search.values()) if self.search else ()
+        return {
+            f"search_{i:02d}": dict(zip(self.search, values, strict=True))
+            for i, values in enumerate(combinations)
+        }
+
+    @property
+    def searched_arm(self) -> Arm:
+        """The arm whose settings the sweep changes."""
+        return "host" if self.arms and set(self.arms) <= set(PLAIN_ARMS) else "gce"
+
     @classmethod
     def load(cls, path: Path) -> Grid:
         """The grid in this file, its cohort folders made absolute."""
@@ -170,15 +190,24 @@ class Grid(Settings):
                 raise ValueError(
                     f"'{name}' cannot be a name: use letters, digits, '.', '_' and '-', and begin with a letter or digit"
                 )
-        if not self.arms and not self.variants:
-            raise ValueError("a grid needs at least one arm or variant")
+        if not self.arms and not self.variants and not self.search:
+            raise ValueError("a grid needs at least one arm, variant or search")
+        if empty := [name for name, values in self.search.items() if not values]:
+            raise ValueError(f"search lists no value for '{empty[0]}'")
+        if len(self.trials) > MOST_TRIALS:
+            raise ValueError(
+                f"search has {len(self.trials)} combinations, and at most {MOST_TRIALS} are tried: more would fit the validation "
+                "part by chance; list fewer values"
+            )
+        if taken := sorted(name for name in self.variants if name.startswith("search")):
+            raise ValueError(f"'{taken[0]}' is kept for the sweep; name the variant otherwise")
         if taken := sorted(set(self.variants) & set(get_args(Arm))):
             raise ValueError(f"'{taken[0]}' is the name of an arm; name the variant otherwise")
         by_name = {"folds_by_host": "hosts", "settings_by_host": "hosts", "diagnostics_by_cohort": "cohorts"}
         for name, whole in by_name.items():
             if unknown := sorted(set(getattr(self, name)) - set(getattr(self, whole))):
                 raise ValueError(f"{name} names '{unknown[0]}', which is not among the {whole}")
-        changes = (self.settings, *self.settings_by_host.values(), *self.variants.values())
+        changes = (self.settings, *self.settings_by_host.values(), *self.variants.values(), self.search)
         for key in (key for settings in changes for key in settings):
             if key in {"seed", "device", "host.name", "host", "evidence"}:
                 raise ValueError(f"'{key}' follows from the grid itself (seeds, resources, hosts, arms)")
@@ -296,13 +325,19 @@ def other_seeds(grid: Grid, run: RunKey) -> tuple[RunKey, ...]:
 
 
 def fold_diagnostics(grid: Grid, run: RunKey) -> tuple[str, ...]:
-    """A plain host has no evidence of its own; the wrapped runs show its rows beside theirs."""
-    return () if run.is_plain else grid.diagnostics_by_cohort.get(run.cohort, grid.diagnostics)
+    """A plain host has no evidence of its own; the wrapped runs show its rows beside theirs. A sweep is not diagnosed."""
+    return (
+        ()
+        if run.is_plain or run.variant in grid.trials
+        else grid.diagnostics_by_cohort.get(run.cohort, grid.diagnostics)
+    )
 
 
 def _arms_and_variants(grid: Grid) -> list[tuple[Arm, str | None]]:
     plain_first = sorted(grid.arms, key=lambda arm: arm not in PLAIN_ARMS)
-    return [*((arm, None) for arm in plain_first), *(("gce", variant) for variant in grid.variants)]
+    variants: list[tuple[Arm, str | None]] = [("gce", variant) for variant in grid.variants]
+    trials: list[tuple[Arm, str | None]] = [(grid.searched_arm, trial) for trial in grid.trials]
+    return [*((arm, None) for arm in plain_first), *variants, *trials]
 
 
 def run_settings(grid: Grid, key: RunKey) -> TrainSettings:
@@ -317,7 +352,7 @@ def run_settings(grid: Grid, key: RunKey) -> TrainSettings:
         for name, value in (*grid.settings.items(), *grid.settings_by_host.get(key.host, {}).items())
         if not (key.is_plain and name.startswith("evidence."))
     ]
-    changes += grid.variants[key.variant].items() if key.variant else []
+    changes += {**grid.variants, **grid.trials}[key.variant].items() if key.variant else []
     # JSON is read back by YAML as the same value.
     settings = with_overrides(settings, [f"{name}={json.dumps(value)}" for name, value in changes])
     if key.arm == "host_long":

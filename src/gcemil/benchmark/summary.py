@@ -24,6 +24,10 @@ from gcemil.runs.folder import RunFold
 Rows = list[Record]
 GROUP = ("cohort", "dataset", "encoder", "host", "arm", "variant")
 """What a mean is of: everything but seed and fold."""
+SEARCH = "search"
+"""The variant that stands for the best trial of every fold."""
+SEARCHED = ("cohort", "host", "arm", "seed", "fold")
+"""What a choice of a sweep is made for."""
 COSTS = {name for name, metric in METRICS.items() if metric.criterion == "cost"}
 
 
@@ -46,6 +50,7 @@ def summarise(results: Results) -> tuple[Record, Record]:
             metrics = RunFold(results.path(key)).read_metrics()
             details = metrics.details.model_dump(exclude_unset=True)
             runs.append({**label, "metrics": metrics.modes, "details": details})
+    chosen = _choose_trials(grids, runs)
     diagnoses = dict.fromkeys(
         (key, name) for grid in grids for key in plan_runs(grid) for name in fold_diagnostics(grid, key)
     )
@@ -62,7 +67,11 @@ def summarise(results: Results) -> tuple[Record, Record]:
         "cohorts": _cohort_cards(results, grids),
         "runs": runs,
         "diagnostics": lasting,
-        "means": _mean_metrics(runs),
+        "means": _mean_metrics([*runs, *chosen]),
+        "search": [
+            {name: row[name] for name in (*SEARCHED, "chosen", "settings", "validation", "run")}
+            for row in chosen
+        ],
         "diagnostic_means": _mean_rows(lasting),
         "unfinished": [
             {"key": path, "failure": reason}
@@ -84,6 +93,30 @@ def summarise(results: Results) -> tuple[Record, Record]:
         "diagnostic_means": _mean_rows(costs),
     }
     return without_nan(summary), without_nan(timing)
+
+
+def _choose_trials(grids: Sequence[Grid], runs: Rows) -> Rows:
+    """The trial of every sweep that is best on the validation part, fold by fold, as a variant named search.
+
+    A fold's own validation part decides: over folds, the validation parts are other folds' test parts. A fold whose
+    trials are not all trained has no choice yet.
+    """
+    chosen = []
+    for grid in grids:
+        tried = [
+            row for row in runs
+            if row["variant"] in grid.trials and row["cohort"] in grid.cohorts and row["host"] in grid.hosts
+            and row["details"].get("validation") is not None
+        ]  # fmt: skip
+        for _, rows in _group_rows(tried, SEARCHED):
+            if len(rows) == len(grid.trials):
+                # Of equals the first of the grid.
+                best = max(rows, key=lambda row: row["details"]["validation"])
+                chosen.append({
+                    **best, "variant": SEARCH, "chosen": best["variant"], "settings": grid.trials[best["variant"]],
+                    "validation": best["details"]["validation"],
+                })  # fmt: skip
+    return chosen
 
 
 def _label_run(grid: Grid, key: RunKey) -> Record:

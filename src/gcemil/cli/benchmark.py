@@ -112,7 +112,7 @@ def _print_plan(
     columns = ("cohort", "from", "folds", "to train", "one worker")
     print_table(f"Grid '{grid.name}' into {results.folder}", columns, rows)
     say(
-        f"hosts {', '.join(grid.hosts)} · arms {', '.join((*grid.arms, *grid.variants))} · "
+        f"hosts {', '.join(grid.hosts)} · arms {', '.join((*grid.arms, *grid.variants, *grid.trials))} · "
         f"seeds {', '.join(map(str, grid.seeds))} · diagnostics {', '.join(grid.diagnostics) or 'none'}"
     )
     seconds, workers = times.total(todo), workers or affordable_workers(grid.resources)
@@ -133,13 +133,29 @@ def _print_results(
 
     rows = []
     for row in summary["means"]:
-        if row["cohort"] in grid.cohorts and row["host"] in grid.hosts:
+        # Test figures of single trials would tempt to choose by them.
+        if row["cohort"] in grid.cohorts and row["host"] in grid.hosts and row["variant"] not in grid.trials:
             mode = next(one for one in ("gce", "soft", "full") if one in row["metrics"])
             name = "c_index" if "c_index" in row["metrics"][mode] else "macro_f1"
             value = row["metrics"][mode][name]
             text = format_spread(value["mean"], value["std"])
             rows.append((row["cohort"], row["host"], row["variant"] or row["arm"], row["runs"], name, text))
     print_table(f"{results.summary}", ("cohort", "host", "arm", "folds", "metric", "mean ± std"), rows)
+    if grid.search:
+        chosen = [
+            row for row in summary["search"] if row["cohort"] in grid.cohorts and row["host"] in grid.hosts
+        ]
+        columns = ("cohort", "host", "seed", "fold", "chosen on validation", "validation", "run")
+        lines = [
+            (
+                *(row[name] for name in ("cohort", "host", "seed", "fold")),
+                ", ".join(f"{name}={value}" for name, value in row["settings"].items()),
+                f"{row['validation']:.3f}",
+                row["run"],
+            )
+            for row in chosen
+        ]
+        print_table("Search", columns, lines)
     for key, outcome in outcomes.items():
         if outcome.ending == "failed":
             say(f"failed: {key.path}: {outcome.reason}")

@@ -20,6 +20,8 @@ EXTRAS = {
     "report": ("markupsafe", "matplotlib", "openTSNE"),
     "tables": ("openpyxl",),
     "tracking": ("tensorboard",),
+    "mlflow": ("mlflow",),
+    "wandb": ("wandb",),
     "docs": ("mkdocs", "mkdocstrings"),
     "wsidata": ("spatialdata",),
     "dev": ("pytest", "ruff", "mypy", "hypothesis"),

@@ -132,6 +132,7 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
         "review": diagnose.review,
         "audit": diagnose.audit,
         "report": report.report,
+        "figures": report.figures,
         "benchmark": benchmark.benchmark,
         "tables": benchmark.tables,
     },

@@ -31,6 +31,10 @@ Preset = Literal["common", "published"]
 """Whose training recipe is followed."""
 
 
+Tracker = Literal["tensorboard", "mlflow", "wandb", "none"]
+"""Names of training.trackers.TRACKERS."""
+
+
 def _trust_hosts(names: list[str]) -> list[str]:
     """Consent to import these classes where a run names them."""
     from gcemil.hosts.own import trust_host

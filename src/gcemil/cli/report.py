@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import typer
@@ -9,6 +11,17 @@ import typer
 from gcemil.cli.console import print_json, progress, say
 from gcemil.cli.options import JSON, NECESSITY, RECOVERABILITY, RUN, SUFFICIENCY, TRUST_HOST, seed_option
 from gcemil.errors import MissingExtraError
+
+
+@contextmanager
+def _needs_matplotlib() -> Iterator[None]:
+    """Say which extra an import inside lacks."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith("matplotlib"):
+            raise
+        raise MissingExtraError("matplotlib", "report") from error
 
 
 def report(
@@ -30,12 +43,8 @@ def report(
 
     Example: gcemil report runs/bracs_gce --against runs/bracs_host
     """
-    try:
+    with _needs_matplotlib():
         from gcemil.report.run_report import write_report
-    except ModuleNotFoundError as error:
-        if error.name is None or not error.name.startswith("matplotlib"):
-            raise
-        raise MissingExtraError("matplotlib", "report") from error
     if representations:
         with progress("representing bags") as advance:
             from gcemil.runs.predict import represent_runs
@@ -48,6 +57,52 @@ def report(
         print_json({"report": str(path), "bytes": size, "figures": str(run / "figures")})
         return
     say(f"wrote {path} ({size / 1e6:.1f} MB); figures in {run / 'figures'}")
+
+
+def figures(
+    run: Path = RUN,
+    out: Path | None = typer.Option(None, help="The folder to write, by default RUN/publication."),
+    formats: str = typer.Option(
+        "svg,pdf", "--format", metavar="NAMES", help="svg, pdf or png, several separated by commas."
+    ),
+    against: Path | None = typer.Option(
+        None, help="The run of the plain host on the same cohort, for a further line in every curve."
+    ),
+    slide: list[str] = typer.Option(
+        [],
+        "--slide",
+        help="A test slide whose evidence is drawn; may be repeated. By default a typical one and the worst one.",
+    ),
+    dpi: int = typer.Option(300, min=72, max=1200, help="Pixels per inch of tissue, and of PNG files."),
+    seed: int = seed_option("the bootstrap"),
+    as_json: bool = JSON,
+) -> None:
+    """Write the figures and tables of a paper: curves with intervals, confusion, calibration, survival, evidence on tissue.
+
+    Tables are written as LaTeX, Markdown and CSV. captions.md says what each file shows and what the run does not hold.
+
+    Example: gcemil figures runs/bracs_gce --out paper --format pdf
+    """
+    with _needs_matplotlib():
+        from gcemil.report.publication.write import write_publication
+    with progress("drawing figures") as advance:
+        written = write_publication(
+            run,
+            out or run / "publication",
+            against=against,
+            formats=[name.strip() for name in formats.split(",")],
+            dpi=dpi,
+            slides=slide,
+            seed=seed,
+            on_step=advance,
+        )
+    if as_json:
+        print_json({"files": list(map(str, written.files)), "left_out": written.left_out})
+        return
+    names = list(dict.fromkeys(path.stem for path in written.files))
+    say(f"wrote {len(written.files)} files to {out or run / 'publication'}: {', '.join(names)}")
+    for what, remedy in written.left_out.items():
+        say(f"not shown: {what} {remedy}")
 
 
 def view(

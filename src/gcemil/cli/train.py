@@ -22,6 +22,7 @@ from gcemil.cli.options import (
     TRUST_HOST,
     Preset,
     Recipe,
+    Tracker,
     jobs_option,
     parse_folds,
     refuse_beside_config,
@@ -66,6 +67,10 @@ def train(
         False,
         "--keep-epochs",
         help="After every epoch store what the head sees of validation and test bags, for the report's t-SNE.",
+    ),
+    tracker: Tracker | None = typer.Option(
+        None,
+        help="Where the numbers of every epoch are drawn, beside history.jsonl; TensorBoard by default, if it is installed.",
     ),
     seed: int | None = seed_option("weights and the order of bags, in place of the settings' seed", None),
     again: bool = typer.Option(
@@ -123,7 +128,7 @@ def train(
     n_epochs = planned_epochs(Cohort.load(cohort), settings, chosen)
     with show_training(chosen, n_epochs, out) as watch:
         summary = train_run(
-            cohort, out, settings, folds=chosen, jobs=jobs, host_from=host_from,
+            cohort, out, settings, folds=chosen, jobs=jobs, host_from=host_from, tracker=tracker,
             on_epoch=watch.epoch, on_bag=watch.bag,
         )  # fmt: skip
     if as_json:

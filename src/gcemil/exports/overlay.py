@@ -26,6 +26,7 @@ from gcemil.errors import InputError, UsageError
 from gcemil.exports.geojson import EVIDENCE, PatchClass
 from gcemil.files import read_picture, write_bytes
 from gcemil.slides.reader import open_slide
+from gcemil.slides.thumbnails import LONGEST_SIDE
 from gcemil.slides.thumbnails import read_thumbnail as draw_thumbnail
 
 Canvas = UInt8[np.ndarray, "height width 3"]
@@ -366,10 +367,10 @@ def read_cohort_place(cohort: Cohort, slide_id: str) -> SlidePlace:
     return replace(place, thumbnail=thumbnail, thumbnail_file=file)
 
 
-def read_slide_place(path: Path, *, mpp: float | None = None) -> SlidePlace:
+def read_slide_place(path: Path, *, mpp: float | None = None, longest: int = LONGEST_SIDE) -> SlidePlace:
     """A slide file, with a picture of its scanned part."""
     with open_slide(path, fallback_mpp=mpp) as slide:
-        bounds, pixels = slide.bounds, draw_thumbnail(slide)
+        bounds, pixels = slide.bounds, draw_thumbnail(slide, longest)
         origin = (int(bounds.x), int(bounds.y))
         return SlidePlace(
             source=path,

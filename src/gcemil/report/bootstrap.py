@@ -7,6 +7,7 @@ the difference of two modes is paired. A draw is a vector of weights, which make
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +35,8 @@ class FoldPredictions:
     times: Float[np.ndarray, "n"]
     by_mode: dict[str, Float[np.ndarray, "..."]]
     """Probabilities (bags, classes), or risks (bags,)."""
+    folds: Int[np.ndarray, "n"] | None = None
+    """The fold of every bag, where bags of several folds stand together."""
 
     def measure(self, mode: str, metric: str, weights: Weights) -> Draws:
         """The metric under every row of weights; NaN where it is undefined."""
@@ -42,7 +45,10 @@ class FoldPredictions:
             # Harrell's concordance: pairs of an event and a case that outlived it.
             times, events = self.times, labels == 1
             outlived = (times[events][:, None] < times) | ((times[events][:, None] == times) & ~events)
-            return _share_of_pairs(weights, events, np.ones(len(times), dtype=bool), values, outlived)
+            if self.folds is not None:
+                # Risks of different networks share no unit.
+                outlived &= self.folds[events][:, None] == self.folds
+            return share_of_pairs(weights, events, np.ones(len(times), dtype=bool), values, outlived)
         predicted = values.argmax(axis=1)
         if metric == "accuracy":
             return weights @ (predicted == labels) / weights.sum(axis=1)
@@ -55,7 +61,7 @@ class FoldPredictions:
             return scores.sum(axis=1) / (total > 0).sum(axis=1)
         # One-vs-rest area, the mean over the classes that occur.
         areas = [
-            _share_of_pairs(weights, labels == index, labels != index, values[:, index])
+            share_of_pairs(weights, labels == index, labels != index, values[:, index])
             for index in np.unique(labels)
             if (labels != index).any()
         ]
@@ -112,14 +118,27 @@ def read_fold_predictions(fold: FoldData, plain: FoldData | None = None) -> Fold
     )
 
 
-def _share_of_pairs(
+def pool_folds(folds: Sequence[FoldPredictions]) -> FoldPredictions:
+    """The test bags of all folds as one set; a case that several folds test is drawn as one."""
+    modes = [mode for mode in folds[0].by_mode if all(mode in fold.by_mode for fold in folds)]
+    return FoldPredictions(
+        cases=np.concatenate([fold.cases for fold in folds]),
+        classes=folds[0].classes,
+        labels=np.concatenate([fold.labels for fold in folds]),
+        times=np.concatenate([fold.times for fold in folds]),
+        by_mode={mode: np.concatenate([fold.by_mode[mode] for fold in folds]) for mode in modes},
+        folds=np.repeat(np.arange(len(folds)), [len(fold.labels) for fold in folds]),
+    )
+
+
+def share_of_pairs(
     weights: Weights,
     first: Bool[np.ndarray, "n"],
     second: Bool[np.ndarray, "n"],
     values: Float[np.ndarray, "n"],
-    counts: Bool[np.ndarray, "a b"] | bool = True,
+    counts: Shaped[np.ndarray, "a b"] | bool = True,
 ) -> Draws:
-    """Weighted share of pairs (a of first, b of second) with value a > value b; ties are half."""
+    """Weighted share of pairs (a of first, b of second) with value a > value b; ties are half, `counts` weighs pairs."""
     difference = values[first][:, None] - values[second]
     won = (np.sign(difference) + 1) / 2 * counts
     wins = ((weights[:, first] @ won) * weights[:, second]).sum(axis=1)

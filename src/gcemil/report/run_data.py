@@ -86,12 +86,12 @@ class FoldData:
             if finding.provenance.get("inputs", {}).get("run") not in expected
         ]
 
-    def predictions(self, mode: str) -> list[dict[str, str]] | None:
-        """Lines of the test part."""
+    def predictions(self, mode: str, part: str = "test") -> list[dict[str, str]] | None:
+        """Lines of a part of the fold."""
         path = self.files.predictions(mode, self.modes)
         if not path.is_file():
             return None
-        return [row for row in read_table(path, ("slide_id", "case_id", "split")) if row["split"] == "test"]
+        return [row for row in read_table(path, ("slide_id", "case_id", "split")) if row["split"] == part]
 
     def evidence(self, slide_id: str) -> SlideEvidence | None:
         """None where the fold recovered nothing: a plain host, or a bag it did not test."""

@@ -50,7 +50,7 @@ def write_report(
         data = read_run_data(run)
         rival = None if against is None else read_run_data(against)
         if rival is not None:
-            _check_pair(data, rival)
+            check_pair(data, rival)
         # The report can do without the cohort, which may have been moved away.
         if (data.cohort / "cohort.yaml").is_file():
             Run(run).open_cohort()
@@ -98,7 +98,7 @@ def read_grid_summary(results: Path) -> Record:
     return read_record(path, Record, error=RunError, remedy="Make it again with 'gcemil benchmark'.")
 
 
-def _check_pair(run: RunData, against: RunData) -> None:
+def check_pair(run: RunData, against: RunData) -> None:
     """Two runs are a pair when they were trained on the same bags."""
     ours, theirs = (data.config.cohort_fingerprint for data in (run, against))
     if ours != theirs:

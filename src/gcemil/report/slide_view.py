@@ -20,8 +20,8 @@ from PIL import Image
 from scipy import ndimage
 
 from gcemil.bags import store
-from gcemil.bags.arrays import read_truth
-from gcemil.bags.cohort import find_patch_size, find_slide_file
+from gcemil.bags.arrays import read_truth, stated_number
+from gcemil.bags.cohort import find_patch_size, find_slide_file, read_slide_attributes
 from gcemil.errors import GcemilError
 from gcemil.exports.geojson import EVIDENCE, NO_EVIDENCE
 from gcemil.exports.overlay import (
@@ -59,6 +59,8 @@ class SlideView:
     patch_size: int
     truth: Bool[np.ndarray, "n"] | None
     thumbnail: Thumbnail | None
+    mpp: float | None = None
+    """Micrometres per level-0 pixel, where the cohort says it."""
 
     @property
     def has_truth(self) -> bool:
@@ -101,7 +103,9 @@ def read_slide_view(run: RunData, bag: BagKey, slide_id: str) -> SlideView | Non
     # The annotation may be of other patches than those of this run.
     if path.is_file() and store.read(path, "evidence").shape == (len(coords),):
         truth = read_truth(path, "evidence", len(coords)).astype(bool)
-    return SlideView(slide_id, evidence, coords, size, truth, read_own_thumbnail(run.cohort, slide_id))
+    mpp = stated_number(read_slide_attributes(run.cohort, slide_id), "level0_mpp")
+    thumbnail = read_own_thumbnail(run.cohort, slide_id)
+    return SlideView(slide_id, evidence, coords, size, truth, thumbnail, mpp)
 
 
 def read_patch_pixels(

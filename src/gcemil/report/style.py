@@ -9,11 +9,13 @@ the same data.
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib import patheffects
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -91,9 +93,9 @@ def readable_name(key: str) -> str:
     return NAMES.get(key) or find_rule(key).label
 
 
-def new_figure(height: float, title: str = "") -> Figure:
-    """A figure as wide as the text, with its own canvas, unknown to pyplot."""
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+def new_figure(height: float, title: str = "", width: float = WIDTH) -> Figure:
+    """A figure, by default as wide as the text, with its own canvas, unknown to pyplot."""
+    figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     if title:
         figure.suptitle(title, x=0.01, ha="left", fontsize=9)
@@ -133,6 +135,24 @@ def label_rows(axes: Axes, names: Sequence[str], *, width: int = MOST_LETTERS) -
     axes.set_ylim(0.4, len(names) + 0.75)
     axes.tick_params(axis="y", length=0)
     return places
+
+
+def draw_scale_bar(axes: Axes, pixels: int, microns_per_pixel: float) -> None:
+    """A bar of a round length, about a fifth of a picture that is so many pixels wide, in its lower right corner."""
+    wanted = pixels * microns_per_pixel / 5
+    step = 10 ** math.floor(math.log10(wanted))
+    microns = max(factor * step for factor in (1, 2, 5) if factor * step <= wanted)
+    text = f"{microns / 1000:g} mm" if microns >= 1000 else f"{microns:g} µm"
+    right = 0.97 * pixels
+    left, bottom = right - microns / microns_per_pixel, axes.get_ylim()[0] * 0.965
+    halo = [patheffects.withStroke(linewidth=3.5, foreground="white")]
+    axes.plot(
+        [left, right], [bottom, bottom], color=INK, linewidth=2, solid_capstyle="butt", path_effects=halo
+    )
+    axes.annotate(
+        text, ((left + right) / 2, bottom), xytext=(0, 4), textcoords="offset points", ha="center", fontsize=7.5,
+        path_effects=halo,
+    )  # fmt: skip
 
 
 def spread_positions(values: Sequence[float], *, width: float = 0.32) -> np.ndarray:

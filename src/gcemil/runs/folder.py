@@ -145,8 +145,6 @@ class RunFold(_Folder):
     """The state of training after its last epoch."""
     history = _File("history.jsonl")
     """A line per epoch."""
-    tensorboard = _File("tensorboard")
-    """The folder of curves, where they are drawn."""
     progress = _File("progress.json")
     """How much of the epoch under way is done, while the fold is trained."""
     timing = _File("timing.json")

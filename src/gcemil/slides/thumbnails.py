@@ -17,7 +17,7 @@ from gcemil.slides.grid import PatchGrid
 from gcemil.slides.reader import Pixels, SlideReader, read_overview
 from gcemil.slides.tissue import TissueMask
 
-_LONGEST_SIDE = 1024
+LONGEST_SIDE = 1024
 _OUTLINE_COLOR = (0, 150, 80)
 _PATCH_COLOR = (40, 70, 200)
 _FAULT_COLOR = (190, 30, 30)
@@ -33,9 +33,9 @@ class SheetEntry:
     is_fault: bool = False
 
 
-def read_thumbnail(slide: SlideReader) -> Pixels:
-    """The scanned part of the slide, its longer side at most 1024 pixels."""
-    downsample = max(1.0, max(slide.bounds.width, slide.bounds.height) / _LONGEST_SIDE)
+def read_thumbnail(slide: SlideReader, longest: int = LONGEST_SIDE) -> Pixels:
+    """The scanned part of the slide, its longer side at most so many pixels."""
+    downsample = max(1.0, max(slide.bounds.width, slide.bounds.height) / longest)
     return read_overview(slide, slide.mpp * downsample)
 
 

@@ -1,17 +1,14 @@
 """Figures of an epoch (loss terms, gradient norms, gates) and warnings about known failures of training.
 
-Warnings are printed and kept in the run. Records also become TensorBoard curves if the `tracking` extra is installed;
-history.jsonl is always written.
+Warnings are printed and kept in the run. history.jsonl is always written; training/trackers.py sends its numbers elsewhere too.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -167,29 +164,3 @@ def _gate_failures(epoch: Epoch) -> list[str]:
     if epoch["min_coverage"] > 0.999:
         found.append("every anchor is covered on every bag: coverage is saturated and carries no gradient.")
     return found
-
-
-class Tracker:
-    """Draws numbers of an epoch as curves of TensorBoard; without TensorBoard it does nothing."""
-
-    def __init__(self, folder: Path) -> None:
-        self._writer: Any = None
-        if importlib.util.find_spec("tensorboard") is not None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._writer = SummaryWriter(str(folder))
-
-    def add(self, record: Mapping[str, Any], step: int) -> None:
-        """Draw the numbers of one epoch."""
-        if self._writer is None:
-            return
-        numbers = {name: value for name, value in record.items() if isinstance(value, int | float)}
-        numbers |= {f"terms/{name}": value for name, value in record["terms"].items()}
-        for name, value in numbers.items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()
-
-    def close(self) -> None:
-        """End."""
-        if self._writer is not None:
-            self._writer.close()

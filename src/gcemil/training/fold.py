@@ -54,9 +54,10 @@ from gcemil.tasks.task import (
     training_task,
 )
 from gcemil.training.directions import FALSE_EVIDENCE_RATE, anchor_prompts_in_patches
-from gcemil.training.epochs import Tracker, merge_warnings
+from gcemil.training.epochs import merge_warnings
 from gcemil.training.loop import EpochRecord, OnBag, OnEpoch, Progress, fit_evidence, train, write_history
 from gcemil.training.optimizer import stream_seed
+from gcemil.training.trackers import open_tracker
 
 REFERENCE_PATCHES_PER_BAG = 20
 MOST_FITTED = 200
@@ -93,7 +94,7 @@ def train_fold(
         given = pretrained_host_of_fold(settings, cohort, index)
         tensors = None if given is None else given.tensors
         loaded = create_network(cohort, parts.train, settings, pick_device(settings.device), tensors)
-        with closing(Tracker(fold.tensorboard)) as tracker:
+        with closing(open_tracker(fold.path, settings)) as tracker:
 
             def report(record: EpochRecord) -> None:
                 tracker.add(record, step=record["epoch"])

@@ -19,7 +19,7 @@ from gcemil.bags.fingerprint import CACHE as HASH_CACHE
 from gcemil.bags.fingerprint import record_cohort
 from gcemil.bags.folds import fold_indices, read_fold
 from gcemil.bags.validate import refuse_errors, validate
-from gcemil.config import TrainSettings
+from gcemil.config import TrackerName, TrainSettings
 from gcemil.errors import CohortError, RunError, UsageError
 from gcemil.files import LOCK_NAME, is_file, lock_folder, read_json, write_json, write_text
 from gcemil.processes import run_jobs
@@ -29,6 +29,7 @@ from gcemil.runs.folder import Run, fold_parts
 from gcemil.runs.weights import resolve_pretrained_host
 from gcemil.tasks.task import create_task
 from gcemil.training.fold import check_parts, evaluate_fold, train_fold, trains_same_host
+from gcemil.training.trackers import check_tracker, remember_tracker
 
 OnFoldEpoch = Callable[[int, dict[str, Any]], None]
 OnFoldBag = Callable[[int, int, int], None]
@@ -45,13 +46,16 @@ def train_run(
     folds: Sequence[int] | None = None,
     jobs: int | None = None,
     host_from: Path | None = None,
+    tracker: TrackerName | None = None,
     on_epoch: OnFoldEpoch | None = None,
     on_bag: OnFoldBag | None = None,
 ) -> dict[str, Any]:
     """Train the given folds (by default all), as many in parallel as there are cores.
 
-    With `host_from`, a run of the same cohort and settings, its hosts are taken and only the evidence is fitted.
+    With `host_from`, a run of the same cohort and settings, its hosts are taken and only the evidence is fitted. `tracker`
+    takes the numbers of every epoch; None: what the run had before, or TensorBoard where it is installed.
     """
+    check_tracker(tracker)
     cohort = Cohort.load(cohort_folder)
     chosen = list(folds) if folds is not None else fold_indices(cohort_folder)
     if not chosen:
@@ -67,6 +71,7 @@ def train_run(
     sources = () if host_from is None else (host_from,)
     with lock_folder(out):
         begin_run(out, cohort, settings, warnings)
+        remember_tracker(out, tracker)
         for index in chosen:
             # A worker that was killed leaves its progress behind.
             run.fold(index).progress.unlink(missing_ok=True)

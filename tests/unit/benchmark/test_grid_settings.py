@@ -34,7 +34,7 @@ def load(tmp_path, text):
         (SMALL + "folds: []", "folds: at least one entry is needed"),
         (SMALL + "folds: [0, 0]", "folds: .*an entry is listed twice"),
         (SMALL + "seeds: [-1]", "seeds.0 must be at least 0"),
-        (SMALL + "arms: []", "at least one arm or variant"),
+        (SMALL + "arms: []", "at least one arm, variant or search"),
         (SMALL + "variants: {gce: {epochs: 1}}", "'gce' is the name of an arm"),
         (SMALL + "variants: {a/b: {epochs: 1}}", "'a/b' cannot be a name"),
         (SMALL + "folds_by_host: {dsmil: [0]}", "names 'dsmil', which is not among the hosts"),

@@ -84,6 +84,7 @@ def test_csv_has_one_line_per_cell_with_its_numbers(table):
     assert rows[0] == {
         "table": "toy", "row": "attention", "figures": "ours", "column": "macro_f1", "metric": "macro_f1",
         "better": "higher", "text": "0.500±0.100", "value": "0.5", "deviation": "0.1", "n": "5", "state": "there",
+        "low": "", "high": "",
     }  # fmt: skip
     assert [row["state"] for row in rows[:9]].count("missing") == 1
     assert rows[1]["state"] == "undefined"

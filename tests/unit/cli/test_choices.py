@@ -6,18 +6,21 @@ import pytest
 import typer.main
 
 from gcemil.cli import benchmark, main, options, predict, simulate, train
-from gcemil.config import RECIPES
+from gcemil.config import RECIPES, TrackerName
 from gcemil.exports.explain import Unit
 from gcemil.exports.slide_export import HEATMAPS
 from gcemil.prefilter.slide_files import FileMode
 from gcemil.simulation.profile import SIZES
 from gcemil.tables import FORMATS
+from gcemil.training.trackers import TRACKERS
 
 
 @pytest.mark.parametrize(
     ("choices", "known"),
     [
         (train.Recipe, RECIPES),
+        (train.Tracker, TRACKERS),
+        (train.Tracker, get_args(TrackerName)),
         (simulate.Size, SIZES),
         (benchmark.Format, FORMATS),
         (predict.Mode, get_args(FileMode)),

@@ -56,10 +56,9 @@ def _describe_budget(context: Context, finding: Finding) -> dict[str, Any]:
         )
         for budget in budgets
     }
-    # Smoothed rivals stand in the tables; twice the lines and bars would hide the picture.
-    rows = [row for row in rows if not row.labels["rule"].endswith(SMOOTHED)]
+    rows = _leave_out_smoothed(rows)
     main = RECOVERED if RECOVERED in budgets else budgets[-1]
-    figures = [_draw_curves(context, filter_rows(rows, network="wrapped"))]
+    figures = [_draw_curves(context, finding)]
     figures.append(_draw_bars(context, filter_rows(rows, budget=main), _name_size(main)))
     return {"figures": [figure for figure in figures if figure], "tables": tables, "notes": finding.notes}
 
@@ -70,22 +69,37 @@ def _name_size(budget: str) -> str:
     return f"{100 * float(budget):g} % of the patches"
 
 
-def _draw_curves(context: Context, rows: list[Row]) -> Picture | None:
+def _leave_out_smoothed(rows: Sequence[Row]) -> list[Row]:
+    """Smoothed rivals stand in the tables; twice the lines and bars would hide the picture."""
+    return [row for row in rows if not row.labels["rule"].endswith(SMOOTHED)]
+
+
+KEEP_REMOVE = (
+    "Left: the metric from the chosen patches alone; a good rule reaches the line of all patches early. Right: what is "
+    "lost without them; a good rule loses much. Dashed: the two controls. Dotted, where shown: mean size of the recovered evidence."
+)
+
+
+def _draw_curves(context: Context, finding: Finding) -> Picture | None:
     """Keep and remove curves under the run's own network."""
-    recovered = filter_rows(rows, rule="gce_discrete", budget=RECOVERED)
-    share = recovered[0].values.get("evidence_fraction") if recovered else None
-    figure = draw_keep_and_remove(rows, metric=context.run.task_metric, evidence_share=share)
+    figure = draw_budget_curves(finding, context.run.task_metric)
     if figure is None:
         return None
-    dotted = " Dotted: mean size of the recovered evidence." if share is not None else ""
     return save_figure(
         context.figures,
         "keep_remove",
         figure,
         alt="Task metric when patches are kept or removed, over the share of patches, by rule",
-        caption="Left: the metric from the chosen patches alone; a good rule reaches the line of all patches early. Right: what is "
-        f"lost without them; a good rule loses much. Dashed: the two controls.{dotted}",
+        caption=KEEP_REMOVE,
     )
+
+
+def draw_budget_curves(finding: Finding, metric: str) -> Figure | None:
+    """Keep and remove curves of the budget diagnostic; None where no rule was measured at two sizes."""
+    rows = _leave_out_smoothed(filter_rows(finding.rows, comparison="full-kept", network="wrapped"))
+    recovered = filter_rows(rows, rule="gce_discrete", budget=RECOVERED)
+    share = recovered[0].values.get("evidence_fraction") if recovered else None
+    return draw_keep_and_remove(rows, metric=metric, evidence_share=share)
 
 
 def _draw_bars(context: Context, rows: list[Row], size: str) -> Picture | None:

@@ -7,6 +7,7 @@ patches with their responses, and the disjoint subsets that would also carry the
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -16,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from gcemil.exports.overlay import Canvas
+from gcemil.exports.overlay import Canvas, SlideFrame
 from gcemil.records import SlideEvidence
 from gcemil.report import style
 from gcemil.report.html import Picture, Section, render_section
@@ -35,6 +36,8 @@ SUBSET_RULES = {"evidence": ("evidence_scores", "evidence score"), "attention": 
 """Rules whose candidates are the next k of a ranking that an evidence file holds, and the words for it."""
 LARGEST = 1400
 """Pixels of a panel's longer side: at least one per patch for slides of 50,000."""
+LETTERS = 90
+"""Of a title in bold across the whole figure."""
 MOST_PATCHES = 12
 COLUMNS = 6
 Numbers = Int[np.ndarray, "n"]
@@ -136,9 +139,9 @@ def _number_subsets(context: Context, view: SlideView) -> dict[str, Numbers] | s
     return panels or ""
 
 
-def draw_attention_and_evidence(view: SlideView) -> Figure:
+def draw_attention_and_evidence(view: SlideView, *, largest: int = LARGEST) -> Figure:
     """The host's attention and the recovered evidence on the same slide."""
-    evidence, place = view.evidence, view.fit(largest=LARGEST)
+    evidence, place = view.evidence, view.fit(largest=largest)
     attention, selected = view.draw_maps(place)
     size = f"{int(evidence.selected.sum())} of {len(evidence.selected)} patches"
     panels = {
@@ -148,7 +151,7 @@ def draw_attention_and_evidence(view: SlideView) -> Figure:
     if view.thumbnail is not None:
         panels = {"Slide": outline_truth(place.draw_background(), place, view.truth), **panels}
     colors = {"found, no evidence" if evidence.is_no_evidence else "evidence": view.color}
-    return _draw_panels(view, panels, colors, truth_label="outline of the annotated truth", ncols=2)
+    return _draw_panels(view, place, panels, colors, truth_label="outline of the annotated truth", ncols=2)
 
 
 def draw_disjoint_subsets(view: SlideView, subsets: Mapping[str, Numbers]) -> Figure:
@@ -161,11 +164,12 @@ def draw_disjoint_subsets(view: SlideView, subsets: Mapping[str, Numbers]) -> Fi
         for name, numbers in subsets.items()
     }
     colors = dict(zip(("first subset", "second", "third"), FIRST_SUBSETS, strict=True))
-    return _draw_panels(view, panels, colors, truth_label="annotated truth", ncols=4)
+    return _draw_panels(view, place, panels, colors, truth_label="annotated truth", ncols=4)
 
 
 def _draw_panels(
     view: SlideView,
+    place: SlideFrame,
     panels: Mapping[str, Canvas],
     colors: Mapping[str, tuple[int, int, int]],
     *,
@@ -178,7 +182,9 @@ def _draw_panels(
     figure = style.new_figure(min(7.0, each * height / width + 0.75), style.shorten_label(view.slide_id, 70))
     for axes, (title, canvas) in zip(style.add_axes_row(figure, len(panels)), panels.items(), strict=True):
         _show_pixels(axes, canvas)
-        axes.set_title(title, fontsize=8.5)
+        axes.set_title(textwrap.fill(title, LETTERS // len(panels)), fontsize=8.5)
+        if view.mpp is not None:
+            style.draw_scale_bar(axes, width, view.mpp / place.frame.scale)
     handles: list[Patch | Line2D] = [
         Patch(color="#{:02x}{:02x}{:02x}".format(*color), label=word) for word, color in colors.items()
     ]

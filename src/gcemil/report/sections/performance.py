@@ -18,8 +18,10 @@ from gcemil.report.bootstrap import (
     FoldPredictions,
     draw_metrics,
     find_interval,
+    pool_folds,
     read_fold_predictions,
 )
+from gcemil.report.curves import GRID, bin_confidence, trace_curves
 from gcemil.report.html import Picture, Section, render_section
 from gcemil.report.run_data import Record
 from gcemil.report.sections.context import Context, quote_path, save_figure
@@ -39,8 +41,6 @@ DRAWN = {
     "discrete": style.VIOLET,
 }
 """Modes that figures show, each with its colour."""
-BINS = 10
-GRID = np.linspace(0, 1, 101)
 Sampled = Mapping[tuple[str, str], Draws]
 """The draws of every mode and metric."""
 
@@ -233,34 +233,20 @@ def _draw_history(context: Context) -> list[Picture]:
 
 def average_curves(folds: Sequence[FoldPredictions], mode: str) -> tuple[Draws, Draws] | None:
     """Sensitivity over false positive rate and precision over recall, both on GRID; None where one class is tested."""
-    from sklearn.metrics import precision_recall_curve, roc_curve
-
-    roc, precision_recall = [], []
-    for fold in folds:
-        for index in (1,) if len(fold.classes) == 2 else np.unique(fold.labels):
-            positive, shares = fold.labels == index, fold.by_mode[mode][:, index]
-            if positive.all() or not positive.any():
-                continue
-            false_rate, true_rate, _ = roc_curve(positive, shares)
-            precision, recall, _ = precision_recall_curve(positive, shares)
-            roc.append(np.interp(GRID, false_rate, true_rate))
-            # The best precision at this recall or a higher one.
-            best = np.maximum.accumulate(precision)[::-1]
-            precision_recall.append(best[np.searchsorted(recall[::-1], GRID)])
-    return (np.mean(roc, axis=0), np.mean(precision_recall, axis=0)) if roc else None
+    curves = [trace_curves(fold, mode, np.ones((1, len(fold.labels)))) for fold in folds]
+    found = [(curve.roc[0], curve.precision_recall[0]) for curve in curves if curve is not None]
+    if not found:
+        return None
+    roc, precision_recall = (np.mean(lines, axis=0) for lines in zip(*found, strict=True))
+    return roc, precision_recall
 
 
 def measure_calibration(folds: Sequence[FoldPredictions], mode: str) -> tuple[np.ndarray, np.ndarray, float]:
     """Mean confidence and share of right predictions of every bin that has bags, and their mean distance (ECE)."""
-    confidence = np.concatenate([fold.by_mode[mode].max(axis=1) for fold in folds])
-    right = np.concatenate([fold.by_mode[mode].argmax(axis=1) == fold.labels for fold in folds])
-    place = np.minimum((confidence * BINS).astype(int), BINS - 1)
-    sizes = np.bincount(place, minlength=BINS)
-    filled = sizes > 0
-    means, shares = (
-        np.bincount(place, values, BINS)[filled] / sizes[filled] for values in (confidence, right)
-    )
-    return means, shares, float(sizes[filled] @ np.abs(means - shares) / sizes.sum())
+    bags = pool_folds(folds)
+    (means,), (shares,), (error,) = bin_confidence(bags, mode, np.ones((1, len(bags.labels))))
+    filled = ~np.isnan(means)
+    return means[filled], shares[filled], float(error)
 
 
 def draw_performance(folds: Sequence[FoldPredictions], modes: Sequence[str]) -> Figure:
@@ -288,13 +274,16 @@ def draw_performance(folds: Sequence[FoldPredictions], modes: Sequence[str]) -> 
     return figure
 
 
-def draw_confusion(folds: Sequence[FoldPredictions], modes: Sequence[str]) -> Figure:
+def draw_confusion(
+    folds: Sequence[FoldPredictions], modes: Sequence[str], width: float = style.WIDTH
+) -> Figure:
     """Counts of true and predicted class per mode; darker is a larger share of the true class."""
     from sklearn.metrics import confusion_matrix
 
     classes = folds[0].classes
     columns = min(len(modes), 4 if len(classes) <= 3 else 2)
-    figure = style.new_figure(-(-len(modes) // columns) * (1.1 + min(2.6, 0.45 * len(classes))))
+    height = -(-len(modes) // columns) * (1.1 + min(2.6, 0.45 * len(classes)))
+    figure = style.new_figure(height, width=width)
     names = [style.shorten_label(name, 14) for name in classes]
     labels = np.concatenate([fold.labels for fold in folds])
     for axes, mode in zip(style.add_axes_grid(figure, len(modes), columns), modes, strict=True):
@@ -303,8 +292,9 @@ def draw_confusion(folds: Sequence[FoldPredictions], modes: Sequence[str]) -> Fi
         shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
         axes.imshow(shares, cmap="Blues", vmin=0, vmax=1.25, aspect="auto")
         for (row, column), count in np.ndenumerate(counts):
-            axes.text(column, row, str(count), ha="center", va="center", fontsize=8)
-        axes.set_title(ARMS[mode])
+            color = "white" if shares[row, column] > 0.7 else style.INK
+            axes.text(column, row, str(count), ha="center", va="center", fontsize=8, color=color)
+        axes.set(title=ARMS[mode], xlabel="predicted", ylabel="true")
         axes.set_xticks(range(len(classes)), names, rotation=30, ha="right")
         axes.set_yticks(range(len(classes)), names)
         axes.tick_params(length=0)

@@ -7,11 +7,13 @@ split at its own median and the groups are then joined. Curves and log-rank test
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from gcemil.report import style
 from gcemil.report.html import Picture
@@ -58,17 +60,27 @@ def split_at_median(cases: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     return cases[is_high], cases[~is_high]
 
 
-def draw_risk_groups(panels: Mapping[str, pd.DataFrame]) -> Figure:
-    """One panel per way to predict, two curves each, with the p-value of the log-rank test."""
+def draw_risk_groups(
+    panels: Mapping[str, pd.DataFrame], *, shows_numbers: bool = False, width: float = style.WIDTH
+) -> Figure:
+    """One panel per way to predict, two curves each, with the p-value of the log-rank test.
+
+    With `shows_numbers` every curve has its 95 % interval, and the cases at risk stand below the time axis.
+    """
     columns = min(3, len(panels))
-    figure = style.new_figure(2.9 * -(-len(panels) // columns))
+    height = 3.4 if shows_numbers else 2.9
+    figure = style.new_figure(height * -(-len(panels) // columns), width=width)
     longest = 1.04 * max(cases.time.max() for cases in panels.values())
     axes_row = style.add_axes_grid(figure, len(panels), columns)
     for axes, (title, cases) in zip(axes_row, panels.items(), strict=True):
         high, low = split_at_median(cases)
         style.draw_grid(axes)
-        _draw_curve(axes, high, "higher risk", color=style.EVIDENCE_COLOR, linestyle="-")
-        _draw_curve(axes, low, "lower risk", color=style.ATTENTION_COLOR, linestyle=(0, (5, 1.5)))
+        groups: dict[str, tuple[pd.DataFrame, Any]] = {
+            "higher risk": (high, {"color": style.EVIDENCE_COLOR, "linestyle": "-"}),
+            "lower risk": (low, {"color": style.ATTENTION_COLOR, "linestyle": (0, (5, 1.5))}),
+        }
+        for name, (group, look) in groups.items():
+            _draw_curve(axes, group, name, has_band=shows_numbers, **look)
         value = log_rank_p(high, low)
         words = "log-rank: not defined" if value is None else f"log-rank p = {value:.2g}"
         axes.annotate(
@@ -76,12 +88,42 @@ def draw_risk_groups(panels: Mapping[str, pd.DataFrame]) -> Figure:
         )
         axes.set(title=title, xlabel="time", ylim=(0, 1.14), yticks=np.linspace(0, 1, 6), xlim=(0, longest))
         axes.legend(loc="lower left")
+        if shows_numbers:
+            _write_numbers_at_risk(
+                axes, {name: (group, look["color"]) for name, (group, look) in groups.items()}
+            )
     axes_row[0].set_ylabel("share without event")
     return figure
 
 
+def _write_numbers_at_risk(axes: Axes, groups: Mapping[str, tuple[pd.DataFrame, str]]) -> None:
+    """How many cases of each group are left at the ticks of the time axis, below the axis."""
+    axes.xaxis.set_major_locator(MaxNLocator(5, min_n_ticks=3))
+    end = axes.get_xlim()[1]
+    ticks = [tick for tick in axes.get_xticks() if 0 <= tick <= end]
+    for row, (cases, color) in enumerate(groups.values()):
+        look: Any = {
+            "xycoords": ("data", "axes fraction"),
+            "textcoords": "offset points",
+            "fontsize": 7.5,
+            "color": color,
+            "annotation_clip": False,
+        }
+        height = -40 - 11 * row
+        axes.annotate("at risk", (0, 0), xytext=(-10, height), ha="right", **look)
+        for tick in ticks:
+            left = int((cases.time >= tick).sum())
+            axes.annotate(str(left), (tick, 0), xytext=(0, height), ha="center", **look)
+
+
 def _draw_curve(
-    axes: Axes, cases: pd.DataFrame, name: str, *, color: str, linestyle: str | tuple[int, tuple[float, ...]]
+    axes: Axes,
+    cases: pd.DataFrame,
+    name: str,
+    *,
+    color: str,
+    linestyle: str | tuple[int, tuple[float, ...]],
+    has_band: bool = False,
 ) -> None:
     """The estimate of one group, with a tick per censored case."""
     if cases.empty:
@@ -93,6 +135,9 @@ def _draw_curve(
     curve = fitted.survival_function_["KM_estimate"]
     label = f"{name} ({cases.event.sum()}/{len(cases)} events)"
     axes.step(curve.index, curve.to_numpy(), where="post", color=color, linestyle=linestyle, label=label)
+    if has_band:
+        low, high = fitted.confidence_interval_.to_numpy().T
+        axes.fill_between(curve.index, low, high, step="post", color=color, alpha=0.14, linewidth=0)
     censored = np.sort(cases.time[~cases.event])
     if len(censored):
         heights = fitted.survival_function_at_times(censored).to_numpy()

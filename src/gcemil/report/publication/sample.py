@@ -1,0 +1,196 @@
+"""What the figures of a paper share: the test bags with the draws of their patients, bands, and the table of metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from gcemil.errors import RunError
+from gcemil.metrics import METRICS
+from gcemil.report import style
+from gcemil.report.bootstrap import (
+    DRAWS,
+    PLAIN,
+    Draws,
+    FoldPredictions,
+    Weights,
+    find_interval,
+    pool_folds,
+    read_fold_predictions,
+)
+from gcemil.report.run_data import RunData
+from gcemil.report.sections.context import Context, quote_path
+from gcemil.report.sections.performance import ARMS, DRAWN
+from gcemil.runs.folder import main_mode
+from gcemil.tables import Cell, Column, Line, Table, metric_cell
+
+COLUMN = 3.5
+"""Inches: one column of a printed page."""
+COLORS = {PLAIN: style.INK, **DRAWN}
+
+
+@dataclass(frozen=True, eq=False)
+class Plate:
+    """A figure with its file name and caption."""
+
+    name: str
+    figure: Figure
+    caption: str
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """The test bags of all folds as every mode predicted them, and the draws of their patients."""
+
+    run: RunData
+    folds: list[FoldPredictions]
+    bags: FoldPredictions
+    weights: Weights
+    """The first row is the sample itself, the others are draws."""
+
+    @property
+    def main(self) -> str:
+        """The prediction that counts."""
+        return main_mode(self.run.folds[0].modes)
+
+    @cached_property
+    def modes(self) -> list[str]:
+        """Host, joint prediction and evidence alone, as far as the run has them; of equal ones the main one."""
+        kept: list[str] = []
+        for mode in (self.main, PLAIN, "full", "discrete"):
+            given = self.bags.by_mode.get(mode)
+            if given is not None and not any(np.array_equal(given, self.bags.by_mode[one]) for one in kept):
+                kept.append(mode)
+        return [mode for mode in ARMS if mode in kept]
+
+    @property
+    def count(self) -> str:
+        """How many bags of how many patients."""
+        n_bags, n_cases = len(self.bags.labels), len(np.unique(self.bags.cases))
+        words = f"{n_bags} test {self.run.bag_unit}s"
+        return words if n_bags == n_cases else f"{words} of {n_cases} patients"
+
+    @property
+    def note(self) -> str:
+        """How intervals are made."""
+        twins = [
+            ARMS[mode] for mode in (PLAIN, "full") if mode in self.bags.by_mode and mode not in self.modes
+        ]
+        same = f" The same predictions as {ARMS[self.main]}: {', '.join(twins)}." if twins else ""
+        return f"95 % intervals: {len(self.weights) - 1} bootstrap draws of patients; {self.count}.{same}"
+
+
+def read_sample(context: Context) -> Sample:
+    """Predictions of every fold, refused where a fold has none."""
+    run, against = context.run, context.against
+    plain = {} if against is None else {fold.number: fold for fold in against.folds}
+    folds = []
+    for fold in run.folds:
+        found = read_fold_predictions(fold, plain.get(fold.number))
+        if found is None:
+            raise RunError(
+                f"{fold.files.path} has no table of predictions. Make it with 'gcemil train {quote_path(run.folder)} --again'."
+            )
+        folds.append(found)
+    bags = pool_folds(folds)
+    drawn = bags.draw_weights(np.random.default_rng(context.seed), DRAWS)
+    return Sample(run, folds, bags, np.vstack([np.ones(len(bags.labels)), drawn]))
+
+
+def draw_frame(axes: Axes, title: str, across: str, up: str) -> None:
+    style.draw_grid(axes, grid="both").set(
+        title=title, xlabel=across, ylabel=up, xlim=(-0.02, 1.02), ylim=(-0.02, 1.04)
+    )
+
+
+def draw_band(axes: Axes, lines: np.ndarray, across: np.ndarray, **look: Any) -> None:
+    """The first line with the interval of the others around it."""
+    low, high = find_band(lines)
+    axes.fill_between(across, low, high, color=look["color"], alpha=0.13, linewidth=0)
+    axes.plot(across, lines[0], **look)
+
+
+def find_band(lines: np.ndarray) -> np.ndarray:
+    """The ends of the interval at every place; NaN where less than half of the draws are defined."""
+    ends = [find_interval(draws) or (np.nan, np.nan) for draws in lines[1:].T]
+    return np.array(ends).T
+
+
+def format_value(name: str, values: Draws) -> str:
+    """A figure and its interval, for a legend."""
+    interval = find_interval(values[1:])
+    ends = "" if interval is None else f" [{interval[0]:.3f}, {interval[1]:.3f}]"
+    return f"{name} {values[0]:.3f}{ends}"
+
+
+def write_legend(axes: Axes) -> None:
+    """The legend below the axes, where it hides no line."""
+    axes.legend(loc="upper left", bbox_to_anchor=(-0.14, -0.2), fontsize=7.5)
+
+
+def tabulate_metrics(
+    context: Context, sample: Sample, extra: dict[str, dict[str, Draws]] | None = None
+) -> Table:
+    """One line per mode: mean and deviation over folds, then all bags together with an interval."""
+    run, columns, lines = context.run, [], []
+    has_folds = len(sample.folds) > 1
+    for metric in run.task_metrics:
+        label = METRICS[metric].label
+        if has_folds:
+            columns.append(Column(metric, "mean ± sd of folds", metric, group=label))
+        columns.append(
+            Column(
+                f"{metric}_all",
+                "all folds [95 % interval]" if has_folds else "[95 % interval]",
+                metric,
+                group=label,
+            )
+        )
+    for name in extra or {}:
+        columns.append(Column(name, f"{name} [95 % interval]", better="lower" if name == "IBS" else "higher"))
+    for mode in sample.modes:
+        cells = []
+        for metric in run.task_metrics:
+            source = context.against if mode == PLAIN else run
+            folds = (
+                []
+                if source is None
+                else list(source.values("full" if mode == PLAIN else mode, metric).values())
+            )
+            if has_folds:
+                deviation = stdev(folds) if len(folds) > 1 else None
+                cells.append(metric_cell(metric, fmean(folds) if folds else None, deviation))
+            cells.append(value_cell(metric, sample.bags.measure(mode, metric, sample.weights)))
+        cells += [
+            value_cell(name, found[mode]) if mode in found else metric_cell(name, None)
+            for name, found in (extra or {}).items()
+        ]
+        lines.append(Line((ARMS[mode],), "ours", tuple(cells)))
+    pairs = (
+        "pairs of patients of one fold, since risks of two networks share no unit"
+        if run.task == "survival"
+        else "one set of predictions"
+    )
+    folds_note = f"{len(sample.folds)} folds. All folds: {pairs}. " if has_folds else ""
+    note = f"{folds_note}{sample.note}"
+    return Table(
+        "metrics",
+        "Performance on the test part",
+        "tab:metrics",
+        ("Prediction",),
+        tuple(columns),
+        tuple(lines),
+        notes=(note,),
+    )
+
+
+def value_cell(metric: str, values: Draws) -> Cell:
+    """The value of the sample with the interval of the draws."""
+    value = None if np.isnan(values[0]) else float(values[0])
+    return metric_cell(metric, value, interval=find_interval(values[1:]))
