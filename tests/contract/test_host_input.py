@@ -75,6 +75,10 @@ def test_an_unknown_host_is_refused_with_the_known_ones():
     ("name", "options", "match"),
     [
         ("camil", {"width": 40}, "multiple of twice its 8 heads, got 40"),
+        ("abmil", {"entropy_weight": -1.0}, "entropy_weight >= 0, got -1.0"),
+        ("acmil", {"n_branches": 0}, "n_branches >= 1"),
+        ("acmil", {"masked_share": 1.0}, r"masked_share in \[0, 1\), got 5, 10 and 1.0"),
+        ("clam_mb", {"instance_loss": "hinge"}, "one of svm, cross_entropy, got 'hinge'"),
         ("clam_sb", {"instance_loss": "hinge"}, "one of svm, cross_entropy, got 'hinge'"),
         ("dtfd", {"distillation": "mean"}, "got 'mean'"),
         ("dtfd", {"n_groups": 0}, "got 'afs' and 0"),

@@ -15,20 +15,19 @@ MODES = ["paper", "deletion"]
 # A factor on the features scales them (paper); TransMIL's class token and CAMIL's global tokens know no gate to
 # cancel against, so even a uniform log-gate shifts attention between gated and ungated tokens. HDMIL keeps a patch
 # where z + log pi > 0, so a uniform gate below 1 keeps fewer.
-UNIFORM_GATE_IS_NO_GATE = {
-    "paper": {"abmil", "clam_sb", "ibmil"},
-    "deletion": {"abmil", "clam_sb", "dsmil", "dtfd", "ibmil", "mhim"},
-}
+# Hosts whose gate acts on the logits alone, in both modes.
+LOGIT_GATED = {"abmil", "clam_sb", "ibmil", "clam_mb", "acmil", "additive", "mean", "max", "linear"}
+UNIFORM_GATE_IS_NO_GATE = {"paper": LOGIT_GATED, "deletion": LOGIT_GATED | {"dsmil", "dtfd", "mhim"}}
 # A feature factor of 0 leaves a null token behind; every log-gate of -inf is a removed row.
-ZERO_GATE_IS_DELETION = {"paper": {"abmil", "clam_sb", "dsmil", "ibmil", "mhim"}, "deletion": set(NAMES)}
+ZERO_GATE_IS_DELETION = {"paper": LOGIT_GATED | {"dsmil", "mhim"}, "deletion": set(NAMES)}
 # Tokens on TransMIL's grid and in the Nystrom segments keep their place however small their gate is.
 VANISHING_GATE_IS_DELETION = {
     "paper": ZERO_GATE_IS_DELETION["paper"],
-    "deletion": {"abmil", "clam_sb", "dsmil", "dtfd", "ibmil", "mhim", "hdmil"},
+    "deletion": LOGIT_GATED | {"dsmil", "dtfd", "mhim", "hdmil"},
 }
 # Positions on a sequence: TransMIL's grid and both hosts' Nystrom segments and value convolution.
 ORDER_MATTERS = {"transmil", "camil"}
-POOLS_LINEARLY = {"abmil", "clam_sb", "dsmil", "dtfd", "mhim", "camil"}
+POOLS_LINEARLY = set(NAMES) - {"transmil", "ibmil", "hdmil", "max"}
 NYSTROM = {"transmil", "camil"}
 # Fewer landmarks than the bags below have patches, so that segments really average; and quicker.
 OPTIONS = {name: {"landmarks": 16} for name in NYSTROM}

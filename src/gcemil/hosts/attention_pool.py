@@ -1,4 +1,4 @@
-"""The base of hosts that pool projected patches by one attention: abmil, clam_sb and ibmil.
+"""The base of hosts that pool projected patches by one attention: abmil, clam_sb, ibmil, additive, mean and linear.
 
 A subclass creates `project`, `attention` and `head`, and names linear_form in its own body if it holds (host.py, shortcuts).
 """
@@ -48,6 +48,10 @@ class AttentionPoolHost(MilHost[AttentionEmbedded]):
         logits: Tensor = self.head(bag_feature)
         return logits
 
+    def patch_scores(self, embedded: AttentionEmbedded, logits: Logits) -> Scores:
+        """Where the host looked, one raw number per patch."""
+        return embedded.attention_logits
+
     def compute_losses(
         self, embedded: AttentionEmbedded, log_gates: LogGates | None, target: Tensor
     ) -> dict[str, Tensor]:
@@ -68,7 +72,7 @@ class AttentionPoolHost(MilHost[AttentionEmbedded]):
         return HostOutput(
             logits=logits,
             bag_feature=bag_feature,
-            scores=embedded.attention_logits,
+            scores=self.patch_scores(embedded, logits),
             contributions=None if values is None else value_contributions(weights, values, logits),
             losses={} if target is None else self.compute_losses(embedded, log_gates, target),
         )

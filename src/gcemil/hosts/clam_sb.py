@@ -18,6 +18,8 @@ The authors' other instance loss, cross_entropy, is the same without the margin.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -34,7 +36,57 @@ ATTENTION_DROPOUT = 0.25
 INSTANCE_MARGINS = {"svm": 1.0, "cross_entropy": 0.0}
 
 
-class ClamSb(AttentionPoolHost):
+class InstanceClustering:
+    """The instance branch of CLAM, in hosts with one attention (clam_sb) or one per class (clam_mb)."""
+
+    n_outputs: int
+    instance_heads: nn.ModuleList
+
+    def add_instance_heads(
+        self, width: int, *, n_sampled: int, subtyping: bool | None, instance_loss: str
+    ) -> None:
+        """One head per class, and the weight that this leaves to the task loss."""
+        if instance_loss not in INSTANCE_MARGINS:
+            raise UsageError(
+                f"CLAM's instance_loss is one of {', '.join(INSTANCE_MARGINS)}, got '{instance_loss}'."
+            )
+        self.n_sampled = n_sampled
+        self.subtyping = self.n_outputs > 2 if subtyping is None else subtyping
+        self.instance_margin = INSTANCE_MARGINS[instance_loss]
+        n_heads = self.n_outputs if self.n_outputs > 1 else 0
+        self.instance_heads = nn.ModuleList(nn.Linear(width, 2) for _ in range(n_heads))
+        self.task_weights = {"bag": BAG_WEIGHT if n_heads else 1.0}
+
+    def instance_losses(
+        self, tokens: Float[Tensor, "n w"], rankings: Sequence[Scores], target: Tensor
+    ) -> dict[str, Tensor]:
+        """The weighted instance loss; `rankings` has the patches ranked for each output."""
+        n_side = min(self.n_sampled, len(tokens) // 2)
+        if len(self.instance_heads) == 0 or n_side == 0:
+            return {}
+        loss = self._clustering(tokens, rankings, n_side, int(target))
+        return {"instance": (1 - BAG_WEIGHT) * loss}
+
+    def _clustering(
+        self, tokens: Float[Tensor, "n w"], rankings: Sequence[Scores], n_side: int, label: int
+    ) -> Float[Tensor, ""]:
+        positive = torch.arange(2 * n_side, device=tokens.device) < n_side
+        scores = self.instance_heads[label](tokens[torch.cat(extremes(rankings[label], n_side))])
+        loss = instance_loss(scores, positive, self.instance_margin).mean()
+        if not self.subtyping:
+            return loss
+        negative = torch.zeros_like(positive[:n_side])
+        out_of_class = []
+        for other, head in enumerate(self.instance_heads):
+            if other != label:
+                highest, _ = extremes(rankings[other], n_side)
+                out_of_class.append(
+                    instance_loss(head(tokens[highest]), negative, self.instance_margin).mean()
+                )
+        return (loss + torch.stack(out_of_class).sum()) / self.n_outputs
+
+
+class ClamSb(InstanceClustering, AttentionPoolHost):
     lrp_constants = ("attention",)
     linear_form = AttentionPoolHost.linear_form
 
@@ -52,46 +104,24 @@ class ClamSb(AttentionPoolHost):
         instance_loss: str = "svm",
     ) -> None:
         super().__init__(in_dim, n_outputs, gate_mode)
-        if instance_loss not in INSTANCE_MARGINS:
-            raise UsageError(
-                f"clam_sb's instance_loss is one of {', '.join(INSTANCE_MARGINS)}, got '{instance_loss}'."
-            )
-        self.n_sampled = n_sampled
-        self.subtyping = n_outputs > 2 if subtyping is None else subtyping
-        self.instance_margin = INSTANCE_MARGINS[instance_loss]
         self.project = create_projection(in_dim, width, dropout)
-        # The published attention dropout has one rate, switched on by any dropout at all.
-        self.attention = GatedAttention(width, hidden, dropout=ATTENTION_DROPOUT if dropout > 0 else 0.0)
+        self.attention = clam_attention(width, hidden, 1, dropout)
         self.head = nn.Linear(width, n_outputs)
-        n_instance_heads = n_outputs if n_outputs > 1 else 0
-        self.instance_heads = nn.ModuleList(nn.Linear(width, 2) for _ in range(n_instance_heads))
-        self.task_weights = {"bag": BAG_WEIGHT if n_instance_heads else 1.0}
+        self.add_instance_heads(
+            width, n_sampled=n_sampled, subtyping=subtyping, instance_loss=instance_loss
+        )
 
     def compute_losses(
         self, embedded: AttentionEmbedded, log_gates: LogGates | None, target: Tensor
     ) -> dict[str, Tensor]:
-        n_side = min(self.n_sampled, len(embedded.tokens) // 2)
-        if len(self.instance_heads) == 0 or n_side == 0:
-            return {}
         ranking = embedded.attention_logits if log_gates is None else embedded.attention_logits + log_gates
-        highest, lowest = extremes(ranking, n_side)
-        loss = self._clustering(embedded.tokens[highest], embedded.tokens[lowest], int(target))
-        return {"instance": (1 - BAG_WEIGHT) * loss}
+        return self.instance_losses(embedded.tokens, [ranking] * self.n_outputs, target)
 
-    def _clustering(
-        self, highest: Float[Tensor, "k w"], lowest: Float[Tensor, "k w"], label: int
-    ) -> Float[Tensor, ""]:
-        positive = torch.arange(2 * len(highest), device=highest.device) < len(highest)
-        scores = self.instance_heads[label](torch.cat([highest, lowest]))
-        loss = instance_loss(scores, positive, self.instance_margin).mean()
-        if not self.subtyping:
-            return loss
-        negative = torch.zeros_like(positive[: len(highest)])
-        others = [head for i, head in enumerate(self.instance_heads) if i != label]
-        out_of_class = torch.stack(
-            [instance_loss(head(highest), negative, self.instance_margin).mean() for head in others]
-        ).sum()
-        return (loss + out_of_class) / self.n_outputs
+
+def clam_attention(width: int, hidden: int, branches: int, dropout: float) -> GatedAttention:
+    """The published attention dropout has one rate, switched on by any dropout at all."""
+    rate = ATTENTION_DROPOUT if dropout > 0 else 0.0
+    return GatedAttention(width, hidden, heads=branches, dropout=rate)
 
 
 def extremes(ranking: Scores, n_side: int) -> tuple[Int[Tensor, "k"], Int[Tensor, "k"]]:

@@ -1,6 +1,6 @@
-"""The nine hosts, and how any host is made by its name. A new one is one file and one entry here (docs/hosts.md).
+"""The hosts, and how any host is made by its name. A new one is one file and one entry here (docs/hosts.md).
 
-A name is one of the nine, one that an installed package registers, or the import path of a class (hosts/own.py).
+A name is one of these, one that an installed package registers, or the import path of a class (hosts/own.py).
 """
 
 from __future__ import annotations
@@ -136,6 +136,25 @@ HOSTS: dict[str, HostSpec] = {
             "host.options": {"dropout": 0.25, "normalisation": "joint"},
         },
     ),
+    "clam_mb": HostSpec(
+        "gcemil.hosts.clam_mb", "ClamMb", "paper", parameters=791_048,
+        published={
+            "learning_rate": 2e-4, "weight_decay": 1e-5, "epochs": 200,
+            "chosen_from": 0.25, "chosen_by": "loss", "early_stopping": 20,
+            "host.options": {"dropout": 0.25},
+        },
+    ),
+    "acmil": HostSpec(
+        "gcemil.hosts.acmil", "Acmil", "paper", parameters=662_417,
+        published={
+            "optimizer": "adamw", "learning_rate": 1e-4, "weight_decay": 1e-5, "epochs": 100, "schedule": "cosine",
+            "chosen_from": 0.0,
+        },
+    ),
+    "additive": HostSpec("gcemil.hosts.additive", "Additive", "paper", parameters=787_843),
+    "mean": HostSpec("gcemil.hosts.mean", "Mean", "paper", parameters=525_826),
+    "max": HostSpec("gcemil.hosts.max", "Max", "paper", parameters=525_826),
+    "linear": HostSpec("gcemil.hosts.mean", "Linear", "paper", parameters=2_050),
 }  # fmt: skip
 
 

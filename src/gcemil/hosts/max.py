@@ -1,0 +1,80 @@
+"""Max pooling: every output is the largest that a patch alone would give.
+
+  m_i = relu(E h_i),  s_i = head(m_i),  logit_c = max_i (s_ic + log pi_i - max_j log pi_j)
+A gate lowers what its patch says by its logarithm, relative to the widest open gate. A patch's score is its own logit for
+the predicted output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gcemil.hosts.attention import ClosedForm, predicted_column
+from gcemil.hosts.attention_pool import create_projection
+from gcemil.hosts.host import Embedded, GateMode, HostOutput, MilHost
+from gcemil.shapes import Coords, Features, LogGates, Logits, Scores, Selected
+
+
+@dataclass(frozen=True)
+class MaxEmbedded(Embedded):
+    instance_logits: Float[Tensor, "n c"]
+
+
+class Max(MilHost[MaxEmbedded]):
+    lrp_constants = ()
+
+    def __init__(
+        self,
+        in_dim: int,
+        n_outputs: int,
+        gate_mode: GateMode = "paper",
+        *,
+        width: int = 512,
+        dropout: float = 0.25,
+    ) -> None:
+        super().__init__(in_dim, n_outputs, gate_mode)
+        self.project = create_projection(in_dim, width, dropout)
+        self.head = nn.Linear(width, n_outputs)
+
+    def embed(self, features: Features) -> MaxEmbedded:
+        tokens = self.project(features)
+        return MaxEmbedded(tokens, self.head(tokens))
+
+    def pool(
+        self,
+        embedded: MaxEmbedded,
+        coords: Coords | None,
+        log_gates: LogGates | None,
+        target: Tensor | None,
+    ) -> HostOutput:
+        gated = embedded.instance_logits
+        if log_gates is not None:
+            gated = gated + (log_gates - log_gates.max()).unsqueeze(1)
+        logits, critical = gated.max(dim=0)
+        # The patch that gave the predicted output stands for the bag.
+        patch = critical.index_select(0, logits.argmax().unsqueeze(0))
+        return HostOutput(
+            logits=logits,
+            bag_feature=embedded.tokens.index_select(0, patch).squeeze(0),
+            scores=predicted_column(embedded.instance_logits, logits),
+        )
+
+    def subset_form(self, embedded: MaxEmbedded, coords: Coords | None) -> Callable[[Selected], Logits]:
+        """A subset needs the logits of its patches alone."""
+        return lambda selected: embedded.instance_logits[selected].amax(dim=0)
+
+    def closed_form(self) -> ClosedForm:
+        """Without the patch that gave the maximum, the second largest is the maximum."""
+
+        def without(embedded: MaxEmbedded, coords: Coords | None, index: int) -> Scores:
+            alone = embedded.instance_logits[:, index]
+            best = alone.argmax()
+            others = alone.masked_fill(torch.arange(len(alone), device=alone.device) == best, -torch.inf)
+            return alone.max().expand(len(alone)).index_fill(0, best, others.max())
+
+        return ClosedForm(without, lambda embedded, index: embedded.instance_logits[:, index])
