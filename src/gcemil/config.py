@@ -286,7 +286,7 @@ class Recipe:
     evidence: EvidenceSettings
     training: Mapping[str, Any] = field(default_factory=dict)
     gate_mode: GateModeName | None = None
-    """Of the nine hosts; None: the mode that was measured to be the better one."""
+    """Of the built-in hosts; None: the mode that was measured to be the better one."""
 
 
 RECIPES: dict[str, Recipe] = {

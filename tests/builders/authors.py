@@ -31,6 +31,11 @@ def parity_facts(name: str) -> dict[str, Any]:
     return json.loads((PARITY / f"{name}.json").read_text())
 
 
+def has_parity(name: str) -> bool:
+    """Whether the authors' own code was run for this host."""
+    return (PARITY / f"{name}.json").is_file()
+
+
 def authors_weights(name: str) -> dict[str, Tensor]:
     """The authors' state dict; of ibmil the second stage."""
     told = parity_facts(name)
@@ -83,7 +88,7 @@ def authors_cohort(name: str, folder: Path, *, n_cases: int = 15) -> Cohort:
 def small_checkpoint(name: str, *, in_dim: int, seed: int = 0) -> dict[str, Tensor]:
     """Tensors under the authors' names in small shapes, for two outputs; convolutions keep the shapes they have."""
     sizes = {"in_dim": in_dim, "width": 16, "hidden": 8, "n_outputs": 2, "terms": 5, "heads": 8}
-    sizes |= {"key_width": 8, "n_confounders": 3}
+    sizes |= {"key_width": 8, "n_confounders": 3, "n_branches": 2}
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for row in LAYOUTS[name][-1 if name != "ibmil" else 0].rows:

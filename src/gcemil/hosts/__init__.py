@@ -1,4 +1,4 @@
-"""Nine MIL hosts behind one contract (`host.py`); `table.py` lists them.
+"""MIL hosts behind one contract (`host.py`); `table.py` lists them.
 
 `gcemil.hosts.create_host("abmil", in_dim=1024, n_outputs=2)` makes one, `gcemil.hosts.HOSTS` names them.
 """

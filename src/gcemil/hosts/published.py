@@ -1,7 +1,7 @@
 """The authors' weights under our names: one table per host, and a reader that names whatever does not fit.
 
 A row of a table is one tensor of the authors: its name, its shape in named sizes, and our name for it. `{c}` stands for
-every output; where our name has none, the tensors of all outputs are stacked. A size is what the first tensor that has
+every output (or every branch); where our name has none, the tensors of all of them are stacked. A size is what the first tensor that has
 it says, and every later tensor must agree: `in_dim` and `n_outputs` make the host, others become its options.
 
 One sigmoid output for two classes becomes the two logits (0, x): softmax(0, x) is (1 - sigmoid(x), sigmoid(x)).
@@ -41,6 +41,8 @@ class Row:
     shape: str
     ours: str
     fit: Fit = torch.Tensor.contiguous
+    each: str = "n_outputs"
+    """The size that `{c}` counts."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,8 @@ class WeightLayout:
     rows: tuple[Row, ...]
     options: Callable[[Sizes], dict[str, object]] = lambda sizes: {}
     """The options of our class under which it is the authors' network."""
-    needs: str | None = None
-    """This layout is for checkpoints that have this tensor."""
+    needs: tuple[str, ...] = ()
+    """This layout is for checkpoints that have these tensors."""
     two_classes: Mapping[str, Fit] = field(default_factory=dict)
     """What makes two outputs of one sigmoid, by our names."""
     absent: tuple[str, ...] = ()
@@ -91,10 +93,10 @@ def read_published(
     name: str, checkpoint: Mapping[Any, Any] | Sequence[Any], *, risk: bool = False
 ) -> PublishedHost:
     """The authors' checkpoint of a host, already loaded; with `risk` one output is a risk and stays one."""
-    theirs = RENAMES.get(name, dict)(named_tensors(checkpoint))
-    layout = next(
-        candidate for candidate in LAYOUTS[name] if candidate.needs is None or candidate.needs in theirs
-    )
+    # DataParallel puts its word inside the names, and no layout below has it.
+    plain = {key.replace(".module.", "."): tensor for key, tensor in named_tensors(checkpoint).items()}
+    theirs = RENAMES.get(name, dict)(plain)
+    layout = next(layout for layout in LAYOUTS[name] if set(layout.needs) <= set(theirs))
     ours, sizes = renamed(name, layout, theirs)
     n_outputs = sizes["n_outputs"]
     if n_outputs == 1 and not risk and layout.two_classes:
@@ -162,7 +164,7 @@ def renamed(name: str, layout: WeightLayout, theirs: Tensors) -> tuple[Tensors, 
     ours: Tensors = {}
     # Rows that hold for every output come last: the others say how many there are.
     for row in sorted(layout.rows, key=lambda one: "{c}" in one.theirs):
-        outputs = range(sizes.get("n_outputs", 1)) if "{c}" in row.theirs else range(1)
+        outputs = range(sizes.get(row.each, 1)) if "{c}" in row.theirs else range(1)
         tensors = [read(row.theirs.replace("{c}", str(c)), row.shape) for c in outputs]
         fitted = [row.fit(tensor) for tensor in tensors if tensor is not None]
         if "{c}" in row.ours:
@@ -225,6 +227,11 @@ def dense(theirs: str, shape: str, ours: str) -> tuple[Row, Row]:
 
 def transposed(tensor: Tensor) -> Tensor:
     return tensor.T.contiguous()
+
+
+def first_row(tensor: Tensor) -> Tensor:
+    """What a layer with one output has for it."""
+    return tensor[0]
 
 
 def keras_convolution(kernel: Tensor) -> Tensor:
@@ -304,8 +311,67 @@ ABMIL_PLAIN = replace(
         *layer("attention.2", "1 hidden", "attention.score"),
         *layer("classifier.0", "n_outputs width", "head"),
     ),
-    needs="attention.0.weight",
+    needs=("attention.0.weight",),
     **WITHOUT_GATE,
+)
+MIL_LAB_POOLING = (
+    *layer("patch_embed.0", "width in_dim", "project.0"),
+    *layer("classifier", "n_outputs width", "head"),
+)
+ABMIL_MIL_LAB = replace(
+    ABMIL,
+    rows=(
+        *MIL_LAB_POOLING,
+        *layer("global_attn.attention_a.0", "hidden width", "attention.content"),
+        *layer("global_attn.attention_b.0", "hidden width", "attention.gate"),
+        *layer("global_attn.attention_c", "1 hidden", "attention.score"),
+    ),
+    needs=("patch_embed.0.weight", "global_attn.attention_c.weight"),
+)
+ABMIL_MIL_LAB_PLAIN = replace(
+    ABMIL,
+    rows=(
+        *MIL_LAB_POOLING,
+        *layer("global_attn.0", "hidden width", "attention.content"),
+        *layer("global_attn.3", "1 hidden", "attention.score"),
+    ),
+    needs=("patch_embed.0.weight", "global_attn.0.weight"),
+    **WITHOUT_GATE,
+)
+
+
+def torchmil_abmil(*, gated: bool, projected: bool) -> WeightLayout:
+    """torchmil's ABMIL, on features or behind a linear layer with ReLU, with gated attention or the plain one."""
+    width = "width" if projected else "in_dim"
+    gate = layer("pool.fc_gated", f"hidden {width}", "attention.gate") if gated else ()
+    project = layer("feat_ext.0", "width in_dim", "project.0") if projected else ()
+    options = chosen("width", "hidden") if projected else lambda sizes: {"width": None, "hidden": sizes["hidden"]}
+    absent = ("attention.score.bias",) if gated else ("attention.score.bias", *WITHOUT_GATE["absent"])
+    return WeightLayout(
+        rows=(
+            *project,
+            *layer("pool.fc1", f"hidden {width}", "attention.content"),
+            *gate,
+            Row("pool.fc2.weight", "1 hidden", "attention.score.weight"),
+            *layer("classifier", f"n_outputs {width}", "head"),
+        ),
+        options=options,
+        needs=(
+            "pool.fc1.weight",
+            *(["feat_ext.0.weight"] if projected else []),
+            *(["pool.fc_gated.weight"] if gated else []),
+        ),
+        two_classes=ABMIL.two_classes,
+        absent=absent,
+        buffers={} if gated else WITHOUT_GATE["buffers"],
+        caveats=(
+            "Weights do not tell the activations: tanh in the attention, and ReLU behind a layer in front of it.",
+        ),
+    )
+
+
+ABMIL_TORCHMIL = tuple(
+    torchmil_abmil(gated=gated, projected=projected) for gated in (True, False) for projected in (True, False)
 )
 CLAM_HEADS = (
     *layer("classifiers", "n_outputs width", "head"),
@@ -327,8 +393,44 @@ CLAM_SB_PLAIN = replace(
         *layer("attention_net.3.3", "1 hidden", "attention.score"),
         *CLAM_HEADS,
     ),
-    needs="attention_net.3.0.weight",
+    needs=("attention_net.3.0.weight",),
     **WITHOUT_GATE,
+)
+CLAM_MB_HEADS = (
+    Row("classifiers.{c}.weight", "1 width", "head.weight", first_row),
+    Row("classifiers.{c}.bias", "1", "head.bias", first_row),
+    *layer("instance_classifiers.{c}", "2 width", "instance_heads.{c}"),
+)
+CLAM_MB = replace(
+    CLAM_SB,
+    rows=(
+        *GATED_ATTENTION,
+        *layer("attention_net.3.attention_c", "n_outputs hidden", "attention.score"),
+        *CLAM_MB_HEADS,
+    ),
+)
+CLAM_MB_PLAIN = replace(
+    CLAM_MB,
+    rows=(
+        *layer("attention_net.0", "width in_dim", "project.0"),
+        *layer("attention_net.3.0", "hidden width", "attention.content"),
+        *layer("attention_net.3.3", "n_outputs hidden", "attention.score"),
+        *CLAM_MB_HEADS,
+    ),
+    needs=("attention_net.3.0.weight",),
+    **WITHOUT_GATE,
+)
+ACMIL = WeightLayout(
+    rows=(
+        Row("dimreduction.fc1.weight", "width in_dim", "project.0.weight"),
+        *layer("attention.attention_V.0", "hidden width", "attention.content"),
+        *layer("attention.attention_U.0", "hidden width", "attention.gate"),
+        *layer("attention.attention_weights", "n_branches hidden", "attention.score"),
+        *layer("Slide_classifier.fc", "n_outputs width", "head"),
+        Row("classifier.{c}.fc.weight", "n_outputs width", "branch_heads.{c}.weight", each="n_branches"),
+        Row("classifier.{c}.fc.bias", "n_outputs", "branch_heads.{c}.bias", each="n_branches"),
+    ),
+    options=chosen("width", "hidden", "n_branches"),
 )
 TRANSMIL = WeightLayout(
     rows=(
@@ -377,7 +479,7 @@ DSMIL_VALUES = replace(
     DSMIL,
     rows=(*DSMIL_STREAMS, *layer("b_classifier.v.1", "in_dim in_dim", "value.0")),
     options=lambda sizes: {"hidden": sizes["hidden"], "value_layer": True},
-    needs="b_classifier.v.1.weight",
+    needs=("b_classifier.v.1.weight",),
 )
 DTFD = WeightLayout(
     rows=(
@@ -411,7 +513,7 @@ IBMIL = WeightLayout(
         Row("classifier.weight", "n_outputs 2*in_dim", "head.weight"),
     ),
     options=lambda sizes: {"width": None, **chosen("hidden", "key_width", "n_confounders")(sizes)},
-    needs="confounder_feat",
+    needs=("confounder_feat",),
 )
 IBMIL_FIRST_STAGE = WeightLayout(
     rows=(
@@ -458,8 +560,10 @@ HDMIL = WeightLayout(
 )
 
 LAYOUTS: dict[str, tuple[WeightLayout, ...]] = {
-    "abmil": (ABMIL_PLAIN, ABMIL),
+    "abmil": (ABMIL_PLAIN, ABMIL_MIL_LAB, ABMIL_MIL_LAB_PLAIN, *ABMIL_TORCHMIL, ABMIL),
     "clam_sb": (CLAM_SB_PLAIN, CLAM_SB),
+    "clam_mb": (CLAM_MB_PLAIN, CLAM_MB),
+    "acmil": (ACMIL,),
     "transmil": (TRANSMIL,),
     "dsmil": (DSMIL_VALUES, DSMIL),
     "dtfd": (DTFD,),
@@ -471,14 +575,14 @@ LAYOUTS: dict[str, tuple[WeightLayout, ...]] = {
 
 
 def clam_names(theirs: Tensors) -> Tensors:
-    """Without DataParallel's word inside the names and the labels of the instance loss.
+    """Without the labels of the instance loss.
 
     Without dropout the attention stands one place further to the front of its list, and so does the last layer of the
     plain attention.
     """
     renamed_tensors = {}
     for key, tensor in theirs.items():
-        name = re.sub(r"^attention_net\.2\.", "attention_net.3.", key.replace(".module", ""))
+        name = re.sub(r"^attention_net\.2\.", "attention_net.3.", key)
         name = re.sub(r"^attention_net\.3\.2\.", "attention_net.3.3.", name)
         if not name.startswith("instance_loss_fn."):
             renamed_tensors[name] = tensor
@@ -514,6 +618,7 @@ def mhim_names(theirs: Tensors) -> Tensors:
 
 RENAMES: dict[str, Callable[[Tensors], Tensors]] = {
     "clam_sb": clam_names,
+    "clam_mb": clam_names,
     "dtfd": dtfd_names,
     "hdmil": clam_names,
     "mhim": mhim_names,

@@ -9,6 +9,7 @@ A file is safetensors or what torch.save writes; nothing in it is ever run. Thre
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -26,7 +27,15 @@ from gcemil.bags.fingerprint import content_hash
 from gcemil.config import HostSettings, HostWeights, TrainSettings
 from gcemil.errors import RunError, UsageError, WeightsError
 from gcemil.files import is_file, parse_json, validate_as
-from gcemil.hosts.published import LAYOUTS, Tensors, describe_misfit, listed, named_tensors, read_published
+from gcemil.hosts.published import (
+    LAYOUTS,
+    PublishedHost,
+    Tensors,
+    describe_misfit,
+    listed,
+    named_tensors,
+    read_published,
+)
 from gcemil.hosts.table import HOSTS, host_spec
 from gcemil.runs.checkpoint import NetworkRecord, build_host
 from gcemil.runs.folder import Run
@@ -154,11 +163,16 @@ def _has_our_names(content: Any, host: HostSettings, cohort: Cohort) -> bool:
 
 
 def _rename_tensors(content: Any, expected: Mapping[str, Tensor]) -> Tensors:
-    """The tensors by the host's names; a host that holds a module of the user's has its names with a word in front."""
+    """The tensors by the host's names.
+
+    A host that holds a module of the user's has its names with a word in front, and DataParallel puts one inside.
+    """
     tensors = named_tensors(content)
-    for prefix in dict.fromkeys(f"{key.split('.')[0]}." for key in expected):
-        if {f"{prefix}{key}" for key in tensors} == set(expected):
-            return {f"{prefix}{key}": one for key, one in tensors.items()}
+    prefixes = ["", *dict.fromkeys(f"{key.split('.')[0]}." for key in expected)]
+    parallel = {key.replace(".module.", "."): one for key, one in tensors.items()}
+    for named, prefix in itertools.product((tensors, parallel), prefixes):
+        if {f"{prefix}{key}" for key in named} == set(expected):
+            return {f"{prefix}{key}": one for key, one in named.items()}
     return tensors
 
 
@@ -169,25 +183,50 @@ def _read_published_checkpoint(
     try:
         found = read_published(host.name, content, risk=cohort.card.task == "survival")
     except WeightsError as error:
-        raise WeightsError(f"{path}: {error}") from error
+        fitting = [name for name in LAYOUTS if name != host.name and _is_published(name, content)]
+        hint = f" It is a '{fitting[0]}': give --host {fitting[0]}." if fitting else ""
+        raise WeightsError(f"{path}: {error}{hint}") from error
     if found.in_dim != cohort.card.feature_dim:
         raise WeightsError(
             f"{path} reads features of width {found.in_dim}, but {cohort.folder} has width "
             f"{cohort.card.feature_dim} ('{cohort.card.encoder}'). Use features of the encoder it was trained on."
         )
-    if found.n_outputs != cohort.n_outputs:
-        raise WeightsError(
-            f"{path} has {found.n_outputs} outputs, but {cohort.folder} needs {cohort.n_outputs} "
-            f"({', '.join(cohort.card.classes) or 'a risk'})."
-        )
     _refuse_other_options(path, found.options, host.options)
     settings = host.model_copy(update={"options": {**host.options, **found.options}})
+    if found.n_outputs != cohort.n_outputs:
+        if host.weights is None or host.weights.frozen:
+            raise WeightsError(
+                f"{path} has {found.n_outputs} outputs, but {cohort.folder} needs {cohort.n_outputs} "
+                f"({', '.join(cohort.card.classes) or 'a risk'}). To train a new head on these weights: "
+                f"gcemil train {cohort.folder} --host {host.name} --host-weights {path}."
+            )
+        note = f"The file has {found.n_outputs} outputs and the cohort {cohort.n_outputs}: the head starts anew."
+        return settings, _with_new_head(found, settings, cohort), (note, *found.caveats)
     tensors = dict(found.create(host.gate_mode, host.options).state_dict())
     notes = found.caveats
     if cohort.card.classes:
         order = ", ".join(f"{place} is {name}" for place, name in enumerate(cohort.card.classes))
         notes = (f"The file does not name its outputs; they are read in the cohort's order: {order}.", *notes)
     return settings, tensors, notes
+
+
+def _with_new_head(found: PublishedHost, host: HostSettings, cohort: Cohort) -> Tensors:
+    """A host for the outputs of the cohort: what depends on their number is drawn from a fixed seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        fresh = build_host(host, in_dim=found.in_dim, n_outputs=cohort.n_outputs).state_dict()
+    given = found.tensors.items()
+    kept = {key: one for key, one in given if key in fresh and one.shape == fresh[key].shape}
+    return {**fresh, **kept}
+
+
+def _is_published(name: str, content: Any) -> bool:
+    """Whether these are the published weights of this host."""
+    try:
+        read_published(name, content)
+    except WeightsError:
+        return False
+    return True
 
 
 def _refuse_other_options(path: Path, found: Mapping[str, object], asked: Mapping[str, object]) -> None:
@@ -197,7 +236,7 @@ def _refuse_other_options(path: Path, found: Mapping[str, object], asked: Mappin
 
 
 def _expected_tensors(host: HostSettings, cohort: Cohort) -> dict[str, Tensor]:
-    """The tensors of such a host; of the nine their shapes alone, since a header can ask for a host of any size."""
+    """The tensors of such a host; of the built-in ones their shapes alone, since a header can ask for a host of any size."""
     with torch.device("meta") if host.name in HOSTS else nullcontext():
         fresh = build_host(host, in_dim=cohort.card.feature_dim, n_outputs=cohort.n_outputs)
     return dict(fresh.state_dict())

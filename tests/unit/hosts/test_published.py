@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from builders.authors import has_parity, small_checkpoint
 from gcemil.errors import WeightsError
 from gcemil.hosts.published import read_published
 from gcemil.hosts.table import HOSTS
 
 PARITY = Path(__file__).parents[2] / "reference" / "parity"
 FILES = {
-    **{name: name for name in HOSTS},
+    **{name: name for name in HOSTS if has_parity(name)},
     "dsmil_passing_v": "dsmil",
 }
 
@@ -170,3 +171,41 @@ def test_one_sigmoid_is_the_log_odds_of_the_second_class_unless_it_is_a_risk():
     classes, risk = read_published("abmil", tensors), read_published("abmil", tensors, risk=True)
     assert (classes.n_outputs, risk.n_outputs) == (2, 1)
     torch.testing.assert_close(answer(classes), torch.cat([torch.zeros(1), answer(risk)]))
+
+
+def linear(tensors, name, rows):
+    return rows @ tensors[f"{name}.weight"].T + tensors[f"{name}.bias"]
+
+
+def gated_scores(tensors, tokens, names):
+    content, gate, last = names
+    product = linear(tensors, content, tokens).tanh() * linear(tensors, gate, tokens).sigmoid()
+    return linear(tensors, last, product)
+
+
+@torch.no_grad()
+def test_clam_mb_reads_each_class_through_its_own_branch():
+    """The published equations, written out on the published names."""
+    theirs, features = small_checkpoint("clam_mb", in_dim=8), torch.randn(9, 8)
+    tokens = linear(theirs, "attention_net.0", features).relu()
+    places = ("attention_a.0", "attention_b.0", "attention_c")
+    scores = gated_scores(theirs, tokens, [f"attention_net.3.{place}" for place in places])
+    bags = scores.softmax(dim=0).T @ tokens
+    expected = torch.cat([linear(theirs, f"classifiers.{c}", bags[c]) for c in range(2)])
+    output = read_published("clam_mb", theirs).create()(features)
+    torch.testing.assert_close(output.logits, expected)
+    torch.testing.assert_close(output.scores, scores[:, expected.argmax()])
+
+
+@torch.no_grad()
+def test_acmil_pools_by_the_mean_of_its_branches():
+    theirs, features = small_checkpoint("acmil", in_dim=8), torch.randn(9, 8)
+    tokens = (features @ theirs["dimreduction.fc1.weight"].T).relu()
+    places = ("attention_V.0", "attention_U.0", "attention_weights")
+    weights = gated_scores(theirs, tokens, [f"attention.{place}" for place in places]).softmax(dim=0)
+    output = read_published("acmil", theirs).create()(features)
+    expected = linear(theirs, "Slide_classifier.fc", weights.mean(dim=1) @ tokens)
+    torch.testing.assert_close(output.logits, expected)
+    for k in range(2):
+        branch = linear(theirs, f"classifier.{k}.fc", weights[:, k] @ tokens)
+        torch.testing.assert_close(output.auxiliary_logits[f"branch_{k}"], branch)

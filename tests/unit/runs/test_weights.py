@@ -15,9 +15,11 @@ from builders.authors import (
     authors_checkpoint,
     authors_cohort,
     authors_weights,
+    has_parity,
     parity_facts,
+    small_checkpoint,
 )
-from gcemil.config import HostSettings
+from gcemil.config import HostSettings, HostWeights
 from gcemil.errors import UsageError, WeightsError
 from gcemil.hosts.table import HOSTS, create_host
 from gcemil.runs import checkpoint
@@ -67,7 +69,7 @@ def test_a_file_in_the_authors_naming_gives_the_authors_numbers(tmp_path, cohort
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", HOSTS)
+@pytest.mark.parametrize("name", [name for name in HOSTS if has_parity(name)])
 def test_the_sizes_of_every_host_are_read_from_its_file(tmp_path, cohorts, name):
     path = saved(tmp_path, authors_checkpoint(name))
     given = read_pretrained_host(path, HostSettings(name=name), cohorts[name])
@@ -234,3 +236,102 @@ def test_a_header_that_lies_is_refused(tmp_path):
 def test_the_kind_of_a_bank_is_read_from_earlier_checkpoints_too(provenance, kind):
     header = {"prompts": ["a"], "provenance": provenance, "hash": "0"}
     assert checkpoint._BankRecord.model_validate(header).kind == kind
+
+
+class MilLabAbmil(torch.nn.Module):
+    """ABMIL with the module names of MIL-Lab, gated or not."""
+
+    def __init__(self, *, gated, n_outputs=2):
+        super().__init__()
+        nn = torch.nn
+        self.patch_embed = nn.Sequential(nn.Linear(8, 16), nn.ReLU())
+        self.global_attn = nn.Module()
+        if gated:
+            self.global_attn.attention_a = nn.Sequential(nn.Linear(16, 6), nn.Tanh(), nn.Dropout(0.25))
+            self.global_attn.attention_b = nn.Sequential(nn.Linear(16, 6), nn.Sigmoid(), nn.Dropout(0.25))
+            self.global_attn.attention_c = nn.Linear(6, 1)
+        else:
+            self.global_attn.module = nn.Sequential(nn.Linear(16, 6), nn.Tanh(), nn.Dropout(0), nn.Linear(6, 1))
+        self.classifier = nn.Linear(16, n_outputs)
+        self.gated = gated
+
+    def forward(self, features):
+        tokens, pool = self.patch_embed(features), self.global_attn
+        scores = (
+            pool.attention_c(pool.attention_a(tokens) * pool.attention_b(tokens))
+            if self.gated
+            else pool.module(tokens)
+        )
+        return self.classifier(torch.softmax(scores, dim=0).T @ tokens)[0]
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("prefix", ["", "model."])
+@torch.no_grad()
+def test_abmil_in_mil_labs_naming_gives_its_numbers(tmp_path, gated, prefix):
+    cohort = make_cohort(tmp_path / "c", n_cases=2)
+    torch.manual_seed(0)
+    theirs = MilLabAbmil(gated=gated).eval()
+    path = saved(tmp_path, {prefix + key: one for key, one in theirs.state_dict().items()})
+    given = read_pretrained_host(path, HostSettings(name="abmil"), cohort)
+    assert given.settings.options == {"width": 16, "hidden": 6}
+    features = torch.randn(9, 8)
+    torch.testing.assert_close(host_of(given, cohort)(features).logits, theirs(features))
+
+
+@torch.no_grad()
+def test_a_model_for_other_classes_is_refused_or_given_a_new_head(tmp_path):
+    cohort = make_cohort(tmp_path / "c", n_cases=2)
+    theirs = MilLabAbmil(gated=True, n_outputs=5).state_dict()
+    path = saved(tmp_path, theirs)
+    with pytest.raises(WeightsError, match=r"has 5 outputs, .* needs 2 .*train .*--host abmil --host-weights"):
+        read_pretrained_host(path, HostSettings(name="abmil"), cohort)
+    weights = HostWeights(source=str(path), frozen=False)
+    given = read_pretrained_host(path, HostSettings(name="abmil", weights=weights), cohort)
+    assert "the head starts anew" in given.notes[0]
+    assert given.tensors["head.weight"].shape == (2, 16)
+    assert torch.equal(given.tensors["project.0.weight"], theirs["patch_embed.0.weight"])
+    again = read_pretrained_host(path, HostSettings(name="abmil", weights=weights), cohort)
+    assert torch.equal(given.tensors["head.weight"], again.tensors["head.weight"])
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("projected", [True, False])
+@torch.no_grad()
+def test_torchmils_abmil_gives_its_numbers(tmp_path, gated, projected):
+    from torchmil.models import ABMIL
+
+    cohort = make_cohort(tmp_path / "c", n_cases=2)
+    torch.manual_seed(0)
+    layers = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU()) if projected else torch.nn.Identity()
+    theirs = ABMIL(in_shape=(8,), att_dim=6, gated=gated, feat_ext=layers).eval()
+    path = saved(tmp_path, theirs.state_dict())
+    given = read_pretrained_host(path, HostSettings(name="abmil"), cohort)
+    features = torch.randn(9, 8)
+    found = host_of(given, cohort)(features)
+    logit, attention = theirs(features.unsqueeze(0), return_att=True)
+    torch.testing.assert_close(found.logits, torch.cat([torch.zeros(1), logit]))
+    torch.testing.assert_close(found.scores, attention[0])
+    assert any("activations" in note for note in given.notes)
+
+
+def test_a_checkpoint_of_another_host_is_recognised(tmp_path):
+    cohort = make_cohort(tmp_path / "c", n_cases=2)
+    path = saved(tmp_path, small_checkpoint("clam_mb", in_dim=8))
+    with pytest.raises(WeightsError, match=r"attention_c.weight .*It is a 'clam_mb': give --host clam_mb"):
+        read_pretrained_host(path, HostSettings(name="clam_sb"), cohort)
+    assert read_pretrained_host(path, HostSettings(name="clam_mb"), cohort).settings.options == {
+        "width": 16,
+        "hidden": 8,
+    }
+
+
+def test_names_that_dataparallel_made_inside_a_class_of_the_users_own_are_read(tmp_path, monkeypatch):
+    (tmp_path / "my_parallel_host.py").write_text(OWN_HOST)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("GCEMIL_TRUST_HOSTS", "")
+    cohort = make_cohort(tmp_path / "c", n_cases=2)
+    weight, bias = torch.randn(2, 8), torch.randn(2)
+    path = saved(tmp_path, {"head.module.weight": weight, "head.module.bias": bias})
+    given = read_pretrained_host(path, HostSettings(name="my_parallel_host:MeanPool"), cohort)
+    assert sorted(map(str, given.tensors)) == ["model.head.bias", "model.head.weight"]
