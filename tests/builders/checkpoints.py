@@ -27,6 +27,14 @@ LAYOUTS = {
         "vit_huge_patch14_224",
         {"init_values": 1e-5, "reg_tokens": 4, "mlp_layer": "SwiGLUPacked", "act_layer": "SiLU", "mlp_ratio": 4.0, "global_pool": ""},
     ),
+    "virchow": (
+        "vit_huge_patch14_224",
+        {"init_values": 1e-5, "mlp_layer": "SwiGLUPacked", "act_layer": "SiLU", "mlp_ratio": 4.0, "global_pool": ""},
+    ),
+    "gigapath": ("vit_giant_patch14_dinov2", {"init_values": 1e-5, "mlp_ratio": 4.0, "global_pool": "token"}),
+    "lunit_vits8": ("vit_small_patch8_224", {}),
+    "kaiko_vits16": ("vit_small_patch16_224", {"dynamic_img_size": True, "global_pool": "token"}),
+    "kaiko_vitl14": ("vit_large_patch14_reg4_dinov2", {"init_values": 1e-5, "dynamic_img_size": True, "global_pool": "token"}),
     "h_optimus_0": ("vit_giant_patch14_reg4_dinov2", {"init_values": 1e-5, "reg_tokens": 4, "mlp_ratio": 4.0, "global_pool": "token"}),
 }  # fmt: skip
 

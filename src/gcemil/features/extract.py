@@ -33,7 +33,7 @@ from gcemil.bags.arrays import read_coords
 from gcemil.bags.cohort import feature_file, read_card
 from gcemil.bags.fingerprint import file_fingerprint
 from gcemil.errors import InputError, StoreError, UsageError
-from gcemil.features.encoders import PatchEncoder, load_encoder
+from gcemil.features.encoders import PatchEncoder, load_encoder, resolve_name
 from gcemil.features.loaders import WeightSource
 from gcemil.features.patching import (
     PATCH_NUMBERS,
@@ -112,18 +112,31 @@ def encode_patches(
     """Features of an open slide in memory, of all patches or of these rows of the grid."""
     chosen = settings or EncodeSettings()
     rows = np.arange(len(grid)) if rows is None else rows
-    parts = [np.empty((0, encoder.spec.dim), chosen.dtype)]
-    with closing(_read_batches(slide, grid, rows, encoder.spec.input_px, chosen)) as batches:
-        for pixels in batches:
-            # What overflows becomes infinite and is refused below.
-            with np.errstate(over="ignore"):
-                parts.append(encoder(pixels).astype(chosen.dtype))
-    features: FeatureArray = np.concatenate(parts)
+    features: FeatureArray = np.concatenate(
+        [_encode_rows(slide, grid, part, chosen, rows) for part in encoder.parts], axis=1
+    )
     if not np.isfinite(features).all():
         raise InputError(
             f"Some features are not finite as {chosen.dtype}. Use --dtype float32, or check the encoder's weights."
         )
     return features
+
+
+def _encode_rows(
+    slide: SlideReader,
+    grid: PatchGrid,
+    encoder: PatchEncoder,
+    chosen: EncodeSettings,
+    rows: Int[np.ndarray, "k"],
+) -> FeatureArray:
+    """The features of these rows by one encoder, not looked at yet."""
+    parts = [np.empty((0, encoder.spec.dim), chosen.dtype)]
+    with closing(_read_batches(slide, grid, rows, encoder.spec.input_px, chosen)) as batches:
+        for pixels in batches:
+            # What overflows becomes infinite and is refused by the caller.
+            with np.errstate(over="ignore"):
+                parts.append(encoder(pixels).astype(chosen.dtype))
+    return np.concatenate(parts)
 
 
 def _read_batches(
@@ -156,7 +169,8 @@ def _read_batches(
 
 def _refuse_mixed_encoders(out: Path, encoder: PatchEncoder, *, replaced: set[str]) -> None:
     """A cohort comes from one encoder: the same name and the same weights."""
-    if (out / "cohort.yaml").is_file() and (named := read_card(out).encoder) not in (encoder.name, "unknown"):
+    named = read_card(out).encoder if (out / "cohort.yaml").is_file() else "unknown"
+    if named != "unknown" and resolve_name(named) != encoder.name:
         raise UsageError(
             f"{out / 'cohort.yaml'} names the encoder '{named}', not '{encoder.name}'. Choose another --out."
         )

@@ -74,8 +74,11 @@ def encode_pool(
     patients = None if patient_pattern is None else patients_of(images, folder, patient_pattern)
     parts = []
     for start in range(0, len(images), BATCH):
-        batch = np.stack([read_square(path, encoder.spec.input_px) for path in images[start : start + BATCH]])
-        parts.append(_as_half(encoder(batch), images[start]))
+        shown = images[start : start + BATCH]
+        features = [
+            part(np.stack([read_square(path, part.spec.input_px) for path in shown])) for part in encoder.parts
+        ]
+        parts.append(_as_half(np.concatenate(features, axis=1), images[start]))
         if on_image is not None:
             on_image(min(start + BATCH, len(images)), len(images))
     labels = np.array([*found.values()], dtype=np.str_)

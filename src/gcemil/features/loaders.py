@@ -83,10 +83,15 @@ class WeightSource:
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
-        if self.folder is not None and not (self.folder / "config.json").is_file():
+        if self.folder is not None and not self._is_copy(self.folder):
             raise UsageError(
                 f"{self.folder} is not a folder of weights: it has no config.json. Give a local copy of the model's page."
             )
+
+    @staticmethod
+    def _is_copy(folder: Path) -> bool:
+        """CTransPath's page is one file."""
+        return (folder / "config.json").is_file() or any(folder.glob("*[Cc][Tt]rans[Pp]ath.pth"))
 
 
 Loader = Callable[[WeightSource], nn.Module]
@@ -136,7 +141,7 @@ def from_timm(name: str, **options: Any) -> Loader:
 
     def load(source: WeightSource) -> nn.Module:
         timm = import_timm()
-        chosen = {"num_classes": 0, **options}
+        chosen = {key: value for key, value in {"num_classes": 0, **options}.items() if value is not None}
         if source.folder is None:
             return timm.create_model(name, pretrained=True, **_resolve_layers(chosen))
         # What the folder says of its own weights overrules what the page usually holds.
@@ -146,7 +151,7 @@ def from_timm(name: str, **options: Any) -> Loader:
     return load
 
 
-def untrained(architecture: str) -> Loader:
+def untrained(architecture: str, **options: Any) -> Loader:
     """A network of timm with the random numbers it starts from, the same ones every time."""
 
     def load(source: WeightSource) -> nn.Module:
@@ -154,7 +159,8 @@ def untrained(architecture: str) -> Loader:
             raise UsageError("An untrained encoder takes no weights; leave --weights out.")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            network: nn.Module = import_timm().create_model(architecture, pretrained=False, num_classes=0)
+            chosen = options or {"num_classes": 0}
+            network: nn.Module = import_timm().create_model(architecture, pretrained=False, **chosen)
         return network
 
     return load
@@ -174,14 +180,19 @@ def conch_v1_5(source: WeightSource) -> nn.Module:
 
 def load_titan(source: WeightSource) -> Any:
     """TITAN as its page defines it, which is code."""
-    if not source.trust_remote_code:
-        raise UsageError(
-            f"{TITAN} is gated and runs Python code from its page. Read it there first, then add --trust-remote-code "
-            "(from Python: a WeightSource with trust_remote_code); 'minilm' and 'efficientnet_lite0' need neither."
-        )
+    require_consent(TITAN, source)
     return import_transformers().AutoModel.from_pretrained(
         str(source.folder or TITAN), trust_remote_code=source.trust_remote_code
     )
+
+
+def require_consent(page: str, source: WeightSource) -> None:
+    """Refuse to run the code of a page that the user has not agreed to."""
+    if not source.trust_remote_code:
+        raise UsageError(
+            f"{page} runs Python code from its page. Read it there first, then add --trust-remote-code "
+            "(from Python: a WeightSource with trust_remote_code); 'minilm' and 'efficientnet_lite0' need none."
+        )
 
 
 @contextmanager

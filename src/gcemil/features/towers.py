@@ -93,6 +93,14 @@ def conch_images(source: WeightSource) -> nn.Module:
     )
 
 
+def conch_patches(source: WeightSource) -> nn.Module:
+    """The image features of CONCH in front of its projection into the shared space, as TRIDENT stores them."""
+    network, _ = load_conch(source)
+    return ImageTower(
+        network, lambda images: network.encode_image(images, proj_contrast=False, normalize=False)
+    )
+
+
 def conch_texts(source: WeightSource) -> tuple[nn.Module, Embed]:
     """The text tower of CONCH."""
     network, package = load_conch(source)
