@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gcemil.hosts.adapters import CallableHost, TorchmilHost
     from gcemil.hosts.host import Embedded, Host, HostOutput, MilHost, Stage
     from gcemil.hosts.own import trust_host
+    from gcemil.hosts.slide_encoder import SlideEncoderHost
     from gcemil.hosts.table import HOSTS, HostSpec, create_host
     from gcemil.model import EvidenceOutput, GceMil
     from gcemil.recovery.recover import Recovery, recover
@@ -52,6 +53,7 @@ __all__ = [
     "Interventions",
     "MilHost",
     "Recovery",
+    "SlideEncoderHost",
     "SnrScores",
     "Stage",
     "TorchmilHost",
@@ -92,6 +94,7 @@ _HOME = {
         "gcemil.hosts.adapters": ("CallableHost", "TorchmilHost"),
         "gcemil.hosts.host": ("Embedded", "Host", "HostOutput", "MilHost", "Stage"),
         "gcemil.hosts.own": ("trust_host",),
+        "gcemil.hosts.slide_encoder": ("SlideEncoderHost",),
         "gcemil.hosts.table": ("HOSTS", "HostSpec", "create_host"),
         "gcemil.model": ("EvidenceOutput", "GceMil"),
         "gcemil.recovery.recover": ("Recovery", "recover"),

@@ -16,6 +16,7 @@ _HOME = {
     "HostOutput": "host",
     "CallableHost": "adapters",
     "TorchmilHost": "adapters",
+    "SlideEncoderHost": "slide_encoder",
 }
 
 
