@@ -88,7 +88,6 @@ _UNI2_H: dict[str, Any] = {
 }  # fmt: skip
 
 
-
 def _kaiko(network: str, dim: int, **options: Any) -> EncoderSpec:
     """A network of kaiko's collection, which is trained on patches of several resolutions."""
     name = f"1aurent/{network}.kaiko_ai_towards_large_pathology_fms"
@@ -206,9 +205,7 @@ class PatchEncoder:
         images = (images - mean[:, None, None]) / deviation[:, None, None]
         dtype = getattr(torch, self.spec.precision)
         mixed = self.device.type == "cuda" and dtype is not torch.float32
-        with torch.autocast(
-            self.device.type, dtype=dtype if mixed else torch.bfloat16, enabled=mixed
-        ):
+        with torch.autocast(self.device.type, dtype=dtype if mixed else torch.bfloat16, enabled=mixed):
             features = self.network(images)
         return np.asarray(features.float().cpu().numpy())
 

@@ -76,7 +76,8 @@ def encode_pool(
     for start in range(0, len(images), BATCH):
         shown = images[start : start + BATCH]
         features = [
-            part(np.stack([read_square(path, part.spec.input_px) for path in shown])) for part in encoder.parts
+            part(np.stack([read_square(path, part.spec.input_px) for path in shown]))
+            for part in encoder.parts
         ]
         parts.append(_as_half(np.concatenate(features, axis=1), images[start]))
         if on_image is not None:

@@ -46,9 +46,7 @@ class ClamMb(InstanceClustering, MilHost[BranchPoolEmbedded]):
         self.project = create_projection(in_dim, width, dropout)
         self.attention = clam_attention(width, hidden, n_outputs, dropout)
         self.head = nn.Linear(width, n_outputs)
-        self.add_instance_heads(
-            width, n_sampled=n_sampled, subtyping=subtyping, instance_loss=instance_loss
-        )
+        self.add_instance_heads(width, n_sampled=n_sampled, subtyping=subtyping, instance_loss=instance_loss)
 
     def embed(self, features: Features) -> BranchPoolEmbedded:
         tokens: Float[Tensor, "n w"] = self.project(features)

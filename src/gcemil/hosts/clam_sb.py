@@ -18,7 +18,7 @@ The authors' other instance loss, cross_entropy, is the same without the margin.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -40,6 +40,7 @@ class InstanceClustering:
     """The instance branch of CLAM, in hosts with one attention (clam_sb) or one per class (clam_mb)."""
 
     n_outputs: int
+    task_weights: Mapping[str, float]
     instance_heads: nn.ModuleList
 
     def add_instance_heads(
@@ -107,9 +108,7 @@ class ClamSb(InstanceClustering, AttentionPoolHost):
         self.project = create_projection(in_dim, width, dropout)
         self.attention = clam_attention(width, hidden, 1, dropout)
         self.head = nn.Linear(width, n_outputs)
-        self.add_instance_heads(
-            width, n_sampled=n_sampled, subtyping=subtyping, instance_loss=instance_loss
-        )
+        self.add_instance_heads(width, n_sampled=n_sampled, subtyping=subtyping, instance_loss=instance_loss)
 
     def compute_losses(
         self, embedded: AttentionEmbedded, log_gates: LogGates | None, target: Tensor

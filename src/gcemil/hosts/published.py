@@ -345,7 +345,9 @@ def torchmil_abmil(*, gated: bool, projected: bool) -> WeightLayout:
     width = "width" if projected else "in_dim"
     gate = layer("pool.fc_gated", f"hidden {width}", "attention.gate") if gated else ()
     project = layer("feat_ext.0", "width in_dim", "project.0") if projected else ()
-    options = chosen("width", "hidden") if projected else lambda sizes: {"width": None, "hidden": sizes["hidden"]}
+    options = (
+        chosen("width", "hidden") if projected else lambda sizes: {"width": None, "hidden": sizes["hidden"]}
+    )
     absent = ("attention.score.bias",) if gated else ("attention.score.bias", *WITHOUT_GATE["absent"])
     return WeightLayout(
         rows=(

@@ -24,7 +24,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from gcemil.errors import UsageError
-from gcemil.hosts.adapters import CallableHost
+from gcemil.hosts.adapters import CallableHost, ScoreSource
 from gcemil.hosts.host import Embedded, GateMode, HostOutput
 from gcemil.shapes import Coords, Features, LogGates, Logits, Scores
 
@@ -74,10 +74,8 @@ class SlideEncoderHost(CallableHost):
     ) -> None:
         if width < 1 or n_blocks < 1:
             raise UsageError(f"A slide encoder needs width and n_blocks >= 1, got {width} and {n_blocks}.")
-        source = "slope" if isinstance(encoder, nn.Module) else "keep-one"
-        super().__init__(
-            encoder, in_dim, n_outputs, gate_mode, takes_coords=takes_coords, scores=source
-        )
+        source: ScoreSource = "slope" if isinstance(encoder, nn.Module) else "keep-one"
+        super().__init__(encoder, in_dim, n_outputs, gate_mode, takes_coords=takes_coords, scores=source)
         self.width, self.n_blocks, self.frozen = width, n_blocks, frozen
         self.head = nn.Linear(width, n_outputs)
         if isinstance(encoder, nn.Module) and frozen:

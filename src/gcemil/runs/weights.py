@@ -200,7 +200,9 @@ def _read_published_checkpoint(
                 f"({', '.join(cohort.card.classes) or 'a risk'}). To train a new head on these weights: "
                 f"gcemil train {cohort.folder} --host {host.name} --host-weights {path}."
             )
-        note = f"The file has {found.n_outputs} outputs and the cohort {cohort.n_outputs}: the head starts anew."
+        note = (
+            f"The file has {found.n_outputs} outputs and the cohort {cohort.n_outputs}: the head starts anew."
+        )
         return settings, _with_new_head(found, settings, cohort), (note, *found.caveats)
     tensors = dict(found.create(host.gate_mode, host.options).state_dict())
     notes = found.caveats

@@ -239,4 +239,4 @@ def test_each_encoder_computes_on_a_gpu_as_its_page_says():
         "ctranspath": "float32",
     }  # fmt: skip
     assert PatchEncoder("cpu", ENCODERS["uni"], nn.Identity(), torch.device("cpu"), "").precision == "float32"
-    assert IMAGENET == ENCODERS["virchow"].colours
+    assert ENCODERS["virchow"].colours == IMAGENET

@@ -67,7 +67,10 @@ def test_additive_mil_is_a_sum_of_what_the_weighted_patches_say():
 
 def test_aem_adds_the_negative_entropy_of_the_attention():
     torch.manual_seed(0)
-    host, (features, _) = create_host("abmil", in_dim=16, n_outputs=2, options={"entropy_weight": 0.1}), tensor_bag(9)
+    host, (features, _) = (
+        create_host("abmil", in_dim=16, n_outputs=2, options={"entropy_weight": 0.1}),
+        tensor_bag(9),
+    )
     output = host.eval()(features, target=torch.tensor(1))
     attention = output.scores.softmax(dim=0)
     torch.testing.assert_close(output.losses["entropy"], 0.1 * (attention * attention.log()).sum())

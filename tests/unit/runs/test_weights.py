@@ -251,7 +251,9 @@ class MilLabAbmil(torch.nn.Module):
             self.global_attn.attention_b = nn.Sequential(nn.Linear(16, 6), nn.Sigmoid(), nn.Dropout(0.25))
             self.global_attn.attention_c = nn.Linear(6, 1)
         else:
-            self.global_attn.module = nn.Sequential(nn.Linear(16, 6), nn.Tanh(), nn.Dropout(0), nn.Linear(6, 1))
+            self.global_attn.module = nn.Sequential(
+                nn.Linear(16, 6), nn.Tanh(), nn.Dropout(0), nn.Linear(6, 1)
+            )
         self.classifier = nn.Linear(16, n_outputs)
         self.gated = gated
 
@@ -284,7 +286,9 @@ def test_a_model_for_other_classes_is_refused_or_given_a_new_head(tmp_path):
     cohort = make_cohort(tmp_path / "c", n_cases=2)
     theirs = MilLabAbmil(gated=True, n_outputs=5).state_dict()
     path = saved(tmp_path, theirs)
-    with pytest.raises(WeightsError, match=r"has 5 outputs, .* needs 2 .*train .*--host abmil --host-weights"):
+    with pytest.raises(
+        WeightsError, match=r"has 5 outputs, .* needs 2 .*train .*--host abmil --host-weights"
+    ):
         read_pretrained_host(path, HostSettings(name="abmil"), cohort)
     weights = HostWeights(source=str(path), frozen=False)
     given = read_pretrained_host(path, HostSettings(name="abmil", weights=weights), cohort)
@@ -303,7 +307,9 @@ def test_torchmils_abmil_gives_its_numbers(tmp_path, gated, projected):
 
     cohort = make_cohort(tmp_path / "c", n_cases=2)
     torch.manual_seed(0)
-    layers = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU()) if projected else torch.nn.Identity()
+    layers = (
+        torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU()) if projected else torch.nn.Identity()
+    )
     theirs = ABMIL(in_shape=(8,), att_dim=6, gated=gated, feat_ext=layers).eval()
     path = saved(tmp_path, theirs.state_dict())
     given = read_pretrained_host(path, HostSettings(name="abmil"), cohort)
