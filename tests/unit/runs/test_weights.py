@@ -332,6 +332,20 @@ def test_a_checkpoint_of_another_host_is_recognised(tmp_path):
     }
 
 
+OWN_HOST = """
+import torch
+
+
+class MeanPool(torch.nn.Module):
+    def __init__(self, in_dim, n_outputs):
+        super().__init__()
+        self.head = torch.nn.Linear(in_dim, n_outputs)
+
+    def forward(self, features):
+        return self.head(features.mean(dim=0))
+"""
+
+
 def test_names_that_dataparallel_made_inside_a_class_of_the_users_own_are_read(tmp_path, monkeypatch):
     (tmp_path / "my_parallel_host.py").write_text(OWN_HOST)
     monkeypatch.syspath_prepend(tmp_path)
