@@ -21,6 +21,9 @@ SMALL = {
     "ibmil": {"width": 16, "n_confounders": 2},
     "camil": {"width": 64},
     "dsmil": {},
+    "mean": {"width": 16},
+    "max": {"width": 16},
+    "linear": {},
 }
 
 
