@@ -12,7 +12,7 @@ from gcemil.bags import validate
 from gcemil.benchmark.results import Results, read_log
 from gcemil.errors import RunError
 from gcemil.files import write_json
-from gcemil.findings import Row, join_rows, read_finding
+from gcemil.findings import Row, join_rows, mean_and_deviation, read_finding
 
 
 def test_validate_looks_for_no_file_outside_the_cohort(tmp_path: Path) -> None:
