@@ -7,14 +7,13 @@ to be assumed, joined or left out stands in the report and in cohort.yaml under 
 from __future__ import annotations
 
 import errno
+import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from gcemil.bags import store
 from gcemil.bags.cohort import Cohort, CohortCard, SlideRow, raise_first
@@ -25,6 +24,7 @@ from gcemil.bags.foreign.label_tables import (
     choose_classes,
     count_targets,
     find_label_faults,
+    find_measurement,
     order_classes,
     read_labels,
 )
@@ -33,12 +33,14 @@ from gcemil.bags.foreign.source import (
     ForeignFolder,
     ForeignSlide,
     ReadOptions,
+    check_finite,
     read_each,
 )
 from gcemil.bags.foreign.splits import has_splits, match_folds, read_splits
 from gcemil.bags.tables import read_frame
 from gcemil.errors import CohortError, StoreError, UsageError, error_text, write_remedy
 from gcemil.files import atomic_folder
+from gcemil.wording import shorten_lines, shorten_list
 
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
 """What systems and file systems without symbolic links say."""
@@ -67,7 +69,11 @@ def import_cohort(
     own = folder.path / "splits.csv"
     if splits is None and labels is None and own.is_file():
         splits = own
-    elif splits is None and labels is not None and (labels.is_dir() or has_splits(read_frame(labels))):
+    elif (
+        splits is None
+        and labels is not None
+        and (labels.is_dir() or has_splits(read_frame(labels, sheet=choice.sheet)))
+    ):
         splits = labels
     return write_cohort(folder, table, out, classes=classes, splits=splits, copy=copy)
 
@@ -105,7 +111,7 @@ class ImportReport:
     """What is to be predicted, counted."""
 
     def lines(self) -> list[str]:
-        """The report as text, nothing shortened."""
+        """The report as text, long lists of slides shortened."""
         head = (
             f"{self.folder}: {self.n_slides} slides of {self.n_cases} cases, {self.n_linked} linked, "
             f"{self.n_copied} copied, {self.n_folds} folds."
@@ -114,12 +120,18 @@ class ImportReport:
             ("to predict", self.targets),
             ("assumed", self.assumptions),
             ("warning", self.warnings),
-            ("left out, no patches", self.empty),
-            ("left out", self.excluded),
-            ("label without features", self.labels_without_features),
-            ("features without label", self.features_without_labels),
+            ("left out, no patches", shorten_lines(self.empty)),
+            ("left out", shorten_lines(self.excluded)),
         )
-        return [head, *(f"{name}: {line}" for name, lines in groups for line in lines)]
+        joins = (
+            ("labels without features", self.labels_without_features),
+            ("features without labels", self.features_without_labels),
+        )
+        return [
+            head,
+            *(f"{name}: {line}" for name, lines in groups for line in lines),
+            *(f"{len(names)} {name}: {shorten_list(names)}" for name, names in joins if names),
+        ]
 
 
 def write_cohort(
@@ -139,6 +151,7 @@ def write_cohort(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} is not an empty folder. Choose another one, or remove it first.")
     rows, folds, split_lines, excluded = _join_labels(folder, table, splits)
+    excluded += folder.broken
     if official is not None:
         folds = (official(rows),)
     by_id = {slide.slide_id: slide for slide in folder.slides}
@@ -174,6 +187,8 @@ def write_cohort(
         },
     )
     # Before anything is written.
+    if classes is None and (fault := find_measurement(rows)):
+        raise CohortError(f"{table.path}: {fault}")
     problems = [*target_problems(rows)]
     raise_first(problems, table.path)
     for fold in folds:
@@ -245,6 +260,8 @@ def _place_slide(slide: ForeignSlide, cohort: Cohort, *, copy: bool) -> bool:
     """Link or convert one slide, and its patch labels if it has any; True when linked."""
     target = cohort.feature_file(slide.slide_id)
     target.parent.mkdir(parents=True, exist_ok=True)
+    if slide.thumbnail is not None:
+        place_thumbnail(slide.thumbnail, cohort.folder / "thumbnails" / f"{slide.slide_id}.jpg", copy=copy)
     if slide.read_truth is not None:
         store.write(cohort.truth_file(slide.slide_id), slide.read_truth())
     if slide.linkable and not copy:
@@ -258,10 +275,7 @@ def _place_slide(slide: ForeignSlide, cohort: Cohort, *, copy: bool) -> bool:
             ) from error
         return True
     features, coords = slide.load()
-    if not (finite := np.isfinite(features).all(axis=1)).all():
-        raise CohortError(
-            f"{slide.path}: {(~finite).sum()} patches have NaN or infinite features, the first is row {int(np.argmin(finite))}."
-        )
+    check_finite(slide.path, features)
     datasets = {"features": features} if coords is None else {"features": features, "coords": coords}
     kept: dict[str, dict[str, Any]] = {name: {} for name in datasets}
     for file in (file for file in slide.attributes_files if file is not None):
@@ -269,3 +283,16 @@ def _place_slide(slide: ForeignSlide, cohort: Cohort, *, copy: bool) -> bool:
             kept[name] |= store.attributes(file, name) if store.has(file, name) else {}
     store.write(target, datasets, dataset_attributes=kept)
     return False
+
+
+def place_thumbnail(source: Path, target: Path, *, copy: bool) -> None:
+    """Link or copy the picture of a slide; where the system has no links it is copied, for it is small."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        if not copy:
+            target.symlink_to(source.resolve())
+            return
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+    shutil.copyfile(source, target)

@@ -104,6 +104,8 @@ class ForeignSlide:
     """As the file itself names it; a folder's reader knows it of all its files."""
     attributes_files: tuple[Path | None, ...] = ()
     """Files whose attributes of `features` and `coords` (patch size, slide size, magnification) a copy keeps."""
+    thumbnail: Path | None = None
+    """A picture of the whole slide."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,6 +117,8 @@ class ForeignFolder:
     slides: tuple[ForeignSlide, ...]
     encoder: str
     assumptions: tuple[str, ...] = ()
+    broken: tuple[str, ...] = ()
+    """Why slides were left out that cannot be read."""
 
     @property
     def empty(self) -> tuple[str, ...]:
@@ -130,6 +134,8 @@ class ReadOptions:
     mpp: Mpp = None
     encoder: str | None = None
     coords_dir: Path | None = None
+    skipped: list[str] | None = None
+    """Filled with the reasons why slides were left out; None refuses broken slides."""
 
 
 @dataclass(frozen=True)
@@ -181,23 +187,36 @@ def read_plain_slide(path: Path, slide_id: str) -> ForeignSlide:
     return ForeignSlide(slide_id, path, n_patches, dim, None, linkable, load, attributes_files=(path,))
 
 
-def read_each(files: Sequence[T], read: Callable[[T], Result], folder: Path) -> tuple[Result, ...]:
-    """Read every file; those that cannot be read are named together in one error."""
+def read_each(
+    files: Sequence[T], read: Callable[[T], Result], folder: Path, skipped: list[str] | None = None
+) -> tuple[Result, ...]:
+    """Read every file; those that cannot be read are added to `skipped`, or named together in one error."""
     results, errors = [], []
     for file in files:
         try:
             results.append(read(file))
         except InputError as error:
             errors.append(error)
+    if skipped is not None and results:
+        skipped += map(str, errors)
+        return tuple(results)
     if len(errors) == 1:
         raise errors[0]
     if errors:
         shown = " ".join(str(error) for error in errors[:3])
         more = f" And {len(errors) - 3} more." if len(errors) > 3 else ""
         raise CohortError(
-            f"{folder}: {len(errors)} of {len(files)} slides cannot be used. {shown}{more} Extract them again, or move them away."
+            f"{folder}: {len(errors)} of {len(files)} slides cannot be used. {shown}{more} Extract them again, or leave them out with 'gcemil import --skip-broken'."
         )
     return tuple(results)
+
+
+def check_finite(path: Path, features: FeatureRows) -> None:
+    """Refuse features with NaN or infinite numbers."""
+    if not (finite := np.isfinite(features).all(axis=1)).all():
+        raise CohortError(
+            f"{path}: {(~finite).sum()} patches have NaN or infinite features, the first is row {int(np.argmin(finite))}."
+        )
 
 
 def infer_patch_size(coords: CoordRows) -> LevelZeroPx | None:
