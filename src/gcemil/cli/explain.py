@@ -127,7 +127,7 @@ def explain(
             )
         (path,) = inputs.values()
         chosen = Run(run).trained_folds()[0].number if fold is None else fold
-        plan = PredictOptions(mode="full", fold=chosen, mpp=mpp)
+        plan = PredictOptions(mode="full", folds=(chosen,), mpp=mpp)
         opened = NewSlides.open(run, plan, source=WeightSource(weights, trust_remote_code))
         found = opened.explain(path, options)
     else:
