@@ -110,5 +110,6 @@ def _format_metrics(values: dict[str, dict[str, float]]) -> tuple[str, ...]:
     from gcemil.tables import format_spread
 
     return tuple(
-        format_spread(values[name]["mean"], values[name]["std"]) for name in ("accuracy", "macro_f1", "auc")
+        format_spread(values[name]["mean"], values[name]["std"], len(values[name]["folds"]))
+        for name in ("accuracy", "macro_f1", "auc")
     )

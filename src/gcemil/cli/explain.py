@@ -114,7 +114,7 @@ def explain(
         thumbnail=thumbnail,
         downsample=downsample,
         all_patches=all_patches,
-        heatmaps=tuple(name.value for name in heatmap),
+        heatmaps=tuple(dict.fromkeys(name.measurement for name in heatmap)),
     )
     if slides is not None:
         _explain_many(run, choose_slides(run, slides, fold=fold), write, options, fold, out, as_json)

@@ -94,7 +94,7 @@ def predict(
         folds=None if (numbers := parse_folds(folds)) is None else tuple(numbers),
         mpp=mpp,
         explain=ExplainOptions(unit=unit) if explain else None,
-        heatmaps=tuple(name.value for name in heatmap),
+        heatmaps=tuple(dict.fromkeys(name.measurement for name in heatmap)),
         all_patches=all_patches,
     )
     target = out or Run(run).new_slides
