@@ -45,11 +45,11 @@ from gcemil.runs.predict import (
     value_names,
 )
 from gcemil.runs.seen_slides import SeenSlides, SlidePart
-from gcemil.slides.reader import SLIDE_EXTENSIONS
+from gcemil.slides.reader import ANY_EXTENSIONS, IMAGE_EXTENSIONS
 
 FEATURE_EXTENSIONS = (".h5", ".hdf5", ".pt")
 """In the order of preference where a slide has several."""
-KNOWN_FILES = f"Known are files that end in {', '.join((*FEATURE_EXTENSIONS, *SLIDE_EXTENSIONS))}."
+KNOWN_FILES = f"Known are files that end in {', '.join((*FEATURE_EXTENSIONS, *ANY_EXTENSIONS))}."
 FEATURE_MODES: dict[FileMode, Mode] = {"full": "full", "gce": "gce", "soft": "soft", "discrete": "discrete"}
 WILDCARDS = "*?["
 LAST_COLUMNS = (
@@ -169,7 +169,9 @@ def _expand(source: Path, out: Path | None) -> list[Path]:
     def list_known(paths: Iterable[Path]) -> list[Path]:
         """Slides and feature files that are not hidden and do not lie below `out`."""
         files = (one for one in paths if is_known(one) and not one.name.startswith(".") and one.is_file())
-        return sorted(one for one in files if out is None or out.resolve() not in one.resolve().parents)
+        found = sorted(one for one in files if out is None or out.resolve() not in one.resolve().parents)
+        # Beside slides and features a picture is a thumbnail or a mask.
+        return [one for one in found if not one.name.lower().endswith(IMAGE_EXTENSIONS)] or found
 
     def is_known(path: Path) -> bool:
         return path.name.lower().endswith(FEATURE_EXTENSIONS) or is_slide_file(path)

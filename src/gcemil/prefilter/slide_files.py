@@ -55,7 +55,7 @@ from gcemil.runs.predict import (
     predict_new_bag,
 )
 from gcemil.slides.grid import PatchGrid, patch_grid
-from gcemil.slides.reader import SLIDE_EXTENSIONS, SlideReader, open_slide
+from gcemil.slides.reader import ANY_EXTENSIONS, SlideReader, open_slide
 from gcemil.slides.tissue import find_tissue
 from gcemil.units import LevelZeroPx
 
@@ -253,7 +253,7 @@ class SlidePredictor:
 
 def is_slide_file(path: Path) -> bool:
     """Whether a path names a slide rather than features."""
-    return path.name.lower().endswith(SLIDE_EXTENSIONS)
+    return path.name.lower().endswith(ANY_EXTENSIONS)
 
 
 def read_run_origin(run: Path) -> FeatureOrigin:

@@ -20,11 +20,11 @@ from gcemil.bags import store
 from gcemil.bags.arrays import check_coords, features_problem
 from gcemil.bags.bag import CoordRows, FeatureRows, grid_stride
 from gcemil.errors import CohortError, InputError
-from gcemil.slides.reader import SLIDE_EXTENSIONS
+from gcemil.slides.reader import ANY_EXTENSIONS
 from gcemil.units import LevelZeroPx
 
 _FEATURE_EXTENSIONS = (".h5", ".hdf5", ".pt", ".npy")
-_KNOWN = SLIDE_EXTENSIONS + _FEATURE_EXTENSIONS
+_KNOWN = ANY_EXTENSIONS + _FEATURE_EXTENSIONS
 _TCGA = re.compile(r"TCGA-\w{2}-\w{4}(?:-|$)")
 
 
