@@ -98,7 +98,7 @@ MISTAKES = [
     ("import trident --labels many.csv --out new", 2, "many.csv does not say which column is the label: it has case_id, slide_id, grade, stage. Name it with --target, or for survival give --time and --event."),
     ("import trident --labels labels.csv --time month --event stage --out new", 2, "labels.csv has no column 'month'. Its columns are: slide_id, case_id, label, stage. Name two of them with --time and --event."),
     ("import trident --labels others.csv --out new", 1, "others.csv has one row per case_id ('X1' …), and no slide begins with one of them ('P0-0' …). Add a column slide_id, or for STAMP give --slide-table."),
-    ("import trident --labels labels.csv --out cohort", 2, "cohort is not an empty folder. Choose another one, or remove it first."),
+    ("import trident --labels labels.csv --out cohort", 2, "cohort is not an empty folder. Choose another one, or replace the cohort with --force."),
     ("import trident --recipe braks --out new", 2, f"Unknown recipe 'braks'. Did you mean bracs? Choose one of: {PROFILES}."),
     ("encode nowhere --out new", 2, "nowhere does not exist. Give slide files, or a folder of them."),
     ("encode empty --out new", 2, "No slides found in empty. Slides are files that end in .ome.tiff, .ome.tif, .svs, …"),

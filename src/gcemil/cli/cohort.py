@@ -56,6 +56,11 @@ def import_(
     slide_column: str | None = typer.Option(None, help="The column of slides, under any name."),
     case_column: str | None = typer.Option(None, help="The column of cases or patients, under any name."),
     sheet: str | None = typer.Option(None, help="The sheet of an Excel table; the first by default."),
+    force: bool = typer.Option(
+        False,
+        "--force",
+        help="Replace the cohort at --out, but for its anchors; runs trained on it need it as it was.",
+    ),
     skip_broken: bool = typer.Option(
         False,
         "--skip-broken",
@@ -118,6 +123,7 @@ def import_(
             splits=splits,
             official_split=official_split,
             copy=copy,
+            force=force,
             options=options,
         )
     elif official_split:
@@ -132,6 +138,7 @@ def import_(
             classes=None if classes is None else classes.split(","),
             splits=splits,
             copy=copy,
+            force=force,
             options=options,
         )
     if as_json:

@@ -39,7 +39,7 @@ from gcemil.bags.foreign.source import (
 from gcemil.bags.foreign.splits import has_splits, match_folds, read_splits
 from gcemil.bags.tables import read_frame
 from gcemil.errors import CohortError, StoreError, UsageError, error_text, write_remedy
-from gcemil.files import atomic_folder
+from gcemil.files import atomic_folder, replace_folder
 from gcemil.wording import shorten_lines, shorten_list
 
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
@@ -56,6 +56,7 @@ def import_cohort(
     classes: Sequence[str] | None = None,
     splits: Path | None = None,
     copy: bool = False,
+    force: bool = False,
     options: ReadOptions = ReadOptions(),
 ) -> ImportReport:
     """Write the cohort folder `out` from a foreign features folder and its labels."""
@@ -75,7 +76,7 @@ def import_cohort(
         and (labels.is_dir() or has_splits(read_frame(labels, sheet=choice.sheet)))
     ):
         splits = labels
-    return write_cohort(folder, table, out, classes=classes, splits=splits, copy=copy)
+    return write_cohort(folder, table, out, classes=classes, splits=splits, copy=copy, force=force)
 
 
 def _read_own_labels(folder: ForeignFolder, encoder: str | None) -> LabelTable:
@@ -143,13 +144,16 @@ def write_cohort(
     splits: Path | None = None,
     official: Callable[[Sequence[SlideRow]], Fold] | None = None,
     copy: bool = False,
+    force: bool = False,
     anchors: str | None = None,
     warnings: Sequence[str] = (),
     provenance: Mapping[str, Any] | None = None,
 ) -> ImportReport:
-    """Join slides with labels, write the folder, and tell what happened."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"{out} is not an empty folder. Choose another one, or remove it first.")
+    """Join slides with labels, write the folder, and tell what happened; `force` replaces a cohort, but for its anchors."""
+    is_cohort = (out / "cohort.yaml").is_file()
+    if out.exists() and not (force and is_cohort) and (not out.is_dir() or any(out.iterdir())):
+        remedy = "replace the cohort with --force" if is_cohort else "remove it first"
+        raise UsageError(f"{out} is not an empty folder. Choose another one, or {remedy}.")
     rows, folds, split_lines, excluded = _join_labels(folder, table, splits)
     excluded += folder.broken
     if official is not None:
@@ -197,7 +201,8 @@ def write_cohort(
                 f"{splits}: in fold {fold.index} slides of {len(leaks)} cases stand in more than one part ({', '.join(leaks[:5])}), "
                 "so the test set is not unseen. Import without --splits and run 'gcemil split', which splits by case."
             )
-    with atomic_folder(out) as folder_aside:
+    replaced = replace_folder(out, keep=lambda name: name.startswith("anchor"))
+    with replaced if is_cohort else atomic_folder(out) as folder_aside:
         cohort = Cohort(folder_aside, card, rows)
         linked = read_each(slides, partial(_place_slide, cohort=cohort, copy=copy), folder.path)
         cohort.save()

@@ -82,6 +82,23 @@ def test_broken_slides_are_left_out_on_request_and_recorded(job, labels, tmp_pat
     )
 
 
+def test_a_cohort_is_replaced_on_request_and_keeps_its_anchors(job, labels, tmp_path):
+    out = tmp_path / "cohort"
+    command = ("import", job, "--labels", labels, "--out", out)
+    succeeded(*command)
+    (out / "anchors.h5").write_bytes(b"anchors")
+    (out / "features" / "old.h5").write_bytes(b"old")
+    assert "replace the cohort with --force" in refused(*command)
+    succeeded(*command, "--force")
+    assert (out / "anchors.h5").is_file()
+    assert not (out / "features" / "old.h5").exists()
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "notes.txt").touch()
+    assert "remove it first" in refused(*command[:-1], other, "--force")
+    assert (other / "notes.txt").is_file()
+
+
 @pytest.mark.parametrize("copy", [False, True])
 def test_thumbnails_of_a_trident_job_lie_under_the_evidence(job, labels, tmp_path, copy):
     (job / "thumbnails").mkdir()
