@@ -168,6 +168,10 @@ def write_cohort(
         )
     sizes = Counter(slide.patch_size for slide in slides if slide.patch_size is not None)
     lines = [*folder.assumptions, *table.assumptions, *split_lines]
+    if n_batches := sum(slide.is_batch for slide in slides):
+        lines.append(
+            f"{n_batches} slides are stored as (1, patches, dimension): the 1 is taken off, so they are copied."
+        )
     if len(sizes) > 1:
         counts = ", ".join(f"{size} px on {count} slides" for size, count in sorted(sizes.items()))
         lines.append(

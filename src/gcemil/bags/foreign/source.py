@@ -106,6 +106,8 @@ class ForeignSlide:
     """Files whose attributes of `features` and `coords` (patch size, slide size, magnification) a copy keeps."""
     thumbnail: Path | None = None
     """A picture of the whole slide."""
+    is_batch: bool = False
+    """Whether it is written as a batch of one, (1, patches, dimension)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,7 +186,17 @@ def read_plain_slide(path: Path, slide_id: str) -> ForeignSlide:
         features = as_float(squeeze_bag(store.read(path, "features")))
         return features, read_bag_coords(path) if "coords" in datasets else None
 
-    return ForeignSlide(slide_id, path, n_patches, dim, None, linkable, load, attributes_files=(path,))
+    return ForeignSlide(
+        slide_id,
+        path,
+        n_patches,
+        dim,
+        None,
+        linkable,
+        load,
+        attributes_files=(path,),
+        is_batch=len(datasets["features"].shape) == 3,
+    )
 
 
 def read_each(
