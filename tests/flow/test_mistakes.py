@@ -210,7 +210,7 @@ def test_features_with_a_leading_one_are_squeezed(answer, tmp_path):
     table = write_table(tmp_path / "labels.csv", "slide_id,label", "Q0,a", "Q1,b", "Q2,a", "Q3,b")
     code, printed, said = answer(f"import {tmp_path / 'job'} --labels {table} --out {tmp_path / 'made'}")
     assert code == 0, said
-    assert "0 linked" in printed
+    assert "4 slides are stored as (1, patches, dimension): the 1 is taken off" in printed
     cohort = Cohort.load(tmp_path / "made")
     bag = cohort.read_bag(cohort.bags[1])
     assert (bag.features == rows(8, seed=1)).all()
