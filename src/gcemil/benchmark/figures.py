@@ -128,7 +128,7 @@ def fold_table(run: Path, metrics: Sequence[str] = ()) -> Table:
         tuple(lines),
         notes=(
             f"Mean ± standard deviation over folds; in brackets Student's {INTERVAL:.0%} interval of the mean. "
-            "Folds share training bags, so the interval is rather too narrow.",
+            "Folds share training bags, so the interval is rather too narrow; that of few folds can reach beyond 0 and 1.",
         )
         if n_folds > 1
         else ("One fold: no deviation and no interval.",),
