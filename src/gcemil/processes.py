@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from pathlib import Path
 from typing import TypeVar
 
 from joblib.externals.loky import ProcessPoolExecutor
@@ -29,7 +31,16 @@ def run_jobs(
     *,
     on_poll: Callable[[], None] | None = None,
 ) -> Iterator[tuple[Job, Result]]:
-    """Yield every job with its result as it ends; the first exception is raised and the other jobs are stopped."""
+    """Yield every job with its result as it ends; the first exception is raised and the other jobs are stopped.
+
+    A script without a `__main__` guard would start all its work again in every worker, so its jobs are done in its own process.
+    """
+    if not _can_start_workers():
+        for job in jobs:
+            yield job, work(job)
+            if on_poll:
+                on_poll()
+        return
     executor = ProcessPoolExecutor(
         min(workers, len(jobs)), initializer=end_with_parent, initargs=(os.getpid(),)
     )
@@ -48,6 +59,18 @@ def run_jobs(
         ) from error
     finally:
         executor.shutdown(kill_workers=True)
+
+
+def _can_start_workers() -> bool:
+    """Whether workers may import the script that is running: it has a guard, or there is no script."""
+    path = getattr(sys.modules.get("__main__"), "__file__", None)
+    if path is None or not str(path).endswith(".py"):
+        # The console script has a guard; a notebook or an interactive session has no file.
+        return True
+    try:
+        return "__name__" in Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return True
 
 
 def end_with_parent(parent: int) -> None:

@@ -152,11 +152,11 @@ def format_metric(metric: str, value: float) -> str:
     return text.removeprefix("-") if text.startswith("-") and not text.strip("-0. %") else text
 
 
-def format_spread(mean: float | None, deviation: float | None) -> str:
-    """A mean and its deviation for the terminal; "-" where there is no mean."""
+def format_spread(mean: float | None, deviation: float | None, n: int | None = None) -> str:
+    """A mean and its deviation for the terminal; "-" where there is no mean, and no deviation of one value."""
     if mean is None:
         return UNDEFINED.text
-    return f"{mean:.3f}" if deviation is None else f"{mean:.3f} ± {deviation:.3f}"
+    return f"{mean:.3f}" if deviation is None or n == 1 else f"{mean:.3f} ± {deviation:.3f}"
 
 
 def best_cells(table: Table) -> set[tuple[int, int]]:

@@ -6,7 +6,7 @@ A message of the command line names the key, the value, what is accepted and, wh
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
@@ -20,6 +20,8 @@ else:
 SHOWN_FAULTS = 3
 """Of a record with many wrong fields, so many are told."""
 SHOWN_NAMES = 40
+SHOWN_LINES = 3
+"""Of a long list of slides, so many are named."""
 _SEVERAL_TYPES = {Union, types.UnionType}
 
 _PHRASES = {
@@ -87,8 +89,25 @@ def near_path(path: Path) -> str:
         names = sorted(other.name for other in path.parent.iterdir() if not other.name.startswith("."))
     except (OSError, ValueError):
         return ""
-    found = suggest_name(path.name, names[:10_000])
-    return "" if found is None else f" Did you mean {path.parent / found}?"
+    # All of the name counts: in a setting the part behind the last dot would.
+    by_lower = {name.lower(): name for name in reversed(names[:10_000])}
+    close = get_close_matches(path.name.lower(), by_lower, n=1, cutoff=0.6)
+    return f" Did you mean {path.parent / by_lower[close[0]]}?" if close else ""
+
+
+def shorten_list(names: Sequence[str]) -> str:
+    """The names, of more than four the first three and how many there are beside them."""
+    shown = shorten_lines(names)
+    return ", ".join(shown) if len(shown) == len(names) else f"{', '.join(shown[:-1])} {shown[-1]}"
+
+
+def shorten_lines(lines: Sequence[str]) -> list[str]:
+    """The lines, of more than four the first three and how many there are beside them."""
+    return (
+        list(lines)
+        if len(lines) <= SHOWN_LINES + 1
+        else [*lines[:SHOWN_LINES], f"and {len(lines) - SHOWN_LINES} more"]
+    )
 
 
 def is_there(path: Path) -> bool:

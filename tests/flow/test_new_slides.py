@@ -249,5 +249,5 @@ class TestExplanationsOfNewSlides:
         message = refused(*command, "--heatmap", "gate", error=GcemilError)
         assert "only: attention_score" in message
         assert not list(tmp_path.iterdir())
-        succeeded(*command, "--heatmap", "attention_score")
+        succeeded(*command, "--heatmap", "attention")
         assert (tmp_path / "heatmap_attention_score.ome.tif").is_file()

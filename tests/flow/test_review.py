@@ -95,8 +95,8 @@ def test_figures_are_those_counted_by_hand_and_reach_report_and_tables(run, clas
         assert found["review_kappa"] == pytest.approx(kappa)
         assert found["judged_patches"] == total
     assert any("attention is that of the plain host" in note for note in finding.notes)
-    assert gcemil("report", run, "--out", tmp_path / "report.html").exit_code == 0
-    assert "A reviewer&#39;s marks" in (tmp_path / "report.html").read_text()
+    assert gcemil("report", run, "--out", tmp_path / "page").exit_code == 0
+    assert "A reviewer&#39;s marks" in (tmp_path / "page" / "report.html").read_text()
     printed = gcemil("tables", run)
     assert "## review: A reviewer's marks against what each rule chose" in printed.output, printed.output
     assert "## review_slides" in printed.output
@@ -155,4 +155,4 @@ def test_marks_that_cannot_be_used_are_one_sentence_and_nothing_is_written(run, 
         assert isinstance(refused.exception, kind), (arguments, refused.exception)
         assert message in str(refused.exception)
     assert not (run / "diagnostics" / "review.json").exists()
-    assert isinstance(gcemil("tables", run).exception, RunError)
+    assert isinstance(gcemil("tables", run, "--table", "review").exception, RunError)

@@ -24,6 +24,34 @@ if __name__ == "__main__":
 """
 
 
+UNGUARDED = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from test_processes import own_process
+from gcemil.processes import run_jobs
+print(sorted({pid for _, pid in run_jobs(own_process, [1, 2], 2)}), flush=True)
+"""
+
+
+def own_process(job):
+    return os.getpid()
+
+
+def test_a_script_without_a_guard_works_in_its_own_process(tmp_path):
+    script = tmp_path / "script.py"
+    for guard, text in (
+        (False, UNGUARDED),
+        (True, UNGUARDED.replace("print(", "if __name__ == '__main__':\n    print(")),
+    ):
+        script.write_text(text)
+        process = subprocess.Popen(
+            [sys.executable, str(script), str(Path(__file__).parent)], stdout=subprocess.PIPE, text=True
+        )
+        said, _ = process.communicate(timeout=100)
+        assert process.returncode == 0
+        assert (said == f"[{process.pid}]\n") is not guard
+
+
 def sleeping(path: Path):
     path.with_suffix(".aside").write_text(str(os.getpid()))
     path.with_suffix(".aside").replace(path)

@@ -13,6 +13,11 @@ def test_a_mean_is_followed_by_its_deviation_where_there_is_one(mean, deviation,
     assert format_spread(mean, deviation) == text
 
 
+def test_one_fold_has_no_deviation():
+    assert format_spread(0.1234, 0.0, 1) == "0.123"
+    assert format_spread(0.1234, 0.0, 2) == "0.123 ± 0.000"
+
+
 def test_a_cell_keeps_the_numbers_behind_its_text():
     found = metric_cell("sufficient_share", 0.125, 0.01)
     assert (found.text, found.value, found.deviation) == ("12.5 %±1.0 %", 0.125, 0.01)

@@ -32,6 +32,9 @@ def test_a_near_path_is_one_of_the_same_folder(tmp_path):
     (tmp_path / "cohort").mkdir()
     assert near_path(tmp_path / "cohrot") == f" Did you mean {tmp_path / 'cohort'}?"
     assert near_path(tmp_path / "slides") == ""
+    for name in ("bom.csv", "labels.csv"):
+        (tmp_path / name).touch()
+    assert near_path(tmp_path / "lables.csv") == f" Did you mean {tmp_path / 'labels.csv'}?"
     assert near_path(tmp_path / "none" / "cohort") == ""
     assert near_path(tmp_path / ("x" * 300)) == ""
 

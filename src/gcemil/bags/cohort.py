@@ -25,7 +25,7 @@ from gcemil.bags.tables import is_plain_id, read_table
 from gcemil.config import LARGEST_SIZE
 from gcemil.errors import CohortError
 from gcemil.files import is_file, read_yaml, validate_as, write_table, write_text
-from gcemil.slides.reader import SLIDE_EXTENSIONS
+from gcemil.slides.reader import ANY_EXTENSIONS
 from gcemil.units import LevelZeroPx
 from gcemil.wording import is_there, near_path
 
@@ -204,7 +204,7 @@ def feature_file(folder: Path, slide_id: str) -> Path:
 
 def find_slide_file(folder: Path, slide_id: str) -> Path | None:
     """slides/<slide>.* of a cohort folder; None where there is none."""
-    paths = (folder / "slides" / f"{slide_id}{extension}" for extension in SLIDE_EXTENSIONS)
+    paths = (folder / "slides" / f"{slide_id}{extension}" for extension in ANY_EXTENSIONS)
     return next((path for path in paths if is_file(path)), None)
 
 

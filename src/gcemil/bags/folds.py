@@ -111,6 +111,16 @@ def target_problems(rows: Sequence[SlideRow]) -> Iterator[Problem]:
         yield Problem(f"class '{label}'", what, "Merge it with another class, or leave it out.", "warning")
 
 
+def describe_part(cohort: Cohort, fold: Fold, part: Part) -> str:
+    """Slides of one part, with those of each class, or with the events among its cases."""
+    rows = [row for row in cohort.slides if fold.part_of.get(row.slide_id) == part]
+    if cohort.card.task == "classification":
+        counts = [sum(row.label == name for row in rows) for name in cohort.card.classes]
+        return f"{len(rows)} ({', '.join(map(str, counts))})"
+    events = {row.case_id: row.event for row in rows}
+    return f"{len(rows)} ({sum(event == 1 for event in events.values())} of {len(events)})"
+
+
 def carve_validation(rows: Sequence[SlideRow], fold: Fold) -> Fold:
     """The fold with an eighth of its training cases for validation; its test part stays as it is.
 

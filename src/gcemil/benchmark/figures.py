@@ -17,6 +17,7 @@ from scipy import stats
 from gcemil.errors import RunError, UsageError
 from gcemil.findings import Row, read_finding
 from gcemil.metrics import METRICS
+from gcemil.records import MODE_WORDS
 from gcemil.runs.folder import Run
 from gcemil.tables import MISSING, UNDEFINED, Cell, Column, Line, Table, format_metric
 
@@ -101,6 +102,39 @@ def _read_rows(run: Path, source: str) -> Iterator[FoldRow]:
         yield from ((WHOLE_RUN, row) for row in read_finding(Run(run).finding(source)).rows)
 
 
+def fold_table(run: Path, metrics: Sequence[str] = ()) -> Table:
+    """The task metrics of one run: mean ± standard deviation over its folds and the interval, a line per mode."""
+    found = [(fold, row) for fold, row in _read_rows(run, TASK)]
+    if not found:
+        raise RunError(f"{run} has no finished fold. Train it with 'gcemil train'.")
+    known = [name for name in found[0][1].values if name != "task_metric"]
+    if unknown := [name for name in metrics if name not in known]:
+        raise UsageError(f"{run} has no metric '{unknown[0]}'. Choose one of: {', '.join(known)}.")
+    names, n_folds = list(metrics) or known, len({fold for fold, _ in found})
+    frame = pd.DataFrame([{"mode": row.labels["mode"], **row.values} for _, row in found])
+    lines = []
+    for mode, rows in frame.groupby("mode", sort=False):
+        summaries = (rows[name].astype(float).agg(["mean", "std", "count"]) for name in names)
+        cells = tuple(
+            _summary_cell(name, one, spread=True) for name, one in zip(names, summaries, strict=True)
+        )
+        lines.append(Line((f"{mode}: {MODE_WORDS[str(mode)]}",), "ours", cells))
+    return Table(
+        "folds",
+        f"{run.name}, test bags of {n_folds} fold{'s' * (n_folds != 1)}",
+        "tab:folds",
+        ("prediction",),
+        tuple(Column(name, METRICS[name].label if name in METRICS else name, name) for name in names),
+        tuple(lines),
+        notes=(
+            f"Mean ± standard deviation over folds; in brackets Student's {INTERVAL:.0%} interval of the mean. "
+            "Folds share training bags, so the interval is rather too narrow; that of few folds can reach beyond 0 and 1.",
+        )
+        if n_folds > 1
+        else ("One fold: no deviation and no interval.",),
+    )
+
+
 def summary_tables(
     figures: pd.DataFrame, sources: Sequence[str] = (), metrics: Sequence[str] = ()
 ) -> list[Table]:
@@ -152,8 +186,8 @@ def _summary_table(source: str, rows: pd.DataFrame) -> Table:
     )
 
 
-def _summary_cell(metric: str, summary: pd.Series) -> Cell:
-    """The mean, and Student's interval around it where there are two values or more."""
+def _summary_cell(metric: str, summary: pd.Series, *, spread: bool = False) -> Cell:
+    """The mean, with its deviation on request, and Student's interval where there are two values or more."""
     mean, deviation, n = summary["mean"], summary["std"], summary["count"]
     if pd.isna(n):
         return MISSING
@@ -164,4 +198,6 @@ def _summary_cell(metric: str, summary: pd.Series) -> Cell:
         return Cell(text, float(mean), n=1)
     half = stats.t.ppf((1 + INTERVAL) / 2, n - 1) * deviation / n**0.5
     ends = ", ".join(format_metric(metric, end) for end in (mean - half, mean + half))
+    if spread:
+        text += f" ± {format_metric(metric, deviation)}"
     return Cell(f"{text} [{ends}]", float(mean), float(deviation), int(n))

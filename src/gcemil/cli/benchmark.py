@@ -138,7 +138,7 @@ def _print_results(
             mode = next(one for one in ("gce", "soft", "full") if one in row["metrics"])
             name = "c_index" if "c_index" in row["metrics"][mode] else "macro_f1"
             value = row["metrics"][mode][name]
-            text = format_spread(value["mean"], value["std"])
+            text = format_spread(value["mean"], value["std"], row["runs"])
             rows.append((row["cohort"], row["host"], row["variant"] or row["arm"], row["runs"], name, text))
     print_table(f"{results.summary}", ("cohort", "host", "arm", "folds", "metric", "mean ± std"), rows)
     if grid.search:
@@ -161,8 +161,8 @@ def _print_results(
             say(f"failed: {key.path}: {outcome.reason}")
 
 
-REVIEW = "review"
-"""The table about one run: what its reviewers said."""
+FOLDS, REVIEW = "folds", "review"
+"""The tables about one run: its folds, and what its reviewers said."""
 
 
 Format = Literal["markdown", "latex", "csv"]
@@ -170,16 +170,14 @@ Format = Literal["markdown", "latex", "csv"]
 
 
 def tables(
-    results: Path = typer.Argument(
-        help="A results folder of 'gcemil benchmark'; a run folder for its review."
-    ),
+    results: Path = typer.Argument(help="A results folder of 'gcemil benchmark', or a run folder."),
     table: list[str] = typer.Option(
-        [], "--table", help="task, a diagnostic or review; may be repeated, all by default."
+        [], "--table", help="task or a diagnostic; of a run folds or review; may be repeated, all by default."
     ),
     metric: list[str] = typer.Option([], "--metric", help="A metric; may be repeated, all by default."),
     form: Format = typer.Option("markdown", "--format", help="csv has one line per cell."),
 ) -> None:
-    """Print means and intervals of a grid by cohort, host and arm.
+    """Print means and intervals of a grid by cohort, host and arm, or of a run over its folds.
 
     Example: gcemil tables results/smoke --table task --metric macro_f1 --format latex
     """
@@ -187,11 +185,16 @@ def tables(
     from gcemil.tables import render_tables
 
     chosen: list[Table] = []
-    if REVIEW in table or (not table and is_file(results / "config.yaml")):
+    is_run = is_file(results / "config.yaml")
+    if FOLDS in table or (not table and is_run):
+        from gcemil.benchmark.figures import fold_table
+
+        chosen = [fold_table(results, metric)]
+    if REVIEW in table or (not table and is_run and is_file(results / "diagnostics" / "review.json")):
         from gcemil.diagnostics.agreement import review_tables
 
-        chosen = review_tables(results)
-        table = [name for name in table if name != REVIEW]
+        chosen += review_tables(results)
+    table = [name for name in table if name not in (FOLDS, REVIEW)]
     if table or not chosen:
         from gcemil.benchmark.figures import read_figures, summary_tables
 

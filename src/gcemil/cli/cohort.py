@@ -12,6 +12,7 @@ import typer
 from gcemil.cli.console import print_json, print_table, progress, say
 from gcemil.cli.options import CLASSES, JSON, LABELS, TARGET, TASK, Task, parse_parts, require, seed_option
 from gcemil.errors import CohortError, InputError, UsageError
+from gcemil.wording import SHOWN_LINES
 
 
 def inspect(
@@ -52,6 +53,19 @@ def import_(
     time: str | None = typer.Option(None, help="The time column, where there are several."),
     event: str | None = typer.Option(None, help="The event column, where there are several."),
     endpoint: str | None = typer.Option(None, help="The survival endpoint, such as os or dss."),
+    slide_column: str | None = typer.Option(None, help="The column of slides, under any name."),
+    case_column: str | None = typer.Option(None, help="The column of cases or patients, under any name."),
+    sheet: str | None = typer.Option(None, help="The sheet of an Excel table; the first by default."),
+    force: bool = typer.Option(
+        False,
+        "--force",
+        help="Replace the cohort at --out, but for its anchors; runs trained on it need it as it was.",
+    ),
+    skip_broken: bool = typer.Option(
+        False,
+        "--skip-broken",
+        help="Leave out slides that cannot be read or have NaN, and record them in cohort.yaml.",
+    ),
     classes: str | None = CLASSES,
     splits: Path | None = typer.Option(None, help="The tool's split files, to be taken over."),
     official_split: bool = typer.Option(
@@ -98,6 +112,7 @@ def import_(
         None if mpp is None else parse_mpp(mpp),
         encoder,
         coords_dir,
+        [] if skip_broken else None,
     )
     if recipe is not None:
         report = import_dataset(
@@ -108,6 +123,7 @@ def import_(
             splits=splits,
             official_split=official_split,
             copy=copy,
+            force=force,
             options=options,
         )
     elif official_split:
@@ -118,10 +134,11 @@ def import_(
             out,
             labels=labels,
             slide_table=slide_table,
-            choice=Choice(task, target, time, event, endpoint),
+            choice=Choice(task, target, time, event, endpoint, slide_column, case_column, sheet),
             classes=None if classes is None else classes.split(","),
             splits=splits,
             copy=copy,
+            force=force,
             options=options,
         )
     if as_json:
@@ -129,6 +146,8 @@ def import_(
         return
     for line in report.lines():
         say(line)
+    if (n_out := len(report.excluded)) > SHOWN_LINES + 1:
+        say(f"All {n_out} that were left out, with the reason, are in {out / 'cohort.yaml'}.")
     folder = shlex.quote(str(out))
     say(
         f"next: gcemil train {folder} --out runs/{out.resolve().name}"
@@ -218,8 +237,12 @@ def split(
             "so the test set would not be unseen. Use --unit case."
         )
     fold_maker.write_folds(loaded, new_folds, kind="partition" if parts is None else "official")
-    rows = [(fold.index, *(len(fold.slides(part)) for part in fold_maker.PARTS)) for fold in new_folds]
-    print_table(f"{cohort}: slides per part", ("fold", *fold_maker.PARTS), rows)
+    rows = [
+        (fold.index, *(fold_maker.describe_part(loaded, fold, part) for part in fold_maker.PARTS))
+        for fold in new_folds
+    ]
+    counted = ", ".join(loaded.card.classes) or "events of cases"
+    print_table(f"{cohort}: slides per part ({counted})", ("fold", *fold_maker.PARTS), rows)
     say(f"next: gcemil train {shlex.quote(str(cohort))} --out runs/{loaded.folder.resolve().name}")
 
 

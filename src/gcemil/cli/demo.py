@@ -106,9 +106,10 @@ def _print_predictions(run: Path) -> None:
     print_table("Prediction on test slides", ("bag", "accuracy", "Macro-F1", "AUC"), rows)
 
 
-def _format_metrics(values: dict[str, dict[str, float]]) -> tuple[str, ...]:
+def _format_metrics(values: dict[str, dict[str, Any]]) -> tuple[str, ...]:
     from gcemil.tables import format_spread
 
     return tuple(
-        format_spread(values[name]["mean"], values[name]["std"]) for name in ("accuracy", "macro_f1", "auc")
+        format_spread(values[name]["mean"], values[name]["std"], len(values[name]["folds"]))
+        for name in ("accuracy", "macro_f1", "auc")
     )

@@ -114,7 +114,7 @@ def explain(
         thumbnail=thumbnail,
         downsample=downsample,
         all_patches=all_patches,
-        heatmaps=tuple(name.value for name in heatmap),
+        heatmaps=tuple(dict.fromkeys(name.measurement for name in heatmap)),
     )
     if slides is not None:
         _explain_many(run, choose_slides(run, slides, fold=fold), write, options, fold, out, as_json)
@@ -127,7 +127,7 @@ def explain(
             )
         (path,) = inputs.values()
         chosen = Run(run).trained_folds()[0].number if fold is None else fold
-        plan = PredictOptions(mode="full", fold=chosen, mpp=mpp)
+        plan = PredictOptions(mode="full", folds=(chosen,), mpp=mpp)
         opened = NewSlides.open(run, plan, source=WeightSource(weights, trust_remote_code))
         found = opened.explain(path, options)
     else:

@@ -223,9 +223,31 @@ def print_error(error: Exception) -> None:
     print(f"gcemil: {printable(sentence)}", file=sys.stderr)
 
 
+MEANT_OPTIONS = {
+    "--lr": "--set learning_rate=VALUE",
+    "--learning-rate": "--set learning_rate=VALUE",
+    "--weight-decay": "--set weight_decay=VALUE",
+    "--dropout": "--set host.options.dropout=VALUE",
+    "--batch-size": "--set bags_per_step=NUMBER",
+    "--amp": "--set precision=bf16",
+    "--fp16": "--set precision=bf16",
+    "--patience": "--set early_stopping=EPOCHS",
+    "--gpu": "--device cuda",
+    "--cuda": "--device cuda",
+    "--cpu": "--device cpu",
+    "--workers": "--jobs NUMBER",
+    "--num-workers": "--jobs NUMBER",
+    "--output": "--out PATH",
+    "--model": "--host NAME",
+}
+"""Options of other tools, and what they are here."""
+
+
 def describe_misuse(error: Any) -> str:
     """What the parser of the command line did not understand, and the command that explains more."""
     said = " ".join(error.format_message().split()).replace("Value error, ", "")
+    if meant := MEANT_OPTIONS.get(getattr(error, "option_name", None) or ""):
+        said = f"No such option: {error.option_name}. Did you mean {meant}?"
     context = getattr(error, "ctx", None)
     command = "gcemil" if context is None else context.command_path
     return f"{said.rstrip('.')}{'' if said.endswith('?') else '.'} See '{command} --help'."

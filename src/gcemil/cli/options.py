@@ -132,10 +132,17 @@ Unit = Literal["patch", "region"]
 class HeatMapName(StrEnum):
     """Measurements that can be drawn as a heat map (exports.slide_export.HEATMAPS); typer has no lists of Literal."""
 
-    evidence_score = "evidence_score"
+    evidence = "evidence"
     gate = "gate"
-    attention_score = "attention_score"
+    attention = "attention"
     marginal_gain = "marginal_gain"
+    evidence_score = "evidence_score"
+    attention_score = "attention_score"
+
+    @property
+    def measurement(self) -> str:
+        """The measurement, also of the short names."""
+        return f"{self.value}_score" if self.value in ("evidence", "attention") else self.value
 
 
 UNIT: Any = typer.Option(

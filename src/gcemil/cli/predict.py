@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -11,6 +12,7 @@ import typer
 
 from gcemil.cli.console import print_json, print_table, progress, say, warn_of_model
 from gcemil.cli.options import (
+    DEVICE,
     HEATMAP,
     JSON,
     RUN,
@@ -20,6 +22,8 @@ from gcemil.cli.options import (
     WEIGHTS,
     HeatMapName,
     Unit,
+    jobs_option,
+    parse_folds,
     seed_option,
 )
 from gcemil.errors import UsageError
@@ -42,7 +46,9 @@ def predict(
         help="gce: host and evidence together; full: the host alone; soft, discrete: gce under gates, from the evidence alone; prefilter: only "
         "promising patches of a slide file are encoded. By default the main prediction of the run: gce, or full for a plain or a given host.",
     ),
-    fold: int | None = typer.Option(None, min=0, help="One fold instead of the mean over all."),
+    folds: str = typer.Option(
+        "all", "--folds", "--fold", metavar="NUMBERS", help="The mean over all, or over some such as 0,2."
+    ),
     out: Path | None = typer.Option(
         None, help="Where predictions.csv and the evidence go; by default RUN/predictions."
     ),
@@ -60,10 +66,15 @@ def predict(
     weights: Path | None = WEIGHTS,
     trust_remote_code: bool = TRUST_REMOTE_CODE,
     again: bool = typer.Option(False, "--again", help="Do slides again that are done."),
+    device: str | None = DEVICE,
+    jobs: int = jobs_option("slides", default=1),
     trust_host: list[str] = TRUST_HOST,
     as_json: bool = JSON,
 ) -> None:
     """Predict slides that were not in the cohort, from their features or from the slides themselves.
+
+    The prediction is the mean over the folds. A slide of the run's own cohort is predicted by the folds that did not see
+    it, and marked 'train' where all folds were trained on it.
 
     A slide file is patched and encoded as the cohort of the run was. With --mode prefilter only the patches that the
     student of 'gcemil prefilter' keeps are encoded, and the rest where its answer is not certified. A slide that fails
@@ -80,17 +91,20 @@ def predict(
         raise UsageError("--unit, --heatmap and --all-patches are about explanations: add --explain.")
     options = PredictOptions(
         mode=mode,
-        fold=fold,
+        folds=None if (numbers := parse_folds(folds)) is None else tuple(numbers),
         mpp=mpp,
         explain=ExplainOptions(unit=unit) if explain else None,
-        heatmaps=tuple(name.value for name in heatmap),
+        heatmaps=tuple(dict.fromkeys(name.measurement for name in heatmap)),
         all_patches=all_patches,
     )
     target = out or Run(run).new_slides
     inputs = find_inputs(slides, out=target)
-    opened = NewSlides.open(run, options, source=WeightSource(weights, trust_remote_code))
+    source = WeightSource(weights, trust_remote_code)
+    opened = NewSlides.open(run, options, source=source, device=device or "auto")
     with progress("predicting slides") as advance:
-        found = opened.predict(inputs.files, target, again=again, on_slide=advance)
+        found = opened.predict(
+            inputs.files, target, again=again, jobs=jobs, device=device or "auto", on_slide=advance
+        )
     failed = [one for one in found if one.status == "failed"]
     if as_json:
         # Evidence is given as rows of the feature file or of the slide's grid.
@@ -106,7 +120,7 @@ def predict(
             say(
                 f"{len(before)} of {len(found)} slides were done before and left alone (--again does them again)."
             )
-        for note in inputs.notes:
+        for note in (*inputs.notes, *_describe_parts(found)):
             say(note)
         say(f"wrote {target / 'predictions.csv'}")
     for one in found:
@@ -121,18 +135,41 @@ def _print_predictions(title: str, found: Sequence[NewPrediction]) -> None:
     """A table; what was encoded has columns where slide files were given."""
     if not found:
         return
-    names = list(found[0].values)
+    names = [name for name in found[0].values if not name.startswith(("host_", "evidence_"))]
+    beside = [one for one in ("host", "evidence") if f"{one}_{names[0]}" in found[0].values]
     any_file = any(one.n_encoded is not None for one in found)
     rows = []
     for one in found:
         share = "-" if one.evidence is None else f"{len(one.evidence) / (one.n_patches or 1):.3f}"
-        row = [one.slide_id, *(f"{one.values[name]:.3f}" for name in names), share, one.verdict or "-"]
+        main = max(names, key=lambda name, one=one: one.values[name])  # type: ignore[misc]
+        row = [
+            one.slide_id,
+            *(f"{one.values[name]:.3f}" for name in names),
+            "-" if one.spread is None else f"{one.spread:.3f}",
+            *(f"{one.values[f'{prefix}_{main}']:.3f}" for prefix in beside),
+            share,
+            one.verdict or "-",
+            one.part,
+        ]
         if any_file:
             filtered = {None: "-", True: "certified", False: "fell back to all patches"}[one.certified]
             row += [str(one.n_patches), "-" if one.n_encoded is None else str(one.n_encoded), filtered]
         rows.append(row)
-    columns = ("slide", *names, "evidence", "verdict")
+    alone = (f"{prefix} alone" for prefix in beside)
+    columns = ("slide", *names, "spread over folds", *alone, "patches in evidence", "verdict", "part")
     print_table(title, (*columns, "patches", "encoded", "prefilter") if any_file else columns, rows)
+
+
+def _describe_parts(found: Sequence[NewPrediction]) -> Iterator[str]:
+    """What a reader must know of slides that the run was made with."""
+    parts = Counter(one.part for one in found if one.status != "failed")
+    if n_unseen := parts["test"]:
+        yield f"{n_unseen} slides are of the run's own cohort: each is predicted by the folds that did not see it."
+    if n_seen := parts["train"] + parts["val"]:
+        yield (
+            f"{n_seen} slides were used to train these folds, or to choose their epoch (column part): "
+            "their predictions do not show how the model does on new slides."
+        )
 
 
 def prefilter(

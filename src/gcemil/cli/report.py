@@ -27,7 +27,7 @@ def _needs_matplotlib() -> Iterator[None]:
 def report(
     run: Path = typer.Argument(help="A run folder, or a results folder of 'gcemil benchmark'."),
     against: Path | None = typer.Option(None, help="The run of the plain host on the same cohort."),
-    out: Path | None = typer.Option(None, help="By default RUN/report.html."),
+    out: Path | None = typer.Option(None, help="A file, or a folder for report.html; by default RUN."),
     representations: bool = typer.Option(
         False,
         "--representations",
@@ -45,13 +45,16 @@ def report(
     """
     with _needs_matplotlib():
         from gcemil.report.run_report import write_report
+    out = out or run
+    # A name without an ending is a folder, whether it is there yet or not.
+    page = out / "report.html" if out.is_dir() or not out.suffix else out
     if representations:
         with progress("representing bags") as advance:
             from gcemil.runs.predict import represent_runs
 
             represent_runs([run] if against is None else [run, against], on_bag=advance)
     with progress("writing sections") as advance:
-        path = write_report(run, out or run / "report.html", against=against, seed=seed, on_step=advance)
+        path = write_report(run, page, against=against, seed=seed, on_step=advance)
     size = path.stat().st_size
     if as_json:
         print_json({"report": str(path), "bytes": size, "figures": str(run / "figures")})

@@ -23,6 +23,8 @@ from gcemil.training.epochs import warning_kind
 
 FIRST_WORD_S = 10.0
 """Seconds after which a training without a terminal says how long it will take, be the first epoch over or not."""
+FIRST_BAGS = 5
+"""Bags after the first by which the time that is left is known."""
 BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
@@ -38,6 +40,8 @@ class TrainingWatch:
         self._started, self._done = time.monotonic(), 0
         self._partial: dict[int, float] = {}
         self._is_announced = False
+        self._first: tuple[float, float] | None = None
+        """When the first bags were done, and how much of an epoch they are."""
         self._warned: set[tuple[int, str]] = set()
 
     def epoch(self, fold: int, record: dict[str, Any]) -> None:
@@ -66,7 +70,15 @@ class TrainingWatch:
         self._partial[fold] = min(1.0, done / max(1, total))
         self._bar.update(self._task, completed=self._before + self._done + sum(self._partial.values()))
         waited = time.monotonic() - self._started
-        if not self._is_announced and self._done == 0 and waited >= FIRST_WORD_S:
+        if self._first is None:
+            # The first bag takes longer than others: nothing is cached, and the anchors may have to be made.
+            self._first = time.monotonic(), sum(self._partial.values())
+        if (
+            not self._is_announced
+            and self._done == 0
+            and waited >= FIRST_WORD_S
+            and sum(self._partial.values()) - self._first[1] >= FIRST_BAGS / max(1, total)
+        ):
             self._is_announced = True
             self._print(f"fold {fold}: {done} of {total} bags of the first epoch")
 
@@ -75,8 +87,11 @@ class TrainingWatch:
         if shows_bars() or is_set(QUIET):
             return
         done = self._done + sum(self._partial.values())
+        since, before = self._first if self._first and self._done == 0 else (self._started, 0.0)
         seconds = (
-            (time.monotonic() - self._started) / max(done, 1e-9) * max(0.0, self._total - self._before - done)
+            (time.monotonic() - since)
+            / max(done - before, 1e-9)
+            * max(0.0, self._total - self._before - done)
         )
         left = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
         print(f"{line} · about {left} left", file=sys.stderr, flush=True)
@@ -110,12 +125,15 @@ def print_summary(out: Path, summary: dict[str, Any]) -> None:
     warn_of_model(summary["model_warning"])
     modes = [mode for mode in MODES if mode in summary]
     names = list(summary[modes[0]]) if modes else []
-    rows = []
+    rows, n_folds = [], len(summary["folds"])
     for mode in modes:
         spreads = [summary[mode].get(name) for name in names]
-        texts = [UNDEFINED.text if one is None else format_spread(one["mean"], one["std"]) for one in spreads]
+        texts = [
+            UNDEFINED.text if one is None else format_spread(one["mean"], one["std"], n_folds)
+            for one in spreads
+        ]
         rows.append((f"{mode}: {MODE_WORDS[mode]}", *texts))
-    print_table(f"{out}: test, {len(summary['folds'])} folds", ("bag", *names), rows)
+    print_table(f"{out}: test, {n_folds} fold{'s' * (n_folds != 1)}", ("bag", *names), rows)
     if (said := describe_vote(summary.get("vote"))) is not None:
         say(said)
     if counts := summary.get("no_evidence"):

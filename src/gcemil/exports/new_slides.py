@@ -14,6 +14,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,9 +30,10 @@ from gcemil.features.loaders import WeightSource
 from gcemil.files import lock_folder, read_record, write_json, write_table
 from gcemil.prefilter.slide_files import FileMode, SlideFilePrediction, SlidePredictor, is_slide_file
 from gcemil.prefilter.student import PREFILTER_FILE
+from gcemil.processes import run_jobs
 from gcemil.records import NOT_CERTIFIED, write_evidence
 from gcemil.runs.environment import one_thread
-from gcemil.runs.folder import Run, main_mode
+from gcemil.runs.folder import Run, RunFold, main_mode
 from gcemil.runs.predict import (
     FoldModel,
     Mode,
@@ -42,14 +44,26 @@ from gcemil.runs.predict import (
     read_new_slide,
     value_names,
 )
-from gcemil.slides.reader import SLIDE_EXTENSIONS
+from gcemil.runs.seen_slides import SeenSlides, SlidePart
+from gcemil.slides.reader import ANY_EXTENSIONS, IMAGE_EXTENSIONS
 
 FEATURE_EXTENSIONS = (".h5", ".hdf5", ".pt")
 """In the order of preference where a slide has several."""
-KNOWN_FILES = f"Known are files that end in {', '.join((*FEATURE_EXTENSIONS, *SLIDE_EXTENSIONS))}."
+KNOWN_FILES = f"Known are files that end in {', '.join((*FEATURE_EXTENSIONS, *ANY_EXTENSIONS))}."
 FEATURE_MODES: dict[FileMode, Mode] = {"full": "full", "gce": "gce", "soft": "soft", "discrete": "discrete"}
 WILDCARDS = "*?["
-LAST_COLUMNS = ("mode", "verdict", "n_patches", "n_selected", "n_encoded", "status", "reason")
+LAST_COLUMNS = (
+    "spread",
+    "folds",
+    "part",
+    "mode",
+    "verdict",
+    "n_patches",
+    "n_selected",
+    "n_encoded",
+    "status",
+    "reason",
+)
 
 
 @dataclass(frozen=True)
@@ -66,7 +80,7 @@ class PredictOptions:
 
     mode: FileMode | None = None
     """None is the main prediction of the run: host and evidence together, or the host alone where it is plain or given."""
-    fold: int | None = None
+    folds: tuple[int, ...] | None = None
     """None is the mean over all."""
     mpp: float | None = None
     explain: ExplainOptions | None = None
@@ -90,8 +104,13 @@ class NewPrediction:
     mode: str
     status: Literal["done", "already done", "failed"]
     values: dict[str, float] = field(default_factory=dict)
-    """prob_<class>, or risk: the mean over the folds."""
+    """prob_<class>, or risk: the mean over the folds; then the same of the host and of the evidence alone."""
     per_fold: list[list[float]] = field(default_factory=list)
+    spread: float | None = None
+    """Deviation over the folds of the probability of the predicted class, or of the risk."""
+    folds: list[int] = field(default_factory=list)
+    part: SlidePart = "new"
+    """Whether these folds have seen the slide."""
     verdict: str = ""
     evidence: list[int] | None = None
     """Rows of the feature file or of the slide's grid; None without the wrapper."""
@@ -112,6 +131,7 @@ class NewPrediction:
         """The line of predictions.csv, which says what a slide has and not which command gave it."""
         row = {name: getattr(self, name) for name in ("slide_id", "file", *LAST_COLUMNS)}
         row |= {**self.values, "status": "failed" if self.status == "failed" else "done"}
+        row["folds"] = "|".join(map(str, self.folds))
         return {name: "" if value is None else value for name, value in row.items()}
 
     @property
@@ -149,7 +169,9 @@ def _expand(source: Path, out: Path | None) -> list[Path]:
     def list_known(paths: Iterable[Path]) -> list[Path]:
         """Slides and feature files that are not hidden and do not lie below `out`."""
         files = (one for one in paths if is_known(one) and not one.name.startswith(".") and one.is_file())
-        return sorted(one for one in files if out is None or out.resolve() not in one.resolve().parents)
+        found = sorted(one for one in files if out is None or out.resolve() not in one.resolve().parents)
+        # Beside slides and features a picture is a thumbnail or a mask.
+        return [one for one in found if not one.name.lower().endswith(IMAGE_EXTENSIONS)] or found
 
     def is_known(path: Path) -> bool:
         return path.name.lower().endswith(FEATURE_EXTENSIONS) or is_slide_file(path)
@@ -188,16 +210,24 @@ class NewSlides:
     """Where the encoder's weights are, for slide files."""
     model_warning: str | None = None
     """Why evidence of this run is not certified."""
+    seen: SeenSlides = field(default_factory=SeenSlides)
+    """The slides that the run was made with."""
     _predictor: SlidePredictor | GcemilError | None = None
 
     @classmethod
-    def open(cls, run: Path, options: PredictOptions, *, source: WeightSource | None = None) -> NewSlides:
+    def open(
+        cls, run: Path, options: PredictOptions, *, source: WeightSource | None = None, device: str = "cpu"
+    ) -> NewSlides:
         """The folds are loaded now, the encoder with the first slide file."""
-        models = load_fold_models(run, fold=options.fold, needs_evidence=options.mode not in (None, "full"))
+        models = load_fold_models(
+            run, folds=options.folds, needs_evidence=options.mode not in (None, "full"), device=device
+        )
         if options.mode is None:
             main = main_mode(available_modes(models[0].loaded.network))
             options = replace(options, mode="gce" if main == "gce" else "full")
-        return cls(run, models, options, source, Run(run).model_warning)
+        opened = Run(run)
+        seen = SeenSlides.of_run(opened, [RunFold(one.folder) for one in models])
+        return cls(run, models, options, source, opened.model_warning, seen)
 
     @property
     def mode(self) -> FileMode:
@@ -210,38 +240,54 @@ class NewSlides:
         out: Path,
         *,
         again: bool = False,
+        jobs: int = 1,
+        device: str = "cpu",
         on_slide: Callable[[int, int], None] | None = None,
     ) -> list[NewPrediction]:
-        """Every slide, those done before left alone, and predictions.csv; of a single slide the error is raised."""
+        """Every slide, those done before left alone, and predictions.csv; of a single slide the error is raised.
+
+        With `jobs` workers each opens the run on `device` for itself.
+        """
         found: list[NewPrediction] = []
-        errors: list[Exception] = []
         with lock_folder(out):
-            for slide_id, path in files.items():
-                try:
-                    found.append(self._predict_unless_done(slide_id, path, out, again=again))
-                # A format can break a library in ways no list foresees; the others must be done.
-                except Exception as error:
-                    reason = describe_failure(error, path)
-                    found.append(NewPrediction(slide_id, str(path), self.mode, "failed", reason=reason))
-                    errors.append(error)
+            if len(files) == 1:
+                ((slide_id, path),) = files.items()
+                results: Iterable[NewPrediction] = [self._predict_unless_done(slide_id, path, out, again)]
+            elif jobs > 1:
+                opening = (self.run, self.options, self.source, device)
+                work = partial(_predict_in_worker, opening, out, again)
+                results = (result for _, result in run_jobs(work, list(files.items()), jobs))
+            else:
+                results = (self.try_predict(*file, out, again) for file in files.items())
+            for result in results:
+                found.append(result)
                 if on_slide:
                     on_slide(len(found), len(files))
+            found.sort(key=lambda one: one.slide_id)
             names = value_names(self.models, self.mode)
             write_table(
                 out / "predictions.csv",
                 ("slide_id", "file", *names, *LAST_COLUMNS),
                 [one.to_row() for one in found],
             )
-        if errors and len(files) == 1:
-            raise errors[0]
         return found
+
+    def try_predict(self, slide_id: str, path: Path, out: Path, again: bool) -> NewPrediction:
+        """One slide of several; where it fails, a line with its reason."""
+        try:
+            return self._predict_unless_done(slide_id, path, out, again)
+        # A format can break a library in ways no list foresees; the others must be done.
+        except Exception as error:
+            return NewPrediction(
+                slide_id, str(path), self.mode, "failed", reason=describe_failure(error, path)
+            )
 
     def explain(self, path: Path, options: ExplainOptions) -> ExplainedSlide:
         """One slide under the first of the folds that are open."""
-        bag, _, _ = self._answer(path)
-        return self._explain_bag(path, bag, options)
+        bag, _, _ = self._answer(path, self.models)
+        return self._explain_bag(path, bag, options, self.models[0])
 
-    def _predict_unless_done(self, slide_id: str, path: Path, out: Path, *, again: bool) -> NewPrediction:
+    def _predict_unless_done(self, slide_id: str, path: Path, out: Path, again: bool) -> NewPrediction:
         record, key = out / "records" / f"{slide_id}.json", self._key(path)
         known = None if again else _read_finished(record, key, out)
         if known is not None:
@@ -252,8 +298,11 @@ class NewSlides:
         return found
 
     def _predict(self, path: Path, out: Path, key: str) -> NewPrediction:
-        bag, answer, note = self._answer(path)
-        files = self._write_files(path, bag, answer, out)
+        part, folders = self.seen.least_seen([one.folder for one in self.models], plain_id(path.name), path)
+        models = tuple(one for one in self.models if one.folder in folders)
+        bag, answer, note = self._answer(path, models)
+        files = self._write_files(path, bag, answer, out, models[0])
+        names = value_names(models, self.mode)
         evidence, verdict = answer.evidence, ""
         if evidence is not None:
             # What keeping and removing showed, unless the model itself has not learned.
@@ -264,8 +313,11 @@ class NewSlides:
             file=str(path),
             mode=self.mode,
             status="done",
-            values=answer.values,
+            values={name: answer.values[name] for name in names},
             per_fold=answer.per_fold,
+            spread=answer.spread,
+            folds=[number for one in models if (number := one.number) is not None],
+            part=part,
             verdict=verdict,
             evidence=None if evidence is None else evidence.indices.tolist(),
             evidence_coords=None if coords is None else coords.tolist(),
@@ -285,19 +337,19 @@ class NewSlides:
             seconds=answer.seconds,
         )
 
-    def _answer(self, path: Path) -> tuple[Bag | None, SlidePrediction, str]:
+    def _answer(self, path: Path, models: tuple[FoldModel, ...]) -> tuple[Bag | None, SlidePrediction, str]:
         """The bag where all of it is known, what the run says of it, and what a reader must know."""
         options = self.options
         if is_slide_file(path):
-            found = self._require_predictor().predict(path, mpp=options.mpp)
+            found = self._require_predictor().use_folds(models).predict(path, mpp=options.mpp)
             return found.bag, found, ""
         if options.mode == "prefilter":
             raise UsageError(
                 f"{path} is no slide file: its patches are encoded already, and there is nothing to filter. "
                 "Give the slide itself, or predict with --mode discrete."
             )
-        bag, note = read_new_slide(path, self.models[0].meta, mpp=options.mpp)
-        return bag, predict_new_bag(self.models, bag, FEATURE_MODES[self.mode]), note
+        bag, note = read_new_slide(path, models[0].meta, mpp=options.mpp)
+        return bag, predict_new_bag(models, bag, FEATURE_MODES[self.mode]), note
 
     def _require_predictor(self) -> SlidePredictor:
         """The encoder, loaded once; where that fails every slide file fails for the same reason."""
@@ -313,32 +365,34 @@ class NewSlides:
         return self._predictor
 
     def _write_files(
-        self, path: Path, bag: Bag | None, answer: SlidePrediction, out: Path
+        self, path: Path, bag: Bag | None, answer: SlidePrediction, out: Path, model: FoldModel
     ) -> dict[str, Path]:
         options = self.options
         if options.explain is not None:
-            made = self._explain_bag(path, bag, options.explain)
+            made = self._explain_bag(path, bag, options.explain, model)
             return made.write_files(
                 out / answer.slide_id, all_patches=options.all_patches, heatmaps=options.heatmaps
             )
         if answer.evidence is None:
             return {}
         target = out / f"{answer.slide_id}.h5"
-        write_evidence(target, answer.evidence, self._hash_inputs(path))
+        write_evidence(target, answer.evidence, self._hash_inputs(path, model))
         return {"hdf5": target}
 
-    def _explain_bag(self, path: Path, bag: Bag | None, options: ExplainOptions) -> ExplainedSlide:
+    def _explain_bag(
+        self, path: Path, bag: Bag | None, options: ExplainOptions, model: FoldModel
+    ) -> ExplainedSlide:
         if bag is None:
             raise RunError(f"{path}: not all patches were encoded, so nothing can be kept and removed.")
-        mpp, model = self.options.mpp, self.models[0]
+        mpp = self.options.mpp
         place = read_slide_place(path, mpp=mpp) if is_slide_file(path) else read_feature_place(path, mpp=mpp)
-        hashes = {name: value for name, value in self._hash_inputs(path).items() if name != "model"}
+        hashes = {name: value for name, value in self._hash_inputs(path, model).items() if name != "model"}
         with one_thread():
             return explain_new_slide(model, bag, place, hashes, options)
 
-    def _hash_inputs(self, path: Path) -> dict[str, str]:
+    def _hash_inputs(self, path: Path, model: FoldModel) -> dict[str, str]:
         own = {"slide": file_fingerprint(path)} if is_slide_file(path) else {"features": content_hash(path)}
-        return {"model": content_hash(self.models[0].checkpoint), **own}
+        return {"model": content_hash(model.checkpoint), **own}
 
     def _key(self, path: Path) -> str:
         """A hash of everything that the result depends on."""
@@ -347,12 +401,31 @@ class NewSlides:
             fitted = (one.folder / PREFILTER_FILE for one in self.models)
             networks += [content_hash(path) for path in fitted if path.is_file()]
         parts = {
-            "input": self._hash_inputs(path),
+            "input": self._hash_inputs(path, self.models[0]),
             "networks": networks,
             "options": asdict(self.options),
             "gcemil": __version__,
         }
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+@lru_cache(maxsize=1)
+def _open_in_worker(
+    run: Path, options: PredictOptions, source: WeightSource | None, device: str
+) -> NewSlides:
+    """The run, opened once by every worker."""
+    return NewSlides.open(run, options, source=source, device=device)
+
+
+def _predict_in_worker(
+    opening: tuple[Path, PredictOptions, WeightSource | None, str],
+    out: Path,
+    again: bool,
+    file: tuple[str, Path],
+) -> NewPrediction:
+    """One slide in a worker process."""
+    with one_thread():
+        return _open_in_worker(*opening).try_predict(*file, out, again)
 
 
 def _read_finished(path: Path, key: str, out: Path) -> NewPrediction | None:

@@ -38,7 +38,7 @@ from gcemil.features.patching import (
 )
 from gcemil.simulation.pixels import PIXEL_CARD, read_encoded_card, write_pixel_truth
 from gcemil.slides.grid import PatchSettings
-from gcemil.slides.reader import SLIDE_EXTENSIONS
+from gcemil.slides.reader import ANY_EXTENSIONS
 
 SEVERAL_FILES = (".mrxs", ".vms", ".vmu", ".dcm", ".vsi")
 """Slides of which the file that is named is only one."""
@@ -124,7 +124,7 @@ def link_slides(slides: Mapping[str, Path], out: Path) -> None:
     A format of several files is read by where its first file lies, so it cannot be a link.
     """
     for slide_id, path in slides.items():
-        suffix = next((one for one in SLIDE_EXTENSIONS if path.name.lower().endswith(one)), None)
+        suffix = next((one for one in ANY_EXTENSIONS if path.name.lower().endswith(one)), None)
         if suffix is None or suffix in SEVERAL_FILES or find_slide_file(out, slide_id) is not None:
             continue
         link = out / "slides" / f"{slide_id}{suffix}"

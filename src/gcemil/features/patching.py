@@ -39,7 +39,7 @@ from gcemil.errors import GcemilError, InputError, StoreError, UsageError, descr
 from gcemil.files import write_table, write_text
 from gcemil.slides.grid import PatchGrid, PatchSettings, patch_grid, probe_patches
 from gcemil.slides.mask_files import find_mask_file, read_mask, tissue_geojson
-from gcemil.slides.reader import SLIDE_EXTENSIONS, SlideReader, magnification, open_slide
+from gcemil.slides.reader import ANY_EXTENSIONS, SLIDE_EXTENSIONS, SlideReader, magnification, open_slide
 from gcemil.slides.thumbnails import (
     SheetEntry,
     draw_contact_sheets,
@@ -195,10 +195,14 @@ def find_slides(sources: Iterable[Path]) -> dict[str, Path]:
     sources = list(sources)
     for source in sources:
         if source.is_dir():
-            visible = (path for path in source.rglob("*") if not path.name.startswith("."))
-            files += [
-                path for path in visible if path.name.lower().endswith(SLIDE_EXTENSIONS) and path.is_file()
+            visible = [
+                path
+                for path in source.rglob("*")
+                if not path.name.startswith(".")
+                and path.name.lower().endswith(ANY_EXTENSIONS)
+                and path.is_file()
             ]
+            files += [path for path in visible if path.name.lower().endswith(SLIDE_EXTENSIONS)] or visible
         elif source.is_file():
             files.append(source)
         else:
@@ -213,7 +217,7 @@ def find_slides(sources: Iterable[Path]) -> dict[str, Path]:
     if not slides:
         where = ", ".join(map(str, sources))
         raise UsageError(
-            f"No slides found in {where}. Slides are files that end in {', '.join(SLIDE_EXTENSIONS)}."
+            f"No slides found in {where}. Slides are files that end in {', '.join(ANY_EXTENSIONS)}."
         )
     return dict(sorted(slides.items()))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -55,7 +55,7 @@ from gcemil.runs.predict import (
     predict_new_bag,
 )
 from gcemil.slides.grid import PatchGrid, patch_grid
-from gcemil.slides.reader import SLIDE_EXTENSIONS, SlideReader, open_slide
+from gcemil.slides.reader import ANY_EXTENSIONS, SlideReader, open_slide
 from gcemil.slides.tissue import find_tissue
 from gcemil.units import LevelZeroPx
 
@@ -156,7 +156,9 @@ class SlidePredictor:
         folds: tuple[FoldModel, ...] | None = None,
     ) -> SlidePredictor:
         """Everything is checked before the first slide; an encoder and folds already loaded may be handed in."""
-        folds = folds or load_fold_models(run, fold=fold, needs_evidence=mode != "full")
+        folds = folds or load_fold_models(
+            run, folds=None if fold is None else (fold,), needs_evidence=mode != "full"
+        )
         fitted = tuple(_load_fold_prefilter(run, model) for model in folds) if mode == "prefilter" else ()
         origin = fitted[0].origin if fitted else read_run_origin(run)
         if any(prefilter.origin != origin for prefilter in fitted):
@@ -169,6 +171,13 @@ class SlidePredictor:
                 f"The encoder '{ready.name}' is not the one that made the features of {run}, '{origin.encoder}'."
             )
         return cls(folds, origin, ready, mode, fitted)
+
+    def use_folds(self, folds: tuple[FoldModel, ...]) -> SlidePredictor:
+        """The same with some of its folds."""
+        fitted = tuple(
+            own for one, own in zip(self.folds, self.prefilters, strict=bool(self.prefilters)) if one in folds
+        )
+        return replace(self, folds=folds, prefilters=fitted)
 
     @torch.no_grad()
     def predict(self, path: Path, *, mpp: float | None = None) -> SlideFilePrediction:
@@ -244,7 +253,7 @@ class SlidePredictor:
 
 def is_slide_file(path: Path) -> bool:
     """Whether a path names a slide rather than features."""
-    return path.name.lower().endswith(SLIDE_EXTENSIONS)
+    return path.name.lower().endswith(ANY_EXTENSIONS)
 
 
 def read_run_origin(run: Path) -> FeatureOrigin:

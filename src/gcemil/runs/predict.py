@@ -29,6 +29,7 @@ from gcemil.records import (
     write_representations,
 )
 from gcemil.runs.checkpoint import LoadedNetwork, load_network
+from gcemil.runs.environment import pick_device
 from gcemil.runs.folder import FoldParts, Run, RunFold, fold_parts
 from gcemil.shapes import Logits
 from gcemil.tasks.task import ClassificationTask, SurvivalTask, Task
@@ -54,6 +55,12 @@ class FoldModel:
         return RunFold(self.folder).checkpoint
 
     @property
+    def number(self) -> int | None:
+        """The k of fold_<k>; None for an exported fold."""
+        name = self.folder.name.removeprefix("fold_")
+        return int(name) if name.isdecimal() else None
+
+    @property
     def task(self) -> Task:
         """How its outputs are read."""
         survival = self.meta["task"] == "survival"
@@ -61,34 +68,41 @@ class FoldModel:
 
     def values(self, logits: Logits) -> list[float]:
         """prob_<class>, or the risk."""
-        return self.task.prediction(logits).double().reshape(-1).tolist()
+        return self.task.prediction(logits).cpu().double().reshape(-1).tolist()
 
 
-def load_fold_models(run: Path, *, fold: int | None, needs_evidence: bool) -> tuple[FoldModel, ...]:
-    """All trained folds of a run, or one."""
-    folds = [Run(run).fold(fold)] if fold is not None else Run(run).trained_folds()
-    models = tuple(FoldModel(one.path, *load_network(one.checkpoint)) for one in folds)
+def load_fold_models(
+    run: Path, *, folds: Sequence[int] | None, needs_evidence: bool, device: str = "cpu"
+) -> tuple[FoldModel, ...]:
+    """All trained folds of a run, or some."""
+    chosen = Run(run).trained_folds() if folds is None else [Run(run).fold(fold) for fold in folds]
+    place = pick_device(device)
+    models = tuple(FoldModel(one.path, *load_network(one.checkpoint, place)) for one in chosen)
     if needs_evidence and any(one.loaded.model is None for one in models):
         raise UsageError(f"{run} is a plain host, which has no evidence: only --mode full is possible.")
     return models
 
 
 def average_folds(
-    models: Sequence[FoldModel], per_fold: Sequence[Sequence[float]], hosts: Sequence[Logits] = ()
+    models: Sequence[FoldModel], per_fold: Sequence[Sequence[float]], prefix: str = ""
 ) -> dict[str, float]:
-    """The prediction of a run: the mean over its folds, by name; that of the hosts beside it where it is another."""
+    """The prediction of a run: the mean over its folds, by name."""
     means = torch.tensor(per_fold, dtype=torch.float64).mean(dim=0).tolist()
-    found = dict(zip(models[0].task.prediction_names, means, strict=True))
-    if hosts:
-        alone = average_folds(models, [one.values(host) for one, host in zip(models, hosts, strict=True)])
-        found |= {f"host_{name}": value for name, value in alone.items()}
-    return found
+    names = (f"{prefix}{name}" for name in models[0].task.prediction_names)
+    return dict(zip(names, means, strict=True))
+
+
+def list_beside(models: Sequence[FoldModel], mode: str) -> dict[str, Mode]:
+    """What stands beside the prediction of a whole bag, by the prefix of its columns."""
+    is_wrapped = models[0].loaded.model is not None
+    host: dict[str, Mode] = {"host_": "full"} if mode == "gce" else {}
+    return {**host, "evidence_": "discrete"} if is_wrapped and mode in ("full", "gce") else host
 
 
 def value_names(models: Sequence[FoldModel], mode: str) -> tuple[str, ...]:
     """The columns that a prediction has."""
     names = models[0].task.prediction_names
-    return (*names, *(f"host_{name}" for name in names)) if mode == "gce" else names
+    return tuple(f"{prefix}{name}" for prefix in ("", *list_beside(models, mode)) for name in names)
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,9 +111,15 @@ class SlidePrediction:
 
     slide_id: str
     values: dict[str, float]
-    """prob_<class>, or risk."""
+    """prob_<class>, or risk; behind them the same of the host and of the evidence alone, where they are others."""
     per_fold: list[list[float]]
     evidence: SlideEvidence | None
+
+    @property
+    def spread(self) -> float | None:
+        """Deviation over the folds of the probability of the predicted class, or of the risk; None for one fold."""
+        folds = np.array(self.per_fold)
+        return float(folds[:, folds.mean(0).argmax()].std(ddof=1)) if len(folds) > 1 else None
 
 
 def predict_new_bag(models: Sequence[FoldModel], bag: Bag, mode: Mode) -> SlidePrediction:
@@ -108,12 +128,17 @@ def predict_new_bag(models: Sequence[FoldModel], bag: Bag, mode: Mode) -> SlideP
     per_fold = [
         fold.values(outputs[mode].logits) for fold, (outputs, _) in zip(models, predicted, strict=True)
     ]
-    hosts = [outputs["full"].logits for outputs, _ in predicted] if mode == "gce" else []
+    values = average_folds(models, per_fold)
+    for prefix, beside in list_beside(models, mode).items():
+        other = [
+            fold.values(outputs[beside].logits) for fold, (outputs, _) in zip(models, predicted, strict=True)
+        ]
+        values |= average_folds(models, other, prefix)
     network, explanation = models[0].loaded.model, predicted[0][1]
     evidence = (
         None if network is None or explanation is None else slide_evidence(network, bag, explanation)[0]
     )
-    return SlidePrediction(bag.bag_id, average_folds(models, per_fold, hosts), per_fold, evidence)
+    return SlidePrediction(bag.bag_id, values, per_fold, evidence)
 
 
 def read_new_slide(path: Path, meta: dict[str, Any], *, mpp: float | None = None) -> tuple[Bag, str]:

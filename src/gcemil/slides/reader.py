@@ -48,6 +48,10 @@ SLIDE_EXTENSIONS = (
     *(".ome.tiff", ".ome.tif", ".svs", ".tiff", ".tif", ".ndpi", ".mrxs", ".scn", ".vms", ".vmu", ".svslide"),
     *(".bif", ".czi", ".qptiff", ".isyntax", ".dcm", ".vsi", ".zvi"),
 )
+IMAGE_EXTENSIONS = (".png", ".jpg", ".jpeg")
+"""Pictures that may be slides; in a folder they count only where it holds no other slide."""
+ANY_EXTENSIONS = SLIDE_EXTENSIONS + IMAGE_EXTENSIONS
+_FLAT = (*IMAGE_EXTENSIONS, ".tif", ".tiff")
 LARGEST_READ = 4096
 """Side of the largest square read at once: a slide without small levels must not fill the memory."""
 
@@ -147,15 +151,29 @@ def open_slide(
         raise InputError(f"{path} does not exist. Check the path of the slide.")
     try:
         handle = openslide.OpenSlide(path)
+    except openslide.OpenSlideUnsupportedFormatError as error:
+        if not path.name.lower().endswith(_FLAT) or path.stat().st_size == 0:
+            raise _unreadable_error(path, error) from error
     except (openslide.OpenSlideError, OSError) as error:
-        raise InputError(
-            f"{path} cannot be opened as a slide ({error}). It is damaged, or of a format OpenSlide does not know; "
-            "copy it again or leave it out."
-        ) from error
-    try:
-        yield OpenSlideReader(path, handle, resolve_mpp(path, handle.properties, mpp, fallback_mpp))
-    finally:
-        handle.close()
+        raise _unreadable_error(path, error) from error
+    else:
+        try:
+            yield OpenSlideReader(path, handle, resolve_mpp(path, handle.properties, mpp, fallback_mpp))
+        finally:
+            handle.close()
+        return
+    # Imported here: that module needs the names above.
+    from gcemil.slides.flat_image import FlatImageReader, read_flat_image
+
+    size = resolve_mpp(path, {}, mpp, fallback_mpp)
+    yield FlatImageReader(path, read_flat_image(path), size)
+
+
+def _unreadable_error(path: Path, error: Exception) -> InputError:
+    return InputError(
+        f"{path} cannot be opened as a slide ({error}). It is damaged, or of a format OpenSlide does not know; "
+        "copy it again or leave it out."
+    )
 
 
 def resolve_mpp(

@@ -24,7 +24,7 @@ from gcemil.training.trackers import TRACKERS
         (simulate.Size, SIZES),
         (benchmark.Format, FORMATS),
         (predict.Mode, get_args(FileMode)),
-        (options.HeatMapName, HEATMAPS),
+        (list(dict.fromkeys(name.measurement for name in options.HeatMapName)), HEATMAPS),
         (options.Unit, get_args(Unit)),
     ],
 )

@@ -24,9 +24,13 @@ def record(epoch, warnings=()):
 
 def test_time_left_is_known_before_the_first_epoch_ends(tmp_path, capsys, clock):
     with show_training([0], 10, tmp_path) as watch:
-        clock[0] = 20.0
+        clock[0] = 30.0
+        # The first bag made the anchors, which says nothing of the others.
+        watch.bag(0, 1, 80)
+        assert capsys.readouterr().err == ""
+        clock[0] = 49.0
         watch.bag(0, 20, 80)
-        # A quarter of one of ten epochs took 20 s: 80 s each.
+        # 19 bags took 19 s; ten epochs of 80 bags are left but for 20.
         assert "20 of 80 bags of the first epoch · about 13 min left" in capsys.readouterr().err
         clock[0] = 80.0
         watch.epoch(0, record(0))

@@ -60,7 +60,7 @@ def read_clam(source: Path, options: ReadOptions = ReadOptions()) -> ForeignFold
             return replace(slide, patch_size=size)
         return slide
 
-    slides = read_each(files, read_one, source)
+    slides = read_each(files, read_one, source, options.skipped)
     lines = [
         *describe_stripped_ids((path.stem for path in files), where=str(source)),
         "CLAM coordinates are taken as level-0 pixels, top-left corner of the patch, x before y.",

@@ -7,14 +7,13 @@ to be assumed, joined or left out stands in the report and in cohort.yaml under 
 from __future__ import annotations
 
 import errno
+import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from gcemil.bags import store
 from gcemil.bags.cohort import Cohort, CohortCard, SlideRow, raise_first
@@ -25,6 +24,7 @@ from gcemil.bags.foreign.label_tables import (
     choose_classes,
     count_targets,
     find_label_faults,
+    find_measurement,
     order_classes,
     read_labels,
 )
@@ -33,12 +33,14 @@ from gcemil.bags.foreign.source import (
     ForeignFolder,
     ForeignSlide,
     ReadOptions,
+    check_finite,
     read_each,
 )
 from gcemil.bags.foreign.splits import has_splits, match_folds, read_splits
 from gcemil.bags.tables import read_frame
 from gcemil.errors import CohortError, StoreError, UsageError, error_text, write_remedy
-from gcemil.files import atomic_folder
+from gcemil.files import atomic_folder, replace_folder
+from gcemil.wording import shorten_lines, shorten_list
 
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
 """What systems and file systems without symbolic links say."""
@@ -54,6 +56,7 @@ def import_cohort(
     classes: Sequence[str] | None = None,
     splits: Path | None = None,
     copy: bool = False,
+    force: bool = False,
     options: ReadOptions = ReadOptions(),
 ) -> ImportReport:
     """Write the cohort folder `out` from a foreign features folder and its labels."""
@@ -67,9 +70,13 @@ def import_cohort(
     own = folder.path / "splits.csv"
     if splits is None and labels is None and own.is_file():
         splits = own
-    elif splits is None and labels is not None and (labels.is_dir() or has_splits(read_frame(labels))):
+    elif (
+        splits is None
+        and labels is not None
+        and (labels.is_dir() or has_splits(read_frame(labels, sheet=choice.sheet)))
+    ):
         splits = labels
-    return write_cohort(folder, table, out, classes=classes, splits=splits, copy=copy)
+    return write_cohort(folder, table, out, classes=classes, splits=splits, copy=copy, force=force)
 
 
 def _read_own_labels(folder: ForeignFolder, encoder: str | None) -> LabelTable:
@@ -105,7 +112,7 @@ class ImportReport:
     """What is to be predicted, counted."""
 
     def lines(self) -> list[str]:
-        """The report as text, nothing shortened."""
+        """The report as text, long lists of slides shortened."""
         head = (
             f"{self.folder}: {self.n_slides} slides of {self.n_cases} cases, {self.n_linked} linked, "
             f"{self.n_copied} copied, {self.n_folds} folds."
@@ -114,12 +121,18 @@ class ImportReport:
             ("to predict", self.targets),
             ("assumed", self.assumptions),
             ("warning", self.warnings),
-            ("left out, no patches", self.empty),
-            ("left out", self.excluded),
-            ("label without features", self.labels_without_features),
-            ("features without label", self.features_without_labels),
+            ("left out, no patches", shorten_lines(self.empty)),
+            ("left out", shorten_lines(self.excluded)),
         )
-        return [head, *(f"{name}: {line}" for name, lines in groups for line in lines)]
+        joins = (
+            ("labels without features", self.labels_without_features),
+            ("features without labels", self.features_without_labels),
+        )
+        return [
+            head,
+            *(f"{name}: {line}" for name, lines in groups for line in lines),
+            *(f"{len(names)} {name}: {shorten_list(names)}" for name, names in joins if names),
+        ]
 
 
 def write_cohort(
@@ -131,14 +144,18 @@ def write_cohort(
     splits: Path | None = None,
     official: Callable[[Sequence[SlideRow]], Fold] | None = None,
     copy: bool = False,
+    force: bool = False,
     anchors: str | None = None,
     warnings: Sequence[str] = (),
     provenance: Mapping[str, Any] | None = None,
 ) -> ImportReport:
-    """Join slides with labels, write the folder, and tell what happened."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"{out} is not an empty folder. Choose another one, or remove it first.")
+    """Join slides with labels, write the folder, and tell what happened; `force` replaces a cohort, but for its anchors."""
+    is_cohort = (out / "cohort.yaml").is_file()
+    if out.exists() and not (force and is_cohort) and (not out.is_dir() or any(out.iterdir())):
+        remedy = "replace the cohort with --force" if is_cohort else "remove it first"
+        raise UsageError(f"{out} is not an empty folder. Choose another one, or {remedy}.")
     rows, folds, split_lines, excluded = _join_labels(folder, table, splits)
+    excluded += folder.broken
     if official is not None:
         folds = (official(rows),)
     by_id = {slide.slide_id: slide for slide in folder.slides}
@@ -151,6 +168,10 @@ def write_cohort(
         )
     sizes = Counter(slide.patch_size for slide in slides if slide.patch_size is not None)
     lines = [*folder.assumptions, *table.assumptions, *split_lines]
+    if n_batches := sum(slide.is_batch for slide in slides):
+        lines.append(
+            f"{n_batches} slides are stored as (1, patches, dimension): the 1 is taken off, so they are copied."
+        )
     if len(sizes) > 1:
         counts = ", ".join(f"{size} px on {count} slides" for size, count in sorted(sizes.items()))
         lines.append(
@@ -174,6 +195,8 @@ def write_cohort(
         },
     )
     # Before anything is written.
+    if classes is None and (fault := find_measurement(rows)):
+        raise CohortError(f"{table.path}: {fault}")
     problems = [*target_problems(rows)]
     raise_first(problems, table.path)
     for fold in folds:
@@ -182,7 +205,8 @@ def write_cohort(
                 f"{splits}: in fold {fold.index} slides of {len(leaks)} cases stand in more than one part ({', '.join(leaks[:5])}), "
                 "so the test set is not unseen. Import without --splits and run 'gcemil split', which splits by case."
             )
-    with atomic_folder(out) as folder_aside:
+    replaced = replace_folder(out, keep=lambda name: name.startswith("anchor"))
+    with replaced if is_cohort else atomic_folder(out) as folder_aside:
         cohort = Cohort(folder_aside, card, rows)
         linked = read_each(slides, partial(_place_slide, cohort=cohort, copy=copy), folder.path)
         cohort.save()
@@ -245,6 +269,8 @@ def _place_slide(slide: ForeignSlide, cohort: Cohort, *, copy: bool) -> bool:
     """Link or convert one slide, and its patch labels if it has any; True when linked."""
     target = cohort.feature_file(slide.slide_id)
     target.parent.mkdir(parents=True, exist_ok=True)
+    if slide.thumbnail is not None:
+        place_thumbnail(slide.thumbnail, cohort.folder / "thumbnails" / f"{slide.slide_id}.jpg", copy=copy)
     if slide.read_truth is not None:
         store.write(cohort.truth_file(slide.slide_id), slide.read_truth())
     if slide.linkable and not copy:
@@ -258,10 +284,7 @@ def _place_slide(slide: ForeignSlide, cohort: Cohort, *, copy: bool) -> bool:
             ) from error
         return True
     features, coords = slide.load()
-    if not (finite := np.isfinite(features).all(axis=1)).all():
-        raise CohortError(
-            f"{slide.path}: {(~finite).sum()} patches have NaN or infinite features, the first is row {int(np.argmin(finite))}."
-        )
+    check_finite(slide.path, features)
     datasets = {"features": features} if coords is None else {"features": features, "coords": coords}
     kept: dict[str, dict[str, Any]] = {name: {} for name in datasets}
     for file in (file for file in slide.attributes_files if file is not None):
@@ -269,3 +292,16 @@ def _place_slide(slide: ForeignSlide, cohort: Cohort, *, copy: bool) -> bool:
             kept[name] |= store.attributes(file, name) if store.has(file, name) else {}
     store.write(target, datasets, dataset_attributes=kept)
     return False
+
+
+def place_thumbnail(source: Path, target: Path, *, copy: bool) -> None:
+    """Link or copy the picture of a slide; where the system has no links it is copied, for it is small."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        if not copy:
+            target.symlink_to(source.resolve())
+            return
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+    shutil.copyfile(source, target)

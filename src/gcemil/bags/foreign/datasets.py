@@ -116,6 +116,7 @@ def import_dataset(
     splits: Path | None = None,
     official_split: bool = False,
     copy: bool = False,
+    force: bool = False,
     options: ReadOptions = ReadOptions(),
 ) -> ImportReport:
     """Write a cohort of one of the paper's datasets; `official_split` makes its official test set that of fold 0."""
@@ -143,6 +144,7 @@ def import_dataset(
         splits=splits,
         official=partial(make_official_fold, test=str(plan.official_test)) if official_split else None,
         copy=copy,
+        force=force,
         anchors=plan.anchors,
         warnings=_count_warnings(plan, folder, table),
         provenance={"recipe": name, **{key: value for key, value in stated.items() if value}},

@@ -41,6 +41,12 @@ class Choice:
     time: str | None = None
     event: str | None = None
     endpoint: str | None = None
+    slide: str | None = None
+    """The column of slides."""
+    case: str | None = None
+    """The column of cases."""
+    sheet: str | None = None
+    """Of an Excel file; the first unless one is named."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +122,24 @@ def detect_dialect(table: pd.DataFrame, path: Path, choice: Choice) -> tuple[str
             f"{path} has 'censorship' and 'event'; only one can be right. Remove the other column."
         )
     return tool, columns
+
+
+def name_chosen_ids(table: pd.DataFrame, path: Path, choice: Choice) -> pd.DataFrame:
+    """The table with the columns of slides and cases that the user names under our names."""
+    for name, chosen, option in (
+        ("slide_id", choice.slide, "--slide-column"),
+        ("case_id", choice.case, "--case-column"),
+    ):
+        if chosen is None or chosen == name:
+            continue
+        if chosen not in table:
+            raise UsageError(
+                f"{path} has no column '{chosen}'.{did_you_mean(chosen, table)} "
+                f"Its columns are: {list_columns(table)}. Name one of them with {option}."
+            )
+        # Another column of our name is not the one that is meant.
+        table = table.drop(columns=name, errors="ignore").rename(columns={chosen: name})
+    return table
 
 
 def rename_ids(table: pd.DataFrame) -> pd.DataFrame:
@@ -206,7 +230,7 @@ def _use_chosen_columns(table: pd.DataFrame, path: Path, choice: Choice) -> Colu
     ids = find_id_columns(table)
     if ids is None:
         raise UsageError(
-            f"{path} has no column of slides; it has: {list_columns(table)}. Call the column of slides slide_id."
+            f"{path} has no column of slides; it has: {list_columns(table)}. Name it with --slide-column."
         )
     if not chosen:
         return _keep_columns(table, Columns(*ids, label=choice.target))
@@ -284,7 +308,7 @@ def _ambiguity_error(
     if find_id_columns(table) is None:
         return CohortError(
             f"{path} is not a label table that gcemil knows; its columns are: {columns}. "
-            "A table needs slide_id and label, or slide_id, time and event."
+            "A table needs slide_id and label, or slide_id, time and event. Name the column of slides with --slide-column."
         )
     if choice.target is not None:
         return _wrong_target_error(path, choice.target, table)

@@ -22,12 +22,14 @@ from gcemil.bags.foreign.dialects import (
     detect_dialect,
     find_case_column,
     find_wide_parts,
+    name_chosen_ids,
     rename_ids,
     rename_targets,
 )
 from gcemil.bags.foreign.source import describe_stripped_ids, is_tcga, plain_id, tcga_case_id
 from gcemil.bags.tables import check_slide_id, has_columns, is_missing, list_rows, read_frame
 from gcemil.errors import CohortError, UsageError
+from gcemil.wording import shorten_list
 
 _HAPPENED = frozenset({"1", "dead", "deceased", "died", "death", "event", "true", "yes"})
 _NOT_HAPPENED = frozenset({"0", "alive", "living", "censored", "false", "no"})
@@ -60,10 +62,10 @@ def read_labels(
 
     A table with one row per patient is joined to the slides whose names begin with the patient, where these are given.
     """
-    table = _read_label_frame(path)
+    table = _read_label_frame(path, choice.sheet)
     notes: list[str] = []
     given, encoding = list(table), table.attrs.get("note")
-    table = rename_ids(table)
+    table = rename_ids(name_chosen_ids(table, path, choice))
     names = list(slide_ids)
     patient = next((name for name in (STAMP_PATIENT, PATIENT_ID) if name in table), None)
     if slide_table is None and names and (case := find_case_column(table)) is not None:
@@ -179,16 +181,26 @@ def find_label_faults(rows: Sequence[SlideRow]) -> tuple[str, ...]:
         if len(variants) > 1
     ]
     remedy = "Name the label column with --target."
-    fractions = [label for label in distinct if _is_number(label) and float(label) % 1 != 0]
-    if fractions:
-        count = f"{len(fractions)} of {len(distinct)} classes are fractions such as '{fractions[0]}'"
-        faults.append(f"{count}: a measurement is not a class. {remedy}")
+    if (fault := find_measurement(rows, most=0)) is not None:
+        faults.append(fault)
     elif len(distinct) > MOST_CLASSES and len(distinct) > len(labels) / 2:
         count = (
             f"{len(distinct)} classes for {len(labels)} slides, most of them unique, such as '{distinct[0]}'"
         )
         faults.append(f"{count}. {remedy}")
     return tuple(faults)
+
+
+def find_measurement(rows: Sequence[SlideRow], *, most: int = MOST_CLASSES) -> str | None:
+    """Why labels of more than so many values are measurements; None where they may be classes."""
+    distinct = sorted({row.label for row in rows if row.label is not None})
+    fractions = [label for label in distinct if _is_number(label) and float(label) % 1 != 0]
+    if not fractions or len(distinct) <= most:
+        return None
+    return (
+        f"{len(fractions)} of {len(distinct)} classes are fractions such as '{fractions[0]}': a measurement is not a "
+        "class. Name the label column with --target, or make a column of classes, such as low and high."
+    )
 
 
 def parse_event(text: str) -> int | None:
@@ -203,10 +215,12 @@ def parse_time(text: str) -> float | None:
     return float(text) if _is_number(text) and 0 < float(text) < float("inf") else None
 
 
-def _read_label_frame(path: Path) -> pd.DataFrame:
+def _read_label_frame(path: Path, sheet: str | None) -> pd.DataFrame:
     """The table of a file, or the tables of a folder one below the other."""
     if not path.is_dir():
-        return read_frame(path)
+        return read_frame(path, sheet=sheet)
+    if sheet is not None:
+        raise UsageError(f"{path} is a folder, and --sheet names a sheet of an Excel file.")
     folders = sorted(one for one in path.iterdir() if re.search(r"k=\d+$", one.name)) or [path]
     names = ("train.csv", "val.csv", "test.csv")
     files = [folder / name for folder in folders for name in names if (folder / name).is_file()]
@@ -240,8 +254,16 @@ def _join_slide_table(
     notes = [
         f"Patients joined: {len(clinical) - len(slideless)} of {path.name} with {len(joined)} slides of {slide_table.name}."
     ]
-    notes += [f"Patients of the slide table without clinical row: {', '.join(unknown)}."] if unknown else []
-    notes += [f"Patients of the clinical table without slide: {', '.join(slideless)}."] if slideless else []
+    notes += (
+        [f"{len(unknown)} patients of the slide table without clinical row: {shorten_list(unknown)}."]
+        if unknown
+        else []
+    )
+    notes += (
+        [f"{len(slideless)} patients of the clinical table without slide: {shorten_list(slideless)}."]
+        if slideless
+        else []
+    )
     return joined, notes
 
 
@@ -275,7 +297,7 @@ def _join_cases(
     notes = [
         f"{path.name} has one row per {case}: {len(joined)} slides joined to {len(table) - len(idle)} cases by the beginning of their names."
     ]
-    notes += [f"Cases without a slide: {', '.join(idle)}."] if idle else []
+    notes += [f"{len(idle)} cases without a slide: {shorten_list(idle)}."] if idle else []
     return joined.rename(columns={case: own}), notes
 
 

@@ -15,6 +15,8 @@ from gcemil.bags.foreign.source import (
     ForeignSlide,
     Names,
     ReadOptions,
+    check_finite,
+    read_each,
 )
 from gcemil.errors import CohortError, StoreError
 from gcemil.files import require_file
@@ -86,4 +88,16 @@ def read_folder(source: Path, options: ReadOptions) -> ForeignFolder:
         raise CohortError(
             f"{source} is not a features folder of {', '.join(others)} or {last}. Try 'gcemil inspect {source}'."
         )
-    return layout.read(source, options)
+    folder = layout.read(source, options)
+    return folder if options.skipped is None else _leave_out_broken(folder, options.skipped)
+
+
+def _leave_out_broken(folder: ForeignFolder, skipped: list[str]) -> ForeignFolder:
+    """The folder without slides whose features cannot be read whole or are not finite."""
+
+    def check(slide: ForeignSlide) -> ForeignSlide:
+        check_finite(slide.path, slide.load()[0])
+        return slide
+
+    slides = read_each(folder.slides, check, folder.path, skipped)
+    return replace(folder, slides=slides, broken=tuple(skipped))

@@ -20,11 +20,11 @@ from gcemil.bags import store
 from gcemil.bags.arrays import check_coords, features_problem
 from gcemil.bags.bag import CoordRows, FeatureRows, grid_stride
 from gcemil.errors import CohortError, InputError
-from gcemil.slides.reader import SLIDE_EXTENSIONS
+from gcemil.slides.reader import ANY_EXTENSIONS
 from gcemil.units import LevelZeroPx
 
 _FEATURE_EXTENSIONS = (".h5", ".hdf5", ".pt", ".npy")
-_KNOWN = SLIDE_EXTENSIONS + _FEATURE_EXTENSIONS
+_KNOWN = ANY_EXTENSIONS + _FEATURE_EXTENSIONS
 _TCGA = re.compile(r"TCGA-\w{2}-\w{4}(?:-|$)")
 
 
@@ -104,6 +104,10 @@ class ForeignSlide:
     """As the file itself names it; a folder's reader knows it of all its files."""
     attributes_files: tuple[Path | None, ...] = ()
     """Files whose attributes of `features` and `coords` (patch size, slide size, magnification) a copy keeps."""
+    thumbnail: Path | None = None
+    """A picture of the whole slide."""
+    is_batch: bool = False
+    """Whether it is written as a batch of one, (1, patches, dimension)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,6 +119,8 @@ class ForeignFolder:
     slides: tuple[ForeignSlide, ...]
     encoder: str
     assumptions: tuple[str, ...] = ()
+    broken: tuple[str, ...] = ()
+    """Why slides were left out that cannot be read."""
 
     @property
     def empty(self) -> tuple[str, ...]:
@@ -130,6 +136,8 @@ class ReadOptions:
     mpp: Mpp = None
     encoder: str | None = None
     coords_dir: Path | None = None
+    skipped: list[str] | None = None
+    """Filled with the reasons why slides were left out; None refuses broken slides."""
 
 
 @dataclass(frozen=True)
@@ -178,26 +186,49 @@ def read_plain_slide(path: Path, slide_id: str) -> ForeignSlide:
         features = as_float(squeeze_bag(store.read(path, "features")))
         return features, read_bag_coords(path) if "coords" in datasets else None
 
-    return ForeignSlide(slide_id, path, n_patches, dim, None, linkable, load, attributes_files=(path,))
+    return ForeignSlide(
+        slide_id,
+        path,
+        n_patches,
+        dim,
+        None,
+        linkable,
+        load,
+        attributes_files=(path,),
+        is_batch=len(datasets["features"].shape) == 3,
+    )
 
 
-def read_each(files: Sequence[T], read: Callable[[T], Result], folder: Path) -> tuple[Result, ...]:
-    """Read every file; those that cannot be read are named together in one error."""
+def read_each(
+    files: Sequence[T], read: Callable[[T], Result], folder: Path, skipped: list[str] | None = None
+) -> tuple[Result, ...]:
+    """Read every file; those that cannot be read are added to `skipped`, or named together in one error."""
     results, errors = [], []
     for file in files:
         try:
             results.append(read(file))
         except InputError as error:
             errors.append(error)
+    if skipped is not None and results:
+        skipped += map(str, errors)
+        return tuple(results)
     if len(errors) == 1:
         raise errors[0]
     if errors:
         shown = " ".join(str(error) for error in errors[:3])
         more = f" And {len(errors) - 3} more." if len(errors) > 3 else ""
         raise CohortError(
-            f"{folder}: {len(errors)} of {len(files)} slides cannot be used. {shown}{more} Extract them again, or move them away."
+            f"{folder}: {len(errors)} of {len(files)} slides cannot be used. {shown}{more} Extract them again, or leave them out with 'gcemil import --skip-broken'."
         )
     return tuple(results)
+
+
+def check_finite(path: Path, features: FeatureRows) -> None:
+    """Refuse features with NaN or infinite numbers."""
+    if not (finite := np.isfinite(features).all(axis=1)).all():
+        raise CohortError(
+            f"{path}: {(~finite).sum()} patches have NaN or infinite features, the first is row {int(np.argmin(finite))}."
+        )
 
 
 def infer_patch_size(coords: CoordRows) -> LevelZeroPx | None:

@@ -55,7 +55,10 @@ def read_stamp(source: Path, options: ReadOptions = ReadOptions()) -> ForeignFol
     names = [path.relative_to(source).as_posix() for path in files]
     ids = plain_ids(names, where=str(source))
     found = read_each(
-        [*zip(files, names, strict=True)], lambda one: _read_slide(one[0], ids[one[1]], options), source
+        [*zip(files, names, strict=True)],
+        lambda one: _read_slide(one[0], ids[one[1]], options),
+        source,
+        options.skipped,
     )
     slides, sizes = tuple(slide for slide, _ in found), {tile_um for _, tile_um in found}
     lines = [

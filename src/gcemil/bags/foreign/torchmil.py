@@ -57,7 +57,10 @@ def read_torchmil(source: Path, options: ReadOptions = ReadOptions()) -> Foreign
         raise CohortError(f"{folders.features} holds no .npy and no .h5 files.")
     ids = plain_ids((path.name for path in files), where=str(folders.features))
     slides = read_each(
-        files, lambda path: _read_slide(path, ids[path.name], folders, options.patch_size), folders.features
+        files,
+        lambda path: _read_slide(path, ids[path.name], folders, options.patch_size),
+        folders.features,
+        options.skipped,
     )
     lines = ["torchmil features are converted, so they are copied."]
     if folders.coords is not None:

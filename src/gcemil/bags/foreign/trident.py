@@ -53,6 +53,8 @@ def read_trident(source: Path, options: ReadOptions = ReadOptions()) -> ForeignF
     inferred: list[str] = []
     overlaps: set[str] = set()
 
+    pictures = _find_thumbnails(folder)
+
     def read_one(path: Path) -> ForeignSlide:
         slide, has_coords = read_plain_slide(path, ids[path.name]), store.has(path, "coords")
         attributes = store.attributes(path, "coords") if has_coords else {}
@@ -62,9 +64,11 @@ def read_trident(source: Path, options: ReadOptions = ReadOptions()) -> ForeignF
             inferred.append(slide.slide_id)
         overlaps.add(_to_text(attributes.get("overlap")))
         encoder = _to_text(store.attributes(path, "features").get("encoder"))
-        return replace(slide, patch_size=size, encoder=encoder)
+        return replace(slide, patch_size=size, encoder=encoder, thumbnail=pictures.get(slide.slide_id))
 
-    slides = read_each(files, read_one, folder)
+    slides = read_each(files, read_one, folder, options.skipped)
+    if n_pictures := sum(slide.thumbnail is not None for slide in slides):
+        lines.append(f"Thumbnails of {n_pictures} slides were found beside the features and are shown.")
     if options.patch_size:
         lines.append(f"Patch size {options.patch_size} level-0 px as given.")
     if inferred:
@@ -79,6 +83,13 @@ def read_trident(source: Path, options: ReadOptions = ReadOptions()) -> ForeignF
         found = folder.name.removeprefix(PREFIX)
         lines.append(f"Encoder '{found}' taken from the folder name; the files do not say it.")
     return ForeignFolder("trident", folder, slides, found, tuple(lines))
+
+
+def _find_thumbnails(features: Path) -> dict[str, Path]:
+    """Slide → <job>/thumbnails/<slide>.jpg of the job that this features folder is of."""
+    jobs = (parent / "thumbnails" for parent in (*features.resolve().parents[:2], features))
+    folder = next((one for one in jobs if one.is_dir()), None)
+    return {} if folder is None else {plain_id(path.stem): path for path in sorted(folder.glob("*.jpg"))}
 
 
 def _read_file(path: Path, options: ReadOptions) -> ForeignSlide:

@@ -49,7 +49,10 @@ def read_wsidata(source: Path, options: ReadOptions = ReadOptions()) -> ForeignF
         stores = sorted(path for path in source.iterdir() if path.name.endswith(".zarr") and path.is_dir())
     ids = plain_ids((path.name.removesuffix(".zarr") for path in stores), where=str(source))
     slides = read_each(
-        stores, lambda path: _read_slide(path, ids[path.name.removesuffix(".zarr")], options), source
+        stores,
+        lambda path: _read_slide(path, ids[path.name.removesuffix(".zarr")], options),
+        source,
+        options.skipped,
     )
     name = require_one_encoder((slide.encoder for slide in slides), source)
     lines = (

@@ -138,7 +138,7 @@ def test_ids_without_a_partner_are_reported_on_both_sides(tmp_path):
     report = import_cohort(tmp_path / "F", tmp_path / "c", labels=clam_labels(tmp_path, "A", "B", "Y"))
     assert report.labels_without_features == ("Y",)
     assert report.features_without_labels == ("X",)
-    assert {"label without features: Y", "features without label: X"} <= set(report.lines())
+    assert {"1 labels without features: Y", "1 features without labels: X"} <= set(report.lines())
 
 
 def test_t10_splits_that_part_a_patient_are_refused_with_the_cases(tmp_path):
