@@ -1,7 +1,7 @@
 // The page: one slide, its layers, and the bench. S is the set under test, P the patches present; both are bytes over the bag.
 "use strict";
 
-const COLORS = { S: "#e6a000", evidence: "#d62728", none: "#788691", truth: "#1b1b1b", accepted: "#1b6e3a", rejected: "#b3261e" };
+const COLORS = { S: "#e6a000", evidence: "#a50ff0", none: "#788691", truth: "#1b1b1b", accepted: "#1b6e3a", rejected: "#b3261e" };
 const SUBSET_COLORS = ["#1f77b4", "#e6a000", "#4b2a7b"];
 const ACCEPTED = 1;
 const REJECTED = 2;
@@ -266,7 +266,7 @@ const showSubsets = guarded(async () => {
   const bytes = await (await ask(`/api/slides/${encodeURIComponent(slide.name)}/subsets`)).arrayBuffer();
   slide.subsets = new Uint8Array(bytes);
   const most = slide.subsets.reduce((highest, one) => Math.max(highest, one), 0);
-  say(most ? `${count(most, "disjoint sufficient subset")} by attention, in steps of 8 patches.`
-    : "No subset of up to 128 patches by attention is sufficient.");
+  say(most ? `${count(most, "disjoint set")} that each keep the prediction: the evidence, and alternatives in steps of 8 patches.`
+    : "The evidence alone does not keep the prediction, so there is no alternative to it.");
   rebuild();
 });
