@@ -190,7 +190,9 @@ def find_evidence_of_host(model: GceMil, output: EvidenceOutput, coords: Tensor 
         model.output_kind,
         _tighten(model.tolerances),
     )
-    found = search.choose(list(_host_rankings(model, output, coords).values()), _searched_sizes(output.scores))
+    found = search.choose(
+        list(_host_rankings(model, output, coords).values()), _searched_sizes(output.scores)
+    )
     selected = search.shrink(found)
     scores = _open_only(found.scores, selected)
     evidence = model.gate_scores(scores, output.responses, count=int(selected.sum()))

@@ -140,7 +140,8 @@ class TestExplain:
         found = read_certificate(tmp_path / "certificate.json")
         rows = [row for one in found.further for row in one.patches]
         selected = store.read(tmp_path / "evidence.h5", "selected").tolist()
-        assert rows and len({*rows, *selected}) == len(rows) + len(selected)
+        assert rows
+        assert len({*rows, *selected}) == len(rows) + len(selected)
         text = (tmp_path / "further_sets.geojson").read_text()
         assert violations(text) == []
         features = json.loads(text)["features"]
@@ -321,7 +322,8 @@ class TestAudit:
     def test_a_model_is_named_by_its_file_and_its_verdict_is_a_sentence(self, classification_runs, lab):
         output = succeeded("audit", classification_runs.cohort, "--model", "./lab_models.py:predict")
         assert re.search(
-            r"model: its patches are sufficient and necessary on \d+ of \d+ bags \(\d+ %, 95 % interval", flat(output)
+            r"model: its patches are sufficient and necessary on \d+ of \d+ bags \(\d+ %, 95 % interval",
+            flat(output),
         )
         shares = (lab / "lab_models.py").read_text() + (
             "def shares(features, coords):\n    return HOST(features, coords).logits.softmax(0), features[:, 0]\n"

@@ -32,7 +32,9 @@ def test_of_a_class_asked_about_only_a_fall_counts():
     asked = AskedOutput(2, target=1)
     full, surer, gone = logits(1, 0), logits(0, 3), logits(5, 0)
     verdict = judge(asked, full, surer, gone, Tolerances())
-    assert verdict.is_sufficient and verdict.is_necessary and verdict.keeps_class
+    assert verdict.is_sufficient
+    assert verdict.is_necessary
+    assert verdict.keeps_class
     assert judge(asked, full, gone, surer, Tolerances()).is_sufficient is False
 
 
@@ -53,7 +55,8 @@ def test_why_a_and_not_b_ends_with_the_set_whose_removal_turns_the_prediction():
     assert len(turning.patches) == 3
     assert set(turning.patches) <= {0, 1, 2, 3, 4}
     assert turning.removed_class == "1"
-    assert turning.necessary and turning.removed < 0.5 < turning.kept
+    assert turning.necessary
+    assert turning.removed < 0.5 < turning.kept
 
 
 def test_against_alone_asks_about_the_predicted_class():

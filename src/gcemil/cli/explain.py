@@ -116,7 +116,9 @@ def explain(
         raise UsageError(
             "--thumbnail, --downsample and the bounds are of one slide. Leave them out with --slides."
         )
-    options = ExplainOptions(budget, Tolerances(sufficiency, necessity, recoverability), unit, target, against)
+    options = ExplainOptions(
+        budget, Tolerances(sufficiency, necessity, recoverability), unit, target, against
+    )
     write = partial(
         ExplainedSlide.write_files,
         bounds=None if bounds_x is None or bounds_y is None else (bounds_x, bounds_y),

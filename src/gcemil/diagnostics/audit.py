@@ -303,7 +303,9 @@ class _AuditTable:
     def count_both(self, rule: str) -> Count:
         """Bags on which the patches of a rule are sufficient and necessary."""
         found = [self.figures(trial) for trial in self.trials[rule]]
-        return Count(sum(bool(one["sufficient_share"] and one["necessary_share"]) for one in found), len(found))
+        return Count(
+            sum(bool(one["sufficient_share"] and one["necessary_share"]) for one in found), len(found)
+        )
 
     def _compare_metric(self, rule: str) -> str:
         ours, chance = (self.full_kept(name).values for name in (rule, "random"))
@@ -319,9 +321,7 @@ class _AuditTable:
 
 def describe_counts(rule: str, own: Count, random: Count) -> str:
     """The verdict on a rule in one sentence."""
-    return (
-        f"{rule}: its patches are sufficient and necessary on {own.words} bags ({own.percent}), random ones on {random.held}."
-    )
+    return f"{rule}: its patches are sufficient and necessary on {own.words} bags ({own.percent}), random ones on {random.held}."
 
 
 def _chance_notes(whole: Mapping[str, float]) -> Iterator[str]:

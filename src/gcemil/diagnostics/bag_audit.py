@@ -97,6 +97,8 @@ def describe_table(table: pd.DataFrame, tolerances: Sequence[float]) -> str:
     if tolerance is None:
         return ""
     holds = table[f"sufficient@{tolerance:g}"].astype(bool) & table[f"necessary@{tolerance:g}"].astype(bool)
-    counts = {rule: Count(int(rows.sum()), len(rows)) for rule, rows in holds.groupby(table["rule"], sort=False)}
+    counts = {
+        rule: Count(int(rows.sum()), len(rows)) for rule, rows in holds.groupby(table["rule"], sort=False)
+    }
     rules = [rule for rule in counts if rule != "random"]
     return " ".join(describe_counts(str(rule), counts[rule], counts["random"]) for rule in rules)

@@ -1,8 +1,8 @@
 """Sets of patches beside the evidence of one bag, each kept and removed like it.
 
-  alternative 2, 3    disjoint from the evidence and from each other; each alone keeps the class and loses at most delta_s
-                      of Phi (the shortest next parts of the ranking, as in subsets.py)
-  turning             the smallest set found whose removal makes the network predict the class that was asked against
+alternative 2, 3    disjoint from the evidence and from each other; each alone keeps the class and loses at most delta_s
+                    of Phi (the shortest next parts of the ranking, as in subsets.py)
+turning             the smallest set found whose removal makes the network predict the class that was asked against
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from gcemil.shapes import Scores, Selected
 
 
 @torch.no_grad()
-def find_disjoint_sets(view: PredictedBag, selected: Selected, scores: Scores, judge: Sufficiency) -> list[Selected]:
+def find_disjoint_sets(
+    view: PredictedBag, selected: Selected, scores: Scores, judge: Sufficiency
+) -> list[Selected]:
     """The evidence and up to two further sets that each carry the prediction; none where the evidence does not."""
     if not bool(judge.holds(view.full.logits, view.kept(selected).unsqueeze(0))[0]):
         return []

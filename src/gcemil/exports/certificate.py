@@ -77,7 +77,8 @@ def describe_direction(found: Predictions) -> str:
 
 
 def _describe_step(place: str, full: Prediction, other: Prediction) -> str:
-    change = other.output - full.output
+    # Adding 0 takes the sign off a zero.
+    change = round(other.output - full.output, 3) + 0.0
     text = f"{place} {other.output:.3f} ({change:+.3f}"
     if len(full.values) > 1:
         before, after = (max(one.values, key=one.values.__getitem__) for one in (full, other))

@@ -189,7 +189,9 @@ def explain_bag_slide(
         )
     elif asked is not None:
         if options.budget is not None:
-            raise UsageError("The evidence for a class is searched, and its size not free. Leave --budget out.")
+            raise UsageError(
+                "The evidence for a class is searched, and its size not free. Leave --budget out."
+            )
         view, evidence = source.view, None
         searched = find_class_evidence(
             view.host, view.features, view.embedded, view.coords, view.full, asked, options.tolerances
@@ -301,8 +303,9 @@ def _certify(
         there = None if logits is None else Prediction(name_prediction(network.task, logits), output)
         predictions[name] = there
     anchors: tuple[AnchorCoverage, ...] = ()
-    if network.model is not None and found is not None:
-        weights = network.model.anchor_weights(found.output.answer.logits, asked).detach()
+    # Evidence for a class is found by search: no anchor has a target.
+    if network.model is not None and found is not None and asked is None:
+        weights = network.model.anchor_weights(found.output.answer.logits).detach()
         columns = (found.recovery.coverage.tolist(), found.recovery.targets.tolist(), weights.tolist())
         prompts = network.model.bank.prompts
         anchors = tuple(AnchorCoverage(*row) for row in zip(prompts, *columns, strict=True))

@@ -128,7 +128,7 @@ def match_batch_axis(
             answer = one(features, coords) if takes_coords else one(features)
             if is_logits(torch.as_tensor(unpack_answer(answer)[0])):
                 return one
-        except Exception:  # noqa: S112
+        except Exception:
             # What is wrong is said when the model itself is asked.
             continue
     return model

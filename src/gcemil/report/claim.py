@@ -192,9 +192,7 @@ def _explain_insufficient(n_surer: int, n_failed: int, full: float, unit: str) -
             f"{why}the model is unsure of whole slides (mean output {full:.2f}), which under-fitting does. "
             "Train longer or with a higher learning_rate, and compare the training metric in the report."
         )
-    return (
-        f"{why}it is over-confident on few patches. Judge it with a larger sufficiency_tolerance, or by the class that it keeps."
-    )
+    return f"{why}it is over-confident on few patches. Judge it with a larger sufficiency_tolerance, or by the class that it keeps."
 
 
 def _count_class(records: Sequence[Record], name: str) -> Count:

@@ -3,7 +3,7 @@
 import pytest
 
 from builders.reports import judged_slide
-from gcemil.report.claim import SAME_NETWORK_MEANING, Count, RuleSlides, make_claim, sign_test, explain_counts
+from gcemil.report.claim import SAME_NETWORK_MEANING, Count, RuleSlides, explain_counts, make_claim, sign_test
 
 
 def test_the_interval_of_a_share_is_wilsons():
@@ -103,7 +103,13 @@ def records(n, **values):
     ("values", "words"),
     [
         (
-            {"phi_kept": 0.97, "sufficient": False, "necessary": True, "keeps_class": True, "changes_class": True},
+            {
+                "phi_kept": 0.97,
+                "sufficient": False,
+                "necessary": True,
+                "keeps_class": True,
+                "changes_class": True,
+            },
             ["from 0.60 to 0.97 (+0.37)", "the class stays on 4 of 4", "under-fitting"],
         ),
         (
