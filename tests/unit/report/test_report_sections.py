@@ -119,14 +119,14 @@ def test_the_spread_is_over_folds_and_of_one_fold_over_its_slides(tmp_path):
 
 def test_the_best_figure_is_bold_and_controls_do_not_compete(toy_run):
     metrics = ["full_kept_gap", "complement_degradation"]
-    figures = {"evidence": (0.1, 0.5), "random": (0.3, 0.5), "oracle": (0.0, 0.9)}
+    figures = {"evidence": (0.1, 0.5), "attention": (0.3, 0.5), "random": (0.0, 0.6), "oracle": (0.0, 0.9)}
     rows = [
         Row({"rule": rule, "network": "wrapped"}, dict(zip(metrics, values, strict=True)))
         for rule, values in figures.items()
     ]
     made = context_of(toy_run.folder).make_table(rows, [*metrics, "precision"])
-    assert best_cells(made) == {(0, 0), (0, 1)}
-    assert [line.role for line in made.lines] == ["own", "control", "control"]
+    assert best_cells(made) == {(0, 0), (0, 1), (1, 1)}
+    assert [line.role for line in made.lines] == ["own", "", "control", "control"]
     assert [(column.header, column.arrow) for column in made.columns][:1] == [("Full-kept gap", "↓")]
     assert len(made.columns) == 2, "a figure nobody has needs no column"
 
