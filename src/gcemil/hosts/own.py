@@ -127,8 +127,8 @@ def import_file(path: Path, what: str) -> str:
         raise UsageError(f"{what} '{path}' is not there. Give the path of a Python file.")
     name = f"gcemil_file_{re.sub(r'[^0-9A-Za-z_]', '_', path.stem)}"
     spec = spec_from_file_location(name, path.resolve())
-    if (folder := str(path.resolve().parent)) not in sys.path:
-        sys.path.append(folder)
+    if (folder := path.resolve().parent) not in {Path(one).resolve() for one in sys.path}:
+        sys.path.append(str(folder))
     if spec is None or spec.loader is None:
         raise UsageError(f"{what} '{path}' cannot be imported. Give the path of a Python file.")
     module = module_from_spec(spec)
