@@ -136,7 +136,7 @@ def judge_set(
     removed = None if kept is None else slide.kept(~selected)
     versions = {"full": slide.full.logits, "gated": slide.gated, "kept": kept, "removed": removed}
     live = _prediction(slide, slide.kept(present))
-    predictions = {name: _prediction(slide, logits) for name, logits in versions.items()}
+    predictions: dict[str, Any] = {name: _prediction(slide, logits) for name, logits in versions.items()}
     verdicts, direction = [], ""
     if kept is not None:
         fraction = float(selected.double().mean())

@@ -29,7 +29,7 @@ from gcemil.report.sections.context import Context
 from gcemil.report.sections.examples import choose_examples
 from gcemil.report.sections.grid import pair_hosts
 from gcemil.report.sections.slides import describe_bags, draw_map, link_bags, render_slides
-from gcemil.report.sections.truth import LOCALISATION
+from gcemil.report.sections.truth import make_detector_table
 from gcemil.report.slide_view import name_anchor, read_slide_view
 from gcemil.runs.folder import RunFold
 from gcemil.tables import best_cells, format_metric
@@ -131,13 +131,14 @@ def test_the_best_figure_is_bold_and_controls_do_not_compete(toy_run):
     assert len(made.columns) == 2, "a figure nobody has needs no column"
 
 
-def test_random_patches_that_hit_every_lesion_are_not_the_best_detector(toy_run):
+def test_a_map_that_marks_everything_is_not_the_best_detector(toy_run):
     rows = [
         Row({"rule": rule, "network": "wrapped"}, {"froc": value, "froc_official": value / 2})
         for rule, value in (("evidence", 0.6), ("attention", 0.7), ("random", 1.0))
     ]
-    made = context_of(toy_run.folder).make_table(rows, LOCALISATION, grouped=False)
-    assert best_cells(made) == {(1, 0), (1, 1)}
+    made = make_detector_table(context_of(toy_run.folder), rows, ())
+    assert [column.key for column in made.columns] == ["froc", "froc_official"]
+    assert best_cells(made) == {(1, 1)}
 
 
 def test_lines_compete_only_within_their_block(toy_run):
