@@ -163,8 +163,8 @@ def explain_counts(records: Sequence[Record], unit: str) -> list[str]:
     stays = f"; the class stays on {keeps.words}" if keeps.of else ""
     leaves = f"; the class changes on {changes.words}" if changes.of else ""
     sentences = [
-        f"On average the output moves from {full:.2f} to {alone:.2f} ({alone - full:+.2f}) with the evidence alone{stays}, and "
-        f"from {before:.2f} to {without:.2f} ({without - before:+.2f}) without it{leaves}."
+        f"With the evidence alone the output moves from {full:.2f} to {alone:.2f} on average ({alone - full:+.2f}){stays}.",
+        f"Without the evidence it moves from {before:.2f} to {without:.2f} ({without - before:+.2f}){leaves}.",
     ]
     failed = [one for one in kept if one.get("sufficient") is False]
     surer = [one for one in failed if one["phi_kept"] > one["phi_full"] and one.get("keeps_class") is True]
@@ -173,7 +173,7 @@ def explain_counts(records: Sequence[Record], unit: str) -> list[str]:
     spare = sum(one.get("necessary") is False for one in removed)
     if spare > len(records) / 2:
         sentences.append(
-            f"On {spare} {unit}s the prediction stays without the evidence: other patches say the same. Count such sets with "
+            f"On {spare} {unit}s the output hardly moves without the evidence: other patches say the same. Count such sets with "
             "'gcemil diagnose RUN --only subsets'; 'gcemil explain' lists the second and third of a slide."
         )
     return sentences
