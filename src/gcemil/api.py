@@ -13,9 +13,11 @@ of a torchmil dataset (X, Y, coords).
 from __future__ import annotations
 
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +31,11 @@ from gcemil.bags.cohort import Cohort, Task
 from gcemil.bags.folds import Fold, carve_validation
 from gcemil.bags.memory import as_array, iterate_items, make_cohort, read_bag_item
 from gcemil.config import EvidenceSettings, HostSettings, TrainSettings
-from gcemil.diagnostics.audit_inputs import name_bag_in_errors
-from gcemil.diagnostics.bag_audit import Scoring, judge_outcome, measure_risks, try_rules
-from gcemil.diagnostics.snr import BagOutcome, OutputScale
+from gcemil.diagnostics.audit_inputs import check_answers, name_bag_in_errors
+from gcemil.diagnostics.bag_audit import Scoring, describe_table, judge_outcome, measure_risks, try_rules
+from gcemil.diagnostics.further_sets import find_further_sets
+from gcemil.diagnostics.snr import BagOutcome, OutputScale, RiskScale
+from gcemil.diagnostics.trained_fold import PredictedBag
 from gcemil.errors import UsageError
 from gcemil.evidence.anchors import AnchorBank
 from gcemil.evidence.bridge import CentredBridge
@@ -40,7 +44,7 @@ from gcemil.exports.evidence import Evidence
 from gcemil.hosts.adapters import adapt_model, find_device
 from gcemil.hosts.host import Host
 from gcemil.model import GceMil
-from gcemil.outputs import create_output
+from gcemil.outputs import ClassQuestion, create_output
 from gcemil.runs.checkpoint import (
     PRETRAINED_FORMAT,
     LoadedNetwork,
@@ -176,9 +180,11 @@ class FittedModel:
         logits = output.answer.logits if isinstance(self.network, GceMil) else output.logits
         return dict(zip(self.classes, create_output(len(logits)).values(logits), strict=True))
 
-    def explain(self, bag: Any) -> Evidence:
+    def explain(
+        self, bag: Any, *, target: str | int | None = None, against: str | int | None = None
+    ) -> Evidence:
         """Find the evidence of one bag; see `gcemil.explain`."""
-        return explain(self, bag)
+        return explain(self, bag, target=target, against=against)
 
     def save(self, path: Path | str) -> Path:
         """Write the model into a new folder; see `gcemil.save`."""
@@ -300,18 +306,27 @@ def _split(cohort: Cohort, settings: TrainSettings, validation: Sequence[int] | 
     return parts
 
 
-def explain(model: FittedModel | GceMil, bag: Any) -> Evidence:
+def explain(
+    model: FittedModel | GceMil,
+    bag: Any,
+    *,
+    target: str | int | None = None,
+    against: str | int | None = None,
+) -> Evidence:
     """Find the patches on which the prediction of a bag rests, and check them by keeping and removing them.
 
     Args:
         model: What `fit`, `load` or `wrap` returned.
         bag: Features (patches, width), (features, coords), or a `Bag`.
+        target: The class whose evidence is wanted, by name or index, predicted or not; None is the predicted class.
+        against: A class to hold it against: the patches that speak for `target` and not for this class, and in
+            `further` the smallest set found whose removal turns the prediction into it.
 
     Returns:
-        The evidence with its verdict.
+        The evidence with its verdict, and in `further` the second and third set that carry the prediction.
 
     Raises:
-        UsageError: The model is a plain host, or is in training mode.
+        UsageError: The model is a plain host or in training mode, or has no such class.
         BagError: The bag does not fit the model.
 
     Example:
@@ -326,7 +341,19 @@ def explain(model: FittedModel | GceMil, bag: Any) -> Evidence:
         raise UsageError(f"A {type(network).__name__} has no evidence. Put it into gcemil.wrap first.")
     kind, given = network.output_kind, read_bag_item(bag, "bag")
     names = kind.names(model.classes if isinstance(model, FittedModel) else ())
-    found = explain_bag(network, given)
+    found = explain_bag(network, given, ClassQuestion.read(names, target, against))
+    output, device = found.output, network.anchors.device
+    asked = found.asked
+    further = find_further_sets(
+        PredictedBag(network.explained, *bag_tensors(given, device), output.embedded, output.answer),
+        found.recovery.selected,
+        output.scores,
+        OutputScale(network.n_outputs, RiskScale(deviation=float(network.risk_spread)), asked=asked),
+        network.tolerances,
+        names,
+        turning=found.turning,
+        against=None if asked is None else asked.against,
+    )
     prediction, kept, removed = (
         None if one is None else dict(zip(names, kind.values(one.logits), strict=True))
         for one in (found.output.answer, found.kept, found.removed)
@@ -337,6 +364,7 @@ def explain(model: FittedModel | GceMil, bag: Any) -> Evidence:
         prediction=prediction or {},
         kept=kept or {},
         removed=removed,
+        further=further,
     )
 
 
@@ -356,7 +384,9 @@ def audit(
     Phi is the probability of the class predicted on all patches, or the risk in units of the risks of the bags.
 
     Args:
-        model: What `fit`, `load` or `wrap` returned, a host, or any module or function from features to logits.
+        model: What `fit`, `load` or `wrap` returned, a host, or any module or function from features (patches, width) or
+            (1, patches, width) to logits, (logits, scores), a dict with "logits", or the tuple of a CLAM model. Warned of:
+            a model that answers one bag in two ways, and outputs that look like probabilities.
         bags: A list of bags, a dataset or a `Cohort`.
         explanation: A function from a bag, as given, to scores or to a boolean mask, or {name: function}. None judges the
             model's own evidence and attention.
@@ -368,7 +398,8 @@ def audit(
 
     Returns:
         A row per bag and rule: n_patches, n_selected, phi_full, phi_kept, phi_removed, phi_gated, sufficiency_gap,
-        necessity_gap, recoverability_gap, and sufficient@t, necessary@t, recoverable@t for every tolerance t.
+        necessity_gap, recoverability_gap, and sufficient@t, necessary@t, recoverable@t for every tolerance t. A sentence
+        for every rule, with a 95 % interval, is in attrs["verdict"].
 
     Raises:
         UsageError: The model is in training mode, or an explanation has the wrong length or type.
@@ -391,6 +422,9 @@ def audit(
         bag = read_bag_item(item, f"bag_{number}")
         if not isinstance(network, GceMil | Host):
             network = adapt_model(network, bag_tensors(bag)[0], is_risk=task == "survival")
+            given = bag_tensors(bag, find_device(network))
+            for note in check_answers(bag.bag_id, partial(_ask_logits, network, given)):
+                warnings.warn(note, UserWarning, stacklevel=2)
         with name_bag_in_errors(bag.bag_id):
             for rule, selected, outcome in try_rules(network, item, bag, asked, budget, gates, seed):
                 counts = {"n_patches": len(bag), "n_selected": int(selected.sum())}
@@ -399,12 +433,19 @@ def audit(
     if not rows:
         raise UsageError("There is no bag to audit. Give at least one bag.")
     answers = OutputScale(network.n_outputs, measure_risks(network, outcomes))
-    return pd.DataFrame(
+    table = pd.DataFrame(
         [
             row | judge_outcome(answers, outcome, tolerances)
             for row, outcome in zip(rows, outcomes, strict=True)
         ]
     )
+    table.attrs["verdict"] = describe_table(table, tolerances)
+    return table
+
+
+def _ask_logits(network: Host, bag: tuple[Tensor, Tensor | None]) -> Tensor:
+    with torch.no_grad():
+        return network(*bag).logits
 
 
 def save(model: FittedModel, path: Path | str, *, license_name: str = UNKNOWN_LICENSE) -> Path:

@@ -12,7 +12,7 @@ outputs.py has Phi, the tolerances and the verdict.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from types import ModuleType
@@ -27,13 +27,14 @@ from gcemil.errors import BagError, UsageError
 from gcemil.evidence.coverage import anchor_coverage, marginal_gains, utility
 from gcemil.hosts.host import Embedded, Host, HostOutput, ask_subsets, check_bag, closed_form, embedded_bag
 from gcemil.model import EvidenceOutput, GceMil
-from gcemil.outputs import Output, Tolerances, Verdict, judge
+from gcemil.outputs import AskedOutput, ClassQuestion, Output, Tolerances, Verdict, judge
 from gcemil.predictor import GceEmbedded
 from gcemil.records import SlideEvidence
 from gcemil.recovery.recover import (
     Recovery,
     StopReason,
     drop_free_riders,
+    members,
     rank_scores,
     ranking,
     recover,
@@ -65,6 +66,10 @@ class Explanation:
     """Ranks the patches for subsets of any size: the evidence first, by its score and its contribution alike."""
     is_confirmed: bool | None = None
     """Whether the evidence of a lesion exceeds what slides without one show; None where the cohort has no such class."""
+    asked: AskedOutput | None = None
+    """The class that was asked about; None for the predicted one."""
+    turning: Selected | None = None
+    """The smallest set found whose removal makes the network predict the class that was asked against."""
 
 
 def bag_tensors(bag: Bag, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor | None]:
@@ -80,11 +85,13 @@ def bag_tensors(bag: Bag, device: torch.device | str = "cpu") -> tuple[Tensor, T
 
 
 @torch.no_grad()
-def explain_bag(model: GceMil, bag: Bag) -> Explanation:
-    """Find the evidence of a bag, and judge it by keeping and removing it."""
+def explain_bag(model: GceMil, bag: Bag, question: ClassQuestion | None = None) -> Explanation:
+    """Find the evidence of a bag, or of a class that is asked about, and judge it by keeping and removing it."""
     if model.training:
         raise UsageError("Evidence is read from a model in evaluation mode. Call model.eval() first.")
     features, coords = bag_tensors(bag, model.anchors.device)
+    if question is not None:
+        return _explain_class(model, features, coords, bag.patch_size, question)
     output = read_evidence_output(model, features, coords, bag.patch_size)
     recovery = recover_evidence(model, output, coords)
     bench = Interventions(model.explained, features, coords, embedded=output.embedded)
@@ -97,6 +104,43 @@ def explain_bag(model: GceMil, bag: Bag) -> Explanation:
         is_confirmed = strength > float(model.confirmation_threshold)
     order = order_patches(model, output, recovery.selected)
     return Explanation(output, recovery, kept, removed, verdict, order, is_confirmed)
+
+
+def _explain_class(
+    model: GceMil, features: Tensor, coords: Tensor | None, patch_size: int | None, question: ClassQuestion
+) -> Explanation:
+    """The evidence of a class, found by search alone: gates and anchors speak for the predicted class."""
+    output = model(features, coords, patch_size=patch_size)
+    host, full = model.explained, output.answer
+    found = find_class_evidence(
+        host, features, output.embedded, coords, full, question.ask(full.logits), model.tolerances
+    )
+    selected = found.selected
+    scores = _open_only(found.scores, selected)
+    evidence = model.gate_scores(scores, output.responses, count=int(selected.sum()))
+    soft = host.gated(features, output.embedded, coords, evidence.log_gates)
+    output = replace(output, **vars(evidence), soft=soft)
+    bench = Interventions(host, features, coords, embedded=output.embedded)
+    kept, removed = bench.kept(selected), bench.removed(selected)
+    without = None if removed is None else removed.logits
+    coverage = anchor_coverage(selected.to(output.responses.dtype), output.responses)
+    return Explanation(
+        output=output,
+        recovery=Recovery(
+            selected=selected,
+            coverage=coverage,
+            targets=torch.zeros_like(coverage),
+            stop_reason=StopReason.GATES,
+            added=torch.empty(0, dtype=torch.long),
+            gains=torch.empty(0),
+        ),
+        kept=kept,
+        removed=removed,
+        verdict=judge(found.asked, full.logits, kept.logits, without, model.tolerances),
+        order=rank_scores(ranking(scores)),
+        asked=found.asked,
+        turning=found.turning,
+    )
 
 
 def order_patches(model: GceMil, output: EvidenceOutput, selected: Selected) -> Scores:
@@ -140,24 +184,17 @@ def find_evidence_of_host(model: GceMil, output: EvidenceOutput, coords: Tensor 
     Rankings: attention, signed contribution, loss of the prediction without each patch, prediction from each patch alone.
     Anchors have no part in this; they only name what the patches show. The search is stricter than the reported verdict.
     """
-    reported = model.tolerances
     search = Search(
         ask_subsets(model.host, output.embedded, coords),
         output.full_logits,
         model.output_kind,
-        replace(
-            reported,
-            sufficiency=STRICTER * reported.sufficiency,
-            necessity=reported.necessity / STRICTER,
-        ),
+        _tighten(model.tolerances),
     )
-    n_patches = len(output.scores)
-    sizes = sorted({subset_size(n_patches, share) for share in SEARCHED_SHARES})
-    found = search.choose(list(_host_rankings(model, output, coords).values()), sizes)
+    found = search.choose(
+        list(_host_rankings(model, output, coords).values()), _searched_sizes(output.scores)
+    )
     selected = search.shrink(found)
-    # Scores under which exactly these patches open, in the order of their ranking.
-    spread = (found.scores.max() - found.scores.min()).clamp_min(torch.finfo(found.scores.dtype).tiny)
-    scores = torch.where(selected, found.scores + 2 * spread, found.scores)
+    scores = _open_only(found.scores, selected)
     evidence = model.gate_scores(scores, output.responses, count=int(selected.sum()))
     soft = model.host.aggregate(output.embedded, coords, log_gates=evidence.log_gates)
     return replace(output, **vars(evidence), soft=soft)
@@ -174,6 +211,112 @@ def _host_rankings(model: GceMil, output: EvidenceOutput, coords: Tensor | None)
         rankings["occlusion"] = -form.without(output.embedded, coords, index)
         rankings["alone"] = form.alone(output.embedded, index)
     return rankings
+
+
+def _tighten(reported: Tolerances) -> Tolerances:
+    """What a search asks for, so that what it finds is safe within the reported tolerances."""
+    sufficiency, necessity = STRICTER * reported.sufficiency, reported.necessity / STRICTER
+    return replace(reported, sufficiency=sufficiency, necessity=necessity)
+
+
+def _searched_sizes(scores: Scores) -> list[int]:
+    return sorted({subset_size(len(scores), share) for share in SEARCHED_SHARES})
+
+
+def _open_only(scores: Scores, selected: Selected) -> Scores:
+    """Scores under which exactly these patches open, in the order of their ranking."""
+    spread = (scores.max() - scores.min()).clamp_min(torch.finfo(scores.dtype).tiny)
+    return torch.where(selected, scores + 2 * spread, scores)
+
+
+# The search for the evidence of a class that is asked about
+
+
+@dataclass(frozen=True, eq=False)
+class ClassEvidence:
+    """The patches that speak for a class."""
+
+    asked: AskedOutput
+    selected: Selected
+    scores: Scores
+    """The ranking that they were taken from."""
+    turning: Selected | None
+    """The smallest set found whose removal makes the network predict the class that was asked against."""
+
+
+def find_class_evidence(
+    host: Host,
+    features: Tensor,
+    embedded: Any,
+    coords: Tensor | None,
+    full: HostOutput,
+    asked: AskedOutput,
+    tolerances: Tolerances,
+) -> ClassEvidence:
+    """The smallest set along three rankings that is sufficient and necessary for the class; any host has one of them.
+
+    Rankings: slope of the log-odds of the class by each patch's gate, its log-odds without each patch, and from each alone.
+    """
+    predict = ask_subsets(host, embedded, coords)
+    rankings = _class_rankings(host, features, embedded, coords, asked) or [full.scores]
+    search = Search(predict, full.logits, asked, _tighten(tolerances))
+    found = search.choose(rankings, _searched_sizes(full.scores))
+    turning = _find_turning(predict, rankings, full.logits, asked.against)
+    return ClassEvidence(asked, search.shrink(found), found.scores, turning)
+
+
+def _class_rankings(
+    host: Host, features: Tensor, embedded: Any, coords: Tensor | None, asked: AskedOutput
+) -> list[Scores]:
+    rankings = []
+    with torch.enable_grad():
+        log_gates = torch.zeros(len(features), device=features.device, requires_grad=True)
+        logits = host.gated(features, embedded, coords, log_gates).logits
+        if logits.requires_grad:
+            rankings.append(torch.autograd.grad(asked.margins(logits.unsqueeze(0))[0], log_gates)[0])
+    form = closed_form(host)
+    if form is not None and len(features) > 1:
+        outputs = range(asked.n_outputs)
+        without = torch.stack([form.without(embedded, coords, index) for index in outputs], dim=1)
+        alone = torch.stack([form.alone(embedded, index) for index in outputs], dim=1)
+        rankings += [-asked.margins(without).float(), asked.margins(alone).float()]
+    return rankings
+
+
+def _find_turning(
+    predict: Callable[[Selected], Logits], rankings: Sequence[Scores], full: Logits, against: int | None
+) -> Selected | None:
+    """The smallest first part of a ranking, thinned, without which `against` is predicted; None where there is none."""
+    if against is None or int(full.argmax()) == against:
+        return None
+
+    def turns(selected: Selected) -> bool:
+        return not bool(selected.all()) and int(predict(~selected).argmax()) == against
+
+    best: Selected | None = None
+    for scores in rankings:
+        order, n_patches = ranking(scores), len(scores)
+        sizes = {2**power for power in range(n_patches.bit_length())}
+        sizes |= {subset_size(n_patches, share) for share in (0.3, 0.4, 0.6, 0.7, 0.8, 0.9)}
+        largest = n_patches if best is None else int(best.sum())
+        for size in sorted(size for size in sizes if size < largest):
+            if turns(first := members(order[:size], n_patches=n_patches)):
+                best = _thin(first, order, turns)
+                break
+    return best
+
+
+def _thin(selected: Selected, order: Tensor, holds: Callable[[Selected], bool]) -> Selected:
+    """Drop the last patches of the order, many at first, as long as the set holds."""
+    chunk = int(selected.sum()) // 2
+    while chunk:
+        smaller = selected.index_fill(0, order[selected[order]][-chunk:], False)
+        if bool(smaller.any()) and holds(smaller):
+            selected = smaller
+            chunk = min(chunk, int(selected.sum()) // 2)
+        else:
+            chunk //= 2
+    return selected
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,19 +386,9 @@ class Search:
 
     def shrink(self, found: Candidate) -> Selected:
         """Drop the last patches of the ranking, many at first, as long as the set stays faithful."""
-        selected, chunk = found.selected, int(found.selected.sum()) // 2
         if not found.verdict.is_faithful:
-            return selected
-        order = ranking(found.scores)
-        while chunk:
-            last = order[selected[order]][-chunk:]
-            smaller = selected.index_fill(0, last, False)
-            if bool(smaller.any()) and self.judge_set(smaller).is_faithful:
-                selected = smaller
-                chunk = min(chunk, int(selected.sum()) // 2)
-            else:
-                chunk //= 2
-        return selected
+            return found.selected
+        return _thin(found.selected, ranking(found.scores), lambda one: self.judge_set(one).is_faithful)
 
     def judge_set(self, selected: Selected, kept: Logits | None = None) -> Verdict:
         """Keep the patches, unless that was done, and remove them."""
@@ -371,7 +504,7 @@ def slide_evidence(
 ) -> list[SlideEvidence]:
     """The evidence of a bag written back to each of its slides."""
     output, recovery = explanation.output, explanation.recovery
-    weights = model.anchor_weights(output.answer.logits)
+    weights = model.anchor_weights(output.answer.logits, explanation.asked)
     gains = marginal_gains(recovery.selected.to(output.responses.dtype), output.responses, weights)
     per_patch = {
         "selected": recovery.selected,

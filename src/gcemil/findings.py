@@ -21,6 +21,41 @@ SAME_NETWORK = "same_network"
 
 
 @dataclass(frozen=True)
+class Count:
+    """So many of so many."""
+
+    held: int
+    of: int
+
+    @property
+    def share(self) -> float:
+        """NaN without observations."""
+        return self.held / self.of if self.of else math.nan
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % interval of the share; everything is possible without observations."""
+        if self.of == 0:
+            return 0.0, 1.0
+        # Imported here: it takes longer than all else that a finding needs.
+        from scipy.stats import binomtest
+
+        low, high = binomtest(self.held, self.of).proportion_ci(0.95, method="wilson")
+        return float(low), float(high)
+
+    @property
+    def words(self) -> str:
+        """The count as a reader sees it."""
+        return f"{self.held} of {self.of}"
+
+    @property
+    def percent(self) -> str:
+        """The share with its interval."""
+        low, high = self.interval
+        return f"{100 * self.share:.0f} %, 95 % interval {100 * low:.0f} to {100 * high:.0f} %"
+
+
+@dataclass(frozen=True)
 class Row:
     """One line of a diagnostic: what it is about, and its figures by metric name."""
 

@@ -37,7 +37,7 @@ from gcemil.hosts.host import (
     embedded_bag,
     not_finite_error,
 )
-from gcemil.outputs import Output, Tolerances, create_output
+from gcemil.outputs import AskedOutput, Output, Tolerances, create_output
 from gcemil.predictor import GcePredictor
 from gcemil.row_blocks import apply_reads, plain_read
 from gcemil.shapes import (
@@ -351,9 +351,9 @@ class GceMil(nn.Module):
         """r_im of every patch."""
         return self.response(self.bridge.cosines(features, self.anchors))
 
-    def anchor_weights(self, logits: Logits) -> AnchorWeights:
-        """How much each anchor matters to the predicted class, or to the risk."""
-        return self._class_weights[logits.argmax()]
+    def anchor_weights(self, logits: Logits, asked: AskedOutput | None = None) -> AnchorWeights:
+        """How much each anchor matters to the predicted class, to one that is asked about, or to the risk."""
+        return self._class_weights[logits.argmax() if asked is None else asked.target]
 
     @property
     def _class_weights(self) -> ClassAnchorWeights:

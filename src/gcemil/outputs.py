@@ -3,6 +3,11 @@
 Phi(X')      classes: softmax(logits of X')_c, c the class predicted on X;  risk: (logit of X' - mean) / unit of the training risks
 gap          |Phi(X') - Phi(X)|
 sufficient   gap of the kept patches <= delta_s;   necessary   gap without them >= delta_n
+
+Of a class that is asked about, predicted or not, only a fall counts: patches that show it more clearly alone do not fail.
+
+Phi(X')      softmax(logits of X')_t, t the target;  against a class a: softmax over t and a alone
+gap          Phi(X) - Phi(X')
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ from torch import Tensor
 
 from gcemil.errors import UsageError
 from gcemil.shapes import AnchorWeights, ClassAnchorWeights, Logits, Scores
+from gcemil.wording import did_you_mean
 
 RISK_MARGIN = 0.5
 """A risk that moves less than this, in units of the training risks, is close enough in a search; beyond it the closest is best."""
@@ -71,6 +77,84 @@ class ClassOutput:
     def target_row(self, weights: ClassAnchorWeights, target: Tensor) -> AnchorWeights:
         """The weights of the true class."""
         return weights.index_select(0, target.reshape(1)).squeeze(0)
+
+
+@dataclass(frozen=True)
+class AskedOutput(ClassOutput):
+    """A class somebody asks about, alone or against another one, by their indices."""
+
+    target: int = 0
+    against: int | None = None
+
+    def phi(self, full: Logits, logits: Float[Tensor, "k c"]) -> Float[Tensor, "k"]:
+        """The probability of the target, among the two classes where it is asked against another."""
+        return torch.sigmoid(self.margins(logits))
+
+    def margins(self, logits: Float[Tensor, "k c"]) -> Float[Tensor, "k"]:
+        """The log-odds of the target."""
+        logits = logits.double()
+        if self.against is not None:
+            return logits[:, self.target] - logits[:, self.against]
+        others = [index for index in range(self.n_outputs) if index != self.target]
+        return logits[:, self.target] - logits[:, others].logsumexp(dim=1)
+
+    def gap(self, full: Logits, other: Logits) -> float:
+        """Phi(full) - Phi(other): how far the target falls."""
+        before, after = self.phi(full, torch.stack([full, other])).tolist()
+        return float(before - after)
+
+    def prefers(self, logits: Logits) -> bool:
+        """Whether the target is predicted, or is at least as likely as the class it is asked against."""
+        if self.against is None:
+            return int(logits.argmax()) == self.target
+        return bool(logits[self.target] >= logits[self.against])
+
+    def same_class(self, full: Logits, other: Logits) -> bool:
+        """Whether a preference for the target stays; one that was not there cannot be lost."""
+        return self.prefers(other) or not self.prefers(full)
+
+
+@dataclass(frozen=True)
+class ClassQuestion:
+    """Why this class, or why this class and not another; read from names before a bag is predicted."""
+
+    names: tuple[str, ...]
+    target: int | None
+    """None is the predicted class."""
+    against: int | None
+
+    @classmethod
+    def read(
+        cls, names: Sequence[str], target: str | int | None, against: str | int | None
+    ) -> ClassQuestion | None:
+        """The classes by name or index; None where nothing is asked."""
+        if target is None and against is None:
+            return None
+        if len(names) < 2:
+            raise UsageError("A risk has no classes to ask about. Leave the class out.")
+        given = [None if one is None else _find_class(one, names) for one in (target, against)]
+        if given[0] == given[1]:
+            raise UsageError(f"'{target}' against itself is no question. Name two classes.")
+        return cls(tuple(names), *given)
+
+    def ask(self, full: Logits) -> AskedOutput:
+        """What is asked of the bag on which the network predicts `full`."""
+        target = int(full.argmax()) if self.target is None else self.target
+        if target == self.against:
+            raise UsageError(
+                f"'{self.names[target]}' is the predicted class. Name the class to hold against it as well."
+            )
+        return AskedOutput(len(self.names), target, self.against)
+
+
+def _find_class(one: str | int, names: Sequence[str]) -> int:
+    """The index of a class, given by its name or as an index."""
+    if isinstance(one, int) and not isinstance(one, bool) and 0 <= one < len(names):
+        return one
+    if str(one) in names:
+        return list(names).index(str(one))
+    meant = did_you_mean(str(one), names)
+    raise UsageError(f"The model has no class '{one}', only: {', '.join(names)}.{meant}")
 
 
 @dataclass(frozen=True)

@@ -127,6 +127,38 @@ class RegionVerdict:
     necessary: bool | None = None
 
 
+@dataclass(frozen=True)
+class FurtherSet:
+    """A set of patches beside the evidence, kept alone and removed."""
+
+    name: str
+    """alternative 2 | alternative 3 | removal turns it into CLASS."""
+    patches: tuple[int, ...]
+    """Rows of the bag, sorted."""
+    kept: float
+    """Phi of the set alone."""
+    removed: float | None
+    """Phi of the bag without it; None if nothing is left."""
+    kept_class: str | None = None
+    """The class predicted from the set alone; None for a risk."""
+    removed_class: str | None = None
+    sufficient: bool | None = None
+    """By Definition 1, which also limits how far Phi may rise unless a class was asked about."""
+    necessary: bool | None = None
+
+    @property
+    def sentence(self) -> str:
+        """The set in one line."""
+        words = {True: "", False: "not ", None: "not known to be "}
+        without = "" if self.removed is None else f", Phi without it {self.removed:.3f}"
+        classes = [one for one in (self.kept_class, self.removed_class) if one is not None]
+        shown = f" ({' and '.join(classes)} predicted)" if classes else ""
+        return (
+            f"{self.name}: {len(self.patches)} patches, Phi alone {self.kept:.3f}{without}{shown}; "
+            f"{words[self.sufficient]}sufficient, {words[self.necessary]}necessary"
+        )
+
+
 # Their files
 
 

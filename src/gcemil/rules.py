@@ -39,8 +39,8 @@ class Rule:
 RULES: dict[str, Rule] = {
     rule.name: rule
     for rule in (
-        Rule("evidence", "GCE evidence", "#d62728", is_ours=True, is_gated=True, is_main=True),
-        Rule("gce_discrete", "GCE evidence", "#d62728", is_ours=True, is_gated=True, is_main=True),
+        Rule("evidence", "GCE evidence", "#a50ff0", is_ours=True, is_gated=True, is_main=True),
+        Rule("gce_discrete", "GCE evidence", "#a50ff0", is_ours=True, is_gated=True, is_main=True),
         Rule("gce_soft", "GCE scores", "#e6a000", is_ours=True, is_gated=True, is_main=True),
         Rule("soft_thresholded", "gates above threshold", "#e6a000", is_ours=True, is_gated=True),
         Rule("attention", "attention", "#1f77b4", is_main=True),

@@ -15,6 +15,7 @@ from builders.browser import NEEDS_CHROMIUM, PATIENCE_MS, launched
 from builders.geojson_rules import violations
 from builders.viewer import running
 from gcemil.viewer.bench import region_numbers
+from gcemil.viewer.overview import describe_run
 from gcemil.viewer.session import ViewerSession
 
 pytestmark = NEEDS_CHROMIUM
@@ -135,10 +136,44 @@ def test_layers_toggle(visit):
     page.check("#heat input[value=gate]")
     page.check("#sets input[value=truth]")
     page.check("#sets input[value=subsets]")
-    page.wait_for_selector("#message:has-text('by attention')")
+    page.wait_for_selector("#message:has-text('disjoint set')")
     assert drawn(visit) > outlines
     assert page.get_attribute("body", "data-layers").startswith("gate")
     assert visit.complaints == []
+
+
+def test_a_slide_is_found_by_its_label_and_opened(visit):
+    page = visit.page
+    row = next(one for one in describe_run(visit.session)["rows"] if one["slide"] != visit.slide_id)
+    page.keyboard.press("/")
+    page.fill("#find", f"{row['slide'].upper()} {row['label']}")
+    assert page.inner_text("#found").startswith("1 of ")
+    assert row["verdict"] in page.inner_text("#slides tbody")
+    page.click("#slides tbody button")
+    page.wait_for_selector(f"body[data-slide='{row['slide']}'][data-state=ready]")
+    assert not page.is_visible("#slides-panel")
+    assert f"label {row['label']}" in page.inner_text("#facts")
+    page.keyboard.press("/")
+    page.fill("#find", "no such slide")
+    assert page.inner_text("#found").startswith("0 of ")
+    page.keyboard.press("Escape")
+    assert visit.complaints == []
+
+
+def test_on_a_telephone_nothing_is_wider_than_the_page(visit):
+    page = visit.page
+    page.set_viewport_size({"width": 390, "height": 844})
+    boxes = {
+        name: page.locator(f"#{name}").bounding_box()
+        for name in ("stage", "bench", "layers", "tools", "legend")
+    }
+    assert all(box["x"] >= 0 and box["x"] + box["width"] <= 390 for box in boxes.values()), boxes
+    assert boxes["stage"]["width"] > 380
+    assert boxes["stage"]["y"] < boxes["bench"]["y"] < boxes["layers"]["y"]
+    page.click("#browse")
+    panel = page.locator("#slides-panel").bounding_box()
+    assert panel["x"] >= 0
+    assert panel["x"] + panel["width"] <= 390
 
 
 def test_a_lasso_that_is_removed_gives_the_value_of_the_python_interface(visit):

@@ -1,6 +1,7 @@
 """gcemil explain and gcemil audit on small trained runs: files, exit codes, messages."""
 
 import json
+import re
 import sys
 
 import h5py
@@ -30,6 +31,10 @@ FILES = {
 }
 
 
+def flat(text):
+    return " ".join(text.split())
+
+
 def unseen_slide(runs):
     return read_fold(Cohort.load(runs.cohort), 0).slides("test")[0]
 
@@ -38,7 +43,7 @@ class TestExplain:
     def test_a_tested_slide_gets_every_file(self, classification_runs, tmp_path):
         slide = unseen_slide(classification_runs)
         output = succeeded("explain", classification_runs.gce, "--slide", slide, "--out", tmp_path)
-        assert {path.name for path in tmp_path.iterdir()} == FILES
+        assert {path.name for path in tmp_path.iterdir()} - {"further_sets.geojson"} == FILES
         certificate = read_certificate(tmp_path / "certificate.json")
         assert certificate.headline in output
         assert certificate.subject.part == "test"
@@ -104,6 +109,47 @@ class TestExplain:
         corners = np.array([one["geometry"]["coordinates"][0][0] for one in features])
         assert corners.tolist() == (coords - [left, top]).tolist()
         assert corners.min() == 0
+
+    @pytest.mark.parametrize("arm", ["gce", "host"])
+    def test_one_class_against_another_has_its_own_evidence_and_folder(self, classification_runs, arm):
+        run, slide = getattr(classification_runs, arm), unseen_slide(classification_runs)
+        one, other = Cohort.load(classification_runs.cohort).card.classes[:2]
+        for target, against in ((one, other), (other, one)):
+            common = ("explain", run, "--slide", slide, "--class", target, "--against-class", against)
+            output = succeeded(*common)
+            name = f"evidence for {target} against {against}"
+            folder = run / "fold_0" / "explain" / slide / re.sub(r"[^\w.-]+", "_", name)
+            found = read_certificate(folder / "certificate.json")
+            assert found.rule == name
+            assert found.output_name == f"probability of {target} among {target} and {against}"
+            predicted = max(found.predictions.full.values, key=found.predictions.full.values.get)
+            assert any("speak for" in note for note in found.notes) == (predicted != f"prob_{target}")
+            turning = [one for one in found.further if one.name == f"removal turns it into {against}"]
+            assert [one.removed_class for one in turning] == [against] * len(turning)
+            assert all(one.sentence in output for one in found.further)
+            assert violations((folder / "evidence.geojson").read_text()) == []
+            if found.further:
+                assert violations((folder / "further_sets.geojson").read_text()) == []
+                listed = json.loads((folder / "evidence.json").read_text())["further_sets"]
+                assert [one["patches"] for one in listed] == [list(one.patches) for one in found.further]
+        assert "no class 'tumourr'" in refused("explain", run, "--slide", slide, "--class", "tumourr")
+
+    def test_further_sets_of_a_slide_are_tiles_of_their_own_class(self, classification_runs, tmp_path):
+        slide = unseen_slide(classification_runs)
+        succeeded("explain", classification_runs.gce, "--slide", slide, "--out", tmp_path)
+        found = read_certificate(tmp_path / "certificate.json")
+        rows = [row for one in found.further for row in one.patches]
+        selected = store.read(tmp_path / "evidence.h5", "selected").tolist()
+        assert rows
+        assert len({*rows, *selected}) == len(rows) + len(selected)
+        text = (tmp_path / "further_sets.geojson").read_text()
+        assert violations(text) == []
+        features = json.loads(text)["features"]
+        assert len(features) == len(rows)
+        assert {one["properties"]["classification"]["name"] for one in features} <= {
+            "Alternative 2",
+            "Alternative 3",
+        }
 
     def test_a_plain_host_has_attention_and_says_so(self, classification_runs, tmp_path):
         slide = unseen_slide(classification_runs)
@@ -272,6 +318,23 @@ class TestAudit:
         rows = read_finding(lab / "audit.json").rows
         assert "slope" in {one.labels["rule"] for one in rows}
         assert {one.labels["comparison"] for one in rows} == {"whole bag", "full-kept"}
+
+    def test_a_model_is_named_by_its_file_and_its_verdict_is_a_sentence(self, classification_runs, lab):
+        output = succeeded("audit", classification_runs.cohort, "--model", "./lab_models.py:predict")
+        assert re.search(
+            r"model: its patches are sufficient and necessary on \d+ of \d+ bags \(\d+ %, 95 % interval",
+            flat(output),
+        )
+        shares = (lab / "lab_models.py").read_text() + (
+            "def shares(features, coords):\n    return HOST(features, coords).logits.softmax(0), features[:, 0]\n"
+            "def drops(features, coords):\n    return torch.rand(2), features[:, 0]\n"
+        )
+        (lab / "more.py").write_text(shares)
+        for name, words in (("shares", "look like probabilities"), ("drops", "two answers for bag")):
+            succeeded("audit", classification_runs.cohort, "--model", f"more.py:{name}", "--repeats", 0)
+            assert words in " ".join(read_finding(lab / "audit.json").notes)
+        message = refused("audit", classification_runs.cohort, "--model", "./absent.py:predict")
+        assert "--model 'absent.py' is not there" in message
 
     @pytest.mark.parametrize(
         ("model", "message"),

@@ -224,6 +224,63 @@ def test_an_audit_judges_any_explanation_of_any_module():
     assert table.recoverability_gap.isna().all()
 
 
+class Linear(torch.nn.Module):
+    """Logits of a bag, in the form that is asked for."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.form = form
+
+    def forward(self, bag):
+        if self.form == "batch axis":
+            # Without the axis these would be logits of every patch.
+            return bag.mean(dim=1)[:, :2]
+        logits, scores = bag.mean(dim=0)[:2], bag[:, 0]
+        return {
+            "pair": (logits, scores),
+            "dict": {"logits": logits[None], "attention": scores[None]},
+            "clam": (logits[None], logits.softmax(0)[None], logits.argmax(), scores[None], {}),
+            "clam_mb": (logits[None], None, None, torch.stack([torch.where(logits == logits.max(), one, -one) for one in scores], dim=1), {}),
+        }[self.form]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["dict", "clam", "clam_mb"])
+def test_models_answer_in_the_forms_that_are_common(form):
+    expected = gcemil.audit(Linear("pair").eval(), make_bags(4))
+    assert gcemil.audit(Linear(form).eval(), make_bags(4)).equals(expected)
+
+
+def test_a_model_of_batches_is_given_an_axis_before_the_patches():
+    bags = make_bags(4)
+    table = gcemil.audit(Linear("batch axis").eval(), bags)
+    expected = [torch.softmax(bag.mean(dim=0)[:2].double(), dim=0).max().item() for bag in bags]
+    assert table[table.rule == "random"].phi_full.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_an_audit_warns_of_a_model_that_answers_one_bag_in_two_ways():
+    def dropped(bag):
+        return torch.nn.functional.dropout(bag, 0.5, training=True).mean(dim=0)[:2]
+
+    with pytest.warns(UserWarning, match=r"two answers for bag 'bag_0'.*model\.eval\(\)"):
+        gcemil.audit(dropped, make_bags(2))
+
+
+def test_an_audit_warns_of_outputs_that_are_probabilities():
+    with pytest.warns(UserWarning, match="look like probabilities"):
+        gcemil.audit(lambda bag: bag.mean(dim=0)[:2].softmax(dim=0), make_bags(2))
+
+
+def test_the_verdict_of_an_audit_is_a_sentence_with_an_interval():
+    def model(features):
+        lesion = features[:, 0].max() - 3
+        return torch.stack([-lesion, lesion])
+
+    table = gcemil.audit(model, make_bags(8)[1::2], {"true": lambda bag: bag[:, 0]}, budget=0.1)
+    assert table.attrs["verdict"] == (
+        "true: its patches are sufficient and necessary on 4 of 4 bags (100 %, 95 % interval 51 to 100 %), random ones on 0."
+    )
+
+
 def test_an_audit_of_gates_measures_recoverability():
     def model(features):
         lesion = features[:, 0].max() - 3

@@ -42,6 +42,14 @@ def explain(
         metavar="all|failures|FILE",
         help="Many slides of the cohort: all that are tested, those that fail, or a list.",
     ),
+    target: str | None = typer.Option(
+        None, "--class", help="The class whose evidence is shown; by default the predicted one."
+    ),
+    against: str | None = typer.Option(
+        None,
+        "--against-class",
+        help="Why not this class: patches that speak against it, and a set whose removal leads to it.",
+    ),
     fold: int | None = typer.Option(None, min=0, help="By default the first fold that tests the slide."),
     out: Path | None = typer.Option(
         None,
@@ -83,7 +91,8 @@ def explain(
     The certificate says what the model predicts from all patches, from the gated ones, from the evidence alone and
     without it. Of a case with several slides it is about the case. A run without the wrapper has no evidence; there the
     patches of highest attention take its place, named as such. With --unit region it also says which connected
-    regions are sufficient and which are necessary.
+    regions are sufficient and which are necessary. With --class NAME the patches are those that speak for a class, predicted
+    or not; with --against-class NAME those that speak for it and against another one.
 
     Example: gcemil explain runs/bracs_abmil --slide BRACS_1234 --unit region --heatmap gate
     """
@@ -107,7 +116,9 @@ def explain(
         raise UsageError(
             "--thumbnail, --downsample and the bounds are of one slide. Leave them out with --slides."
         )
-    options = ExplainOptions(budget, Tolerances(sufficiency, necessity, recoverability), unit)
+    options = ExplainOptions(
+        budget, Tolerances(sufficiency, necessity, recoverability), unit, target, against
+    )
     write = partial(
         ExplainedSlide.write_files,
         bounds=None if bounds_x is None or bounds_y is None else (bounds_x, bounds_y),
@@ -185,6 +196,8 @@ def _explain_many(
 
 def _print_certificate(certificate: Certificate) -> None:
     """Four predictions, three verdicts, the anchors, and what a reader must know."""
+    from gcemil.exports.certificate import describe_direction
+
     found = certificate.predictions
     versions = {
         "X, all patches": found.full,
@@ -231,6 +244,9 @@ def _print_certificate(certificate: Certificate) -> None:
         columns = ("region", "slide", "patches", "Phi alone", "sufficient", "Phi without", "necessary")
         print_table(f"{len(regions)} connected regions, largest score mass first", columns, regions)
     say(certificate.headline)
+    say(describe_direction(found))
+    for one in certificate.further:
+        say(one.sentence)
     for note in (*subject.notes, *certificate.notes):
         say(f"note: {note}")
 

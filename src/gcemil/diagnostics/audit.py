@@ -48,7 +48,7 @@ from gcemil.diagnostics.stability import PERTURBATIONS, jaccard
 from gcemil.diagnostics.truth import oracle_scores, true_evidence, true_regions, truth_figures
 from gcemil.errors import BagError, UsageError
 from gcemil.explain import Interventions, bag_tensors
-from gcemil.findings import Figures, Finding, Row, mean_row, mean_rows
+from gcemil.findings import Count, Figures, Finding, Row, mean_row, mean_rows
 from gcemil.hosts.host import Host, HostOutput, log_with_zero
 from gcemil.metrics import METRICS
 from gcemil.recovery.recover import members, subset_size, top_k
@@ -296,7 +296,18 @@ class _AuditTable:
                 }
 
     def answer(self, rule: str) -> str:
-        """Beside chance: what its patches give alone, and what is lost without them."""
+        """Beside chance: on how many bags it holds, what its patches give alone, and what is lost without them."""
+        own, random = self.count_both(rule), self.count_both("random")
+        return f"{describe_counts(rule, own, random)} {self._compare_metric(rule)}"
+
+    def count_both(self, rule: str) -> Count:
+        """Bags on which the patches of a rule are sufficient and necessary."""
+        found = [self.figures(trial) for trial in self.trials[rule]]
+        return Count(
+            sum(bool(one["sufficient_share"] and one["necessary_share"]) for one in found), len(found)
+        )
+
+    def _compare_metric(self, rule: str) -> str:
         ours, chance = (self.full_kept(name).values for name in (rule, "random"))
         text = (
             f"{rule}: {METRICS[self.task.task_metric].label} from its patches alone "
@@ -306,6 +317,11 @@ class _AuditTable:
         if lost is None or lost_by_chance is None:
             return f"{text}; no bag has patches left without them."
         return f"{text}; lost without them {lost:.3f}, without random ones {lost_by_chance:.3f}."
+
+
+def describe_counts(rule: str, own: Count, random: Count) -> str:
+    """The verdict on a rule in one sentence."""
+    return f"{rule}: its patches are sufficient and necessary on {own.words} bags ({own.percent}), random ones on {random.held}."
 
 
 def _chance_notes(whole: Mapping[str, float]) -> Iterator[str]:

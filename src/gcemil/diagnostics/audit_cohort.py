@@ -20,12 +20,12 @@ from gcemil.bags.fingerprint import record_cohort
 from gcemil.bags.folds import read_fold
 from gcemil.config import TrainSettings
 from gcemil.diagnostics.audit import OWN_SCORES, ScoreSource, audit_model
-from gcemil.diagnostics.audit_inputs import BlackBox, name_bag_in_errors, read_bag_scores
+from gcemil.diagnostics.audit_inputs import BlackBox, check_answers, name_bag_in_errors, read_bag_scores
 from gcemil.errors import UsageError
 from gcemil.explain import bag_tensors
 from gcemil.findings import Finding
 from gcemil.hosts.host import HostOutput
-from gcemil.hosts.own import import_object
+from gcemil.hosts.own import import_file, import_object
 from gcemil.runs.checkpoint import load_network
 from gcemil.runs.environment import describe_environment
 from gcemil.runs.folder import Run, fold_parts
@@ -63,6 +63,10 @@ def audit_cohort(
         n_outputs=cohort.n_outputs,
         arrays=arrays,
     )
+    with name_bag_in_errors(specs[0].bag_id), torch.no_grad():
+        given = bag_tensors(cohort.read_bag(specs[0]))
+        box.match_batch_axis(*given)
+        warnings = check_answers(specs[0].bag_id, lambda: box.answer(*given)[0])
     finding = audit_model(
         box.host(),
         cohort,
@@ -75,7 +79,7 @@ def audit_cohort(
         on_bag=on_bag,
         repeats=repeats,
     )
-    notes = finding.notes
+    notes = (*warnings, *finding.notes)
     if part != "test":
         notes = (*notes, f"Bags of part '{part}': the model may have been trained on them.")
     inputs = {"cohort": record_cohort(cohort).fingerprint}
@@ -105,8 +109,12 @@ def _import_model(name: str) -> Any:
     """The object that --model names; a torch module is set to evaluation."""
     if ":" not in name:
         raise UsageError(
-            f"--model '{name}' is neither a run folder nor a callable of yours, which is written package.module:callable."
+            f"--model '{name}' is neither a run folder nor a callable of yours, which is written package.module:callable "
+            "or folder/file.py:callable."
         )
+    file, _, callable_name = name.rpartition(":")
+    if file.endswith(".py"):
+        name = f"{import_file(Path(file), '--model')}:{callable_name}"
     found = import_object(name, "--model")
     return found.eval() if isinstance(found, nn.Module) else found
 

@@ -29,7 +29,7 @@ from gcemil.bags.bag import Bag
 from gcemil.bags.foreign.torchmil import read_array
 from gcemil.bags.tables import read_table
 from gcemil.errors import InputError, StoreError, UsageError
-from gcemil.hosts.adapters import CallableHost, read_logits, slope
+from gcemil.hosts.adapters import CallableHost, match_batch_axis, read_logits, slope, unpack_answer
 from gcemil.row_blocks import to_float32
 
 NAMES = ("scores", "score", "attention_scores", "attention_score", "attention", "gates", "gate")
@@ -37,6 +37,8 @@ SUFFIXES = (".h5", ".csv", ".npy")
 BagScores = Float[np.ndarray, "n"]
 
 Arrays = Literal["torch", "numpy"]
+SAME_ANSWER = 1e-4
+"""Two answers within this share of their size are the same: sums of floats depend on their order."""
 
 
 class BlackBox:
@@ -76,9 +78,7 @@ class BlackBox:
     def answer(self, features: Tensor, coords: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Logits and, where the model gives them, patch scores; both finite and of the right length."""
         features = to_float32(features)
-        given: list[Any] = [features, coords] if self._takes_coords else [features]
-        if self.arrays == "numpy":
-            given = [None if one is None else one.detach().cpu().numpy() for one in given]
+        given = self._give(features, coords)
         try:
             found = self._model(*given)
         except Exception as error:
@@ -86,8 +86,26 @@ class BlackBox:
                 f"Model '{self.name}' failed on {len(features)} patches ({type(error).__name__}: {error}). "
                 f"It is called with features {tuple(features.shape)} and coords as {self.arrays} arrays."
             ) from error
-        logits, scores = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+        logits, scores = unpack_answer(found)
         return self._checked_logits(logits), self._checked_scores(scores, len(features))
+
+    def match_batch_axis(self, features: Tensor, coords: Tensor | None) -> None:
+        """Put an axis before the patches, where the model answers only so."""
+        given = self._give(to_float32(features), coords)
+        self._model = match_batch_axis(
+            self._model,
+            given[0],
+            given[1] if self._takes_coords else None,
+            takes_coords=self._takes_coords,
+            is_logits=lambda value: value.numel() in (self.n_outputs, 1),
+        )
+
+    def _give(self, features: Tensor, coords: Tensor | None) -> list[Any]:
+        """What the callable is handed, as the arrays it wants."""
+        given: list[Any] = [features, coords] if self._takes_coords else [features]
+        if self.arrays == "numpy":
+            given = [None if one is None else one.detach().cpu().numpy() for one in given]
+        return given
 
     def _with_scores(self, features: Tensor, coords: Tensor | None) -> tuple[Tensor, Tensor]:
         logits, scores = self.answer(features, coords)
@@ -127,6 +145,24 @@ class BlackBox:
                 "the model must have an answer for them."
             )
         return values
+
+
+def check_answers(bag_id: str, answer: Callable[[], Tensor]) -> list[str]:
+    """Ask one bag twice: a note for answers that differ, and one for outputs that are probabilities."""
+    first, second = answer().detach().double().flatten(), answer().detach().double().flatten()
+    notes = []
+    if (change := float((first - second).abs().max())) > SAME_ANSWER * (1 + float(first.abs().max())):
+        notes.append(
+            f"The model gave two answers for bag '{bag_id}', {change:.2g} apart: it is in training mode (dropout), or random. "
+            "Call model.eval() before the audit; until then no figure can be trusted."
+        )
+    is_share = bool(((first >= 0) & (first <= 1)).all()) and abs(float(first.sum()) - 1) < SAME_ANSWER
+    if len(first) > 1 and is_share:
+        notes.append(
+            f"The outputs for bag '{bag_id}' lie in [0, 1] and sum to 1: they look like probabilities, and logits are "
+            "expected, of which a softmax is taken. Return the logits, or the logarithm of the probabilities."
+        )
+    return notes
 
 
 def _accepts_coords(model: Callable[..., Any]) -> bool:

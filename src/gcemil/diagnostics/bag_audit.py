@@ -10,14 +10,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
 from gcemil.bags.bag import Bag
 from gcemil.bags.memory import as_array
+from gcemil.diagnostics.audit import describe_counts
 from gcemil.diagnostics.snr import BagOutcome, OutputScale, RiskScale, Tolerances, bag_outcome, judge_subset
 from gcemil.errors import UsageError
 from gcemil.explain import Interventions, bag_tensors, explain_bag
+from gcemil.findings import Count
 from gcemil.hosts.adapters import find_device
 from gcemil.hosts.host import check_gates, log_with_zero
 from gcemil.model import GceMil
@@ -86,3 +89,16 @@ def judge_outcome(
         verdict = judge_subset(outputs, Tolerances(tolerance, tolerance, tolerance))
         found |= {f"{name}@{tolerance:g}": value for name, value in vars(verdict).items()}
     return {name: math.nan if value is None and "@" not in name else value for name, value in found.items()}
+
+
+def describe_table(table: pd.DataFrame, tolerances: Sequence[float]) -> str:
+    """The verdict on every rule in one sentence, at the tolerance nearest to that of the method."""
+    tolerance = min(tolerances, key=lambda one: abs(one - Tolerances().sufficiency), default=None)
+    if tolerance is None:
+        return ""
+    holds = table[f"sufficient@{tolerance:g}"].astype(bool) & table[f"necessary@{tolerance:g}"].astype(bool)
+    counts = {
+        rule: Count(int(rows.sum()), len(rows)) for rule, rows in holds.groupby(table["rule"], sort=False)
+    }
+    rules = [rule for rule in counts if rule != "random"]
+    return " ".join(describe_counts(str(rule), counts[rule], counts["random"]) for rule in rules)

@@ -38,8 +38,8 @@ from gcemil.errors import InputError, UsageError
 from gcemil.explain import Interventions, bag_tensors, read_evidence_output, recover_evidence
 from gcemil.findings import Figures
 from gcemil.model import GceMil
+from gcemil.outputs import AskedOutput, create_output
 from gcemil.outputs import Tolerances as Tolerances
-from gcemil.outputs import create_output
 from gcemil.shapes import LogGates, Logits, Selected
 from gcemil.tasks.task import ClassificationTask, SurvivalTask, Task, measure_task_metric
 
@@ -99,6 +99,19 @@ class BagOutputs:
     def cd_gap(self) -> float | None:
         """What Definition 3 limits; None for a rule without gates."""
         return None if self.gated is None else abs(self.gated - self.kept)
+
+
+@dataclass(frozen=True)
+class AskedOutputs(BagOutputs):
+    """Phi of a class that is asked about, of which only a fall counts."""
+
+    @property
+    def full_kept_gap(self) -> float:
+        return self.full - self.kept
+
+    @property
+    def removal_gap(self) -> float | None:
+        return None if self.removed is None else self.full - self.removed
 
 
 @dataclass(frozen=True)
@@ -244,6 +257,8 @@ class OutputScale:
     n_outputs: int
     scale: RiskScale
     risk_tolerance: float = RISK_TOLERANCE
+    asked: AskedOutput | None = None
+    """The class that is asked about, in place of the predicted one."""
 
     def __post_init__(self) -> None:
         if not self.risk_tolerance >= 0:
@@ -261,7 +276,7 @@ class OutputScale:
 
     def outputs(self, full: Logits, logits: Float[Tensor, "k c"]) -> Float[Tensor, "k"]:
         """Phi of several predictions for the bag on which the host says `full`."""
-        kind = create_output(self.n_outputs, self.scale.deviation, self.scale.mean)
+        kind = self.asked or create_output(self.n_outputs, self.scale.deviation, self.scale.mean)
         return kind.phi(full, logits)
 
     def output(self, full: Logits, logits: Logits) -> float:
@@ -274,7 +289,8 @@ class OutputScale:
         def phi(logits: Logits | None) -> float | None:
             return None if logits is None else self.output(outcome.full, logits)
 
-        return BagOutputs(
+        outputs = BagOutputs if self.asked is None else AskedOutputs
+        return outputs(
             full=self.output(outcome.full, outcome.full),
             kept=self.output(outcome.full, outcome.kept),
             removed=phi(outcome.removed),
@@ -290,6 +306,8 @@ class OutputScale:
         """Which of the predictions are the answer given on the whole bag."""
         if self.is_risk:
             return self.drops(full, logits) <= self.risk_tolerance
+        if self.asked is not None:
+            return torch.tensor([self.asked.same_class(full, one) for one in logits])
         return logits.argmax(dim=1) == full.argmax()
 
     def differ(self, one: Logits, other: Logits, gap: float) -> bool:

@@ -43,6 +43,7 @@ from gcemil.diagnostics.snr import Score, Tolerances, judge_subset, score_where_
 from gcemil.diagnostics.trained_fold import FoldBag, Measure, Pass, TrainedFold
 from gcemil.diagnostics.truth import NO_TRUTH, TRUTH_FIGURES
 from gcemil.findings import Figures, Finding, Row, mean_row
+from gcemil.outputs import create_output
 from gcemil.recovery.recover import subset_size
 from gcemil.shapes import Logits
 from gcemil.tasks.task import ClassificationTask, Task, as_array
@@ -200,6 +201,7 @@ def bag_record(bag: FoldBag, one: Measurement, tolerances: Tolerances) -> dict[s
     """What identifies a measured subset in a list of slides, and the outputs and verdicts it has."""
     outputs, verdict = one.outputs, judge_subset(one.outputs, tolerances)
     task, target = bag.fold.task, bag.spec.target
+    outcome, kind = one.outcome, create_output(task.n_outputs)
     truth: dict[str, Any]
     if isinstance(target, int):
         names = task.classes if isinstance(task, ClassificationTask) else ()
@@ -219,6 +221,11 @@ def bag_record(bag: FoldBag, one: Measurement, tolerances: Tolerances) -> dict[s
         "phi_soft": outputs.gated,
         "phi_kept": outputs.kept,
         "phi_removed": outputs.removed,
+        # A risk has no class to keep.
+        "keeps_class": None if kind.is_risk else kind.same_class(outcome.full, outcome.kept),
+        "changes_class": None
+        if kind.is_risk or outcome.removed is None
+        else not kind.same_class(outcome.full, outcome.removed),
         **vars(verdict),
         "both": verdict.sufficient and verdict.necessary,
     }

@@ -134,16 +134,16 @@ def measure_subsets(
 
 
 def disjoint_candidates(
-    view: PredictedBag, order: Order, judge: Sufficiency, *, k: int, steps: int
+    view: PredictedBag, order: Ranking, judge: Sufficiency, *, k: int, steps: int, n_sets: int = MAX_SUBSETS
 ) -> list[Candidate]:
-    """Sufficient subsets that share no patch, at most three, and the candidate at which the search ended.
+    """Sufficient subsets that share no patch, at most `n_sets`, and the candidate at which the search ended.
 
     A candidate is the shortest sufficient prefix of the patches left, or the last one tried.
     """
     candidates: list[Candidate] = []
     left: Ranking = order
     full = view.full.logits
-    while len(left) > 0 and len(candidates) < MAX_SUBSETS:
+    while len(left) > 0 and len(candidates) < n_sets:
         sizes = list(dict.fromkeys(min(k * step, len(left)) for step in range(1, steps + 1)))
         logits = prefix_logits(view, left, sizes)
         sufficient = judge.holds(full, logits)

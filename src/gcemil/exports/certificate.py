@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from gcemil.errors import RunError
 from gcemil.files import read_record, without_nan, write_json
-from gcemil.records import NOT_CERTIFIED, RegionVerdict, describe_verdict
+from gcemil.records import NOT_CERTIFIED, FurtherSet, RegionVerdict, describe_verdict
 
 NEW = "new"
 """The part of a slide that no fold of the cohort knows."""
@@ -67,6 +67,25 @@ class Predictions:
     gated: Prediction | None
     kept: Prediction
     removed: Prediction | None
+
+
+def describe_direction(found: Predictions) -> str:
+    """Which way Phi moves when the patches are kept alone and removed, and whether the predicted class stays."""
+    steps = [("from the patches alone", found.kept), ("without them", found.removed)]
+    told = [_describe_step(place, found.full, one) for place, one in steps if one is not None]
+    return f"Phi is {found.full.output:.3f}, {', and '.join(told)}."
+
+
+def _describe_step(place: str, full: Prediction, other: Prediction) -> str:
+    # Adding 0 takes the sign off a zero.
+    change = round(other.output - full.output, 3) + 0.0
+    text = f"{place} {other.output:.3f} ({change:+.3f}"
+    if len(full.values) > 1:
+        before, after = (max(one.values, key=one.values.__getitem__) for one in (full, other))
+        text += (
+            ", the class stays" if before == after else f", the class becomes {after.removeprefix('prob_')}"
+        )
+    return f"{text})"
 
 
 @dataclass(frozen=True)
@@ -156,6 +175,8 @@ class Certificate:
     notes: tuple[str, ...] = ()
     regions: tuple[RegionVerdict, ...] = ()
     """Connected regions of the patches by score mass, where they were judged."""
+    further: tuple[FurtherSet, ...] = ()
+    """Disjoint sets that carry the prediction as well, and the one whose removal turns it; rows of the bag."""
     is_confirmed: bool | None = None
     """Whether the evidence exceeds what slides without a lesion show; None: not measured."""
     model_warning: str | None = None
@@ -198,6 +219,7 @@ class Certificate:
         value: dict[str, Any] = without_nan(asdict(self))
         value["headline"] = self.headline
         value["verdict"] = self.verdict
+        value["direction"] = describe_direction(self.predictions)
         warning = [] if self.model_warning is None else [self.model_warning]
         value["notes"] = [*warning, *self.subject.notes, *self.notes]
         value["subject"]["fraction"] = self.subject.fraction

@@ -17,7 +17,7 @@ from gcemil.exports.certificate import shorten_verdict
 from gcemil.exports.geojson import name_measurements, write_geojson
 from gcemil.exports.overlay import Thumbnail
 from gcemil.exports.slide_export import SlideExport
-from gcemil.records import SlideEvidence
+from gcemil.records import FurtherSet, SlideEvidence
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -44,6 +44,8 @@ class Evidence:
     """From the evidence alone."""
     removed: dict[str, float] | None
     """Without the evidence; None if it is the whole bag."""
+    further: tuple[FurtherSet, ...] = ()
+    """Disjoint sets that carry the prediction as well, and the set whose removal turns it into another class."""
 
     @cached_property
     def selected(self) -> Bool[np.ndarray, "n"]:

@@ -6,20 +6,31 @@ nothing of the cohort is needed. With `unit="region"` every connected region of 
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from gcemil.bags.bag import Bag, grid_stride
 from gcemil.config import TrainSettings
+from gcemil.diagnostics.further_sets import find_further_sets
 from gcemil.diagnostics.regions import RegionJudge, find_regions
 from gcemil.diagnostics.snr import BagOutputs, OutputScale, Tolerances, bag_outcome, judge_subset
-from gcemil.diagnostics.trained_fold import DEFAULT_BUDGET, FoldNetwork, NetworkBag, read_risk_scale
+from gcemil.diagnostics.trained_fold import (
+    DEFAULT_BUDGET,
+    FoldNetwork,
+    NetworkBag,
+    PredictedBag,
+    predict_bag,
+    read_risk_scale,
+)
 from gcemil.errors import BagError, UsageError
-from gcemil.explain import slide_evidence
+from gcemil.explain import Explanation, explain_bag, find_class_evidence, slide_evidence
 from gcemil.exports.certificate import (
     NEW,
     AnchorCoverage,
@@ -33,6 +44,8 @@ from gcemil.exports.certificate import (
 from gcemil.exports.geojson import SlideRegions
 from gcemil.exports.overlay import SlidePlace
 from gcemil.exports.slide_export import ExplainedSlide
+from gcemil.outputs import AskedOutput, ClassQuestion
+from gcemil.records import FurtherSet
 from gcemil.recovery.recover import subset_size, top_k
 from gcemil.runs.environment import describe_environment
 from gcemil.runs.folder import Run, RunFold
@@ -55,21 +68,53 @@ class ExplainOptions:
     tolerances: Tolerances = field(default_factory=Tolerances)
     unit: Unit = "patch"
     """Whether connected regions are judged one by one as well."""
+    target: str | None = None
+    """The class whose evidence is shown; None is the predicted one."""
+    against: str | None = None
+    """The class that it is held against."""
 
 
 class SourceBag(NetworkBag):
     """A bag put before a network, and where it comes from."""
 
-    def __init__(self, network: FoldNetwork, bag: Bag, part: str, hashes: dict[str, dict[str, str]]) -> None:
+    def __init__(
+        self,
+        network: FoldNetwork,
+        bag: Bag,
+        part: str,
+        hashes: dict[str, dict[str, str]],
+        options: ExplainOptions,
+    ) -> None:
         """`part` is that of the fold, or 'new'; `hashes` are of the features or of the slide file, by slide."""
         super().__init__(bag, network)
         self.part = part
         self.hashes = hashes
+        self.names = tuple(name.removeprefix("prob_") for name in network.task.prediction_names)
+        self.question = ClassQuestion.read(self.names, options.target, options.against)
+
+    @cached_property
+    def explanation(self) -> Explanation | None:
+        """Gates and evidence for what is asked; None for a run without the wrapper."""
+        model = self.network.model
+        return None if model is None else explain_bag(model, self.bag, self.question)
+
+    @cached_property
+    def view(self) -> PredictedBag:
+        """The bag as it was predicted, for the question of further sets."""
+        found, host = self.explanation, self.network.explained
+        if found is None:
+            return predict_bag(host, self.features, self.coords)
+        return PredictedBag(host, self.features, self.coords, found.output.embedded, found.output.answer)
+
+    @property
+    def asked(self) -> AskedOutput | None:
+        """The class that is asked about."""
+        return None if self.question is None else self.question.ask(self.view.full.logits)
 
     @property
     def output_scale(self) -> OutputScale:
         """How predictions of the network are compared."""
-        return OutputScale(self.network.task.n_outputs, self.network.scale)
+        return OutputScale(self.network.task.n_outputs, self.network.scale, asked=self.asked)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +130,7 @@ class ChosenSet:
     rule: str
     settings: dict[str, Any]
     notes: tuple[str, ...] = ()
+    turning: Selected | None = None
 
 
 def explain_new_slide(
@@ -102,7 +148,7 @@ def explain_new_slide(
         model=model.loaded.model,
         scale=read_risk_scale(fold.run.path, fold.number),
     )
-    source = SourceBag(network, bag, NEW, {slide_id: hashes})
+    source = SourceBag(network, bag, NEW, {slide_id: hashes}, options)
     stride = None if bag.coords is None else grid_stride(bag.coords)
     size = bag.patch_size or (None if stride is None else max(1, round(stride)))
     if bag.coords is not None and size is None:
@@ -123,7 +169,7 @@ def explain_bag_slide(
     folder: Path,
 ) -> ExplainedSlide:
     """The patches that stand for the prediction of a bag, those of one slide for its files, and their certificate."""
-    network, bag, found = source.network, source.bag, source.explanation
+    network, bag, found, asked = source.network, source.bag, source.explanation, source.asked
     if network.model is not None and options.budget is not None:
         raise UsageError(
             f"{network.run} recovers its own evidence, whose size is not free. Leave --budget out; it is for plain hosts."
@@ -137,8 +183,27 @@ def explain_bag_slide(
             scores=found.output.scores,
             raw_scores=found.output.full.scores,
             full=found.output.answer.logits,
-            rule=EVIDENCE_RULE,
+            rule=EVIDENCE_RULE if asked is None else name_question(asked, source.names),
             settings=network.model.settings.model_dump(mode="json"),
+            turning=found.turning,
+        )
+    elif asked is not None:
+        if options.budget is not None:
+            raise UsageError(
+                "The evidence for a class is searched, and its size not free. Leave --budget out."
+            )
+        view, evidence = source.view, None
+        searched = find_class_evidence(
+            view.host, view.features, view.embedded, view.coords, view.full, asked, options.tolerances
+        )
+        chosen = ChosenSet(
+            selected=searched.selected,
+            scores=searched.scores,
+            raw_scores=view.full.scores,
+            full=view.full.logits,
+            rule=name_question(asked, source.names),
+            settings={},
+            turning=searched.turning,
         )
     else:
         # The highest scores of a plain host, named as what they are.
@@ -156,7 +221,17 @@ def explain_bag_slide(
             ),
         )
     regions = _judge_regions(source, chosen, options)
-    certificate = _certify(source, slide_id, chosen, options, regions)
+    further = find_further_sets(
+        source.view,
+        chosen.selected,
+        chosen.scores,
+        source.output_scale,
+        options.tolerances,
+        source.names,
+        turning=chosen.turning,
+        against=None if asked is None else asked.against,
+    )
+    certificate = _certify(source, slide_id, chosen, options, regions, further)
     return ExplainedSlide(
         slide_id=slide_id,
         selected=chosen.selected.numpy()[rows],
@@ -170,8 +245,18 @@ def explain_bag_slide(
         regions=None if regions is None else regions.of_slide(slide_id, rows),
         certificate=certificate,
         place=place,
-        folder=folder,
+        folder=folder if asked is None else folder / re.sub(r"[^\w.-]+", "_", chosen.rule),
+        further=tuple(
+            (one, np.array([row - rows.start for row in one.patches if rows.start <= row < rows.stop], int))
+            for one in further
+        ),
     )
+
+
+def name_question(asked: AskedOutput, names: Sequence[str]) -> str:
+    """What is asked, as the name of the set that answers it."""
+    against = "" if asked.against is None else f" against {names[asked.against]}"
+    return f"evidence for {names[asked.target]}{against}"
 
 
 def _judge_regions(source: SourceBag, chosen: ChosenSet, options: ExplainOptions) -> SlideRegions | None:
@@ -197,8 +282,9 @@ def _certify(
     chosen: ChosenSet,
     options: ExplainOptions,
     regions: SlideRegions | None,
+    further: tuple[FurtherSet, ...],
 ) -> Certificate:
-    network, found, bag = source.network, source.explanation, source.bag
+    network, found, bag, asked = source.network, source.explanation, source.bag, source.asked
     gates = None if found is None else found.output.log_gates
     outcome = bag_outcome(source.wrapped, chosen.selected, gates, full=chosen.full)
     outputs = source.output_scale.read(outcome)
@@ -209,13 +295,16 @@ def _certify(
         notes += (
             f"The patches form {len(judged)} regions; the {MAX_REGIONS} of largest score mass were kept and removed.",
         )
+    if asked is not None:
+        notes += _note_answer(asked, chosen, source.names)
     predictions: dict[str, Any] = {}
     for name, output in vars(outputs).items():
         logits = getattr(outcome, name)
         there = None if logits is None else Prediction(name_prediction(network.task, logits), output)
         predictions[name] = there
     anchors: tuple[AnchorCoverage, ...] = ()
-    if network.model is not None and found is not None:
+    # Evidence for a class is found by search: no anchor has a target.
+    if network.model is not None and found is not None and asked is None:
         weights = network.model.anchor_weights(found.output.answer.logits).detach()
         columns = (found.recovery.coverage.tolist(), found.recovery.targets.tolist(), weights.tolist())
         prompts = network.model.bank.prompts
@@ -232,8 +321,8 @@ def _certify(
             slide_n_selected=int(selected[rows].sum()),
         ),
         rule=chosen.rule,
-        output_name=name_output(network.task, outcome.full)
-        + ("" if network.task.n_outputs == 1 else ", the class predicted on X"),
+        output_name=name_output(network.task, outcome.full, asked)
+        + ("" if network.task.n_outputs == 1 or asked is not None else ", the class predicted on X"),
         predictions=Predictions(**predictions),
         verdicts=judge_outputs(outputs, options.tolerances),
         stop_reason=None if found is None else found.recovery.stop_reason.value,
@@ -242,6 +331,7 @@ def _certify(
         provenance=_describe_origin(source),
         notes=notes,
         regions=judged,
+        further=further,
         is_confirmed=None if found is None or chosen.rule != EVIDENCE_RULE else found.is_confirmed,
         model_warning=Run(network.run).model_warning,
     )
@@ -262,10 +352,28 @@ def judge_outputs(outputs: BagOutputs, tolerances: Tolerances) -> dict[VerdictNa
     }
 
 
-def name_output(task: Task, full: Logits) -> str:
+def _note_answer(asked: AskedOutput, chosen: ChosenSet, names: Sequence[str]) -> tuple[str, ...]:
+    """What a reader must know of the class that was asked about."""
+    notes = []
+    predicted = int(chosen.full.argmax())
+    if predicted != asked.target:
+        notes.append(
+            f"The model predicts {names[predicted]} and not {names[asked.target]}; these patches speak for "
+            f"{names[asked.target]} all the same."
+        )
+    if asked.against is not None and chosen.turning is None and predicted != asked.against:
+        notes.append(f"No set was found whose removal turns the prediction into {names[asked.against]}.")
+    return tuple(notes)
+
+
+def name_output(task: Task, full: Logits, asked: AskedOutput | None = None) -> str:
     """What Phi is."""
     if task.n_outputs == 1:
         return "risk in units of the training risks"
+    if asked is not None:
+        names = [name.removeprefix("prob_") for name in task.prediction_names]
+        against = "" if asked.against is None else f" among {names[asked.target]} and {names[asked.against]}"
+        return f"probability of {names[asked.target]}{against}"
     return f"probability of {task.prediction_names[int(full.argmax())].removeprefix('prob_')}"
 
 

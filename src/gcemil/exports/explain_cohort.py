@@ -84,7 +84,7 @@ def explain_fold_slide(fold: TrainedFold, slide_id: str, options: ExplainOptions
     bag = fold.cohort.read_bag(spec)
     hashes = {one: {"features": content_hash(fold.cohort.feature_file(one))} for one in bag.slide_ids}
     part = next(name for name in PARTS if spec in getattr(fold.parts, name))
-    source = SourceBag(fold, bag, part, hashes)
+    source = SourceBag(fold, bag, part, hashes, options)
     coords = bag.slide_coords(slide_id)
     size = fold.cohort.card.patch_size_level0
     if coords is not None and (size := fold.cohort.slide_patch_size(slide_id, coords)) is None:

@@ -63,6 +63,8 @@ EVIDENCE = PatchClass.of_rule("GCE evidence", "evidence")
 ATTENTION = PatchClass.of_rule("Attention top-k", "attention")
 NO_EVIDENCE = PatchClass("No evidence", (120, 134, 145))
 """For pictures: patches that the model found and that are not evidence."""
+FURTHER_COLORS = ((0, 114, 178), (86, 180, 233), (230, 159, 0))
+"""Of sets beside the evidence, in their order."""
 UNSELECTED = PatchClass("Not selected", (160, 160, 160))
 
 

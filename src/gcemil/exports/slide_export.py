@@ -23,6 +23,7 @@ from gcemil.exports.certificate import Certificate, write_certificate
 from gcemil.exports.geojson import (
     ATTENTION,
     EVIDENCE,
+    FURTHER_COLORS,
     NO_EVIDENCE,
     UNSELECTED,
     PatchClass,
@@ -36,7 +37,7 @@ from gcemil.exports.geojson import (
 from gcemil.exports.heatmap import draw_heatmap, write_heatmap
 from gcemil.exports.overlay import SlidePlace, Thumbnail, choose_thumbnail, draw_overlay, write_overlay
 from gcemil.files import write_json
-from gcemil.records import SlideEvidence, write_evidence
+from gcemil.records import FurtherSet, SlideEvidence, write_evidence
 
 HEATMAPS = ("evidence_score", "gate", "attention_score", "marginal_gain")
 """Measurements that a heat map can show; a run without the wrapper has attention alone."""
@@ -61,6 +62,8 @@ class SlideExport:
     hashes: dict[str, str]
     regions: SlideRegions | None = None
     """None where there are no coordinates, and for a set edited by hand."""
+    further: tuple[tuple[FurtherSet, Int[np.ndarray, "_"]], ...] = ()
+    """Sets beside the evidence, and the rows of the slide that are in them."""
 
     @property
     def ranked_by(self) -> Real[np.ndarray, "n"]:
@@ -141,10 +144,12 @@ class SlideExport:
         return path
 
     def write_json(self, path: Path) -> Path:
-        """The selected patches, and the regions they form."""
+        """The selected patches, the regions they form, and the sets beside them."""
         listed = {**self.describe(), "patches": list(self.list_patches())}
         if self.regions is not None:
             listed["regions"] = self.regions.list_regions()
+        if self.further:
+            listed["further_sets"] = [{**vars(one), "patches": rows.tolist()} for one, rows in self.further]
         return write_json(path, listed)
 
     def draw_overlay(
@@ -178,6 +183,24 @@ class ExplainedSlide(SlideExport):
     place: SlidePlace
     folder: Path
     """Where its files lie unless a caller names another folder."""
+
+    def list_further(self, bounds: Bounds) -> Iterator[dict[str, Any]]:
+        """The patches of the sets beside the evidence as QuPath tiles, a class for every set."""
+        coords, patch_size = self._require_places()
+        for (one, rows), color in zip(self.further, FURTHER_COLORS, strict=False):
+            selected = np.zeros(len(self.selected), dtype=bool)
+            selected[rows] = True
+            yield from describe_patches(
+                self.slide_id,
+                coords,
+                selected,
+                patch_size=patch_size,
+                ranked_by=self.ranked_by,
+                measurements=self.measurements,
+                model=f"{self.hashes['model']}\n{one.name}",
+                selected_class=PatchClass(one.name[0].upper() + one.name[1:], color),
+                bounds=bounds,
+            )
 
     def write_files(
         self,
@@ -232,6 +255,9 @@ class ExplainedSlide(SlideExport):
                 bounds=place.bounds,
             )
             files["regions"] = ("regions.geojson", partial(write_geojson, features=features))
+        if self.further:
+            tiles = self.list_further(place.bounds)
+            files["further"] = ("further_sets.geojson", partial(write_geojson, features=tiles))
         for name in heatmaps:
             if name not in known:
                 names = ", ".join(one for one in HEATMAPS if one in known)

@@ -100,8 +100,38 @@ class CallableHost(MilHost[Embedded]):
 
     def _answer(self, features: Features, coords: Coords | None) -> tuple[Logits, Scores | None]:
         answer = self.model(features, coords) if self.takes_coords else self.model(features)
-        logits, scores = answer if isinstance(answer, tuple) else (answer, None)
+        logits, scores = unpack_answer(answer)
         return read_logits(logits, features, self.n_outputs), read_scores(scores, features)
+
+
+class WithBatchAxis(nn.Module):
+    """A model of (1, patches, width) as one of (patches, width)."""
+
+    def __init__(self, model: Any, takes_coords: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.takes_coords = takes_coords
+
+    def forward(self, features: Any, coords: Any = None) -> Any:
+        # An index works for tensors and numpy arrays alike.
+        if self.takes_coords:
+            return self.model(features[None], None if coords is None else coords[None])
+        return self.model(features[None])
+
+
+def match_batch_axis(
+    model: Any, features: Any, coords: Any, *, takes_coords: bool, is_logits: Callable[[Tensor], bool]
+) -> Any:
+    """The model as it is, or with an axis before the patches where only so it gives logits of the bag."""
+    for one in (model, WithBatchAxis(model, takes_coords)):
+        try:
+            answer = one(features, coords) if takes_coords else one(features)
+            if is_logits(torch.as_tensor(unpack_answer(answer)[0])):
+                return one
+        except Exception:
+            # What is wrong is said when the model itself is asked.
+            continue
+    return model
 
 
 class TorchmilHost(CallableHost):
@@ -151,12 +181,18 @@ def adapt_model(model: Any, features: Features, *, is_risk: bool = False) -> Cal
     called = getattr(model, "forward", model)
     takes_coords = not is_torchmil and "coords" in inspect.signature(called).parameters
     features = features.to(find_device(model))
+
+    def is_logits(value: Tensor) -> bool:
+        """Whether it is one answer for the bag, and not one for every patch."""
+        return value.numel() < len(features) or value.ndim < 2 or len(value) == 1
+
     with torch.no_grad():
         if is_torchmil:
             output = getattr(model, "predict")(features.unsqueeze(0))  # noqa: B009
         else:
+            model = match_batch_axis(model, features, None, takes_coords=takes_coords, is_logits=is_logits)
             output = model(features, None) if takes_coords else model(features)
-    n_outputs = torch.as_tensor(output[0] if isinstance(output, tuple) else output).numel()
+    n_outputs = torch.as_tensor(unpack_answer(output)[0]).numel()
     n_outputs = 2 if n_outputs == 1 and not is_risk else n_outputs
     if is_torchmil:
         return TorchmilHost(model, features.shape[1], n_outputs)
@@ -178,6 +214,26 @@ def slope(logits: Logits, gates: Float[Tensor, "n 1"], *, keeps_graph: bool) -> 
         )
     (derivative,) = torch.autograd.grad(logits[logits.argmax()], gates, retain_graph=keeps_graph)
     return derivative.squeeze(1)
+
+
+SCORE_KEYS = ("scores", "attention_scores", "attention")
+
+
+def unpack_answer(answer: Any) -> tuple[Any, Any]:
+    """Logits and patch scores: (logits, scores), a dict with 'logits', CLAM's (logits, prob, hat, attention, dict), or logits."""
+    if isinstance(answer, Mapping):
+        if "logits" not in answer:
+            raise UsageError(
+                f"The model returned a dict without 'logits', only: {', '.join(map(str, answer))}. Name them 'logits'."
+            )
+        scores = next((answer[key] for key in SCORE_KEYS if answer.get(key) is not None), None)
+        return answer["logits"], scores
+    if isinstance(answer, tuple) and len(answer) == 5 and isinstance(answer[4], Mapping):
+        logits, attention = (torch.as_tensor(answer[place]) for place in (0, 3))
+        # CLAM-MB has a row of attention for every class.
+        has_rows = attention.ndim == 2 and len(attention) == logits.numel() > 1
+        return logits, attention[int(logits.argmax())] if has_rows else attention
+    return answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, None)
 
 
 def read_logits(answer: object, features: Features, n_outputs: int) -> Logits:

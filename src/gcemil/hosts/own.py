@@ -17,6 +17,7 @@ import re
 import sys
 from functools import cache
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,6 +119,28 @@ def import_object(name: str, what: str) -> Any:
             )
         value = getattr(value, step)
     return value
+
+
+def import_file(path: Path, what: str) -> str:
+    """Import a Python file, with its folder open to its own imports: the name under which it is a module."""
+    if not path.is_file():
+        raise UsageError(f"{what} '{path}' is not there. Give the path of a Python file.")
+    name = f"gcemil_file_{re.sub(r'[^0-9A-Za-z_]', '_', path.stem)}"
+    spec = spec_from_file_location(name, path.resolve())
+    if (folder := path.resolve().parent) not in {Path(one).resolve() for one in sys.path}:
+        sys.path.append(str(folder))
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{what} '{path}' cannot be imported. Give the path of a Python file.")
+    module = module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise UsageError(
+            f"{what} '{path}' cannot be imported ({type(error).__name__}: {error}). Run it with Python and repair it."
+        ) from error
+    return name
 
 
 def import_class(name: str) -> Any:

@@ -11,7 +11,6 @@ not the evidence.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -19,41 +18,18 @@ from typing import Any
 
 from scipy.stats import binomtest
 
+from gcemil.findings import Count as Count
 from gcemil.rules import CONTROLS, RULES, find_rule, order_rules
 
 Record = dict[str, Any]
 CHANCE = 0.05
+UNSURE = 0.75
+"""A model whose mean probability of its own prediction is below this is unsure of whole slides."""
 ORACLE_MEANING = (
     "The oracle takes annotated patches first, as many as the evidence has: what a pathologist marked, not what the model "
     "uses. A rule that asks the model can do better than the oracle."
 )
 SAME_NETWORK_MEANING = "The wrapper left the host as it was: the plain host and the wrapped one are the same network, so each rule is shown once."
-
-
-@dataclass(frozen=True)
-class Count:
-    """So many of so many."""
-
-    held: int
-    of: int
-
-    @property
-    def share(self) -> float:
-        """NaN without observations."""
-        return self.held / self.of if self.of else math.nan
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """95 % interval of the share; everything is possible without observations."""
-        if self.of == 0:
-            return 0.0, 1.0
-        low, high = binomtest(self.held, self.of).proportion_ci(0.95, method="wilson")
-        return float(low), float(high)
-
-    @property
-    def words(self) -> str:
-        """The count as a reader sees it."""
-        return f"{self.held} of {self.of}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,17 +85,17 @@ class Claim:
     def sentences(self, unit: str = "slide") -> list[str]:
         """The answer, the rival, and how the two compare."""
         both = self.own.both
-        low, high = both.interval
         size = self.own.mean("evidence_fraction") or 0.0
         sentences = [
             f"{find_rule(self.own.rule).label} is sufficient and necessary in {both.held} of {both.of} test {unit}s "
-            f"({100 * both.share:.0f} %, 95 % interval {100 * low:.0f} to {100 * high:.0f} %); "
+            f"({both.percent}); "
             f"it is {100 * size:.1f} % of the patches."
         ]
         if (none := self.count_without_evidence()).held:
             sentences.append(
                 f"{none.held} of {none.of} {unit}s have no evidence: without the patches their prediction stays as it is."
             )
+        sentences += explain_counts(self.own.records, unit)
         if self.rival is not None:
             sentences.append(self._compare_with(self.rival, unit))
         others = [
@@ -170,6 +146,59 @@ class Claim:
         is_chance = sign_test(won, lost) > CHANCE
         noise = "a difference that chance could make" if is_chance else "more than chance would make"
         return f"{head} The evidence holds in more {unit}s ({paired}: {noise})."
+
+
+def explain_counts(records: Sequence[Record], unit: str) -> list[str]:
+    """Which way the output moves when the evidence is kept or removed, why a definition fails, and what to do next."""
+    kept, removed = (
+        [one for one in records if one.get("phi_full") is not None and one.get(f"phi_{name}") is not None]
+        for name in ("kept", "removed")
+    )
+    if not kept or not removed:
+        return []
+    full = fmean(one["phi_full"] for one in kept)
+    alone = fmean(one["phi_kept"] for one in kept)
+    before, without = (fmean(one[f"phi_{name}"] for one in removed) for name in ("full", "removed"))
+    keeps, changes = _count_class(kept, "keeps_class"), _count_class(removed, "changes_class")
+    stays = f"; the class stays on {keeps.words}" if keeps.of else ""
+    leaves = f"; the class changes on {changes.words}" if changes.of else ""
+    sentences = [
+        f"With the evidence alone the output moves from {full:.2f} to {alone:.2f} on average ({alone - full:+.2f}){stays}.",
+        f"Without the evidence it moves from {before:.2f} to {without:.2f} ({without - before:+.2f}){leaves}.",
+    ]
+    failed = [one for one in kept if one.get("sufficient") is False]
+    surer = [one for one in failed if one["phi_kept"] > one["phi_full"] and one.get("keeps_class") is True]
+    if len(failed) > len(records) / 2:
+        sentences.append(_explain_insufficient(len(surer), len(failed), full, unit))
+    spare = sum(one.get("necessary") is False for one in removed)
+    if spare > len(records) / 2:
+        sentences.append(
+            f"On {spare} {unit}s the output hardly moves without the evidence: other patches say the same. Count such sets with "
+            "'gcemil diagnose RUN --only subsets'; 'gcemil explain' lists the second and third of a slide."
+        )
+    return sentences
+
+
+def _explain_insufficient(n_surer: int, n_failed: int, full: float, unit: str) -> str:
+    """Why most evidence is not sufficient: it is surer than the slide, or too little of it."""
+    if n_surer <= n_failed / 2:
+        return (
+            f"On {n_failed - n_surer} of the {n_failed} {unit}s where the evidence is not sufficient it says less than all "
+            "patches do: it is too small. Train with a larger evidence.budget, or with recovery.until_sufficient."
+        )
+    why = f"On {n_surer} of the {n_failed} {unit}s where the evidence is not sufficient it keeps the class and is only surer: "
+    if full < UNSURE:
+        return (
+            f"{why}the model is unsure of whole slides (mean output {full:.2f}), which under-fitting does. "
+            "Train longer or with a higher learning_rate, and compare the training metric in the report."
+        )
+    return f"{why}it is over-confident on few patches. Judge it with a larger sufficiency_tolerance, or by the class that it keeps."
+
+
+def _count_class(records: Sequence[Record], name: str) -> Count:
+    """Slides whose class stays, or changes; of nothing where there are no classes."""
+    judged = [one for one in records if one.get(name) is not None]
+    return Count(sum(bool(one[name]) for one in judged), len(judged))
 
 
 def sign_test(won: int, lost: int) -> float:

@@ -46,7 +46,7 @@ PROTOTYPE = "prototype "
 Corners = Int[np.ndarray, "n 2"]
 MOST_TISSUE = 64
 """Pixels of a patch over a thumbnail."""
-FIRST_SUBSETS = ((214, 39, 40), (31, 119, 180), (230, 160, 0))
+FIRST_SUBSETS = ((165, 15, 240), (31, 119, 180), (230, 160, 0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +69,7 @@ class SlideView:
 
     @property
     def color(self) -> tuple[int, int, int]:
-        """Red where the patches are evidence, grey where the prediction does not need them."""
+        """Violet where the patches are evidence, grey where the prediction does not need them."""
         return (NO_EVIDENCE if self.evidence.is_no_evidence else EVIDENCE).color
 
     def fit(self, *, largest: int, most_per_patch: int = 14) -> SlideFrame:

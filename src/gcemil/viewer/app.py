@@ -172,6 +172,7 @@ def _describe_slide(slide: OpenedSlide) -> dict[str, Any]:
         "patch_size": slide.patch_size,
         "has_coords": slide.has_coords,
         "note": slide.note,
+        "mpp": slide.mpp,
         "layers": [layer.describe() for layer in bench.slide_layers(slide)],
         "rule": slide.rule,
         "chosen": np.flatnonzero(slide.chosen.numpy()).tolist(),

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -29,15 +29,16 @@ from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from gcemil.bags.cohort import read_slide_bounds
+from gcemil.diagnostics.further_sets import find_disjoint_sets
 from gcemil.diagnostics.regions import find_regions
 from gcemil.diagnostics.snr import BagOutcome, Tolerances
-from gcemil.diagnostics.subsets import MAX_STEPS, SIZES, Sufficiency, disjoint_candidates
+from gcemil.diagnostics.subsets import Sufficiency
 from gcemil.errors import UsageError
 from gcemil.evidence.coverage import anchor_coverage
+from gcemil.exports.certificate import Prediction, Predictions, describe_direction
 from gcemil.exports.explain import judge_outputs, name_output, name_prediction
 from gcemil.exports.geojson import PatchClass, encode_features, encode_list
 from gcemil.exports.slide_export import SlideExport
-from gcemil.recovery.recover import ranking
 from gcemil.shapes import Logits, Selected
 from gcemil.viewer.session import OpenedSlide
 
@@ -104,16 +105,13 @@ def region_numbers(slide: OpenedSlide) -> list[int]:
 
 @torch.no_grad()
 def subset_groups(slide: OpenedSlide) -> Int[np.ndarray, "n"]:
-    """Which disjoint sufficient subset each patch is in, 0 = none; the shortest prefixes by attention, in steps of 8."""
-    view = slide.bench.predict("wrapped")
+    """Which disjoint sufficient set each patch is in: 1 = the set the model chose, 2 and 3 = alternatives, 0 = none."""
+    view, explanation = slide.bench.predict("wrapped"), slide.bench.explanation
+    scores = view.full.scores if explanation is None else explanation.output.scores
     judge = Sufficiency(slide.fold.output_scale("wrapped"))
-    order = ranking(view.full.scores)
     groups = np.zeros(len(slide.bench), dtype=np.uint8)
-    for number, subset in enumerate(
-        disjoint_candidates(view, order, judge, k=SIZES[0], steps=MAX_STEPS), start=1
-    ):
-        if subset.is_sufficient:
-            groups[subset.patches.numpy()] = number
+    for number, one in enumerate(find_disjoint_sets(view, slide.chosen, scores, judge), start=1):
+        groups[one.numpy()] = number
     return groups[slide.rows]
 
 
@@ -137,7 +135,9 @@ def judge_set(
     # An empty S has no prediction, so there is nothing to compare the others with.
     removed = None if kept is None else slide.kept(~selected)
     versions = {"full": slide.full.logits, "gated": slide.gated, "kept": kept, "removed": removed}
-    verdicts = []
+    live = _prediction(slide, slide.kept(present))
+    predictions: dict[str, Any] = {name: _prediction(slide, logits) for name, logits in versions.items()}
+    verdicts, direction = [], ""
     if kept is not None:
         fraction = float(selected.double().mean())
         outcome = BagOutcome(slide.full.logits, kept, removed, slide.gated, fraction)
@@ -146,13 +146,15 @@ def judge_set(
             {"name": name, "held": verdict.held, "sentence": verdict.sentence(name)}
             for name, verdict in judged.items()
         ]
+        direction = describe_direction(Predictions(**predictions))
     return {
         "n_selected": int(selected.sum()),
         "n_present": int(present.sum()),
         "output_name": name_output(slide.fold.task, slide.full.logits),
-        "live": _prediction(slide, slide.kept(present)),
-        "predictions": {name: _prediction(slide, logits) for name, logits in versions.items()},
+        "live": live and asdict(live),
+        "predictions": {name: one and asdict(one) for name, one in predictions.items()},
         "verdicts": verdicts,
+        "direction": direction,
         "is_evidence": bool((selected == slide.chosen).all()),
         "coverage": _measure_coverage(slide, selected),
         "milliseconds": 1000 * (time.perf_counter() - start),
@@ -170,14 +172,12 @@ def _measure_coverage(slide: OpenedSlide, selected: Selected) -> list[float] | N
     return covered
 
 
-def _prediction(slide: OpenedSlide, logits: Logits | None) -> dict[str, Any] | None:
+def _prediction(slide: OpenedSlide, logits: Logits | None) -> Prediction | None:
     if logits is None:
         return None
     fold = slide.fold
-    return {
-        "values": name_prediction(fold.task, logits),
-        "output": fold.output_scale("wrapped").output(slide.full.logits, logits),
-    }
+    output = fold.output_scale("wrapped").output(slide.full.logits, logits)
+    return Prediction(name_prediction(fold.task, logits), output)
 
 
 EDITED = PatchClass("Evidence edited by hand", (230, 160, 0))

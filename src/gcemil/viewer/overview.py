@@ -26,8 +26,8 @@ def describe_run(session: ViewerSession) -> dict[str, Any]:
     outcomes = {
         slide_id: row for row in data.predictions("full") or [] for slide_id in row["slide_id"].split("|")
     }
-    labels, ranks = {}, {}
-    for slide_id in session.specs:
+    labels, ranks, rows = {}, {}, []
+    for slide_id, spec in session.specs.items():
         outcome = outcomes.get(slide_id, {})
         target, predicted = outcome.get("target"), find_predicted_class(outcome)
         try:
@@ -40,6 +40,15 @@ def describe_run(session: ViewerSession) -> dict[str, Any]:
             words.append(f"{target}{'' if predicted == target else f', predicted {predicted}'}")
         if evidence is not None and evidence.is_no_evidence:
             words.append("no evidence")
+        rows.append(
+            {
+                "slide": slide_id,
+                "patient": spec.case_id,
+                "label": target or "",
+                "prediction": predicted or "",
+                "verdict": "" if evidence is None else evidence.verdict.partition(":")[0],
+            }
+        )
         labels[slide_id] = f"{slide_id}: {', '.join(words)}" if words else slide_id
         ranks[slide_id] = (
             predicted is not None and predicted == target,
@@ -57,6 +66,7 @@ def describe_run(session: ViewerSession) -> dict[str, Any]:
         "slides": list(session.specs),
         "first": max(ranks, key=lambda slide_id: ranks[slide_id], default=None),
         "labels": labels,
+        "rows": rows,
         "claim": [*([warning] if warning else []), *(claim.describe() if claim else [])],
     }
 

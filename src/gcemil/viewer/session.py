@@ -23,7 +23,7 @@ from gcemil.errors import UsageError
 from gcemil.explain import slide_evidence
 from gcemil.exports.explain import EVIDENCE_RULE
 from gcemil.exports.explain_cohort import hash_inputs, list_trained_folds
-from gcemil.exports.overlay import read_own_thumbnail
+from gcemil.exports.overlay import read_cohort_place, read_own_thumbnail
 from gcemil.features.patching import find_slides
 from gcemil.hosts.host import HostOutput
 from gcemil.records import SlideEvidence
@@ -60,6 +60,8 @@ class OpenedSlide:
     patch_size: int
     tiles: Tiles
     note: str | None
+    mpp: float | None
+    """Micrometres per level-0 pixel; None where no file states it."""
 
     @property
     def rows(self) -> slice:
@@ -208,6 +210,7 @@ def _open_slide(fold: TrainedFold, spec: BagSpec, slide_id: str, slide_file: Pat
         patch_size=size or UNKNOWN_PATCH,
         tiles=tiles,
         note=note,
+        mpp=None if level0 is None else read_cohort_place(fold.cohort, slide_id).mpp,
     )
 
 

@@ -72,7 +72,6 @@ def test_a_model_without_gradient_has_no_slope():
         (torch.zeros(3), r"logits of shape \(3,\) for one bag; this cohort has 2 outputs"),
         (torch.zeros(3, 2), r"logits of shape \(3, 2\)"),
         (None, "logits of type NoneType"),
-        ({"logits": [0, 0]}, "logits of type dict"),
         ("tumour", "logits of type str"),
         ((torch.zeros(2), torch.zeros(3), torch.zeros(3)), "logits of type tuple"),
         (torch.tensor([0.0, float("nan")]), "NaN or infinite logits"),
@@ -83,6 +82,21 @@ def test_a_model_without_gradient_has_no_slope():
 def test_every_wrong_answer_is_named(answer, message):
     with pytest.raises(UsageError, match=f"Model 'lab:model' gave {message}"):
         box(lambda features, coords: answer).answer(FEATURES, COORDS)
+
+
+def test_a_dict_needs_logits():
+    assert box(lambda features, coords: {"logits": [1.0, 2.0]}).answer(FEATURES, COORDS)[0].tolist() == [1, 2]
+    with pytest.raises(UsageError, match="dict without 'logits', only: prob. Name them 'logits'"):
+        box(lambda features, coords: {"prob": [0.5, 0.5]}).answer(FEATURES, COORDS)
+
+
+@pytest.mark.parametrize("arrays", ["torch", "numpy"])
+def test_a_model_of_batches_is_found_by_its_number_of_outputs(arrays):
+    found = box(lambda features, coords: features[:, :, :2].mean(1), arrays=arrays)
+    found.match_batch_axis(FEATURES, COORDS)
+    assert found.answer(FEATURES, COORDS)[0].flatten().tolist() == pytest.approx(
+        FEATURES[:, :2].mean(dim=0).tolist()
+    )
 
 
 def test_a_risk_is_one_number():

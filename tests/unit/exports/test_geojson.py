@@ -56,7 +56,7 @@ def test_an_object_is_a_locked_tile_with_class_colour_and_measurements():
         "objectType": "tile",
         "isLocked": True,
         "name": "GCE evidence #2",
-        "classification": {"name": "GCE evidence", "color": [214, 39, 40]},
+        "classification": {"name": "GCE evidence", "color": [165, 15, 240]},
         "measurements": {"gate": 0.5},
         "metadata": {"slide_id": "slide.1", "model": "abc", "patch": "0"},
     }

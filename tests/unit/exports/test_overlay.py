@@ -17,7 +17,7 @@ from gcemil.exports.overlay import (
     read_thumbnail,
 )
 
-RED = (214, 39, 40)
+VIOLET = (165, 15, 240)
 TOP = MARGIN + 2 * TITLE_HEIGHT
 
 
@@ -44,7 +44,7 @@ def test_patches_lie_where_their_coordinates_say():
 
 def test_evidence_has_its_colour_and_the_rest_is_grey():
     found = picture([[0, 0], [512, 0]], [1.0, 2.0], [False, True], patch_size=512)
-    assert (found == RED).all(axis=2).sum() == 256
+    assert (found == VIOLET).all(axis=2).sum() == 256
     assert (found[TOP:] == GREY).all(axis=2).sum() == 256
 
 
@@ -66,7 +66,7 @@ def test_on_a_thumbnail_patches_lie_over_the_tissue_at_its_scale():
     thumbnail = Thumbnail(np.full((40, 60, 3), 100, dtype=np.uint8), downsample=16.0)
     found = picture([[160, 320], [0, 0]], [1.0, 2.0], [True, False], patch_size=32, thumbnail=thumbnail)
     right = found[TOP : TOP + 40][:, -(MARGIN + 60) :]
-    mixed = tuple(round(OPACITY * channel + (1 - OPACITY) * 100) for channel in RED)
+    mixed = tuple(round(OPACITY * channel + (1 - OPACITY) * 100) for channel in VIOLET)
     rows, columns = np.nonzero((found == mixed).all(axis=2))
     assert len(rows) == 4
     assert (rows.min() - TOP, columns.max() - columns.min()) == (20, 1)
@@ -95,7 +95,7 @@ def test_a_key_below_the_panels_shows_their_colours():
     )
     key = np.asarray(image)[-KEY_HEIGHT:]
     ends = {tuple(color) for color in color_ramp(np.array([0.0, 1.0])).tolist()}
-    assert ends | {RED, GREY} <= colors_of(key)
+    assert ends | {VIOLET, GREY} <= colors_of(key)
     thumbnail = Thumbnail(np.full((40, 60, 3), 100, dtype=np.uint8), downsample=16.0)
     # On a thumbnail the other patches are not drawn, so that grey stands for nothing.
     over = draw_overlay(

@@ -3,7 +3,7 @@
 import pytest
 
 from builders.reports import judged_slide
-from gcemil.report.claim import SAME_NETWORK_MEANING, Count, RuleSlides, make_claim, sign_test
+from gcemil.report.claim import SAME_NETWORK_MEANING, Count, RuleSlides, explain_counts, make_claim, sign_test
 
 
 def test_the_interval_of_a_share_is_wilsons():
@@ -93,3 +93,41 @@ def test_the_sign_test_is_that_of_a_fair_coin():
     assert sign_test(9, 1) == pytest.approx(22 / 1024)
     assert sign_test(0, 0) == 1
     assert sign_test(3, 3) == 1
+
+
+def records(n, **values):
+    return [{"phi_full": 0.6, "phi_kept": 0.6, "phi_removed": 0.3, **values} for _ in range(n)]
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (
+            {
+                "phi_kept": 0.97,
+                "sufficient": False,
+                "necessary": True,
+                "keeps_class": True,
+                "changes_class": True,
+            },
+            ["from 0.60 to 0.97 on average (+0.37)", "the class stays on 4 of 4", "under-fitting"],
+        ),
+        (
+            {"phi_full": 0.9, "phi_kept": 0.99, "sufficient": False, "keeps_class": True},
+            ["only surer", "over-confident"],
+        ),
+        ({"phi_kept": 0.2, "sufficient": False, "keeps_class": False}, ["too small", "evidence.budget"]),
+        (
+            {"phi_removed": 0.59, "necessary": False, "changes_class": False},
+            ["the class changes on 0 of 4", "other patches say the same", "--only subsets"],
+        ),
+    ],
+)
+def test_a_definition_that_fails_comes_with_direction_cause_and_next_step(values, words):
+    text = " ".join(explain_counts(records(4, **values), "slide"))
+    assert all(word in text for word in words), text
+
+
+def test_evidence_that_holds_needs_no_cause():
+    assert len(explain_counts(records(4, sufficient=True, necessary=True), "slide")) == 2
+    assert explain_counts([{"sufficient": True}], "slide") == []

@@ -35,9 +35,9 @@ from gcemil.report.sections.slides import draw_map
 from gcemil.report.sections.snr import draw_slides_by_rule
 from gcemil.report.sections.survival import draw_risk_groups, split_at_median
 from gcemil.report.slide_view import SlideView, outline_truth, read_patch_pixels
-from gcemil.report.style import GROUPS
+from gcemil.report.style import EVIDENCE_COLOR, GROUPS
 
-RED, GREY = (214, 39, 40), (222, 222, 222)
+VIOLET_RGB, GREY = (165, 15, 240), (222, 222, 222)
 # How eyes without one kind of cone see linear light (Machado et al. 2009, severity 1).
 EYES = {
     "normal": np.eye(3),
@@ -64,6 +64,11 @@ def test_any_two_colours_stay_apart_for_every_eye(eye):
         for one, other in itertools.combinations(GROUPS, 2)
     ]
     assert min(distances) > 18
+
+
+@pytest.mark.parametrize("eye", EYES)
+def test_the_red_of_a_failure_is_not_the_colour_of_evidence(eye):
+    assert np.linalg.norm(lab("#b3261e", EYES[eye]) - lab(EVIDENCE_COLOR, EYES[eye])) > 18
 
 
 def test_a_curve_falls_at_events_and_ticks_mark_censored_cases():
@@ -112,7 +117,7 @@ def cohort_with_thumbnail(folder, size=(40, 20), **attributes):
     known = {"level0_width": 4000, "level0_height": 2000, **attributes}
     store.write(path, {"features": np.zeros((2, 4), dtype=np.float32)}, known)
     (folder / "thumbnails").mkdir()
-    Image.new("RGB", size, RED).save(folder / "thumbnails" / "s0.jpg")
+    Image.new("RGB", size, VIOLET_RGB).save(folder / "thumbnails" / "s0.jpg")
     return folder
 
 
@@ -124,9 +129,9 @@ def test_a_thumbnail_of_the_scanned_part_lies_where_the_part_lies(tmp_path):
     # The first patch lies beside the scanned part, the second inside it.
     coords = np.array([[900, 500], [1000, 500]])
     place = SlideView("s0", toy_evidence(n_patches=2), coords, 100, None, thumbnail).fit(largest=40)
-    canvas = draw_evidence(place, np.array([False, False]), RED)
+    canvas = draw_evidence(place, np.array([False, False]), VIOLET_RGB)
     assert canvas[0, 0].min() > 200, "white but for the softness of resampling"
-    assert np.abs(canvas[0, -1].astype(int) - RED).max() < 16
+    assert np.abs(canvas[0, -1].astype(int) - VIOLET_RGB).max() < 16
 
 
 def test_patches_are_cut_from_the_slide_file(tmp_path):

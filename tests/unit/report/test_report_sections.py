@@ -29,6 +29,7 @@ from gcemil.report.sections.context import Context
 from gcemil.report.sections.examples import choose_examples
 from gcemil.report.sections.grid import pair_hosts
 from gcemil.report.sections.slides import describe_bags, draw_map, link_bags, render_slides
+from gcemil.report.sections.truth import make_detector_table
 from gcemil.report.slide_view import name_anchor, read_slide_view
 from gcemil.runs.folder import RunFold
 from gcemil.tables import best_cells, format_metric
@@ -116,18 +117,28 @@ def test_the_spread_is_over_folds_and_of_one_fold_over_its_slides(tmp_path):
     assert read_run_data(run.folder).spread("cost") == "the slides of one fold"
 
 
-def test_the_best_figure_is_bold_and_the_oracle_does_not_compete(toy_run):
+def test_the_best_figure_is_bold_and_controls_do_not_compete(toy_run):
     metrics = ["full_kept_gap", "complement_degradation"]
-    figures = {"evidence": (0.1, 0.5), "random": (0.3, 0.5), "oracle": (0.0, 0.9)}
+    figures = {"evidence": (0.1, 0.5), "attention": (0.3, 0.5), "random": (0.0, 0.6), "oracle": (0.0, 0.9)}
     rows = [
         Row({"rule": rule, "network": "wrapped"}, dict(zip(metrics, values, strict=True)))
         for rule, values in figures.items()
     ]
     made = context_of(toy_run.folder).make_table(rows, [*metrics, "precision"])
     assert best_cells(made) == {(0, 0), (0, 1), (1, 1)}
-    assert [line.role for line in made.lines] == ["own", "control", "control"]
+    assert [line.role for line in made.lines] == ["own", "", "control", "control"]
     assert [(column.header, column.arrow) for column in made.columns][:1] == [("Full-kept gap", "↓")]
     assert len(made.columns) == 2, "a figure nobody has needs no column"
+
+
+def test_a_map_that_marks_everything_is_not_the_best_detector(toy_run):
+    rows = [
+        Row({"rule": rule, "network": "wrapped"}, {"froc": value, "froc_official": value / 2})
+        for rule, value in (("evidence", 0.6), ("attention", 0.7), ("random", 1.0))
+    ]
+    made = make_detector_table(context_of(toy_run.folder), rows, ())
+    assert [column.key for column in made.columns] == ["froc", "froc_official"]
+    assert best_cells(made) == {(1, 1)}
 
 
 def test_lines_compete_only_within_their_block(toy_run):

@@ -13,6 +13,7 @@ from builders.viewer import bits, opened, send_bits, visitor
 from gcemil.bags import store
 from gcemil.diagnostics.diagnose import Comparison, diagnose_run
 from gcemil.errors import RunError, UsageError
+from gcemil.exports.overlay import read_cohort_place
 from gcemil.records import read_evidence
 from gcemil.report.claim import SAME_NETWORK_MEANING
 from gcemil.report.run_data import FoldData, find_predicted_class
@@ -74,6 +75,13 @@ def test_the_page_opens_on_a_slide_that_is_right_and_whose_evidence_holds(client
     most = max(min(4, overview.count_regions(found[name])) for name in (faithful or right))
     assert min(4, overview.count_regions(found[listed["first"]])) == most
     assert all(text.startswith(name) for name, text in listed["labels"].items())
+    assert [row["slide"] for row in listed["rows"]] == listed["slides"]
+    shown = {row["slide"]: row for row in listed["rows"]}
+    for row in rows:
+        one = shown[row["slide_id"]]
+        assert (one["label"], one["prediction"]) == (row["target"], find_predicted_class(row))
+        assert found[row["slide_id"]].verdict.startswith(one["verdict"])
+        assert one["patient"] == session.specs[row["slide_id"]].case_id
 
 
 def test_regions_of_evidence_touch_at_corners_too():
@@ -119,6 +127,8 @@ def test_the_first_answer_is_the_certificate_of_the_recovered_evidence(client, s
     found = judged(client, slide, slide.chosen.numpy(), everything(slide))
     assert found["live"] == found["predictions"]["full"]
     assert [one["name"] for one in found["verdicts"]] == ["sufficient", "necessary", "recoverable"]
+    kept, full = (found["predictions"][name]["output"] for name in ("kept", "full"))
+    assert f"from the patches alone {kept:.3f} ({kept - full:+.3f}, the class" in found["direction"]
     recovery = slide.bench.explanation.recovery
     assert found["coverage"] == pytest.approx(recovery.coverage.tolist(), abs=1e-5)
     assert found["predictions"]["gated"]["output"] == pytest.approx(
@@ -155,6 +165,14 @@ def test_layers_are_the_arrays_of_the_evidence_and_the_truth_file(client, slide,
     assert by_key["anchor_1"] == pytest.approx(slide.evidence.responses[:, 1])
     truth = store.read(classification_runs.cohort / "truth" / f"{slide.slide_id}.h5", "evidence")
     assert (by_key["truth"] == truth).all()
+
+
+def test_the_scale_is_known_where_a_file_states_it(classification_runs, tmp_path):
+    shutil.copytree(classification_runs.gce, tmp_path / "run")
+    session = opened(tmp_path / "run")
+    name = next(iter(session.specs))
+    stated = read_cohort_place(session.fold.cohort, name).mpp
+    assert visitor(session).get(f"/api/slides/{name}").json()["mpp"] == stated
 
 
 def test_disjoint_subsets_are_each_sufficient(client, slide):

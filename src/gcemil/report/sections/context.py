@@ -117,8 +117,8 @@ class Context:
                     tuple(
                         metric_cell(name, row.values.get(name), row.deviations.get(name)) for name in shown
                     ),
-                    # The oracle knows the truth, so it competes with nothing.
-                    comparison=row.labels.get(within, "") if bold and rule != "oracle" else None,
+                    # A control knows the truth or nothing: random patches that mark everything hit every lesion.
+                    comparison=row.labels.get(within, "") if bold and rule not in CONTROLS else None,
                     role="own" if is_own else "control" if rule in CONTROLS else "",
                 )
             )

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from gcemil.bags.fingerprint import content_hash
 from gcemil.diagnostics.agreement import review_slide_table, review_table
+from gcemil.findings import Row
 from gcemil.report.html import Section, render_section
 from gcemil.report.sections.context import Context, filter_rows, order_rows
+from gcemil.tables import Table
 
 OVERLAP = ("precision", "recall", "average_precision", "region_coverage")
 LOCALISATION = (
@@ -34,15 +39,7 @@ def render_truth(context: Context) -> Section | None:
     if localisation is not None:
         rows = [row for row in localisation.rows if "froc" not in row.labels]
         if rows:
-            tables.append(
-                context.make_table(
-                    order_rows(rows),
-                    LOCALISATION,
-                    grouped=False,
-                    caption="Score maps as lesion detectors",
-                    notes=localisation.notes,
-                )
-            )
+            tables.append(make_detector_table(context, rows, localisation.notes))
         else:
             notes = localisation.notes
     elif overlaps or any((context.run.cohort / "truth").glob("*.h5")):
@@ -50,6 +47,15 @@ def render_truth(context: Context) -> Section | None:
     if not tables and not notes:
         return None
     return render_section("truth", "Against the annotation", tables=tables, notes=notes)
+
+
+def make_detector_table(context: Context, rows: Sequence[Row], notes: Sequence[str]) -> Table:
+    """Score maps as lesion detectors; nothing is best by FROC, which a map that marks all tissue reaches in full."""
+    table = context.make_table(
+        order_rows(rows), LOCALISATION, grouped=False, caption="Score maps as lesion detectors", notes=notes
+    )
+    columns = (replace(one, better="neither") if one.key == "froc" else one for one in table.columns)
+    return replace(table, columns=tuple(columns))
 
 
 def render_review(context: Context) -> Section | None:

@@ -19,7 +19,7 @@ def colours = [
     'accept'         : [27, 110, 58],
     'reject'         : [179, 38, 30],
     'missed'         : [230, 160, 0],
-    'GCE evidence'   : [214, 39, 40],
+    'GCE evidence'   : [165, 15, 240],
     'Attention top-k': [31, 119, 180],
 ]
 def marks = ['accept', 'reject', 'missed']

@@ -85,6 +85,7 @@ function showAnswer(answer) {
     line.dataset.held = String(held);
     return line;
   }));
+  $("direction").textContent = answer.direction;
   $("coverage-title").textContent = answer.coverage ? "Concepts that the selected patches show" : "\u00a0";
   showCoverage(answer.coverage || []);
 }

@@ -59,20 +59,23 @@ const ACTIONS = {
   previous: () => move(-1), next: () => move(1),
   "zoom-in": () => zoom(1.5), "zoom-out": () => zoom(1 / 1.5), home: () => picture.viewport.goHome(),
   lasso: () => setLasso($("lasso").getAttribute("aria-pressed") !== "true"),
-  help: () => showHelp($("help-panel").hidden), "help-close": () => showHelp(false),
+  help: () => showPanel("help-panel", $("help-panel").hidden), "help-close": () => showPanel("help-panel", false),
+  browse: () => showPanel("slides-panel", $("slides-panel").hidden), "browse-close": () => showPanel("slides-panel", false),
 };
 const KEYS = { k: "keep", r: "remove", u: "undo", b: "restore", c: "clear", e: "recovered", l: "lasso", a: "accept", x: "reject",
-  "[": "previous", "]": "next", "+": "zoom-in", "=": "zoom-in", "-": "zoom-out", 0: "home", "?": "help" };
+  "[": "previous", "]": "next", "+": "zoom-in", "=": "zoom-in", "-": "zoom-out", 0: "home", "?": "help", "/": "browse" };
 const SETS = { s: "S", t: "truth", v: "evidence", d: "subsets" };
 const WORDS = [["K", "keep only the selected patches"], ["R", "remove them"], ["U", "undo"], ["B", "bring all patches back"],
   ["E", "select the evidence"], ["C", "select none"], ["L", "lasso on or off; Shift adds, Alt takes away"],
   ["Enter, Space", "the patch in the middle joins or leaves the selected"], ["S, V, T, D", "show or hide: selected, evidence, truth, disjoint subsets"],
-  ["A, X", "accept or reject the selected patches"], ["[ and ]", "previous and next slide"],
+  ["A, X", "accept or reject the selected patches"], ["[ and ]", "previous and next slide"], ["/", "find a slide"],
   ["+, -, 0", "zoom in, zoom out, whole slide"], ["arrows", "move, with the slide in focus"], ["?, Escape", "open and close this panel"]];
 
-function showHelp(open) {
-  $("help-panel").hidden = !open;
-  (open ? $("help-close") : $("help")).focus();
+const PANELS = { "help-panel": ["help-close", "help"], "slides-panel": ["find", "browse"] };
+
+function showPanel(id, open) {
+  for (const other of Object.keys(PANELS)) $(other).hidden = other !== id || !open;
+  $(PANELS[id][open ? 0 : 1]).focus();
 }
 
 function toggleSet(key) {
@@ -84,6 +87,7 @@ $("keys").replaceChildren(...WORDS.flatMap(([key, what]) => [
 const STEPS = { ArrowLeft: [-60, 0], ArrowRight: [60, 0], ArrowUp: [0, -60], ArrowDown: [0, 60] };
 
 for (const [id, action] of Object.entries(ACTIONS)) $(id).addEventListener("click", () => { if (page.slide) action(); });
+$("find").addEventListener("input", listSlides);
 $("slide").addEventListener("change", (event) => openChosen(event.target.value));
 $("marks-file").addEventListener("change", ({ target }) => {
   if (target.files.length && page.slide) importMarks(target.files[0]);
@@ -114,7 +118,8 @@ picture.addHandler("tile-loaded", () => { document.body.dataset.tiles = String(N
 
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || !page.slide) return;
-  if (event.key === "Escape" && !$("help-panel").hidden) { showHelp(false); return; }
+  const shown = Object.keys(PANELS).find((id) => !$(id).hidden);
+  if (event.key === "Escape" && shown) { showPanel(shown, false); return; }
   if (event.target.matches("select, input[type=range]")) return;
   if (SETS[event.key]) { toggleSet(SETS[event.key]); event.preventDefault(); return; }
   if (event.target.matches("input")) return;

@@ -1,7 +1,7 @@
 // The page: one slide, its layers, and the bench. S is the set under test, P the patches present; both are bytes over the bag.
 "use strict";
 
-const COLORS = { S: "#e6a000", evidence: "#d62728", none: "#788691", truth: "#1b1b1b", accepted: "#1b6e3a", rejected: "#b3261e" };
+const COLORS = { S: "#e6a000", evidence: "#a50ff0", none: "#788691", truth: "#1b1b1b", accepted: "#1b6e3a", rejected: "#b3261e" };
 const SUBSET_COLORS = ["#1f77b4", "#e6a000", "#4b2a7b"];
 const ACCEPTED = 1;
 const REJECTED = 2;
@@ -39,6 +39,8 @@ const start = guarded(async () => {
   const run = await (await ask("/api/slides")).json();
   $("run").textContent = `${run.run} \u00b7 fold ${run.fold} \u00b7 ${run.host}${run.wrapped ? " + GCE" : ""}`;
   $("slide").replaceChildren(...run.slides.map((name) => new Option(run.labels[name] || name, name)));
+  page.rows = run.rows;
+  listSlides();
   $("claim").hidden = run.claim.length === 0;
   $("claim-text").replaceChildren(...run.claim.map((text) => Object.assign(document.createElement("p"), { textContent: text })));
   await open(run.first || run.slides[0]);
@@ -58,6 +60,7 @@ async function open(name) {
   // Slides of one case share a bag, so they share S, P and what can be undone.
   if (!page.benches.has(about.bag_id)) page.benches.set(about.bag_id, newBench(about));
   $("slide").value = name;
+  showFacts(name);
   document.body.dataset.slide = name;
   $("note").textContent = about.note || "";
   $("note").title = about.note || "";
@@ -67,6 +70,31 @@ async function open(name) {
   showPicture(about);
   await Promise.all([judge(), showAgreement()]);
   if (about.marks_problem) say(about.marks_problem, true);
+}
+
+// What is known of a slide before it is opened; a prediction that is wrong is red.
+function showFacts(name) {
+  const { patient, label, prediction } = page.rows.find((row) => row.slide === name);
+  const facts = [label && `label ${label}`, prediction && `predicted ${prediction}`, patient !== name && `patient ${patient}`];
+  $("facts").textContent = facts.filter(Boolean).join(" \u00b7 ");
+  listSlides();
+}
+
+function listSlides() {
+  const words = $("find").value.toLowerCase().split(/\s+/);
+  const rows = page.rows.filter((row) => words.every((word) => Object.values(row).join(" ").toLowerCase().includes(word)));
+  $("found").textContent = `${rows.length} of ${count(page.rows.length, "slide")}`;
+  $("slides").tBodies[0].replaceChildren(...rows.map((row) => {
+    const line = document.createElement("tr");
+    const name = document.createElement("td");
+    name.append(Object.assign(document.createElement("button"), { type: "button", textContent: row.slide }));
+    const cells = ["patient", "label", "prediction", "verdict"].map((key) => Object.assign(document.createElement("td"), { textContent: row[key] }));
+    cells[2].classList.toggle("wrong", Boolean(row.prediction && row.label && row.prediction !== row.label));
+    line.append(name, ...cells);
+    line.setAttribute("aria-current", String(page.slide !== null && row.slide === page.slide.name));
+    line.addEventListener("click", () => { showPanel("slides-panel", false); openChosen(row.slide); });
+    return line;
+  }));
 }
 
 function newBench(about) {
@@ -247,6 +275,19 @@ function draw() {
   context.globalAlpha = 1;
   for (const one of page.outlines) one.draw(context, now);
   if (page.lasso) drawLasso(context);
+  drawScale(now);
+}
+
+// A round number of micrometres, about a fifth of the stage long.
+function drawScale({ scale, width }) {
+  const { mpp } = page.slide;
+  $("scale-bar").hidden = !mpp;
+  if (!mpp) return;
+  const most = (width / 5) * (mpp / scale);
+  const power = 10 ** Math.floor(Math.log10(most));
+  const length = [5, 2, 1].find((step) => step * power <= most) * power;
+  $("scale-bar").firstElementChild.style.width = `${(length * scale) / mpp}px`;
+  $("scale-bar").lastElementChild.textContent = length >= 1000 ? `${length / 1000} mm` : `${length} \u00b5m`;
 }
 
 function drawLasso(context) {
@@ -266,7 +307,7 @@ const showSubsets = guarded(async () => {
   const bytes = await (await ask(`/api/slides/${encodeURIComponent(slide.name)}/subsets`)).arrayBuffer();
   slide.subsets = new Uint8Array(bytes);
   const most = slide.subsets.reduce((highest, one) => Math.max(highest, one), 0);
-  say(most ? `${count(most, "disjoint sufficient subset")} by attention, in steps of 8 patches.`
-    : "No subset of up to 128 patches by attention is sufficient.");
+  say(most ? `${count(most, "disjoint set")} that each keep the prediction: the evidence, and alternatives in steps of 8 patches.`
+    : "The evidence alone does not keep the prediction, so there is no alternative to it.");
   rebuild();
 });
