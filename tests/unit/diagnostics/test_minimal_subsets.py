@@ -17,7 +17,7 @@ from gcemil.recovery.recover import members
 NORMAL, TUMOUR = torch.tensor([4.0, -4.0]), torch.tensor([-4.0, 4.0])
 # What is lost when a bag of class tumour looks normal.
 LOST = float(torch.tensor(8.0).sigmoid() - torch.tensor(-8.0).sigmoid())
-LINEAR_HOSTS = ("abmil", "clam_sb", "ibmil", "mhim")
+LINEAR_HOSTS = ("abmil", "additive", "clam_sb", "ibmil", "linear", "mean", "mhim")
 
 
 def view_of(host, features, coords=None):
