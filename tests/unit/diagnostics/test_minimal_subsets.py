@@ -121,7 +121,7 @@ def test_prefixes_in_one_pass_equal_prefixes_pooled_one_by_one(name, n_outputs):
     assert torch.allclose(prefix_logits(view, order, sizes), torch.stack(naive), atol=1e-5)
 
 
-@pytest.mark.parametrize("name", LINEAR_HOSTS)
+@pytest.mark.parametrize("name", [name for name in LINEAR_HOSTS if name not in ("linear", "mean")])
 def test_no_prefix_underflows_however_far_apart_the_attention_logits_lie(name):
     features, _ = tensor_bag(30)
     host = prepared_host(name)
