@@ -28,6 +28,7 @@ from paper.comparison import (
 )
 from paper.evidence import EVIDENCE, control_rows
 from paper.measured import ANY_ENCODER, RUN, Measured, Query, estimate, select_values
+from paper.prediction import list_paper_hosts
 
 HEADERS = {
     "task_metric": "Macro-F1 or C-index",
@@ -254,8 +255,8 @@ def capacity_table(measured: Measured, paper: PaperFigures) -> Table:
         evidence, reading = CAPACITY_TEXTS[row.key]
         lines.append(paper_line(table, row.key, (row.name, PAPER_MARK), table.columns))
         lines.append(Line((row.name, mark), "ours", (Cell(evidence), values[row.key], Cell(reading))))
-    for host, spec in HOSTS.items():
-        if (own := spec.parameters) is not None:
+    for host in list_paper_hosts():
+        if (own := HOSTS[host].parameters) is not None:
             text = f"{own:,} + {ADDED_PARAMETERS:,} ({100 * ADDED_PARAMETERS / own:+.1f} %)"
             value, reading = Cell(text, float(ADDED_PARAMETERS)), "Own parameters and what the wrapper adds"
             labels = (f"Parameters of {host}", "ours (counted)")

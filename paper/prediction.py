@@ -103,7 +103,13 @@ def host_name(host: str) -> str:
 
 def list_hosts(measured: Measured) -> list[str]:
     """The nine hosts, then any other that was run."""
-    return [*HOSTS, *sorted(set(measured.runs.host) - set(HOSTS))]
+    nine = list_paper_hosts()
+    return [*nine, *sorted(set(measured.runs.host) - set(nine))]
+
+
+def list_paper_hosts() -> list[str]:
+    """The hosts that the paper measured."""
+    return [host for host in HOSTS if paper_figures().table("cls_main").row(f"{host}.host")]
 
 
 def list_datasets(task: str, paper: PaperTable, measured: Measured) -> list[str]:

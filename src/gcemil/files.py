@@ -177,7 +177,8 @@ def check_finite_numbers(value: Any, where: str = "") -> Any:
     elif isinstance(value, int | float):
         limit = 2**63 - 1 if isinstance(value, int) else LARGEST_NUMBER
         if not abs(value) <= limit:
-            raise ValueError(f"{where or 'a number'} is not a finite number")
+            fault = "is too large" if isinstance(value, int) else "is not a finite number"
+            raise ValueError(f"{where or 'a number'} {fault}")
     return value
 
 

@@ -25,6 +25,7 @@ FILES = {
     "regions.geojson",
     "overlay.png",
     "certificate.json",
+    "further_sets.geojson",
 }
 
 

@@ -165,8 +165,9 @@ def open_slide(
     # Imported here: that module needs the names above.
     from gcemil.slides.flat_image import FlatImageReader, read_flat_image
 
-    size = resolve_mpp(path, {}, mpp, fallback_mpp)
-    yield FlatImageReader(path, read_flat_image(path), size)
+    # A damaged file should be called damaged before it is asked for its pixel size.
+    pixels = read_flat_image(path)
+    yield FlatImageReader(path, pixels, resolve_mpp(path, {}, mpp, fallback_mpp))
 
 
 def _unreadable_error(path: Path, error: Exception) -> InputError:

@@ -56,7 +56,7 @@ def test_quoted_line_ends_and_short_lines_are_read(tmp_path):
         ("classes: [a, a]", "a class occurs twice"),
         ("feature_dim: .inf", "feature_dim must be a finite number"),
         ("feature_dim: 99999999999", "feature_dim must be at most 65536"),
-        ("provenance: {x: .nan}", "not finite"),
+        ("provenance: {x: .nan}", "not a finite"),
         ("name: !!binary aGk=", "is not valid YAML"),
     ],
 )

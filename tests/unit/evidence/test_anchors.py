@@ -165,5 +165,7 @@ def test_a_family_embedded_by_the_name_of_an_encoder_is_what_the_command_writes(
 
 
 def test_a_gated_text_encoder_says_what_it_needs_and_what_needs_nothing() -> None:
-    with pytest.raises(UsageError, match=r"TITAN is gated.*WeightSource with trust_remote_code.*'minilm'"):
+    with pytest.raises(
+        UsageError, match=r"TITAN runs Python code.*WeightSource with trust_remote_code.*'minilm'"
+    ):
         AnchorBank.from_family("breast", encoder="titan")
