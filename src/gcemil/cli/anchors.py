@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 FAMILIES = " ".join(shipped_names("anchors"))
 
-app = typer.Typer(help="Anchors from text, and the bridge from features to them.", no_args_is_help=True)
+app = typer.Typer(help="Anchors from text, and the bridge from features to them.")
 
 
 @app.command("list")

@@ -99,10 +99,17 @@ app = typer.Typer(
     cls=Commands,
     help="Faithful evidence for multiple-instance learning on whole-slide images.",
     epilog="--quiet, --verbose and --debug may stand before or after any command. 'gcemil COMMAND --help' has an example of each.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+WELCOME = f"""gcemil {__version__}: faithful evidence for multiple-instance learning on whole-slide images.
+
+  gcemil demo               train on simulated slides and write a report; a minute, nothing to download
+  gcemil inspect PATH       what your features are (TRIDENT, CLAM, STAMP, torchmil), and the command to use them
+  gcemil doctor             what is installed on this machine, and what is missing
+
+'gcemil --help' lists all commands; 'gcemil COMMAND --help' has an example of each."""
 
 GROUPS: dict[str, dict[str, Callable[..., None]]] = {
     "Start": {
@@ -183,7 +190,7 @@ def global_options(
         typer.echo(f"gcemil {__version__}")
         raise typer.Exit
     if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+        typer.echo(WELCOME)
 
 
 ANYWHERE = {"--debug": DEBUG, "--quiet": QUIET, "--verbose": VERBOSE}

@@ -112,3 +112,17 @@ def test_a_reader_that_leaves_is_no_error():
     )
     os.close(writer)
     assert (ended.returncode, ended.stderr) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "out", "err"),
+    [([], 0, "gcemil demo", ""), (["anchors"], 2, "", "Missing command. See 'gcemil anchors --help'")],
+)
+def test_gcemil_alone_names_the_first_commands(monkeypatch, capsys, arguments, code, out, err):
+    monkeypatch.setattr(sys, "argv", ["gcemil", *arguments])
+    with pytest.raises(SystemExit) as left:
+        main.main()
+    printed = capsys.readouterr()
+    assert (left.value.code or 0) == code
+    assert out in printed.out
+    assert err in printed.err if err else printed.err == ""
