@@ -55,6 +55,14 @@ class Count:
         return f"{100 * self.share:.0f} %, 95 % interval {100 * low:.0f} to {100 * high:.0f} %"
 
 
+def compare_counts(rule: str, own: Count, random: Count) -> str:
+    """The verdict of an audit on a rule in one sentence."""
+    return (
+        f"{rule}: its patches are sufficient and necessary on {own.words} bags ({own.percent}), "
+        f"random ones on {random.held}."
+    )
+
+
 @dataclass(frozen=True)
 class Row:
     """One line of a diagnostic: what it is about, and its figures by metric name."""

@@ -90,6 +90,7 @@ _FIGURES: dict[tuple[Criterion, Direction], dict[str, tuple[str, str]]] = {
             "Area between the flipping curves, least and most relevant patches first: sufficiency and necessity in one.",
         ),
         "least_first_area": ("Least-first area", "Mean Phi while the patches leave, least relevant first."),
+        "aukc": ("AUKC", "Area under the keep curve: mean share of Phi(X) from the first 1 to 20 % alone."),
     },
     ("sufficiency", "lower"): {
         "keep_only_drop": (
@@ -114,6 +115,10 @@ _FIGURES: dict[tuple[Criterion, Direction], dict[str, tuple[str, str]]] = {
             "eta",
             "Largest change of the bag feature per coverage residual, on validation bags.",
         ),
+        "msk": (
+            "MSK",
+            "Smallest share of the patches from which Phi is reached; 1 where 20 % are not enough.",
+        ),
         "coverage_broken_share": ("Coverage bound broken", "Share of bags with a negative coverage slack."),
     },
     ("sufficiency", "neither"): {
@@ -135,6 +140,7 @@ _FIGURES: dict[tuple[Criterion, Direction], dict[str, tuple[str, str]]] = {
         ),
         "removal_gap": ("Removal gap", "mean |Phi(X) - Phi(X_notS)| over the bags with a complement."),
         "necessary_share": ("Necessary", "Share of bags with |Phi(X) - Phi(X_notS)| >= delta_n."),
+        "removal_area": ("Removal area", "Mean loss of Phi without the first 1 to 20 % of the patches."),
         "both_share": ("Both", "Share of bags whose patches are sufficient and necessary."),
     },
     ("necessity", "lower"): {

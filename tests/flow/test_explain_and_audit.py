@@ -317,7 +317,7 @@ class TestAudit:
         succeeded("audit", classification_runs.cohort, "--model", "lab_models:logits_only", "--repeats", 0)
         rows = read_finding(lab / "audit.json").rows
         assert "slope" in {one.labels["rule"] for one in rows}
-        assert {one.labels["comparison"] for one in rows} == {"whole bag", "full-kept"}
+        assert {one.labels["comparison"] for one in rows} == {"whole bag", "full-kept", "curves"}
 
     def test_a_model_is_named_by_its_file_and_its_verdict_is_a_sentence(self, classification_runs, lab):
         output = succeeded("audit", classification_runs.cohort, "--model", "./lab_models.py:predict")
@@ -335,6 +335,21 @@ class TestAudit:
             assert words in " ".join(read_finding(lab / "audit.json").notes)
         message = refused("audit", classification_runs.cohort, "--model", "./absent.py:predict")
         assert "--model 'absent.py' is not there" in message
+
+    def test_the_page_has_the_verdict_the_curves_and_every_rule(self, classification_runs, lab):
+        output = succeeded(
+            "audit", classification_runs.cohort, "--model", "lab_models:predict", "--repeats", 1,
+            "--html", lab / "page" / "audit.html",
+        )  # fmt: skip
+        finding = read_finding(lab / "audit.json")
+        page = (lab / "page" / "audit.html").read_text()
+        (verdict,) = [note for note in finding.notes if "sufficient and necessary on" in note]
+        assert f'<p class="answer">{verdict}</p>' in page
+        assert "data:image/svg+xml" in page
+        assert all(f">{name}</td>" in page for name in ("model", "random", "oracle (truth)"))
+        assert all(f"{name}\xa0{arrow}" in page for name, arrow in (("AUKC", "↑"), ("MSK", "↓")))
+        assert "wrote" in output
+        assert len(finding.slides[0]["keep_curve"]) == len(finding.settings["curve_shares"])
 
     @pytest.mark.parametrize(
         ("model", "message"),

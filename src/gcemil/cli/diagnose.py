@@ -253,6 +253,7 @@ def audit(
         3, min=0, help="Changed versions of each bag, for stability; 0 leaves it out."
     ),
     out: Path = typer.Option(Path("audit.json"), help="Where the finding is written."),
+    html: Path | None = typer.Option(None, help="Also write a page with the verdict, curves and tables."),
     seed: int = seed_option("random subsets and perturbations"),
     as_json: bool = JSON,
 ) -> None:
@@ -267,6 +268,12 @@ def audit(
     from gcemil.diagnostics.audit_cohort import audit_cohort
     from gcemil.files import without_nan, write_json
 
+    if html is not None:
+        from gcemil.cli.report import needs_matplotlib
+
+        # Imported before the audit: an extra that is missing is said at once.
+        with needs_matplotlib():
+            from gcemil.report.audit_page import write_audit_page
     with progress("auditing bags") as advance:
         finding = audit_cohort(
             cohort,
@@ -284,10 +291,14 @@ def audit(
         )
     out.parent.mkdir(parents=True, exist_ok=True)
     write_json(out, finding.to_json())
+    if html is not None:
+        write_audit_page(html, finding)
     if as_json:
         print_json(without_nan(finding.to_json()))
-    else:
-        _print_audit(finding, out)
+        return
+    _print_audit(finding, out)
+    if html is not None:
+        say(f"wrote {html}")
 
 
 def _print_audit(finding: Finding, out: Path) -> None:

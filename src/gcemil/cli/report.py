@@ -14,7 +14,7 @@ from gcemil.errors import MissingExtraError
 
 
 @contextmanager
-def _needs_matplotlib() -> Iterator[None]:
+def needs_matplotlib() -> Iterator[None]:
     """Say which extra an import inside lacks."""
     try:
         yield
@@ -43,7 +43,7 @@ def report(
 
     Example: gcemil report runs/bracs_gce --against runs/bracs_host
     """
-    with _needs_matplotlib():
+    with needs_matplotlib():
         from gcemil.report.run_report import write_report
     out = out or run
     # A name without an ending is a folder, whether it is there yet or not.
@@ -86,7 +86,7 @@ def figures(
 
     Example: gcemil figures runs/bracs_gce --out paper --format pdf
     """
-    with _needs_matplotlib():
+    with needs_matplotlib():
         from gcemil.report.publication.write import write_publication
     with progress("drawing figures") as advance:
         written = write_publication(

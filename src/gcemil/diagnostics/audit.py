@@ -10,12 +10,17 @@ Every row is one comparison:
 
   whole bag    the model's own task metrics: an explanation of a model that knows nothing explains nothing
   full-kept    X against X_S and X_notS: sufficiency, necessity, size, truth
+  curves       Phi of the first 1 to 20 % of the patches alone (keep), and what is lost without them (removal)
   soft-kept    X_pi against X_S, for scores that are gates: recoverability. A black box is gated at its input
   dropout s    the bag without a share s of its patches, noise s: features moved by a share s of their deviation. The
   noise s      scores are asked anew, so scores from files have no such row
 
 Phi is the probability of the class predicted on X, or the risk in units of the audited bags' own risks, because the
 training risks of a foreign model are not known.
+
+  keep curve      min(1, Phi(X_S) / Phi(X)); of a risk max(0, 1 - |Phi(X_S) - Phi(X)|). AUKC is its mean
+  removal curve   Phi(X) - Phi(X_notS); of a risk its size. The removal area is its mean
+  MSK             the smallest of these shares from which Phi is reached within the tolerance; 1 where none is enough
 """
 
 from __future__ import annotations
@@ -35,6 +40,7 @@ from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.bags.loader import SampleRule, load_bags
 from gcemil.diagnostics.audit_inputs import name_bag_in_errors
 from gcemil.diagnostics.snr import (
+    RISK_TOLERANCE,
     BagOutcome,
     OutputScale,
     RiskScale,
@@ -48,7 +54,7 @@ from gcemil.diagnostics.stability import PERTURBATIONS, jaccard
 from gcemil.diagnostics.truth import oracle_scores, true_evidence, true_regions, truth_figures
 from gcemil.errors import BagError, UsageError
 from gcemil.explain import Interventions, bag_tensors
-from gcemil.findings import Count, Figures, Finding, Row, mean_row, mean_rows
+from gcemil.findings import Count, Figures, Finding, Row, compare_counts, mean_row, mean_rows
 from gcemil.hosts.host import Host, HostOutput, log_with_zero
 from gcemil.metrics import METRICS
 from gcemil.recovery.recover import members, subset_size, top_k
@@ -59,6 +65,8 @@ from gcemil.tasks.task import Task
 CHANCE = {"auc": 0.5, "c_index": 0.5}
 """What a model that knows nothing reaches."""
 
+CURVE_SHARES = (0.01, 0.02, 0.05, 0.1, 0.2)
+"""Shares of the patches at which the curves are read: few patches are an explanation."""
 OnBag = Callable[[int, int], None]
 
 
@@ -84,6 +92,8 @@ class _Trial:
 
     outcome: BagOutcome
     truth: Figures
+    along: list[BagOutcome]
+    """The outcomes at the sizes of the curves."""
     changed: list[tuple[str, float, Logits]] = field(default_factory=list)
 
 
@@ -132,7 +142,8 @@ def audit_model(
     table = _AuditTable(trials, targets, task, OutputScale(task.n_outputs, scale), tolerances)
     full = torch.stack([trial.outcome.full for trial in trials["random"]])
     whole = task.metrics(targets, task.prediction(full))
-    notes = [*_chance_notes(whole), *(table.answer(rule) for rule in trials if rule not in CONTROLS)]
+    answers = (text for rule in trials if rule not in CONTROLS for text in table.answer(rule))
+    notes = [*_chance_notes(whole), *answers]
     if n_with_truth < len(specs):
         notes.append(f"No oracle: {n_with_truth} of {len(specs)} bags have their true evidence in truth/.")
     if still := [name for name, source in score_sources.items() if not source.follows_bag]:
@@ -153,6 +164,7 @@ def audit_model(
             "budget": budget,
             **{f"{name}_tolerance": value for name, value in vars(tolerances).items()},
             **changes,
+            "curve_shares": list(CURVE_SHARES),
             "repeats": repeats,
             "seed": seed,
         },
@@ -188,7 +200,16 @@ def _try_rules(
         chosen[rule] = top_k(scores, size)
         gates = _log_gates(scores) if rule in sources and sources[rule].are_gates else None
         outcome = bag_outcome(interventions, chosen[rule], gates, full=full.logits)
-        trials[rule] = _Trial(outcome, truth_figures(chosen[rule], scores, truth, regions))
+        # Several shares of a small bag are one number of patches.
+        sizes = [subset_size(len(bag), share) for share in CURVE_SHARES]
+        found = {
+            size: bag_outcome(interventions, top_k(scores, size), full=full.logits) for size in set(sizes)
+        }
+        trials[rule] = _Trial(
+            outcome,
+            truth_figures(chosen[rule], scores, truth, regions),
+            [found[size] for size in sizes],
+        )
     following = [name for name, source in sources.items() if source.follows_bag]
     for name, strength in changes.items():
         for repeat in range(repeats):
@@ -232,9 +253,12 @@ class _AuditTable:
     tolerances: Tolerances
 
     def rows(self) -> Iterator[Row]:
-        """Sufficiency and necessity of every rule, then the gates, then the stability."""
+        """Sufficiency and necessity of every rule, then the curves, the gates and the stability."""
         for rule in self.trials:
             yield self.full_kept(rule)
+        for rule, trials in self.trials.items():
+            areas = [self.trace(trial)[2] for trial in trials]
+            yield mean_row({"rule": rule, "comparison": "curves"}, areas)
         for rule, trials in self.trials.items():
             if trials[0].outcome.gated is not None:
                 figures = [self.figures(trial, gates=True) for trial in trials]
@@ -270,6 +294,26 @@ class _AuditTable:
             **trial.truth,
         }
 
+    def trace(self, trial: _Trial) -> tuple[list[float], list[float | None], Figures]:
+        """Keep and removal curve of one bag, their means, and MSK."""
+        outputs = [self.output_scale.read(outcome) for outcome in trial.along]
+        if self.output_scale.is_risk:
+            keep = [max(0.0, 1 - one.full_kept_gap) for one in outputs]
+            removal = [one.removal_gap for one in outputs]
+            reached = [one.full_kept_gap <= RISK_TOLERANCE for one in outputs]
+        else:
+            keep = [min(1.0, one.kept / one.full) for one in outputs]
+            removal = [None if one.removed is None else one.full - one.removed for one in outputs]
+            reached = [one.full - one.kept <= self.tolerances.sufficiency for one in outputs]
+        lost = [value for value in removal if value is not None]
+        msk = next((share for share, enough in zip(CURVE_SHARES, reached, strict=True) if enough), 1.0)
+        areas: Figures = {
+            "aukc": fmean(keep),
+            "removal_area": fmean(lost) if lost else None,
+            "msk": msk,
+        }
+        return keep, removal, areas
+
     def compare_changed(self, trial: _Trial) -> Iterator[dict[str, Any]]:
         """A bag beside each of its changed versions."""
         full, kept = trial.outcome.full, trial.outcome.kept
@@ -284,6 +328,7 @@ class _AuditTable:
         for rule, trials in self.trials.items():
             for spec, trial in zip(specs, trials, strict=True):
                 outputs = self.output_scale.read(trial.outcome)
+                keep, removal, areas = self.trace(trial)
                 yield {
                     "bag_id": spec.bag_id,
                     "slide_ids": list(spec.slide_ids),
@@ -293,12 +338,15 @@ class _AuditTable:
                     "phi_removed": outputs.removed,
                     "phi_soft": outputs.gated,
                     **self.figures(trial),
+                    **areas,
+                    "keep_curve": keep,
+                    "removal_curve": removal,
                 }
 
-    def answer(self, rule: str) -> str:
-        """Beside chance: on how many bags it holds, what its patches give alone, and what is lost without them."""
-        own, random = self.count_both(rule), self.count_both("random")
-        return f"{describe_counts(rule, own, random)} {self._compare_metric(rule)}"
+    def answer(self, rule: str) -> tuple[str, str]:
+        """Beside chance: on how many bags it holds; what its patches give alone, and what is lost without them."""
+        verdict = compare_counts(rule, self.count_both(rule), self.count_both("random"))
+        return verdict, self._compare_metric(rule)
 
     def count_both(self, rule: str) -> Count:
         """Bags on which the patches of a rule are sufficient and necessary."""
@@ -317,11 +365,6 @@ class _AuditTable:
         if lost is None or lost_by_chance is None:
             return f"{text}; no bag has patches left without them."
         return f"{text}; lost without them {lost:.3f}, without random ones {lost_by_chance:.3f}."
-
-
-def describe_counts(rule: str, own: Count, random: Count) -> str:
-    """The verdict on a rule in one sentence."""
-    return f"{rule}: its patches are sufficient and necessary on {own.words} bags ({own.percent}), random ones on {random.held}."
 
 
 def _chance_notes(whole: Mapping[str, float]) -> Iterator[str]:

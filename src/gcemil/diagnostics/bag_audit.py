@@ -16,11 +16,10 @@ from torch import Tensor
 
 from gcemil.bags.bag import Bag
 from gcemil.bags.memory import as_array
-from gcemil.diagnostics.audit import describe_counts
 from gcemil.diagnostics.snr import BagOutcome, OutputScale, RiskScale, Tolerances, bag_outcome, judge_subset
 from gcemil.errors import UsageError
 from gcemil.explain import Interventions, bag_tensors, explain_bag
-from gcemil.findings import Count
+from gcemil.findings import Count, compare_counts
 from gcemil.hosts.adapters import find_device
 from gcemil.hosts.host import check_gates, log_with_zero
 from gcemil.model import GceMil
@@ -101,4 +100,4 @@ def describe_table(table: pd.DataFrame, tolerances: Sequence[float]) -> str:
         rule: Count(int(rows.sum()), len(rows)) for rule, rows in holds.groupby(table["rule"], sort=False)
     }
     rules = [rule for rule in counts if rule != "random"]
-    return " ".join(describe_counts(str(rule), counts[rule], counts["random"]) for rule in rules)
+    return " ".join(compare_counts(str(rule), counts[rule], counts["random"]) for rule in rules)

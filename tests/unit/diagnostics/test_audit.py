@@ -79,6 +79,21 @@ def test_the_one_tumour_patch_is_sufficient_and_necessary(tmp_path, rule):
     assert [found[name] for name in TRUTH_FIGURES] == pytest.approx([1, 1, 1, 1])
 
 
+def test_curves_fall_at_once_where_the_lesion_is_first_and_never_where_it_is_last(tmp_path):
+    cohort = slides(tmp_path)
+    lesion = [0.0] * 20
+    lesion[LESION] = 1.0
+    last = fixed([1.0 - value for value in lesion])
+    finding = audit(cohort, sources={"first": fixed(lesion), "last": last})
+    sure, never = torch.tensor(8.0).sigmoid().item(), torch.tensor(-8.0).sigmoid().item()
+    # On tumour slides all is in the lesion; on normal slides every patch says normal.
+    expected = {"aukc": 1, "removal_area": (sure - never) / 2, "msk": 0.01}
+    assert row(finding, "first", "curves") == pytest.approx(expected, abs=1e-6)
+    expected = {"aukc": (1 + never / sure) / 2, "removal_area": 0, "msk": (1 + 0.01) / 2}
+    assert row(finding, "last", "curves") == pytest.approx(expected, abs=1e-6)
+    assert finding.slides[1]["keep_curve"] == pytest.approx([1] * 5)
+
+
 def test_scores_that_point_at_background_are_found_out(tmp_path):
     background = fixed([1.0] + [0.0] * 19)
     finding = audit(slides(tmp_path), sources={"background": background})

@@ -1,0 +1,122 @@
+"""An audit as one HTML page: the verdict on every rule, its keep and removal curves, and the tables behind them."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+from gcemil.files import write_bytes
+from gcemil.findings import Count, Finding, Row, compare_counts
+from gcemil.metrics import METRICS
+from gcemil.report import style
+from gcemil.report.html import Picture, render, render_page, render_section
+from gcemil.rules import CONTROLS, find_rule, order_rules
+from gcemil.tables import Column, Line, Table, metric_cell
+
+TITLES = {
+    "whole bag": "The model on whole bags",
+    "full-kept": "Patches kept and removed",
+    "curves": "Areas under the curves",
+    "soft-kept": "Gates against patches",
+}
+"""A comparison that is not named here is a changed bag, by which stability is measured."""
+CURVES = {
+    "keep_curve": "Keep only: share of Φ(X) ↑",
+    "removal_curve": "Remove: Φ lost ↑",
+}
+CAPTION = (
+    "Mean over the bags. Left: the output from the first patches of a ranking alone, as a share of that of the whole bag. "
+    "Right: what is lost without them. Dashed: the controls. AUKC and removal area are the means of these lines."
+)
+
+
+def write_audit_page(path: Path, finding: Finding) -> Path:
+    """The page of a finding of `gcemil audit`."""
+    about = finding.provenance
+    records: dict[str, list[Mapping[str, Any]]] = {}
+    for record in finding.slides:
+        records.setdefault(record["rule"], []).append(record)
+    counts = {
+        rule: Count(sum(bool(one["sufficient_share"] and one["necessary_share"]) for one in own), len(own))
+        for rule, own in records.items()
+    }
+    facts = (
+        f"cohort {about.get('cohort', '')}",
+        f"part {about.get('part', '')}",
+        f"{counts['random'].of} bags",
+        f"{100 * finding.settings['budget']:g} % of the patches",
+    )
+    verdicts = [
+        compare_counts(rule, count, counts["random"])
+        for rule, count in counts.items()
+        if rule not in CONTROLS
+    ]
+    title = f"Audit of {about.get('model', 'a model')}"
+    notes = [note for note in finding.notes if note not in verdicts]
+    lead = render("audit_lead.html", title=title, facts=facts, verdicts=verdicts, notes=notes)
+    with matplotlib.rc_context(style.STYLE):
+        figure = _draw_curves(records, finding.settings["curve_shares"])
+    comparisons = dict.fromkeys(row.labels["comparison"] for row in finding.rows)
+    tables = [
+        _tabulate(name, [row for row in finding.rows if row.labels["comparison"] == name])
+        for name in comparisons
+    ]
+    section = render_section("audit", "Keep and remove", figure=figure, tables=tables)
+    return write_bytes(path, render_page(title, lead, [section]))
+
+
+def _tabulate(comparison: str, rows: Sequence[Row]) -> Table:
+    """The rows of one comparison; what is undefined for all of them has no column."""
+    names = [
+        name
+        for name in dict.fromkeys(name for row in rows for name in row.values)
+        if any(row.values.get(name) is not None for row in rows)
+    ]
+    lines = [
+        Line(
+            (style.readable_name(row.labels["rule"]),),
+            "ours",
+            tuple(metric_cell(name, row.values.get(name), row.deviations.get(name)) for name in names),
+            comparison=None if (is_control := row.labels["rule"] in CONTROLS) else comparison,
+            role="control" if is_control else "",
+        )
+        for row in rows
+    ]
+    columns = tuple(Column(name, METRICS[name].label, name) for name in names)
+    title = TITLES.get(comparison, f"Bags changed: {comparison}")
+    return Table("", title, "", ("Patches chosen by",), columns, tuple(lines))
+
+
+def _draw_curves(records: Mapping[str, Sequence[Mapping[str, Any]]], shares: Sequence[float]) -> Picture:
+    """Both curves of every rule, mean over its bags."""
+    figure = style.new_figure(3.4)
+    rules, percent = order_rules(records), [100 * share for share in shares]
+    handles: list[Any] = []
+    for axes, (key, title) in zip(style.add_axes_row(figure, len(CURVES)), CURVES.items(), strict=True):
+        handles = []
+        for number, rule in enumerate(rules):
+            values = np.array([record[key] for record in records[rule]], dtype=float)
+            known = ~np.isnan(values)
+            # A bag of one patch has nothing left to lose.
+            mean = np.where(known, values, 0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
+            color = (
+                style.GROUPS[number % len(style.GROUPS)] if rule not in CONTROLS else find_rule(rule).color
+            )
+            handles += axes.plot(
+                percent, mean, color=color, marker=style.MARKERS[number % len(style.MARKERS)],
+                linestyle=(0, (4, 2)) if rule in CONTROLS else "-",
+            )  # fmt: skip
+        style.draw_grid(axes).set(xscale="log", xlabel="patches kept or removed, % of the bag", title=title)
+        axes.set_xticks(percent, [f"{tick:g}" for tick in percent])
+        axes.minorticks_off()
+        axes.axhline(0, color=style.MUTED, linewidth=0.7)
+    figure.legend(handles, [style.readable_name(rule) for rule in rules], loc="outside lower left", ncols=4)
+    vector = io.BytesIO()
+    figure.savefig(vector, format="svg", metadata={"Date": None, "Creator": None})
+    alt = "Output from the kept patches and loss without them, over the share of patches, by rule"
+    return Picture(vector.getvalue(), alt, "image/svg+xml", CAPTION)
