@@ -39,7 +39,7 @@ from gcemil.bags.cohort import Cohort, CohortCard, SlideRow
 from gcemil.diagnostics.attribution import block_occlusion
 from gcemil.diagnostics.trained_fold import predict_bag
 from gcemil.evidence.losses import NullTarget
-from gcemil.explain import Interventions, explain_bag
+from gcemil.explanation import Interventions, explain_bag
 from gcemil.hosts.table import HOSTS, create_host
 from gcemil.tasks.task import ClassificationTask
 from gcemil.training.objective import TrainingBag, evidence_terms, host_terms

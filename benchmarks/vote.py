@@ -48,11 +48,11 @@ from torch import Generator, Tensor
 from gcemil.diagnostics.snr import OutputScale
 from gcemil.diagnostics.trained_fold import FoldBag, TrainedFold, read_risk_scale
 from gcemil.errors import InputError
-from gcemil.explain import SEARCHED_SHARES, STRICTER, Search
 from gcemil.hosts.host import Embedded, Host, ask_subsets, closed_form
 from gcemil.predictor import GceEmbedded
-from gcemil.recovery.recover import members, ranking, subset_size
+from gcemil.recovery import members, ranking, subset_size
 from gcemil.runs.folder import Run
+from gcemil.search import SEARCHED_SHARES, STRICTER, Search
 from gcemil.tasks.survival import c_index
 
 SHARES = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gcemil.errors import GcemilError
     from gcemil.evidence.anchors import AnchorBank
     from gcemil.evidence.anchors import AnchorBank as anchors  # noqa: N813
-    from gcemil.explain import Interventions, explain_slide
+    from gcemil.explanation import Interventions, explain_slide
     from gcemil.exports.evidence import Evidence
     from gcemil.hosts.adapters import CallableHost, TorchmilHost
     from gcemil.hosts.host import Embedded, Host, HostOutput, MilHost, Stage
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gcemil.hosts.slide_encoder import SlideEncoderHost
     from gcemil.hosts.table import HOSTS, HostSpec, create_host
     from gcemil.model import EvidenceOutput, GceMil
-    from gcemil.recovery.recover import Recovery, recover
+    from gcemil.recovery import Recovery, recover
     from gcemil.runs.checkpoint import load_network
     from gcemil.runs.pretrained import from_pretrained, save_pretrained
     from gcemil.training.run import train_run
@@ -90,14 +90,14 @@ _HOME = {
         "gcemil.diagnostics.snr": ("SnrScores", "snr"),
         "gcemil.errors": ("GcemilError",),
         "gcemil.evidence.anchors": ("AnchorBank",),
-        "gcemil.explain": ("Interventions", "explain_slide"),
+        "gcemil.explanation": ("Interventions", "explain_slide"),
         "gcemil.hosts.adapters": ("CallableHost", "TorchmilHost"),
         "gcemil.hosts.host": ("Embedded", "Host", "HostOutput", "MilHost", "Stage"),
         "gcemil.hosts.own": ("trust_host",),
         "gcemil.hosts.slide_encoder": ("SlideEncoderHost",),
         "gcemil.hosts.table": ("HOSTS", "HostSpec", "create_host"),
         "gcemil.model": ("EvidenceOutput", "GceMil"),
-        "gcemil.recovery.recover": ("Recovery", "recover"),
+        "gcemil.recovery": ("Recovery", "recover"),
         "gcemil.runs.checkpoint": ("load_network",),
         "gcemil.runs.pretrained": ("from_pretrained", "save_pretrained"),
         "gcemil.training.run": ("train_run",),

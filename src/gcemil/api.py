@@ -39,7 +39,7 @@ from gcemil.diagnostics.trained_fold import PredictedBag
 from gcemil.errors import UsageError
 from gcemil.evidence.anchors import AnchorBank
 from gcemil.evidence.bridge import CentredBridge
-from gcemil.explain import bag_tensors, explain_bag, slide_evidence
+from gcemil.explanation import bag_tensors, explain_bag, slide_evidence
 from gcemil.exports.evidence import Evidence
 from gcemil.hosts.adapters import adapt_model, find_device
 from gcemil.hosts.host import Host

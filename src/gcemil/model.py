@@ -8,7 +8,7 @@
   f(X)                                          the host's own prediction
 
 `model(...)` is a pure function: no search, and the same in training and evaluation but for dropout and the temperature of the gates. Which patches
-are the evidence, and whether they hold, is decided in explain.py.
+are the evidence, and whether they hold, is decided in explanation.py.
 """
 
 from __future__ import annotations

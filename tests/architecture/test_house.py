@@ -86,7 +86,7 @@ def test_nothing_is_unpickled_and_input_is_never_checked_by_assert():
 def test_training_never_reads_truth():
     folders = ("training", "evidence", "hosts", "tasks", "recovery")
     paths = [path for folder in folders for path in (SOURCE / folder).rglob("*.py")]
-    for path in (*paths, SOURCE / "model.py", SOURCE / "explain.py"):
+    for path in (*paths, SOURCE / "model.py", SOURCE / "explanation.py"):
         assert not re.search(r"truth_file|\.truth\b|[\"']truth", path.read_text(encoding="utf-8")), path
 
 

@@ -6,7 +6,7 @@ import torch
 from builders.wrappers import PATCH, make_bank, prepared_host, tensor_bag, training_bags, wrapped
 from gcemil.bags.bag import case_bag, slide_bag
 from gcemil.evidence.gates import budget_count
-from gcemil.explain import Interventions, explain_bag, slide_evidence
+from gcemil.explanation import Interventions, explain_bag, slide_evidence
 from gcemil.hosts.table import HOSTS
 from gcemil.model import GceMil
 from gcemil.tasks.task import ClassificationTask, SurvivalTask

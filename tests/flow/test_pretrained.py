@@ -16,7 +16,7 @@ from builders.commands import gcemil as run_command
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import read_fold
 from gcemil.errors import RunError, UsageError
-from gcemil.explain import explain_bag
+from gcemil.explanation import explain_bag
 from gcemil.findings import Finding, Row, write_finding
 from gcemil.runs.folder import Run
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gcemil.diagnostics.bounds import greedy_bound_factor, total_curvature
 from gcemil.evidence.coverage import anchor_coverage, marginal_gains, utility
-from gcemil.recovery.recover import greedy_subset
+from gcemil.recovery import greedy_subset
 
 units = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(0.0, 1.0, allow_subnormal=False))
 

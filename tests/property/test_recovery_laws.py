@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gcemil.evidence.coverage import anchor_coverage, marginal_gains
-from gcemil.recovery.recover import Recovery, StopReason, recover, subset_size
+from gcemil.recovery import Recovery, StopReason, recover, subset_size
 
 units = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(0.0, 1.0, allow_subnormal=False))
 

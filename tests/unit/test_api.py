@@ -33,12 +33,6 @@ def fitted():
     return gcemil.fit([(bag, GRID) for bag in make_bags()], LABELS, epochs=12)
 
 
-def test_explain_is_a_function_although_a_module_has_its_name():
-    importlib.import_module("gcemil.explain")
-    model = gcemil.wrap(lambda bag: bag.mean(dim=0)[:2], 2, patches=torch.randn(40, DIM))
-    assert isinstance(gcemil.explain(model, torch.randn(9, DIM)), gcemil.Evidence)
-
-
 @pytest.mark.parametrize("module", ["api", "bags.bag", "evidence.anchors", "exports.evidence", "hosts.table"])
 def test_the_examples_of_the_docstrings_run(module):
     result = doctest.testmod(importlib.import_module(f"gcemil.{module}"))

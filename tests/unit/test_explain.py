@@ -11,7 +11,7 @@ from gcemil.bags.bag import case_bag, slide_bag
 from gcemil.errors import BagError, UsageError
 from gcemil.evidence.anchors import AnchorBank
 from gcemil.evidence.coverage import anchor_coverage, utility
-from gcemil.explain import (
+from gcemil.explanation import (
     Interventions,
     explain_bag,
     explain_slide,
@@ -20,7 +20,7 @@ from gcemil.explain import (
     slide_evidence,
 )
 from gcemil.records import describe_verdict
-from gcemil.recovery.recover import ranking, recover
+from gcemil.recovery import ranking, recover
 
 
 def class_probability(logits, index):

@@ -5,7 +5,7 @@ import torch
 
 from builders.wrappers import prepared_host, tensor_bag
 from gcemil.errors import BagError
-from gcemil.explain import Interventions
+from gcemil.explanation import Interventions
 from gcemil.hosts.host import Embedded, HostOutput, MilHost
 
 

@@ -6,7 +6,7 @@ import torch
 from builders.wrappers import PATCH, prepared_host, tensor_bag, wrapped
 from gcemil.bags.bag import slide_bag
 from gcemil.evidence.anchors import AnchorBank
-from gcemil.explain import Interventions, explain_bag
+from gcemil.explanation import Interventions, explain_bag
 from gcemil.hosts.host import Host, ask_subsets
 from gcemil.hosts.table import HOSTS, create_host
 from gcemil.model import GceMil

@@ -11,7 +11,7 @@ from gcemil.diagnostics import attribution as gradient
 from gcemil.diagnostics.attribution import ATTRIBUTIONS, supported_attributions
 from gcemil.diagnostics.cost import peak_bytes
 from gcemil.diagnostics.trained_fold import predict_bag
-from gcemil.explain import explain_slide
+from gcemil.explanation import explain_slide
 from gcemil.hosts.adapters import CallableHost
 from gcemil.hosts.host import embedded_bag, log_with_zero
 from gcemil.hosts.table import HOSTS

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from gcemil.explain import Search
 from gcemil.outputs import ClassOutput, RiskOutput, Tolerances, Verdict
+from gcemil.search import Search
 
 FULL = torch.tensor([0.0, 2.0])
 

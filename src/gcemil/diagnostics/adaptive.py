@@ -38,7 +38,7 @@ from gcemil.diagnostics.trained_fold import (
 )
 from gcemil.errors import UsageError
 from gcemil.findings import Figures, Finding
-from gcemil.recovery.recover import ranking, subset_size
+from gcemil.recovery import ranking, subset_size
 
 ADAPTIVE = "adaptive"
 TOLERANCES = (0.01, 0.02, 0.05, 0.1, 0.2)

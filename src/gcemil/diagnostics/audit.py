@@ -53,11 +53,11 @@ from gcemil.diagnostics.snr import (
 from gcemil.diagnostics.stability import PERTURBATIONS, jaccard
 from gcemil.diagnostics.truth import oracle_scores, true_evidence, true_regions, truth_figures
 from gcemil.errors import BagError, UsageError
-from gcemil.explain import Interventions, bag_tensors
+from gcemil.explanation import Interventions, bag_tensors
 from gcemil.findings import Count, Figures, Finding, Row, compare_counts, mean_row, mean_rows
 from gcemil.hosts.host import Host, HostOutput, log_with_zero
 from gcemil.metrics import METRICS
-from gcemil.recovery.recover import members, subset_size, top_k
+from gcemil.recovery import members, subset_size, top_k
 from gcemil.rules import CONTROLS
 from gcemil.shapes import Logits, Scores
 from gcemil.tasks.task import Task

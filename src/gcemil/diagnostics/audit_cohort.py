@@ -22,7 +22,7 @@ from gcemil.config import TrainSettings
 from gcemil.diagnostics.audit import OWN_SCORES, ScoreSource, audit_model
 from gcemil.diagnostics.audit_inputs import BlackBox, check_answers, name_bag_in_errors, read_bag_scores
 from gcemil.errors import UsageError
-from gcemil.explain import bag_tensors
+from gcemil.explanation import bag_tensors
 from gcemil.findings import Finding
 from gcemil.hosts.host import HostOutput
 from gcemil.hosts.own import import_file, import_object

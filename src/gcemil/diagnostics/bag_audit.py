@@ -18,12 +18,12 @@ from gcemil.bags.bag import Bag
 from gcemil.bags.memory import as_array
 from gcemil.diagnostics.snr import BagOutcome, OutputScale, RiskScale, Tolerances, bag_outcome, judge_subset
 from gcemil.errors import UsageError
-from gcemil.explain import Interventions, bag_tensors, explain_bag
+from gcemil.explanation import Interventions, bag_tensors, explain_bag
 from gcemil.findings import Count, compare_counts
 from gcemil.hosts.adapters import find_device
 from gcemil.hosts.host import check_gates, log_with_zero
 from gcemil.model import GceMil
-from gcemil.recovery.recover import subset_size, top_k
+from gcemil.recovery import subset_size, top_k
 
 Scoring = Callable[[Any], Any]
 """From a bag, as the caller gave it, to one score per patch or a boolean mask over its patches."""

@@ -40,11 +40,11 @@ from gcemil.diagnostics.snr import BagOutputs
 from gcemil.diagnostics.trained_fold import FoldBag, Measure, Pass, TrainedFold
 from gcemil.errors import UsageError
 from gcemil.evidence.coverage import anchor_coverage, marginal_gains
-from gcemil.explain import Explanation
+from gcemil.explanation import Explanation
 from gcemil.findings import Finding, mean_rows
 from gcemil.hosts.host import log_with_zero
 from gcemil.model import GceMil
-from gcemil.recovery.recover import greedy_subset
+from gcemil.recovery import greedy_subset
 from gcemil.shapes import AnchorWeights, Gates, LogGates, Responses, Selected
 
 OutputUnder = Callable[[Tensor], Tensor]

@@ -26,7 +26,7 @@ from gcemil.diagnostics.trained_fold import FoldBag, Measure, NetworkName, Pass,
 from gcemil.diagnostics.truth import NO_TRUTH, TRUTH_FIGURES
 from gcemil.errors import UsageError
 from gcemil.findings import Figures, Finding, Labels, Row, mean_row
-from gcemil.recovery.recover import subset_size
+from gcemil.recovery import subset_size
 from gcemil.rules import GATED_RULES
 from gcemil.shapes import Scores
 

@@ -62,7 +62,7 @@ from gcemil.diagnostics.trained_fold import (
     predict_bag,
 )
 from gcemil.errors import RunError, UsageError
-from gcemil.explain import Interventions, read_evidence_output, recover_evidence
+from gcemil.explanation import Interventions, read_evidence_output, recover_evidence
 from gcemil.features.encoders import find_encoder_spec
 from gcemil.features.loaders import WeightSource
 from gcemil.findings import Finding, Labels, mean_rows
@@ -75,7 +75,7 @@ from gcemil.prefilter.cost import (
     read_matching_cost,
     time_prefilter,
 )
-from gcemil.recovery.recover import members, subset_size, top_k
+from gcemil.recovery import members, subset_size, top_k
 from gcemil.rules import CONTROLS
 from gcemil.runs.folder import Run
 from gcemil.shapes import Logits, Selected

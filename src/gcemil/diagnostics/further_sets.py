@@ -15,7 +15,7 @@ from gcemil.diagnostics.snr import OutputScale, Tolerances, judge_subset
 from gcemil.diagnostics.subsets import MAX_STEPS, MAX_SUBSETS, SIZES, Sufficiency, disjoint_candidates
 from gcemil.diagnostics.trained_fold import PredictedBag
 from gcemil.records import FurtherSet
-from gcemil.recovery.recover import members, ranking
+from gcemil.recovery import members, ranking
 from gcemil.shapes import Scores, Selected
 
 

@@ -53,7 +53,7 @@ from gcemil.diagnostics.trained_fold import (
 from gcemil.diagnostics.truth import average_precision
 from gcemil.errors import UsageError
 from gcemil.findings import Figures, Finding, Labels, Row, mean_row
-from gcemil.recovery.recover import rank_scores, ranking, subset_size
+from gcemil.recovery import rank_scores, ranking, subset_size
 
 FRACTIONS = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 SELECTION_NOTE = (

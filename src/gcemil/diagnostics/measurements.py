@@ -45,7 +45,7 @@ from gcemil.diagnostics.trained_fold import (
 from gcemil.diagnostics.truth import truth_figures
 from gcemil.files import atomic_write
 from gcemil.findings import Figures, Labels
-from gcemil.recovery.recover import members, ranking
+from gcemil.recovery import members, ranking
 from gcemil.rules import GATED_RULES
 from gcemil.shapes import Logits, Scores
 from gcemil.tasks.task import Task

@@ -48,11 +48,11 @@ from gcemil.diagnostics.trained_fold import (
     prefix_logits,
 )
 from gcemil.errors import UsageError
-from gcemil.explain import read_evidence_output, recover_evidence
+from gcemil.explanation import read_evidence_output, recover_evidence
 from gcemil.findings import Figures, Finding
 from gcemil.hosts.host import Host
 from gcemil.model import GceMil
-from gcemil.recovery.recover import ranking
+from gcemil.recovery import ranking
 from gcemil.shapes import Scores
 
 Clock = Callable[[], float]

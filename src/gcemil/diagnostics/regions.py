@@ -29,7 +29,7 @@ from gcemil.diagnostics.trained_fold import Measure, Pass, PredictedBag, Trained
 from gcemil.errors import BagError, UsageError
 from gcemil.findings import Finding, mean_rows
 from gcemil.records import RegionVerdict
-from gcemil.recovery.recover import ranking
+from gcemil.recovery import ranking
 from gcemil.shapes import Scores, Selected
 
 MAX_ASKED = 16

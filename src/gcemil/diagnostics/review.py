@@ -43,7 +43,7 @@ from gcemil.diagnostics.trained_fold import FoldBag, TrainedFold
 from gcemil.errors import InputError, RunError, UsageError
 from gcemil.files import lock_folder, parse_json, read_bytes, validate_as
 from gcemil.findings import Finding, write_finding
-from gcemil.recovery.recover import members, ranking, subset_size
+from gcemil.recovery import members, ranking, subset_size
 from gcemil.runs.environment import describe_environment, one_thread
 from gcemil.runs.folder import Run
 from gcemil.shapes import Selected

@@ -28,7 +28,7 @@ from gcemil.diagnostics.truth import oracle_scores
 from gcemil.errors import UsageError
 from gcemil.evidence.spatial import Neighbourhood, smoothed
 from gcemil.hosts.host import Host
-from gcemil.recovery.recover import subset_size, top_k
+from gcemil.recovery import subset_size, top_k
 from gcemil.rules import SMOOTHED
 from gcemil.shapes import Scores, Selected
 

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from gcemil.bags.bag import Bag
 from gcemil.errors import InputError, UsageError
-from gcemil.explain import Interventions, bag_tensors, read_evidence_output, recover_evidence
+from gcemil.explanation import Interventions, bag_tensors, read_evidence_output, recover_evidence
 from gcemil.findings import Figures
 from gcemil.model import GceMil
 from gcemil.outputs import AskedOutput, create_output

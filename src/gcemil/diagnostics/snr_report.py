@@ -44,7 +44,7 @@ from gcemil.diagnostics.trained_fold import FoldBag, Measure, Pass, TrainedFold
 from gcemil.diagnostics.truth import NO_TRUTH, TRUTH_FIGURES
 from gcemil.findings import Figures, Finding, Row, mean_row
 from gcemil.outputs import create_output
-from gcemil.recovery.recover import subset_size
+from gcemil.recovery import subset_size
 from gcemil.shapes import Logits
 from gcemil.tasks.task import ClassificationTask, Task, as_array
 

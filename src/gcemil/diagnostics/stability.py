@@ -49,7 +49,7 @@ from gcemil.diagnostics.trained_fold import FoldBag, Measure, NetworkName, Pass,
 from gcemil.diagnostics.truth import oracle_scores, precision
 from gcemil.errors import RunError, UsageError
 from gcemil.findings import Figures, Finding, mean_row, mean_rows
-from gcemil.recovery.recover import above_threshold, members, random_k, subset_size, top_k
+from gcemil.recovery import above_threshold, members, random_k, subset_size, top_k
 from gcemil.shapes import Logits, Selected
 
 RIVALS = ("saliency", "occlusion")

@@ -46,7 +46,7 @@ from gcemil.diagnostics.trained_fold import (
 from gcemil.diagnostics.truth import precision
 from gcemil.errors import UsageError
 from gcemil.findings import Figures, Finding, mean_rows
-from gcemil.recovery.recover import members, rank_scores, ranking
+from gcemil.recovery import members, rank_scores, ranking
 from gcemil.shapes import Logits, Selected
 
 SIZES = (8, 16, 32)

@@ -21,10 +21,10 @@ from gcemil.diagnostics.snr import score_where_defined
 from gcemil.diagnostics.trained_fold import FoldBag, Measure, Pass, TrainedFold
 from gcemil.diagnostics.truth import oracle_scores, precision, recall
 from gcemil.errors import UsageError
-from gcemil.explain import Explanation
+from gcemil.explanation import Explanation
 from gcemil.findings import Figures, Finding, mean_row
 from gcemil.model import GceMil
-from gcemil.recovery.recover import Recovery, members, ranking, recover
+from gcemil.recovery import Recovery, members, ranking, recover
 
 THRESHOLDS = (0.1, 0.3, 0.5, 0.7, 0.9)
 COVERAGE_TARGETS = (None, 0.5, 0.8, 0.9, 0.95, 0.99)

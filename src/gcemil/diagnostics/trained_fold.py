@@ -42,11 +42,11 @@ from gcemil.config import TrainSettings
 from gcemil.diagnostics.snr import RISK_TOLERANCE, BagOutcome, OutputScale, RiskScale
 from gcemil.diagnostics.truth import true_evidence, true_regions
 from gcemil.errors import RunError, UsageError
-from gcemil.explain import Explanation, Interventions, bag_tensors, explain_bag
+from gcemil.explanation import Explanation, Interventions, bag_tensors, explain_bag
 from gcemil.hosts.attention import LinearPooling
 from gcemil.hosts.host import Embedded, Host, HostOutput, check_bag, check_finite, embedded_bag, shortcut
 from gcemil.model import GceMil
-from gcemil.recovery.recover import members
+from gcemil.recovery import members
 from gcemil.runs.checkpoint import load_network
 from gcemil.runs.folder import (
     FoldParts,

@@ -24,7 +24,7 @@ from gcemil.bags.arrays import read_truth
 from gcemil.bags.bag import Bag
 from gcemil.bags.cohort import Cohort
 from gcemil.errors import UsageError
-from gcemil.recovery.recover import rank_scores, ranking
+from gcemil.recovery import rank_scores, ranking
 from gcemil.shapes import Scores, Selected
 
 RegionNumbers = Int[Tensor, "n"]

@@ -30,7 +30,7 @@ from gcemil.diagnostics.trained_fold import (
     read_risk_scale,
 )
 from gcemil.errors import BagError, UsageError
-from gcemil.explain import Explanation, explain_bag, find_class_evidence, slide_evidence
+from gcemil.explanation import Explanation, explain_bag, slide_evidence
 from gcemil.exports.certificate import (
     NEW,
     AnchorCoverage,
@@ -46,10 +46,11 @@ from gcemil.exports.overlay import SlidePlace
 from gcemil.exports.slide_export import ExplainedSlide
 from gcemil.outputs import AskedOutput, ClassQuestion
 from gcemil.records import FurtherSet
-from gcemil.recovery.recover import subset_size, top_k
+from gcemil.recovery import subset_size, top_k
 from gcemil.runs.environment import describe_environment
 from gcemil.runs.folder import Run, RunFold
 from gcemil.runs.predict import FoldModel
+from gcemil.search import find_class_evidence
 from gcemil.shapes import Logits, Scores, Selected
 from gcemil.tasks.task import Task
 

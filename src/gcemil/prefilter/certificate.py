@@ -31,7 +31,7 @@ from pydantic import Field
 
 from gcemil.bags.bag import Bag
 from gcemil.config import Settings
-from gcemil.explain import Explanation, explain_bag
+from gcemil.explanation import Explanation, explain_bag
 from gcemil.model import GceMil
 from gcemil.outputs import create_output
 from gcemil.shapes import Logits

@@ -25,7 +25,7 @@ from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.bags.fingerprint import content_hash, file_fingerprint, record_cohort
 from gcemil.bags.folds import read_fold
 from gcemil.errors import UsageError
-from gcemil.explain import bag_tensors, explain_bag
+from gcemil.explanation import bag_tensors, explain_bag
 from gcemil.features.extract import FeatureOrigin, read_encoded_grid, require_one_origin
 from gcemil.features.patching import PatchingRules, rules_fingerprint
 from gcemil.files import write_json

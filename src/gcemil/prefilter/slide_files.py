@@ -23,7 +23,7 @@ from gcemil.bags.bag import Bag, slide_bag
 from gcemil.bags.fingerprint import content_hash
 from gcemil.bags.foreign.source import plain_id
 from gcemil.errors import InputError, RunError, UsageError
-from gcemil.explain import slide_evidence
+from gcemil.explanation import slide_evidence
 from gcemil.features.encoders import PatchEncoder
 from gcemil.features.extract import (
     EncodeSettings,

@@ -18,7 +18,7 @@ from gcemil.bags.foreign.layouts import read_feature_file
 from gcemil.bags.foreign.source import UNKNOWN_ENCODER, ReadOptions
 from gcemil.bags.loader import SampleRule, load_bags
 from gcemil.errors import UsageError
-from gcemil.explain import Explanation, bag_tensors, explain_bag, slide_evidence
+from gcemil.explanation import Explanation, bag_tensors, explain_bag, slide_evidence
 from gcemil.hosts.host import HostOutput
 from gcemil.model import EvidenceOutput, GceMil
 from gcemil.records import (

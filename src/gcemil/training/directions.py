@@ -34,7 +34,7 @@ from gcemil.evidence.anchors import AnchorBank
 from gcemil.evidence.bridge import Bridge, CentredBridge
 from gcemil.evidence.head import ABSENT_QUANTILE, fit_class_head, fit_risk_head
 from gcemil.evidence.spatial import Neighbourhood, smoothed
-from gcemil.explain import bag_tensors, explain_bag, lesion_strength
+from gcemil.explanation import bag_tensors, explain_bag, lesion_strength
 from gcemil.hosts.host import Embedded, Host, embedded_bag
 from gcemil.model import GceMil
 from gcemil.row_blocks import mapped_rows, to_float32

@@ -29,7 +29,7 @@ from gcemil.errors import CohortError, ConfigError, RunError
 from gcemil.evidence.alignment import bank_from_examples
 from gcemil.evidence.anchors import AnchorBank
 from gcemil.evidence.bridge import CentredBridge, create_bridge
-from gcemil.explain import Explanation, slide_evidence
+from gcemil.explanation import Explanation, slide_evidence
 from gcemil.files import lock_folder, write_json, write_table
 from gcemil.model import GceMil, bridge_kind
 from gcemil.processes import SHUTDOWN_TIMEOUT_S

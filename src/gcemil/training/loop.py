@@ -28,7 +28,7 @@ from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.bags.loader import SampleRule, load_bags
 from gcemil.config import TrainSettings
 from gcemil.errors import RunError
-from gcemil.explain import bag_tensors
+from gcemil.explanation import bag_tensors
 from gcemil.files import validate_as, write_text
 from gcemil.hosts.host import Stage
 from gcemil.hosts.table import AnyHost, host_spec, patch_limit

@@ -20,14 +20,14 @@ from gcemil.bags.cohort import BagSpec
 from gcemil.diagnostics.snr import Tolerances
 from gcemil.diagnostics.trained_fold import FoldBag, TrainedFold
 from gcemil.errors import UsageError
-from gcemil.explain import slide_evidence
+from gcemil.explanation import slide_evidence
 from gcemil.exports.explain import EVIDENCE_RULE
 from gcemil.exports.explain_cohort import hash_inputs, list_trained_folds
 from gcemil.exports.overlay import read_cohort_place, read_own_thumbnail
 from gcemil.features.patching import find_slides
 from gcemil.hosts.host import HostOutput
 from gcemil.records import SlideEvidence
-from gcemil.recovery.recover import subset_size, top_k
+from gcemil.recovery import subset_size, top_k
 from gcemil.runs.folder import Run
 from gcemil.shapes import Logits, Selected
 from gcemil.viewer.tiles import GridTiles, ThumbnailTiles, Tiles, open_slide_tiles

@@ -13,10 +13,10 @@ from sklearn.metrics import f1_score
 
 from gcemil.diagnostics.snr import OutputScale, RiskScale
 from gcemil.diagnostics.trained_fold import TrainedFold
-from gcemil.explain import Search
 from gcemil.hosts.abmil import Abmil
 from gcemil.hosts.host import Embedded, HostOutput
 from gcemil.outputs import ClassOutput, Tolerances
+from gcemil.search import Search
 
 RULES = {"evidence", "attention", "contribution", "occlusion", "random", "oracle"}
 

@@ -25,7 +25,7 @@ from gcemil.diagnostics.diagnose import load_measure
 from gcemil.diagnostics.snr import BagOutputs, bag_outcome
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
-from gcemil.recovery.recover import greedy_subset
+from gcemil.recovery import greedy_subset
 
 GATES = torch.tensor([0.9, 0.6, 0.2, 0.0])
 SELECTED = torch.tensor([True, True, False, False])

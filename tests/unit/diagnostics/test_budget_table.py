@@ -10,7 +10,7 @@ from gcemil.diagnostics.measurements import prefix_outcomes
 from gcemil.diagnostics.snr import bag_outcome
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
-from gcemil.recovery.recover import ranking, top_k
+from gcemil.recovery import ranking, top_k
 
 TRUTH = ("precision", "recall", "average_precision", "region_coverage")
 FEW = ("attention", "occlusion")

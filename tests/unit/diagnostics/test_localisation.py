@@ -30,7 +30,7 @@ from gcemil.diagnostics.localisation import (
 )
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import StoreError
-from gcemil.explain import explain_bag
+from gcemil.explanation import explain_bag
 from gcemil.findings import join_folds, read_finding, write_finding
 
 PAPER = (0.01, None)

@@ -12,7 +12,7 @@ from gcemil.diagnostics.trained_fold import TrainedFold, linear_form, predict_ba
 from gcemil.errors import UsageError
 from gcemil.hosts.adapters import CallableHost
 from gcemil.hosts.table import HOSTS
-from gcemil.recovery.recover import members
+from gcemil.recovery import members
 
 NORMAL, TUMOUR = torch.tensor([4.0, -4.0]), torch.tensor([-4.0, 4.0])
 # What is lost when a bag of class tumour looks normal.

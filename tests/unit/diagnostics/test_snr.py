@@ -13,9 +13,9 @@ from gcemil.diagnostics.snr import (
     snr_scores,
 )
 from gcemil.errors import UsageError
-from gcemil.explain import Interventions
+from gcemil.explanation import Interventions
 from gcemil.hosts.adapters import CallableHost
-from gcemil.recovery.recover import above_threshold
+from gcemil.recovery import above_threshold
 from gcemil.tasks.task import ClassificationTask, SurvivalTask
 
 TASK = ClassificationTask(("normal", "tumour"))

@@ -13,7 +13,7 @@ from gcemil.diagnostics.rules import (
 )
 from gcemil.diagnostics.trained_fold import TrainedFold, predict_bag
 from gcemil.errors import UsageError
-from gcemil.recovery.recover import top_k
+from gcemil.recovery import top_k
 
 
 def scores_of(fold, bag, network="wrapped", names=("attention", "occlusion")):

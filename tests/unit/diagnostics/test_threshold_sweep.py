@@ -8,7 +8,7 @@ from gcemil.diagnostics import sweep
 from gcemil.diagnostics.sweep import recover_at
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
-from gcemil.explain import recover_evidence
+from gcemil.explanation import recover_evidence
 
 
 def values(finding, metric, **labels):

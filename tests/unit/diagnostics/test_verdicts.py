@@ -13,7 +13,7 @@ from gcemil.diagnostics.snr import BagOutputs, Tolerances, Verdict, judge_subset
 from gcemil.diagnostics.snr_report import measure_snr
 from gcemil.diagnostics.sweep import measure_sweep
 from gcemil.diagnostics.trained_fold import TrainedFold, run_passes
-from gcemil.explain import Interventions
+from gcemil.explanation import Interventions
 
 TOLERANCES = Tolerances(sufficiency=0.125, necessity=0.25, recoverability=0.0625)
 

@@ -8,7 +8,7 @@ import torch
 
 from builders.runs import TrainedRuns
 from gcemil.bags.cohort import Cohort
-from gcemil.explain import explain_bag
+from gcemil.explanation import explain_bag
 from gcemil.prefilter.certificate import answer_from_kept, is_changed, measure_doubt, scale_budget
 from gcemil.prefilter.cost import PrefilterCost, SlideCost, read_cost, time_prefilter, write_cost
 from gcemil.runs.checkpoint import load_network

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from gcemil.evidence.coverage import marginal_gains
+from gcemil.recovery import LazyGreedy, greedy_subset
 from gcemil.recovery import recover as recover_module
-from gcemil.recovery.recover import LazyGreedy, greedy_subset
 
 
 def lazy(responses: torch.Tensor, weights: torch.Tensor) -> LazyGreedy:

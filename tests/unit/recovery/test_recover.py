@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gcemil.errors import BagError, UsageError
-from gcemil.recovery.recover import Recovery, StopReason, recover
+from gcemil.recovery import Recovery, StopReason, recover
 
 
 def bag(*rows: tuple[float, ...]) -> torch.Tensor:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gcemil.errors import BagError, UsageError
-from gcemil.recovery.recover import above_threshold, random_k, ranking, subset_size, top_k
+from gcemil.recovery import above_threshold, random_k, ranking, subset_size, top_k
 
 SCORES = torch.tensor([0.2, 0.9, 0.2, 0.9, 0.1])
 

@@ -11,7 +11,7 @@ from builders.authors import small_checkpoint
 from gcemil.bags.folds import make_folds, read_fold, write_folds
 from gcemil.config import HostSettings, TrainSettings
 from gcemil.errors import RunError, UsageError, WeightsError
-from gcemil.explain import bag_tensors
+from gcemil.explanation import bag_tensors
 from gcemil.hosts.clam_sb import ClamSb
 from gcemil.runs.checkpoint import load_network
 from gcemil.runs.folder import fold_parts
