@@ -1,6 +1,7 @@
 """Results of a fold as frozen values, and their HDF5 files: what a run writes, a report reads and a script may rely on. No torch.
 
-evidence/<slide>.h5      selected, gates, scores, evidence_scores, responses, marginal_gain, coverage, anchor_weights, and coords where there are any
+evidence/<slide>.h5      selected, gates, scores, evidence_scores, responses, marginal_gain, coverage, anchor_weights, and coords where there are any;
+                         fold_share, the share of the folds that chose a patch, for a new slide
 representations.h5       full, soft, discrete (bags, d); attributes bag_ids, parts, groups as JSON lists in the same order
 epochs/epoch_<n>.h5      the same after each epoch, full and soft, where training kept them
 adapter.h5               cosine of patches before and after the feature adapter, whether each is evidence, singular values of U V^T
@@ -33,7 +34,7 @@ MODE_WORDS = {
 """How a bag is predicted, with the words for it."""
 MODES = tuple(MODE_WORDS)
 REMEDY = "Make it again with 'gcemil evaluate'."
-OPTIONAL = ("coords", "anchor_weights")
+OPTIONAL = ("coords", "anchor_weights", "fold_share")
 """Columns that an evidence file may lack."""
 
 
@@ -65,6 +66,8 @@ class SlideEvidence:
     """Whether the evidence exceeds what slides without a lesion show. None: the cohort has no such class."""
     anchor_weights: Float[np.ndarray, "m"] | None = None
     """How much each anchor matters to the predicted class, or to the risk. None: not written."""
+    fold_share: Float[np.ndarray, "n"] | None = None
+    """The share of the folds that chose each patch; None for the evidence of one fold."""
     hashes: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -198,6 +201,7 @@ def read_evidence(path: Path) -> SlideEvidence:
         "marginal_gain": (n_patches,),
         "coverage": (n_anchors,),
         "anchor_weights": (n_anchors,),
+        "fold_share": (n_patches,),
     }
     arrays: dict[str, Any] = {
         name: _read_numbers(path, name, shape)

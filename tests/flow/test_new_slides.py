@@ -11,12 +11,15 @@ import torch
 
 from builders.commands import answer, gcemil, refused, succeeded
 from builders.geojson_rules import violations
+from builders.runs import TrainedRuns
 from builders.slides import truncate
 from gcemil.bags import store
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import read_fold
+from gcemil.config import EvidenceSettings, TrainSettings
 from gcemil.errors import GcemilError
 from gcemil.exports.certificate import read_certificate
+from gcemil.training.run import train_run
 
 FILES = {
     "evidence.h5",
@@ -43,6 +46,16 @@ def slide(classification_runs):
     with (classification_runs.gce / "fold_0" / "predictions.csv").open() as file:
         known = next(row for row in csv.DictReader(file) if row["slide_id"] == name)
     return name, path, float(known["prob_LUAD"])
+
+
+@pytest.fixture(scope="module")
+def three_folds(classification_runs, tmp_path_factory):
+    """Both arms on three folds, an epoch each."""
+    folder = tmp_path_factory.mktemp("folds")
+    for arm, evidence in (("gce", EvidenceSettings()), ("host", None)):
+        settings = TrainSettings(evidence=evidence, epochs=1)
+        train_run(classification_runs.cohort, folder / arm, settings, folds=[0, 1, 2], jobs=1)
+    return TrainedRuns(classification_runs.cohort, folder / "host", folder / "gce")
 
 
 class TestFeatureFilesOfEveryLayout:
@@ -177,6 +190,58 @@ class TestExplanationsOfNewSlides:
         assert (new.subject.part, known.subject.part) == ("new", "test")
         assert new.predictions == known.predictions
         assert new.regions == known.regions
+
+    @pytest.mark.parametrize("arm", ["gce", "host"])
+    def test_several_folds_explain_a_new_slide_together(self, three_folds, slide, tmp_path, arm):
+        run, (_, path, _) = getattr(three_folds, arm), slide
+        features = store.read(path, "features") + np.float32(0.01)
+        new = tmp_path / "new.h5"
+        store.write(new, {"features": features, "coords": store.read(path, "coords")})
+        said = succeeded("explain", run, new, "--heatmap", "fold_share", "--out", tmp_path / "all")
+        found = read_certificate(tmp_path / "all" / "certificate.json")
+        assert found.consensus.folds == (0, 1, 2)
+        assert "Mean of 3 folds (0, 1, 2), spread" in " ".join(said.split())
+        share = store.read(tmp_path / "all" / "evidence.h5", "fold_share")
+        selected = store.read(tmp_path / "all" / "evidence.h5", "selected").tolist()
+        assert set(np.round(share * 3, 6)) <= {0, 1, 2, 3}
+        assert (
+            selected == np.flatnonzero(share > 0.5 if (share > 0.5).any() else share == share.max()).tolist()
+        )
+        assert found.consensus.n_unanimous == (share == 1).sum()
+        assert sum(found.consensus.n_chosen) == round(share.sum() * 3)
+        assert (tmp_path / "all" / "heatmap_fold_share.ome.tif").is_file()
+        listed = json.loads((tmp_path / "all" / "evidence.json").read_text())
+        assert [one["fold_share"] for one in listed["patches"]] == pytest.approx(share[selected], abs=1e-6)
+        text = (tmp_path / "all" / "evidence.geojson").read_text()
+        assert violations(text) == []
+        assert all("fold_share" in one["properties"]["measurements"] for one in json.loads(text)["features"])
+        (predicted,) = answer("predict", run, new, "--out", tmp_path / "predicted")
+        for name, value in found.predictions.full.values.items():
+            assert value == pytest.approx(predicted[name], abs=1e-6)
+            assert value == pytest.approx(np.mean([one[name] for one in found.consensus.per_fold]), abs=1e-6)
+        assert predicted["spread"] == pytest.approx(found.consensus.spread, abs=1e-6)
+        assert predicted["evidence"] == (selected if arm == "gce" else None)
+        if arm == "gce":
+            assert predicted["verdict"] == found.verdict
+        succeeded("explain", run, new, "--folds", 1, "--out", tmp_path / "one")
+        alone = store.read(tmp_path / "one" / "evidence.h5", "selected")
+        assert len(alone) == found.consensus.n_chosen[1]
+        assert "explained by one fold" in refused("explain", run, "--slide", slide[0], "--folds", "0,1")
+
+    def test_several_folds_answer_for_one_class_against_another(self, three_folds, slide, tmp_path):
+        features = store.read(slide[1], "features") + np.float32(0.01)
+        new = tmp_path / "new.h5"
+        store.write(new, {"features": features, "coords": store.read(slide[1], "coords")})
+        common = ("explain", three_folds.gce, new, "--against-class")
+        (predicted,) = answer("predict", three_folds.gce, new, "--out", tmp_path / "predicted")
+        classes = ["LUAD", "LUSC"]
+        best = max(classes, key=lambda name: predicted[f"prob_{name}"])
+        (other,) = {*classes} - {best}
+        succeeded(*common, other, "--out", tmp_path / "asked")
+        found = read_certificate(tmp_path / "asked" / "certificate.json")
+        assert found.rule == f"evidence for {best} against {other}, chosen by most of 3 folds"
+        turning = [one for one in found.further if one.name.startswith("removal turns")]
+        assert [one.removed_class for one in turning] == [other] * len(turning)
 
     def test_regions_are_judged_in_every_file(self, classification_runs, slide, tmp_path):
         name, _, _ = slide

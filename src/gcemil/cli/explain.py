@@ -22,6 +22,7 @@ from gcemil.cli.options import (
     WEIGHTS,
     HeatMapName,
     Unit,
+    parse_folds,
 )
 from gcemil.errors import UsageError
 
@@ -50,7 +51,14 @@ def explain(
         "--against-class",
         help="Why not this class: patches that speak against it, and a set whose removal leads to it.",
     ),
-    fold: int | None = typer.Option(None, min=0, help="By default the first fold that tests the slide."),
+    folds: str | None = typer.Option(
+        None,
+        "--folds",
+        "--fold",
+        metavar="NUMBERS",
+        help="For a file the consensus of all, or of some such as 0,2; for a slide of the cohort one, by default the first that "
+        "tests it.",
+    ),
     out: Path | None = typer.Option(
         None,
         help="By default RUN/fold_<k>/explain/<slide>, or RUN/predictions/<slide> for a file; many slides have a folder each.",
@@ -89,7 +97,8 @@ def explain(
     """Write one slide's evidence as HDF5, JSON, QuPath GeoJSON and overlay, with its keep/remove certificate.
 
     The certificate says what the model predicts from all patches, from the gated ones, from the evidence alone and
-    without it. Of a case with several slides it is about the case. A run without the wrapper has no evidence; there the
+    without it. A slide outside the cohort is explained by all folds: the patches that most of them chose, judged under their
+    mean prediction. Of a case with several slides it is about the case. A run without the wrapper has no evidence; there the
     patches of highest attention take its place, named as such. With --unit region it also says which connected
     regions are sufficient and which are necessary. With --class NAME the patches are those that speak for a class, predicted
     or not; with --against-class NAME those that speak for it and against another one.
@@ -104,7 +113,6 @@ def explain(
     from gcemil.exports.new_slides import NewSlides, PredictOptions, find_inputs
     from gcemil.exports.slide_export import ExplainedSlide
     from gcemil.features.loaders import WeightSource
-    from gcemil.runs.folder import Run
 
     if sum(given is not None for given in (file, slide, slides)) != 1:
         raise UsageError(
@@ -116,6 +124,12 @@ def explain(
         raise UsageError(
             "--thumbnail, --downsample and the bounds are of one slide. Leave them out with --slides."
         )
+    numbers = None if folds is None else parse_folds(folds)
+    if file is None and numbers is not None and len(numbers) > 1:
+        raise UsageError(
+            f"--folds {folds}: a slide of the cohort is explained by one fold, because others were trained on it. Name one."
+        )
+    fold = None if numbers is None else numbers[0]
     options = ExplainOptions(
         budget, Tolerances(sufficiency, necessity, recoverability), unit, target, against
     )
@@ -137,8 +151,7 @@ def explain(
                 f"{file} is {len(inputs)} slides. Explain many new slides with 'gcemil predict {run} {file} --explain'."
             )
         (path,) = inputs.values()
-        chosen = Run(run).trained_folds()[0].number if fold is None else fold
-        plan = PredictOptions(mode="full", folds=(chosen,), mpp=mpp)
+        plan = PredictOptions(mode="full", folds=None if numbers is None else tuple(numbers), mpp=mpp)
         opened = NewSlides.open(run, plan, source=WeightSource(weights, trust_remote_code))
         found = opened.explain(path, options)
     else:
@@ -206,6 +219,10 @@ def _print_certificate(certificate: Certificate) -> None:
         "X_notS, without it": found.removed,
     }
     names = list(found.full.values)
+    if (agreed := certificate.consensus) is not None:
+        folds = zip(agreed.folds, agreed.per_fold, agreed.n_chosen, strict=True)
+        shown = [(fold, *(f"{one[name]:.3f}" for name in names), count) for fold, one, count in folds]
+        print_table(agreed.sentence, ("fold", *names, "patches chosen"), shown)
     rows = [
         (name, *(f"{one.values[column]:.3f}" for column in names), f"{one.output:.3f}")
         for name, one in versions.items()

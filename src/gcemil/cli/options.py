@@ -136,6 +136,7 @@ class HeatMapName(StrEnum):
     gate = "gate"
     attention = "attention"
     marginal_gain = "marginal_gain"
+    fold_share = "fold_share"
     evidence_score = "evidence_score"
     attention_score = "attention_score"
 

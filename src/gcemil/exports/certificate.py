@@ -157,6 +157,29 @@ class Subject:
 
 
 @dataclass(frozen=True)
+class Consensus:
+    """How several folds agree on a slide."""
+
+    folds: tuple[int, ...]
+    per_fold: tuple[dict[str, float], ...]
+    """prob_<class>, or risk, of each from all patches."""
+    n_chosen: tuple[int, ...]
+    """Patches that each chose by itself."""
+    n_unanimous: int
+    """Patches that all chose."""
+    spread: float
+    """Deviation over the folds of the probability of the predicted class, or of the risk."""
+
+    @property
+    def sentence(self) -> str:
+        """The agreement in one line."""
+        return (
+            f"Mean of {len(self.folds)} folds ({', '.join(map(str, self.folds))}), spread {self.spread:.3f}; the patches are "
+            f"those that most folds chose, {self.n_unanimous} of them chosen by all."
+        )
+
+
+@dataclass(frozen=True)
 class Certificate:
     """What was kept and removed, what the model said each time, and what follows from it."""
 
@@ -181,6 +204,8 @@ class Certificate:
     """Whether the evidence exceeds what slides without a lesion show; None: not measured."""
     model_warning: str | None = None
     """Why evidence of this model is not certified; None where the model has learned."""
+    consensus: Consensus | None = None
+    """How several folds agree; None for one."""
 
     @property
     def is_necessary(self) -> bool | None:

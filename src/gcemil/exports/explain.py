@@ -1,16 +1,18 @@
-"""One slide explained: its evidence, or the host's attention, kept and removed under the network of one fold.
+"""One slide explained: its evidence, or the host's attention, kept and removed under the network of one fold, or of several.
 
 The slide is of the run's cohort (explain_cohort.py), or new: then its bag is made from a feature file or a slide file, and
-nothing of the cohort is needed. With `unit="region"` every connected region of the patches is kept and removed by itself too.
+nothing of the cohort is needed. Several folds choose patches each for itself; those that most of them chose are kept and
+removed under their mean prediction (runs/consensus.py). With `unit="region"` every connected region of the patches is kept and removed by itself too.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any, Literal
 
 import numpy as np
@@ -20,7 +22,7 @@ from gcemil.bags.bag import Bag, grid_stride
 from gcemil.config import TrainSettings
 from gcemil.diagnostics.further_sets import find_further_sets
 from gcemil.diagnostics.regions import RegionJudge, find_regions
-from gcemil.diagnostics.snr import BagOutputs, OutputScale, Tolerances, bag_outcome, judge_subset
+from gcemil.diagnostics.snr import BagOutputs, OutputScale, RiskScale, Tolerances, bag_outcome, judge_subset
 from gcemil.diagnostics.trained_fold import (
     DEFAULT_BUDGET,
     FoldNetwork,
@@ -30,11 +32,12 @@ from gcemil.diagnostics.trained_fold import (
     read_risk_scale,
 )
 from gcemil.errors import BagError, UsageError
-from gcemil.explanation import Explanation, explain_bag, slide_evidence
+from gcemil.explanation import Explanation, Interventions, explain_bag, slide_evidence
 from gcemil.exports.certificate import (
     NEW,
     AnchorCoverage,
     Certificate,
+    Consensus,
     Prediction,
     Predictions,
     Subject,
@@ -45,8 +48,17 @@ from gcemil.exports.geojson import SlideRegions
 from gcemil.exports.overlay import SlidePlace
 from gcemil.exports.slide_export import ExplainedSlide
 from gcemil.outputs import AskedOutput, ClassQuestion
-from gcemil.records import FurtherSet
+from gcemil.records import FurtherSet, SlideEvidence
 from gcemil.recovery import subset_size, top_k
+from gcemil.runs.consensus import (
+    Ensemble,
+    EnsembleEmbedded,
+    average_scores,
+    choose_majority,
+    find_consensus,
+    join_hashes,
+    share_folds,
+)
 from gcemil.runs.environment import describe_environment
 from gcemil.runs.folder import Run, RunFold
 from gcemil.runs.predict import FoldModel
@@ -90,6 +102,7 @@ class SourceBag(NetworkBag):
         super().__init__(bag, network)
         self.part = part
         self.hashes = hashes
+        self.options = options
         self.names = tuple(name.removeprefix("prob_") for name in network.task.prediction_names)
         self.question = ClassQuestion.read(self.names, options.target, options.against)
 
@@ -119,6 +132,59 @@ class SourceBag(NetworkBag):
 
 
 @dataclass(frozen=True, eq=False)
+class EnsembleNetwork(FoldNetwork):
+    """Several folds of a run as one network."""
+
+    members: tuple[FoldNetwork, ...]
+
+    @classmethod
+    def of(cls, members: Sequence[FoldNetwork]) -> EnsembleNetwork:
+        """The mean of the risks of the folds is in the mean of their units."""
+        first = members[0]
+        mean, unit = (fmean(getattr(one.scale, name) for one in members) for name in ("mean", "deviation"))
+        host = Ensemble([one.explained for one in members])
+        return cls(
+            first.run,
+            first.fold,
+            first.task,
+            first.settings,
+            host,
+            None,
+            RiskScale(mean, unit),
+            tuple(members),
+        )
+
+    @property
+    def model_hash(self) -> str:
+        """One fingerprint of all checkpoints."""
+        return join_hashes([one.model_hash for one in self.members])
+
+
+class ConsensusBag(SourceBag):
+    """A bag put before several folds, whose predictions are averaged."""
+
+    def __init__(self, members: Sequence[SourceBag]) -> None:
+        first = members[0]
+        network = EnsembleNetwork.of([one.network for one in members])
+        super().__init__(network, first.bag, first.part, first.hashes, first.options)
+        self.members = tuple(members)
+
+    @cached_property
+    def view(self) -> PredictedBag:
+        """The bag as the folds predicted it, which is not embedded again."""
+        host = self.network.explained
+        embedded = EnsembleEmbedded.of([one.view.embedded for one in self.members])
+        with torch.no_grad():
+            full = host.aggregate(embedded, self.coords)
+        return PredictedBag(host, self.features, self.coords, embedded, full)
+
+    @property
+    def wrapped(self) -> Interventions:
+        """Questions to the mean of the folds."""
+        return self.view.asked
+
+
+@dataclass(frozen=True, eq=False)
 class ChosenSet:
     """The patches that stand for the prediction, and how they were chosen."""
 
@@ -132,15 +198,44 @@ class ChosenSet:
     settings: dict[str, Any]
     notes: tuple[str, ...] = ()
     turning: Selected | None = None
+    evidence: SlideEvidence | None = None
+    """The record of the slide; None without the wrapper."""
+    share: Scores | None = None
+    """The share of the folds that chose each patch, where there are several."""
+    consensus: Consensus | None = None
 
 
 def explain_new_slide(
-    model: FoldModel, bag: Bag, place: SlidePlace, hashes: dict[str, str], options: ExplainOptions
+    models: Sequence[FoldModel], bag: Bag, place: SlidePlace, hashes: dict[str, str], options: ExplainOptions
 ) -> ExplainedSlide:
-    """A slide outside the cohort, from the checkpoint of one fold alone."""
+    """A slide outside the cohort, from the checkpoints of one or several folds alone."""
     (slide_id,) = bag.slide_ids
+    networks = [_open_network(model) for model in models]
+
+    def ask(options: ExplainOptions) -> SourceBag:
+        members = [SourceBag(one, bag, NEW, {slide_id: hashes}, options) for one in networks]
+        return members[0] if len(members) == 1 else ConsensusBag(members)
+
+    if len(networks) > 1 and options.against is not None and options.target is None:
+        # The folds may predict different classes; the question is about that of their mean.
+        plain = ask(replace(options, against=None))
+        options = replace(options, target=plain.names[int(plain.view.full.logits.argmax())])
+    source = ask(options)
+    stride = None if bag.coords is None else grid_stride(bag.coords)
+    size = bag.patch_size or (None if stride is None else max(1, round(stride)))
+    if bag.coords is not None and size is None:
+        raise BagError(
+            f"{place.source}: the size of its patches is not known, and they are no grid to read it from. "
+            "Extract the slide with a tool that states patch_size_level0."
+        )
+    folder = Run(source.network.run).new_slides / slide_id
+    return explain_bag_slide(source, slide_id, size, options, place, folder)
+
+
+def _open_network(model: FoldModel) -> FoldNetwork:
+    """The network of a checkpoint, without its cohort."""
     fold = RunFold(model.folder)
-    network = FoldNetwork(
+    return FoldNetwork(
         run=fold.run.path,
         fold=fold.number,
         task=model.task,
@@ -149,16 +244,6 @@ def explain_new_slide(
         model=model.loaded.model,
         scale=read_risk_scale(fold.run.path, fold.number),
     )
-    source = SourceBag(network, bag, NEW, {slide_id: hashes}, options)
-    stride = None if bag.coords is None else grid_stride(bag.coords)
-    size = bag.patch_size or (None if stride is None else max(1, round(stride)))
-    if bag.coords is not None and size is None:
-        raise BagError(
-            f"{place.source}: the size of its patches is not known, and they are no grid to read it from. "
-            "Extract the slide with a tool that states patch_size_level0."
-        )
-    folder = Run(network.run).new_slides / slide_id
-    return explain_bag_slide(source, slide_id, size, options, place, folder)
 
 
 def explain_bag_slide(
@@ -170,57 +255,13 @@ def explain_bag_slide(
     folder: Path,
 ) -> ExplainedSlide:
     """The patches that stand for the prediction of a bag, those of one slide for its files, and their certificate."""
-    network, bag, found, asked = source.network, source.bag, source.explanation, source.asked
-    if network.model is not None and options.budget is not None:
-        raise UsageError(
-            f"{network.run} recovers its own evidence, whose size is not free. Leave --budget out; it is for plain hosts."
-        )
-    rows, hashes = bag.rows_of(slide_id), {"model": network.model_hash, **source.hashes[slide_id]}
-    if network.model is not None and found is not None:
-        records = slide_evidence(network.model, bag, found, hashes)
-        evidence = next(record for record in records if record.slide_id == slide_id)
-        chosen = ChosenSet(
-            selected=found.recovery.selected,
-            scores=found.output.scores,
-            raw_scores=found.output.full.scores,
-            full=found.output.answer.logits,
-            rule=EVIDENCE_RULE if asked is None else name_question(asked, source.names),
-            settings=network.model.settings.model_dump(mode="json"),
-            turning=found.turning,
-        )
-    elif asked is not None:
-        if options.budget is not None:
-            raise UsageError(
-                "The evidence for a class is searched, and its size not free. Leave --budget out."
-            )
-        view, evidence = source.view, None
-        searched = find_class_evidence(
-            view.host, view.features, view.embedded, view.coords, view.full, asked, options.tolerances
-        )
-        chosen = ChosenSet(
-            selected=searched.selected,
-            scores=searched.scores,
-            raw_scores=view.full.scores,
-            full=view.full.logits,
-            rule=name_question(asked, source.names),
-            settings={},
-            turning=searched.turning,
-        )
+    bag, asked = source.bag, source.asked
+    rows = bag.rows_of(slide_id)
+    hashes = {"model": source.network.model_hash, **source.hashes[slide_id]}
+    if isinstance(source, ConsensusBag):
+        chosen = choose_consensus(source, slide_id, hashes)
     else:
-        # The highest scores of a plain host, named as what they are.
-        evidence, full = None, source.wrapped.full()
-        budget = options.budget or DEFAULT_BUDGET
-        chosen = ChosenSet(
-            selected=top_k(full.scores, subset_size(len(bag), budget)),
-            scores=full.scores,
-            raw_scores=full.scores,
-            full=full.logits,
-            rule=f"attention top-k at budget {budget:g}",
-            settings={"budget": budget},
-            notes=(
-                "The run has no wrapper: these patches are where the host looked most, not recovered evidence.",
-            ),
-        )
+        chosen = choose_patches(source, slide_id, hashes)
     regions = _judge_regions(source, chosen, options)
     further = find_further_sets(
         source.view,
@@ -241,7 +282,8 @@ def explain_bag_slide(
         rule=certificate.rule,
         stop_reason=certificate.stop_reason,
         scores=chosen.raw_scores.numpy()[rows],
-        evidence=evidence,
+        evidence=chosen.evidence,
+        fold_share=None if chosen.share is None else chosen.share.numpy()[rows],
         hashes=hashes,
         regions=None if regions is None else regions.of_slide(slide_id, rows),
         certificate=certificate,
@@ -252,6 +294,106 @@ def explain_bag_slide(
             for one in further
         ),
     )
+
+
+def choose_patches(source: SourceBag, slide_id: str, hashes: dict[str, str]) -> ChosenSet:
+    """The patches that one network chooses: recovered, searched for a class, or of highest attention."""
+    network, found, asked, options = source.network, source.explanation, source.asked, source.options
+    if network.model is not None and found is not None:
+        if options.budget is not None:
+            raise UsageError(
+                f"{network.run} recovers its own evidence, whose size is not free. Leave --budget out; it is for plain hosts."
+            )
+        records = slide_evidence(network.model, source.bag, found, hashes)
+        return ChosenSet(
+            selected=found.recovery.selected,
+            scores=found.output.scores,
+            raw_scores=found.output.full.scores,
+            full=found.output.answer.logits,
+            rule=EVIDENCE_RULE if asked is None else name_question(asked, source.names),
+            settings=network.model.settings.model_dump(mode="json"),
+            turning=found.turning,
+            evidence=next(record for record in records if record.slide_id == slide_id),
+        )
+    if asked is not None:
+        if options.budget is not None:
+            raise UsageError(
+                "The evidence for a class is searched, and its size not free. Leave --budget out."
+            )
+        view = source.view
+        searched = find_class_evidence(
+            view.host, view.features, view.embedded, view.coords, view.full, asked, options.tolerances
+        )
+        return ChosenSet(
+            selected=searched.selected,
+            scores=searched.scores,
+            raw_scores=view.full.scores,
+            full=view.full.logits,
+            rule=name_question(asked, source.names),
+            settings={},
+            turning=searched.turning,
+        )
+    # The highest scores of a plain host, named as what they are.
+    full, budget = source.wrapped.full(), options.budget or DEFAULT_BUDGET
+    return ChosenSet(
+        selected=top_k(full.scores, subset_size(len(source), budget)),
+        scores=full.scores,
+        raw_scores=full.scores,
+        full=full.logits,
+        rule=f"attention top-k at budget {budget:g}",
+        settings={"budget": budget},
+        notes=(
+            "The run has no wrapper: these patches are where the host looked most, not recovered evidence.",
+        ),
+    )
+
+
+def choose_consensus(source: ConsensusBag, slide_id: str, hashes: dict[str, str]) -> ChosenSet:
+    """The patches that most folds choose, each for itself."""
+    members, full, task = source.members, source.view.full.logits, source.network.task
+    chosen = [choose_patches(one, slide_id, hashes) for one in members]
+    share = share_folds([one.selected for one in chosen])
+    models = [one.network.model for one in members if one.network.model is not None]
+    explanations = [one.explanation for one in members if one.explanation is not None]
+    records = find_consensus(models, source.bag, explanations, hashes) if models else []
+    per_fold = [name_prediction(task, one.full) for one in chosen]
+    mean = name_prediction(task, full)
+    main = max(mean, key=mean.__getitem__)
+    dissent = (
+        f"Fold {member.network.fold} predicts {source.names[int(one.full.argmax())]} and chose patches for that."
+        for member, one in zip(members, chosen, strict=True)
+        if source.asked is None and int(one.full.argmax()) != int(full.argmax())
+    )
+    return ChosenSet(
+        selected=choose_majority(share),
+        scores=average_scores(torch.stack([one.scores for one in chosen])),
+        raw_scores=average_scores(torch.stack([one.raw_scores for one in chosen])),
+        full=full,
+        rule=f"{chosen[0].rule}, chosen by most of {len(chosen)} folds",
+        settings=chosen[0].settings,
+        notes=(*dissent, *chosen[0].notes),
+        turning=_find_common_turning(source, [one.turning for one in chosen]),
+        evidence=next((record for record in records if record.slide_id == slide_id), None),
+        share=share,
+        consensus=Consensus(
+            folds=tuple(one.network.fold for one in members),
+            per_fold=tuple(per_fold),
+            n_chosen=tuple(int(one.selected.sum()) for one in chosen),
+            n_unanimous=int((share == 1).sum()),
+            spread=stdev(one[main] for one in per_fold),
+        ),
+    )
+
+
+def _find_common_turning(source: ConsensusBag, sets: Sequence[Selected | None]) -> Selected | None:
+    """The smallest of the sets of the folds without which their mean predicts the other class."""
+    if source.asked is None:
+        return None
+    for one in sorted((one for one in sets if one is not None), key=lambda one: int(one.sum())):
+        without = source.view.removed(one)
+        if without is not None and int(without.argmax()) == source.asked.against:
+            return one
+    return None
 
 
 def name_question(asked: AskedOutput, names: Sequence[str]) -> str:
@@ -326,15 +468,16 @@ def _certify(
         + ("" if network.task.n_outputs == 1 or asked is not None else ", the class predicted on X"),
         predictions=Predictions(**predictions),
         verdicts=judge_outputs(outputs, options.tolerances),
-        stop_reason=None if found is None else found.recovery.stop_reason.value,
+        stop_reason=None if chosen.evidence is None else chosen.evidence.stop_reason,
         anchors=anchors,
         settings={"host": network.settings.host.model_dump(mode="json"), "rule": chosen.settings},
         provenance=_describe_origin(source),
         notes=notes,
         regions=judged,
         further=further,
-        is_confirmed=None if found is None or chosen.rule != EVIDENCE_RULE else found.is_confirmed,
+        is_confirmed=None if chosen.evidence is None else chosen.evidence.is_confirmed,
         model_warning=Run(network.run).model_warning,
+        consensus=chosen.consensus,
     )
 
 
@@ -382,6 +525,8 @@ def _describe_origin(source: SourceBag) -> dict[str, Any]:
     """Versions, settings and the fingerprints of the network and of every slide of the bag; nothing of the machine."""
     network = source.network
     inputs = {"model": network.model_hash}
+    if isinstance(source, ConsensusBag):
+        inputs |= {f"model/fold_{one.network.fold}": one.network.model_hash for one in source.members}
     for slide_id, hashes in source.hashes.items():
         inputs |= {f"{kind}/{slide_id}": value for kind, value in hashes.items()}
     everything = describe_environment(seed=network.settings.seed, device=torch.device("cpu"), inputs=inputs)

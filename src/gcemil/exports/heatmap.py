@@ -32,7 +32,7 @@ PATCH_PIXELS = 16
 LONGEST_SIDE = 8192
 SMALLEST_LEVEL = 512
 TILE = 256
-BY_VALUE = frozenset({"gate"})
+BY_VALUE = frozenset({"gate", "fold_share"})
 """Measurements that lie in [0, 1] by themselves."""
 
 

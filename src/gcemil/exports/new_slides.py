@@ -32,6 +32,7 @@ from gcemil.prefilter.slide_files import FileMode, SlideFilePrediction, SlidePre
 from gcemil.prefilter.student import PREFILTER_FILE
 from gcemil.processes import run_jobs
 from gcemil.records import NOT_CERTIFIED, write_evidence
+from gcemil.runs.consensus import join_hashes
 from gcemil.runs.environment import one_thread
 from gcemil.runs.folder import Run, RunFold, main_mode
 from gcemil.runs.predict import (
@@ -283,9 +284,15 @@ class NewSlides:
             )
 
     def explain(self, path: Path, options: ExplainOptions) -> ExplainedSlide:
-        """One slide under the first of the folds that are open."""
-        bag, _, _ = self._answer(path, self.models)
-        return self._explain_bag(path, bag, options, self.models[0])
+        """One slide under the folds that are open, as far as they have not seen it."""
+        _, models = self._least_seen(path)
+        bag, _, _ = self._answer(path, models)
+        return self._explain_bag(path, bag, options, models)
+
+    def _least_seen(self, path: Path) -> tuple[SlidePart, tuple[FoldModel, ...]]:
+        """The folds that saw least of a slide, and its part in them."""
+        part, folders = self.seen.least_seen([one.folder for one in self.models], plain_id(path.name), path)
+        return part, tuple(one for one in self.models if one.folder in folders)
 
     def _predict_unless_done(self, slide_id: str, path: Path, out: Path, again: bool) -> NewPrediction:
         record, key = out / "records" / f"{slide_id}.json", self._key(path)
@@ -298,10 +305,9 @@ class NewSlides:
         return found
 
     def _predict(self, path: Path, out: Path, key: str) -> NewPrediction:
-        part, folders = self.seen.least_seen([one.folder for one in self.models], plain_id(path.name), path)
-        models = tuple(one for one in self.models if one.folder in folders)
+        part, models = self._least_seen(path)
         bag, answer, note = self._answer(path, models)
-        files = self._write_files(path, bag, answer, out, models[0])
+        files = self._write_files(path, bag, answer, out, models)
         names = value_names(models, self.mode)
         evidence, verdict = answer.evidence, ""
         if evidence is not None:
@@ -365,34 +371,39 @@ class NewSlides:
         return self._predictor
 
     def _write_files(
-        self, path: Path, bag: Bag | None, answer: SlidePrediction, out: Path, model: FoldModel
+        self,
+        path: Path,
+        bag: Bag | None,
+        answer: SlidePrediction,
+        out: Path,
+        models: tuple[FoldModel, ...],
     ) -> dict[str, Path]:
         options = self.options
         if options.explain is not None:
-            made = self._explain_bag(path, bag, options.explain, model)
+            made = self._explain_bag(path, bag, options.explain, models)
             return made.write_files(
                 out / answer.slide_id, all_patches=options.all_patches, heatmaps=options.heatmaps
             )
         if answer.evidence is None:
             return {}
         target = out / f"{answer.slide_id}.h5"
-        write_evidence(target, answer.evidence, self._hash_inputs(path, model))
+        write_evidence(target, answer.evidence, self._hash_inputs(path, models))
         return {"hdf5": target}
 
     def _explain_bag(
-        self, path: Path, bag: Bag | None, options: ExplainOptions, model: FoldModel
+        self, path: Path, bag: Bag | None, options: ExplainOptions, models: tuple[FoldModel, ...]
     ) -> ExplainedSlide:
         if bag is None:
             raise RunError(f"{path}: not all patches were encoded, so nothing can be kept and removed.")
         mpp = self.options.mpp
         place = read_slide_place(path, mpp=mpp) if is_slide_file(path) else read_feature_place(path, mpp=mpp)
-        hashes = {name: value for name, value in self._hash_inputs(path, model).items() if name != "model"}
+        hashes = {name: value for name, value in self._hash_inputs(path, models).items() if name != "model"}
         with one_thread():
-            return explain_new_slide(model, bag, place, hashes, options)
+            return explain_new_slide(models, bag, place, hashes, options)
 
-    def _hash_inputs(self, path: Path, model: FoldModel) -> dict[str, str]:
+    def _hash_inputs(self, path: Path, models: tuple[FoldModel, ...]) -> dict[str, str]:
         own = {"slide": file_fingerprint(path)} if is_slide_file(path) else {"features": content_hash(path)}
-        return {"model": content_hash(model.checkpoint), **own}
+        return {"model": join_hashes([content_hash(one.checkpoint) for one in models]), **own}
 
     def _key(self, path: Path) -> str:
         """A hash of everything that the result depends on."""
@@ -401,7 +412,7 @@ class NewSlides:
             fitted = (one.folder / PREFILTER_FILE for one in self.models)
             networks += [content_hash(path) for path in fitted if path.is_file()]
         parts = {
-            "input": self._hash_inputs(path, self.models[0]),
+            "input": self._hash_inputs(path, self.models),
             "networks": networks,
             "options": asdict(self.options),
             "gcemil": __version__,

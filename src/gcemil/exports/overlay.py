@@ -137,10 +137,21 @@ def draw_attention(place: SlideFrame, scores: PerPatch) -> Canvas:
     return place.paint(color_ramp(ranked), ranked)
 
 
-def draw_evidence(place: SlideFrame, selected: Mask, color: tuple[int, int, int]) -> Canvas:
-    """The selected patches; the others grey where there is no tissue to see."""
-    colors = np.where(selected[:, None], color, GREY).astype(np.uint8)
-    return place.paint(colors, selected.astype(float), None if place.thumbnail is None else selected)
+def draw_evidence(
+    place: SlideFrame, selected: Mask, color: tuple[int, int, int], fewer: Mask | None = None
+) -> Canvas:
+    """The selected patches, those that fewer folds chose paler; the others grey where there is no tissue to see."""
+    paler = np.zeros_like(selected) if fewer is None else fewer
+    colors = np.where(selected[:, None], color, np.where(paler[:, None], lighten(color), GREY))
+    importance = selected + 0.5 * paler
+    shown = None if place.thumbnail is None else selected | paler
+    return place.paint(colors.astype(np.uint8), importance, shown)
+
+
+def lighten(color: tuple[int, int, int]) -> tuple[int, int, int]:
+    """Half way to white."""
+    red, green, blue = ((channel + 255) // 2 for channel in color)
+    return red, green, blue
 
 
 def draw_overlay(
@@ -152,20 +163,24 @@ def draw_overlay(
     patch_size: int,
     patch_class: PatchClass = EVIDENCE,
     thumbnail: Thumbnail | None = None,
+    fold_share: PerPatch | None = None,
 ) -> Image.Image:
     """Attention and evidence, each with its title and the key of its colours."""
     if patch_size < 1:
         raise UsageError(f"A patch measures at least 1 level-0 pixel, got {patch_size}.")
     place = SlideFrame.of(fit_frame(coords, patch_size, thumbnail), coords, patch_size, thumbnail)
     ramp = (color_ramp(np.linspace(0.0, 1.0, RAMP_WIDTH)), "lowest to highest")
+    fewer = None if fold_share is None else (fold_share > 0) & ~selected
     shown = {"selected": patch_class.color} | ({} if thumbnail is not None else {"other patches": GREY})
+    if fewer is not None:
+        shown = {"chosen by most folds": patch_class.color, "by fewer": lighten(patch_class.color)}
     swatches = [(np.full((SWATCH, 3), color, dtype=np.uint8), name) for name, color in shown.items()]
     title = f"{patch_class.name}: {int(selected.sum())} of {len(selected)} patches"
     return _join_panels(
         heading,
         [
             ("attention score, light to dark by rank", draw_attention(place, scores), [ramp]),
-            (title, draw_evidence(place, selected, patch_class.color), swatches),
+            (title, draw_evidence(place, selected, patch_class.color, fewer), swatches),
         ],
     )
 

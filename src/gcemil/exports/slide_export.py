@@ -39,7 +39,7 @@ from gcemil.exports.overlay import SlidePlace, Thumbnail, choose_thumbnail, draw
 from gcemil.files import write_json
 from gcemil.records import FurtherSet, SlideEvidence, write_evidence
 
-HEATMAPS = ("evidence_score", "gate", "attention_score", "marginal_gain")
+HEATMAPS = ("evidence_score", "gate", "attention_score", "marginal_gain", "fold_share")
 """Measurements that a heat map can show; a run without the wrapper has attention alone."""
 
 
@@ -64,6 +64,8 @@ class SlideExport:
     """None where there are no coordinates, and for a set edited by hand."""
     further: tuple[tuple[FurtherSet, Int[np.ndarray, "_"]], ...] = ()
     """Sets beside the evidence, and the rows of the slide that are in them."""
+    fold_share: Real[np.ndarray, "n"] | None = None
+    """The share of the folds that chose each patch; None for a single fold."""
 
     @property
     def ranked_by(self) -> Real[np.ndarray, "n"]:
@@ -76,6 +78,8 @@ class SlideExport:
         found = (
             {"attention_score": self.scores} if self.evidence is None else name_measurements(self.evidence)
         )
+        if self.fold_share is not None:
+            found = {**found, "fold_share": self.fold_share}
         return found if self.regions is None else {**found, "region": self.regions.number}
 
     @property
@@ -134,6 +138,8 @@ class SlideExport:
         datasets = {"selected": self.selected.nonzero()[0], "scores": self.scores}
         if self.coords is not None:
             datasets["coords"] = self.coords
+        if self.fold_share is not None:
+            datasets["fold_share"] = self.fold_share
         attributes: dict[str, str | int | float | bool] = {
             "slide_id": self.slide_id,
             "rule": self.rule,
@@ -165,6 +171,7 @@ class SlideExport:
             patch_size=patch_size,
             patch_class=self.patch_class if is_evidence or self.evidence is None else NO_EVIDENCE,
             thumbnail=thumbnail,
+            fold_share=self.fold_share,
         )
 
     def _require_places(self) -> tuple[Int[np.ndarray, "n 2"], int]:

@@ -18,7 +18,7 @@ from gcemil.bags.foreign.layouts import read_feature_file
 from gcemil.bags.foreign.source import UNKNOWN_ENCODER, ReadOptions
 from gcemil.bags.loader import SampleRule, load_bags
 from gcemil.errors import UsageError
-from gcemil.explanation import Explanation, bag_tensors, explain_bag, slide_evidence
+from gcemil.explanation import Explanation, bag_tensors, explain_bag
 from gcemil.hosts.host import HostOutput
 from gcemil.model import EvidenceOutput, GceMil
 from gcemil.records import (
@@ -29,6 +29,7 @@ from gcemil.records import (
     write_representations,
 )
 from gcemil.runs.checkpoint import LoadedNetwork, load_network
+from gcemil.runs.consensus import find_consensus
 from gcemil.runs.environment import pick_device
 from gcemil.runs.folder import FoldParts, Run, RunFold, fold_parts
 from gcemil.shapes import Logits
@@ -107,7 +108,7 @@ def value_names(models: Sequence[FoldModel], mode: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, eq=False)
 class SlidePrediction:
-    """Mean over the folds of a run for one slide, and the evidence of the first fold."""
+    """Mean over the folds of a run for one slide, and the evidence that most of them chose."""
 
     slide_id: str
     values: dict[str, float]
@@ -123,7 +124,7 @@ class SlidePrediction:
 
 
 def predict_new_bag(models: Sequence[FoldModel], bag: Bag, mode: Mode) -> SlidePrediction:
-    """A bag of one slide through every fold; the evidence is that of the first."""
+    """A bag of one slide through every fold; the evidence is the consensus of the folds."""
     predicted = [_predict_bag(fold.loaded.network, bag) for fold in models]
     per_fold = [
         fold.values(outputs[mode].logits) for fold, (outputs, _) in zip(models, predicted, strict=True)
@@ -134,10 +135,9 @@ def predict_new_bag(models: Sequence[FoldModel], bag: Bag, mode: Mode) -> SlideP
             fold.values(outputs[beside].logits) for fold, (outputs, _) in zip(models, predicted, strict=True)
         ]
         values |= average_folds(models, other, prefix)
-    network, explanation = models[0].loaded.model, predicted[0][1]
-    evidence = (
-        None if network is None or explanation is None else slide_evidence(network, bag, explanation)[0]
-    )
+    networks = [fold.loaded.model for fold in models if fold.loaded.model is not None]
+    explanations = [found for _, found in predicted if found is not None]
+    evidence = find_consensus(networks, bag, explanations)[0] if networks else None
     return SlidePrediction(bag.bag_id, values, per_fold, evidence)
 
 
