@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from gcemil.simulation.drawn_slide import write_pyramid_tiff
+from gcemil.simulation.pixels import write_pyramid_tiff
 from gcemil.slides.reader import Bounds
 
 ROOT = Path(__file__).parents[2]

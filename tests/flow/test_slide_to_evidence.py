@@ -22,8 +22,7 @@ from gcemil.bags.tables import read_table
 from gcemil.exports.geojson import EVIDENCE
 from gcemil.exports.overlay import MARGIN, TITLE_HEIGHT, draw_overlay
 from gcemil.exports.overlay import read_thumbnail as read_picture
-from gcemil.simulation.drawn_slide import write_pyramid_tiff
-from gcemil.simulation.pixels import read_pixel_truth
+from gcemil.simulation.pixels import read_pixel_truth, write_pyramid_tiff
 from gcemil.slides.reader import open_slide
 
 pytestmark = pytest.mark.slow

@@ -43,9 +43,6 @@ def simulate(
 
     Example: gcemil simulate bracs --slides 60 --out cohorts/bracs
     """
-    from functools import partial
-
-    from gcemil.bags.cohort import Cohort
     from gcemil.files import lock_folder, parse_yaml
     from gcemil.simulation.pixels import simulate_pixels
     from gcemil.simulation.profile import load_profile, resolve_dials
@@ -60,23 +57,16 @@ def simulate(
     resolve_dials(load_profile(profile).dials, overrides)
     if pixels and dim is not None:
         raise UsageError("--dim has no meaning with --pixels: the encoder decides the feature width.")
-    make = simulate_pixels if pixels else partial(simulate_cohort, dim=dim)
-    with lock_folder(out), progress("drawing slides" if pixels else "simulating slides") as advance:
-        cohort = make(
-            profile,
-            out,
-            size=size,
-            seed=seed,
-            slides=slides,
-            dials=overrides,
-            replace_files=force,
-            on_slide=advance,
-        )
-    if isinstance(cohort, Cohort):
-        say(f"{out}: {len(cohort.slides)} slides, {len(cohort.bags)} bags, width {cohort.card.feature_dim}.")
+    given: dict[str, Any] = {"size": size, "seed": seed, "slides": slides, "dials": overrides}
+    if pixels:
+        with lock_folder(out), progress("drawing slides") as advance:
+            drawn = simulate_pixels(profile, out, **given, replace_files=force, on_slide=advance)
+        say(f"{out}: {len(drawn)} slides drawn, with masks and annotations.")
+        say(f"next: gcemil encode {out / 'slides'} --out {out}")
         return
-    say(f"{out}: {len(cohort.slides)} slides drawn, with masks and annotations.")
-    say(f"next: gcemil encode {out / 'slides'} --out {out}")
+    with lock_folder(out), progress("simulating slides") as advance:
+        cohort = simulate_cohort(profile, out, dim=dim, **given, replace_files=force, on_slide=advance)
+    say(f"{out}: {len(cohort.slides)} slides, {len(cohort.bags)} bags, width {cohort.card.feature_dim}.")
 
 
 def compose(

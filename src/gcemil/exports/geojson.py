@@ -246,8 +246,8 @@ def describe_regions(
     corners = coords.astype(np.int64) - np.array(bounds, dtype=np.int64)
     for one, rows in regions.with_rows():
         polygons = [
-            [[*ring.tolist(), ring[0].tolist()] for ring in (outline.outer, *outline.holes)]
-            for outline in outline_squares(corners[rows], patch_size)
+            [[*ring.tolist(), ring[0].tolist()] for ring in rings]
+            for rings in outline_squares(corners[rows], patch_size)
         ]
         facts = {
             "patches": one.n_patches,

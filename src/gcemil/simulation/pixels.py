@@ -1,78 +1,103 @@
 """The same cohorts as drawn slides: `gcemil simulate PROFILE --pixels`.
 
 Plans, labels, outcomes, sites and layouts come from the functions that make simulated features, so a label is caused by
-what is drawn. Only the last step differs: a layout is painted (painting.py) instead of being encoded.
+what is drawn. Only the last step differs: a layout is painted instead of being encoded.
 
-slides/<id>.tif                                   pyramidal TIFF, 0.5 micrometres per pixel
-masks/{concept,evidence,tissue}/<id>.png          truth at 2 micrometres per pixel: index of the concept + 1, number of the
-                                                  evidence region, tissue
-annotations/<id>.xml                              the evidence as ASAP polygons
-slides.csv  targets.csv  pixels.yaml              what is recorded · what would be recorded without noise · all it takes to draw
-                                                  the slides again
+slides/<id>.tif                          pyramidal TIFF, 0.5 micrometres per pixel
+masks/{concept,evidence}/<id>.png        truth at 2 micrometres per pixel: index of the concept + 1, number of the evidence region
+annotations/<id>.xml                     the evidence as ASAP polygons, holes in the group `Exclusion`, as CAMELYON16 has them
+slides.csv  targets.csv  pixels.yaml     what is recorded · what would be recorded without noise · all it takes to draw
+                                         the slides again
+
+Tissue is painted in two stains, with nuclei whose density and size depend on the concept:
+
+  rgb = white * exp(-(hematoxylin * H + eosin * E)), H and E the absorption of the two dyes in red, green and blue
+
+A site has dyes and a lamp of its own; a slide differs a little from its site. Borders between squares of the plan are shifted by
+less than an eighth of a square, so a planned square shows its own concept over more than half of its area.
 
 Patches come from `gcemil encode`, which knows nothing of the plan; what is true of each is read off the masks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
+from zlib import crc32
 
 import numpy as np
 import yaml
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Float32, Int, UInt8
+from numpy.random import Generator
 from numpy.typing import NDArray
+from PIL import Image, ImageDraw
 
 from gcemil import __version__
 from gcemil.bags import store
 from gcemil.bags.cohort import CohortCard, SlideRow, write_slide_table
 from gcemil.bags.tables import read_table
-from gcemil.errors import CohortError
-from gcemil.files import read_yaml, validate_as, write_table, write_text
-from gcemil.simulation.drawn_slide import (
-    DRAWN_MPP,
-    MASK_DOWNSAMPLE,
-    mask_path,
-    read_drawn_mask,
-    slide_path,
-    write_drawn_slide,
+from gcemil.errors import CohortError, MissingExtraError
+from gcemil.files import (
+    atomic_write,
+    read_picture,
+    read_yaml,
+    validate_as,
+    write_bytes,
+    write_table,
+    write_text,
 )
-from gcemil.simulation.layout import TissueLayout, draw_layout
-from gcemil.simulation.painting import STANDARD, LabelMap, choose_styles, draw_labels, paint_tissue, vary_dyes
-from gcemil.simulation.profile import find_size, load_profile, resolve_dials
+from gcemil.simulation.layout import draw_layout
+from gcemil.simulation.profile import Profile, find_size, load_profile, resolve_dials
 from gcemil.simulation.simulate import PLAN, PlannedSlide, check_arguments, plan_slides, writing_slides
 from gcemil.simulation.world import World, draw_world
+from gcemil.slides.contours import trace_outlines
 from gcemil.slides.grid import PatchGrid, covered_share
 from gcemil.slides.reader import Pixels
 
 GENERATION = 2
 """Raised whenever equal arguments would draw other slides than before."""
-_PIXEL_SIZES: dict[str, tuple[int, tuple[int, int]]] = {
-    "tiny": (8, (64, 64)),
-    "default": (120, (64, 160)),
-    "wide": (120, (64, 160)),
-}
+_PIXEL_SIZES = {"tiny": (8, (64, 64)), "default": (120, (64, 160)), "wide": (120, (64, 160))}
 """Slides, and fewest and most patches of a slide; `full` has those of the profile."""
 PIXEL_DIALS: dict[str, object] = {"evidence_min": 0.05, "evidence_max": 0.15}
 """Drawn slides are small: a share of 0.4 % of 64 patches is not even one."""
-SITE_STAIN, SLIDE_STAIN = 0.7, 0.25
-"""How far stains move per unit of the dials `site_shift` and `slide_shift`."""
 PIXEL_CARD = "pixels.yaml"
+MPP = 0.5
+SQUARE, FINE = 64, 4
+"""Pixels of the masks per planned square, and level-0 pixels per pixel of the masks."""
+_SITE_STAIN, _SLIDE_STAIN = 0.7, 0.25
+"""How far stains move per unit of the dials `site_shift` and `slide_shift`."""
 _EVIDENT = 0.5
 """A patch is evidence when more than this share of it lies inside the annotation."""
+_LARGEST_SHIFT = 0.12
+"""How far a border is shifted at most, in squares."""
+_TILE, _STEP = 256, 4
+_GROUP_COLORS = {"Tumor": "#F4FA58", "Exclusion": "#64FE2E"}
+
 Coords = Int[np.ndarray, "n 2"]
-
-
-@dataclass(frozen=True)
-class PixelCohort:
-    """A cohort of drawn slides, not yet encoded."""
-
-    folder: Path
-    card: Mapping[str, Any]
-    slides: tuple[SlideRow, ...]
+Mask = UInt8[np.ndarray, "h w"]
+Style = Float[np.ndarray, "4"]
+"""Distance and radius of nuclei in level-0 pixels, and the levels of hematoxylin and eosin of the ground."""
+Dyes = Float[np.ndarray, "3 3"]
+"""Absorption of hematoxylin and of eosin at full level, and the colour of empty glass."""
+STYLES: dict[str, tuple[float, ...]] = {
+    "tumor": (28, 10, 45, 70),
+    "benign": (38, 6, 35, 75),
+    "stroma": (64, 5, 15, 95),
+    "inflammation": (18, 6, 40, 50),
+    "necrosis": (22, 3, 30, 105),
+    "vessel": (48, 7, 20, 115),
+    "adipose": (120, 4, 8, 45),
+    "muscle": (90, 5, 12, 115),
+    "artifact": (150, 14, 70, 40),
+}
+"""The usual style of each kind of tissue."""
+_STANDARD_DYES = np.array(
+    [2.1 * np.array([0.58, 0.76, 0.30]), 2.1 * np.array([0.13, 0.87, 0.44]), [244.0, 242.0, 245.0]]
+)
 
 
 def simulate_pixels(
@@ -86,69 +111,43 @@ def simulate_pixels(
     dials: Mapping[str, object] | None = None,
     replace_files: bool = True,
     on_slide: Callable[[int, int], None] | None = None,
-) -> PixelCohort:
-    """Draw a cohort; `patches` are the fewest and most per slide, the rest is as for simulated features."""
+) -> tuple[SlideRow, ...]:
+    """Draw a cohort and return its slides; `patches` are the fewest and most per slide, the rest is as for features."""
     chosen, rung = load_profile(profile), find_size(size)
     check_arguments(seed, slides, None)
     resolved = resolve_dials(chosen.dials, {**PIXEL_DIALS, **(dials or {})})
     world = draw_world(chosen, resolved, feature_dim=rung.feature_dim, anchor_dim=rung.anchor_dim, seed=seed)
     count, bounds = _PIXEL_SIZES.get(size, (chosen.slides, chosen.patches))
     planned = plan_slides(world, chosen.name, slides or count, patches or bounds)
-    cohort = PixelCohort(
-        out, _pixel_card(world, size, patches or bounds), tuple(slide.row for slide in planned)
-    )
-    if not replace_files and _is_drawn_whole(cohort):
-        return cohort
+    rows, card = tuple(slide.row for slide in planned), _make_card(world, size, patches or bounds)
+    if not replace_files and _is_drawn_whole(out, card, rows):
+        return rows
     with writing_slides(
         out,
-        cohort.card,
+        card,
         planned,
-        partial(_write_pixels, world, out),
+        partial(_write_slide, world, out),
         last_file=partial(slide_path, out),
         replace_files=replace_files,
         on_slide=on_slide,
     ):
-        write_slide_table(out, cohort.card["task"], cohort.slides)
+        write_slide_table(out, chosen.task, rows)
         truth = [{"slide_id": slide.row.slide_id, **slide.truth} for slide in planned]
         write_table(out / "targets.csv", list(truth[0]), truth)
-        write_text(out / PIXEL_CARD, yaml.safe_dump(dict(cohort.card), sort_keys=False))
-    return cohort
+        write_text(out / PIXEL_CARD, yaml.safe_dump(card, sort_keys=False))
+    return rows
 
 
-def _is_drawn_whole(cohort: PixelCohort) -> bool:
+def _is_drawn_whole(folder: Path, card: Mapping[str, Any], rows: Sequence[SlideRow]) -> bool:
     """Whether the folder holds these drawn slides already; encoded or not, as their names and card stay."""
-    path = cohort.folder / PIXEL_CARD
-    if (cohort.folder / PLAN).exists() or not path.is_file():
+    path = folder / PIXEL_CARD
+    if (folder / PLAN).exists() or not path.is_file() or read_yaml(path) != card:
         return False
-    names = [row["slide_id"] for row in read_table(cohort.folder / "slides.csv", ("slide_id",))]
-    return bool(read_yaml(path) == cohort.card) and names == [row.slide_id for row in cohort.slides]
+    names = [row["slide_id"] for row in read_table(folder / "slides.csv", ("slide_id",))]
+    return names == [row.slide_id for row in rows]
 
 
-def _write_pixels(world: World, out: Path, slide: PlannedSlide) -> None:
-    """Slide, masks and annotations of one planned slide."""
-    layout, labels, image = draw_pixels(world, slide)
-    names = [concept.name for concept in world.profile.concepts]
-    region_names = {
-        int(number): names[int(layout.concept[layout.region == number][0])]
-        for number in np.unique(layout.region[layout.evidence])
-    }
-    write_drawn_slide(image, labels, out, slide.row.slide_id, region_names)
-
-
-def draw_pixels(world: World, slide: PlannedSlide) -> tuple[TissueLayout, LabelMap, Pixels]:
-    """The layout that the plan gets, its map, and its image, from random streams of their own."""
-    name, dials = slide.row.slide_id, world.dials
-    layout = draw_layout(world.profile, dials, slide.n_patches, slide.regions, world.draws("layout", name))
-    draws = world.draws("pixels", name)
-    labels = draw_labels(layout.cells, layout.concept, layout.region, draws)
-    # The stain of the slide's site, and what is its own.
-    site = vary_dyes(STANDARD, SITE_STAIN * dials.site_shift, world.draws("stain of site", slide.site))
-    dyes = vary_dyes(site, SLIDE_STAIN * dials.slide_shift, world.draws("stain of slide", name))
-    styles = choose_styles(world.profile, dials.mimic_similarity)
-    return layout, labels, paint_tissue(labels, styles, dyes, draws)
-
-
-def _pixel_card(world: World, size: str, patches: tuple[int, int]) -> dict[str, Any]:
+def _make_card(world: World, size: str, patches: tuple[int, int]) -> dict[str, Any]:
     """All it takes to draw the slides again."""
     profile = world.profile
     return {
@@ -162,13 +161,202 @@ def _pixel_card(world: World, size: str, patches: tuple[int, int]) -> dict[str, 
             "size": size,
             "seed": world.seed,
             "patches": list(patches),
-            "mpp": DRAWN_MPP,
-            "mask_downsample": MASK_DOWNSAMPLE,
+            "mpp": MPP,
+            "mask_downsample": FINE,
             "concepts": [concept.name for concept in profile.concepts],
             "kinds": [concept.kind for concept in profile.concepts],
             "dials": world.dials.model_dump(mode="json"),
         },
     }
+
+
+def _write_slide(world: World, out: Path, slide: PlannedSlide) -> None:
+    """Masks, annotations and, last, the slide itself, from random streams of their own."""
+    name, dials = slide.row.slide_id, world.dials
+    layout = draw_layout(world.profile, dials, slide.n_patches, slide.regions, world.draws("layout", name))
+    draws = world.draws("pixels", name)
+    concept, evidence = draw_masks(layout.cells, layout.concept, layout.region, draws)
+    for what, mask in (("concept", concept), ("evidence", evidence)):
+        buffer = io.BytesIO()
+        Image.fromarray(mask).save(buffer, "PNG")
+        write_bytes(mask_path(out, what, name), buffer.getvalue())
+    concepts = [own.name for own in world.profile.concepts]
+    regions = {
+        int(number): concepts[layout.concept[layout.region == number][0]]
+        for number in np.unique(layout.region[layout.evidence])
+    }
+    write_bytes(out / "annotations" / f"{name}.xml", _build_asap_xml(evidence, regions))
+    # The stain of the slide's site, and what is its own.
+    site = _vary_dyes(
+        _STANDARD_DYES, _SITE_STAIN * dials.site_shift, world.draws("stain of site", slide.site)
+    )
+    dyes = _vary_dyes(site, _SLIDE_STAIN * dials.slide_shift, world.draws("stain of slide", name))
+    image = _paint_tissue(concept, _choose_styles(world.profile, dials.mimic_similarity), dyes, draws)
+    write_pyramid_tiff(slide_path(out, name), image, MPP)
+
+
+def slide_path(folder: Path, slide_id: str) -> Path:
+    """Where a drawn slide lies."""
+    return folder / "slides" / f"{slide_id}.tif"
+
+
+def mask_path(folder: Path, what: str, slide_id: str) -> Path:
+    """Mask of `concept` (index + 1, 0 where there is no tissue) or `evidence` (region number)."""
+    return folder / "masks" / what / f"{slide_id}.png"
+
+
+def _build_asap_xml(regions: Mask, names: Mapping[int, str]) -> bytes:
+    """The regions of a mask (numbers from 1, named) as an ASAP file."""
+    root = ElementTree.Element("ASAP_Annotations")
+    annotations = ElementTree.SubElement(root, "Annotations")
+    groups = ElementTree.SubElement(root, "AnnotationGroups")
+    for name, color in _GROUP_COLORS.items():
+        group = ElementTree.SubElement(groups, "Group", Name=name, PartOfGroup="None", Color=color)
+        ElementTree.SubElement(group, "Attributes")
+    pieces = [
+        (f"{names[number]} {number}", *piece)
+        for number in names
+        for piece in trace_outlines(regions == number)
+    ]
+    # Readers paint in the order of the file, so holes come last.
+    rings = [("Tumor", name, outer) for name, outer, *_ in pieces]
+    rings += [("Exclusion", f"{name} hole", hole) for name, _, *holes in pieces for hole in holes]
+    for group_name, name, ring in rings:
+        annotation = ElementTree.SubElement(
+            annotations,
+            "Annotation",
+            Name=name,
+            Type="Polygon",
+            PartOfGroup=group_name,
+            Color=_GROUP_COLORS[group_name],
+        )
+        coordinates = ElementTree.SubElement(annotation, "Coordinates")
+        for order, (x, y) in enumerate((ring * FINE).tolist()):
+            ElementTree.SubElement(coordinates, "Coordinate", Order=str(order), X=f"{x:.1f}", Y=f"{y:.1f}")
+    ElementTree.indent(root)
+    return bytes(ElementTree.tostring(root, encoding="utf-8", xml_declaration=True))
+
+
+def write_pyramid_tiff(path: Path, image: Pixels, mpp: float) -> None:
+    """Levels of 1, 4, 16, … in one file that appears whole or not at all; equal images give equal bytes."""
+    try:
+        import tifffile
+    except ImportError as error:
+        raise MissingExtraError("tifffile", "wsi") from error
+    with atomic_write(path) as temporary, tifffile.TiffWriter(temporary) as writer:
+        for level, pixels in enumerate(_pyramid_levels(image)):
+            writer.write(
+                pixels,
+                tile=(_TILE, _TILE),
+                photometric="rgb",
+                compression="zlib",
+                # Higher levels save a few percent of space and take twice the time.
+                compressionargs={"level": 1},
+                subfiletype=int(level > 0),
+                resolution=(1e4 / (mpp * _STEP**level),) * 2,
+                resolutionunit="CENTIMETER",
+                metadata=None,
+                software=False,
+            )
+
+
+def _pyramid_levels(image: Pixels) -> Iterator[UInt8[np.ndarray, "rows columns 3"]]:
+    """The image and its reductions by 4, as long as the result has a side of at least a tile."""
+    yield image
+    while max(image.shape[:2]) // _STEP >= _TILE:
+        image = np.asarray(Image.fromarray(image).reduce(_STEP))
+        yield image
+
+
+# Painting
+
+
+def _choose_styles(profile: Profile, mimic_similarity: float) -> list[Style]:
+    """A style for every concept in order; a mimic lies between the concept it imitates and benign tissue."""
+    return [
+        _vary_style(concept.name, concept.kind)
+        if concept.imitates is None
+        else mimic_similarity * _vary_style(concept.imitates, profile.kinds[concept.imitates])
+        + (1 - mimic_similarity) * np.array(STYLES["benign"])
+        for concept in profile.concepts
+    ]
+
+
+def _vary_style(name: str, kind: str) -> Style:
+    """The style of a kind, changed by the name of the concept."""
+    spacing, radius, stain = np.exp(np.random.default_rng(crc32(name.encode())).uniform(-0.25, 0.25, 3))
+    return np.array(STYLES[kind]) * (spacing, radius, 1.0, stain)
+
+
+def _vary_dyes(dyes: Dyes, spread: float, generator: Generator) -> Dyes:
+    """Dyes of another batch: hue and strength move by about `spread`, the lamp by a few grey levels."""
+    hue = generator.normal(0, 0.25 * spread, size=(2, 3))
+    strength = np.exp(generator.normal(0, 0.6 * spread, size=2))
+    stains = np.clip(dyes[:2] * strength[:, None] * (1 + hue), 0.02, None)
+    return np.vstack([stains, np.clip(dyes[2] + generator.normal(0, 12 * spread, size=3), 225, 252)])
+
+
+def draw_masks(
+    cells: Coords, concept: Int[np.ndarray, "n"], region: Int[np.ndarray, "n"], generator: Generator
+) -> UInt8[np.ndarray, "2 h w"]:
+    """Squares at (row, column) cells as two masks, concept + 1 and region, with irregular borders and a margin of glass."""
+    cells = cells - cells.min(axis=0) + 1
+    rows, columns = (cells.max(axis=0) + 2).tolist()
+    grid = np.zeros((2, rows, columns), np.uint8)
+    grid[:, cells[:, 0], cells[:, 1]] = concept + 1, region
+    shape = (rows * SQUARE, columns * SQUARE)
+    shifts = [0.06 * _smooth_plane(*shape, 20, generator) for _ in range(2)]
+    places = np.meshgrid(*((np.arange(side) + 0.5) / SQUARE for side in shape), indexing="ij")
+    row, column = (
+        (place + np.clip(shift, -_LARGEST_SHIFT, _LARGEST_SHIFT)).astype(np.int64).clip(0, side - 1)
+        for place, shift, side in zip(places, shifts, (rows, columns), strict=True)
+    )
+    return grid[:, row, column]
+
+
+def _paint_tissue(concept: Mask, styles: Sequence[Style], dyes: Dyes, generator: Generator) -> Pixels:
+    """The image of a mask of concepts at full resolution."""
+    height, width = concept.shape
+    mottle = np.exp(
+        0.2 * _smooth_plane(height, width, 6, generator) + 0.15 * _smooth_plane(height, width, 2, generator)
+    )
+    stains = []
+    for stain in (2, 3):
+        ground = np.array([0, *(style[stain] for style in styles)], np.float32)[concept]
+        level = Image.fromarray((ground * mottle).clip(0, 255).astype(np.uint8))
+        stains.append(level.resize((width * FINE, height * FINE), Image.Resampling.BILINEAR))
+    pen = ImageDraw.Draw(stains[0])
+    for index in np.unique(concept[concept > 0]).tolist():
+        _draw_nuclei(pen, concept == index, styles[index - 1], generator)
+    # The colour of every pair of levels of the two stains.
+    level = np.arange(256)[:, None] / 255
+    density = (level * dyes[0])[:, None] + (level * dyes[1])[None]
+    colors = np.rint(dyes[2] * np.exp(-density)).astype(np.uint8)
+    return colors[np.asarray(stains[0]), np.asarray(stains[1])]
+
+
+def _draw_nuclei(pen: Any, own: Bool[np.ndarray, "h w"], style: Style, generator: Generator) -> None:
+    """One nucleus at a random place of every square whose side is the spacing of the style."""
+    spacing, radius = style[:2].tolist()
+    counts = [int(side * FINE / spacing) for side in own.shape]
+    corners = np.stack(np.meshgrid(*map(np.arange, counts), indexing="ij"), axis=-1).reshape(-1, 2)
+    centres = (corners + generator.random(corners.shape)) * spacing
+    centres = centres[own[tuple((centres / FINE).astype(np.int64).T)]]
+    radii = radius * np.exp(generator.normal(0, 0.25, centres.shape))
+    boxes = np.hstack([(centres - radii)[:, ::-1], (centres + radii)[:, ::-1]])
+    shades = generator.integers(150, 230, len(centres))
+    for box, shade in zip(boxes.tolist(), shades.tolist(), strict=True):
+        pen.ellipse(box, fill=shade)
+
+
+def _smooth_plane(height: int, width: int, scale: float, generator: Generator) -> Float32[np.ndarray, "h w"]:
+    """Values of about unit variance that vary over `scale` pixels."""
+    coarse = generator.standard_normal((int(height / scale) + 4, int(width / scale) + 4), dtype=np.float32)
+    smooth = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+    return np.float32(1.3) * np.asarray(smooth)
+
+
+# Once the slides are encoded
 
 
 def read_encoded_card(folder: Path, *, feature_dim: int, encoder: str, patch_size_level0: int) -> CohortCard:
@@ -186,9 +374,12 @@ def read_encoded_card(folder: Path, *, feature_dim: int, encoder: str, patch_siz
 
 def write_pixel_truth(folder: Path, slide_id: str, grid: PatchGrid) -> Path:
     """truth/<slide>.h5 for these patches of a drawn slide, laid out as that of simulated features."""
-    path = folder / "truth" / f"{slide_id}.h5"
-    truth = read_pixel_truth(folder, slide_id, grid.coords, grid.level0_side)
-    store.write(path, truth, _read_true_target(folder, slide_id))
+    path, table = folder / "truth" / f"{slide_id}.h5", folder / "targets.csv"
+    row = next((row for row in read_table(table, ("slide_id",)) if row["slide_id"] == slide_id), None)
+    if row is None:
+        raise CohortError(f"{table} does not name slide '{slide_id}'.")
+    target = {"label": row["label"]} if "label" in row else {"log_risk": float(row["log_risk"])}
+    store.write(path, read_pixel_truth(folder, slide_id, grid.coords, grid.level0_side), target)
     return path
 
 
@@ -212,16 +403,8 @@ def _measure_shares(
     path: Path, coords: Coords, side: float
 ) -> tuple[Int[np.ndarray, "values"], Float[np.ndarray, "n values"]]:
     """The values of a mask apart from 0, and the share of every patch that each covers."""
-    mask = read_drawn_mask(path)
+    mask = read_picture(path, "L")
     values = np.unique(mask[mask > 0]).astype(np.int64)
-    corner, wide = coords / MASK_DOWNSAMPLE, side / MASK_DOWNSAMPLE
+    corner, wide = coords / FINE, side / FINE
     shares = [covered_share(mask == value, corner, (wide, wide)) for value in values]
     return values, np.stack(shares, axis=1) if shares else np.zeros((len(coords), 0))
-
-
-def _read_true_target(folder: Path, slide_id: str) -> dict[str, str | int | float | bool]:
-    """The label or log-risk of a slide without noise."""
-    for row in read_table(folder / "targets.csv", ("slide_id",)):
-        if row["slide_id"] == slide_id:
-            return {"label": row["label"]} if "label" in row else {"log_risk": float(row["log_risk"])}
-    raise CohortError(f"{folder / 'targets.csv'} does not name slide '{slide_id}'.")

@@ -84,8 +84,8 @@ def tissue_geojson(tissue: TissueMask, name: str) -> dict[str, Any]:
     """The outlines of a mask as QuPath annotations, to be corrected there and given back as a mask."""
     scale = np.array(tissue.scale)
     features = []
-    for number, outline in enumerate(trace_outlines(tissue.kept)):
-        rings = [(ring * scale).round(2).tolist() for ring in (outline.outer, *outline.holes)]
+    for number, piece in enumerate(trace_outlines(tissue.kept)):
+        rings = [(ring * scale).round(2).tolist() for ring in piece]
         features.append(
             {
                 "type": "Feature",

@@ -88,7 +88,7 @@ def test_patches_are_arrays_at_the_resolution_asked_for():
 def test_outlines_by_hand():
     mask = np.array([[1, 1, 1, 0, 0], [1, 0, 1, 0, 1], [1, 1, 1, 1, 0]], bool)
     ring, single = trace_outlines(mask)
-    assert ring.outer.tolist() == [[0, 0], [3, 0], [3, 2], [4, 2], [4, 3], [0, 3]]
-    assert [hole.tolist() for hole in ring.holes] == [[[1, 1], [1, 2], [2, 2], [2, 1]]]
-    assert single.outer.tolist() == [[4, 1], [5, 1], [5, 2], [4, 2]]
+    assert ring[0].tolist() == [[0, 0], [3, 0], [3, 2], [4, 2], [4, 3], [0, 3]]
+    assert [hole.tolist() for hole in ring[1:]] == [[[1, 1], [1, 2], [2, 2], [2, 1]]]
+    assert single[0].tolist() == [[4, 1], [5, 1], [5, 2], [4, 2]]
     assert trace_outlines(np.zeros((3, 3), bool)) == []
