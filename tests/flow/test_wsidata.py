@@ -11,8 +11,8 @@ from builders import PATCH, make_cohort
 from builders.commands import gcemil
 from gcemil.bags import store
 from gcemil.bags.cohort import Cohort
+from gcemil.bags.foreign import wsidata
 from gcemil.bags.foreign.source import ReadOptions
-from gcemil.bags.foreign.wsidata import read_wsidata
 from gcemil.errors import StoreError, UsageError
 from gcemil.records import read_evidence
 
@@ -113,13 +113,13 @@ def test_stores_that_do_not_say_enough_are_refused_in_one_sentence(lazy):
     with pytest.raises(
         UsageError, match="has the feature tables uni_tiles, conch_tiles|conch_tiles, uni_tiles"
     ):
-        read_wsidata(stores)
-    assert read_wsidata(stores, ReadOptions(encoder="conch")).encoder == "conch"
+        wsidata.LAYOUT.read(stores)
+    assert wsidata.LAYOUT.read(stores, ReadOptions(encoder="conch")).encoder == "conch"
     write_store(stores / "b.zarr", features, coords, "conch_tiles", tile_ids=np.arange(100, 108))
     with pytest.raises(
         Exception, match="b.zarr: table 'conch_tiles' has tile 100, which 'tiles' does not have"
     ):
-        read_wsidata(stores, ReadOptions(encoder="conch"))
+        wsidata.LAYOUT.read(stores, ReadOptions(encoder="conch"))
 
 
 def test_a_store_that_wants_to_be_unpickled_is_never_read(tmp_path, monkeypatch):
@@ -131,4 +131,4 @@ def test_a_store_that_wants_to_be_unpickled_is_never_read(tmp_path, monkeypatch)
     # The store is refused before the library sees it, so anything may stand for the library.
     monkeypatch.setitem(sys.modules, "spatialdata", json)
     with pytest.raises(StoreError, match="asks for Python objects to be unpickled"):
-        read_wsidata(tmp_path)
+        wsidata.LAYOUT.read(tmp_path)

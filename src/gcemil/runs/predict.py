@@ -157,7 +157,8 @@ def read_new_slide(path: Path, meta: dict[str, Any], *, mpp: float | None = None
         raise UsageError(
             f"{path}: features with NaN or infinite numbers cannot be used. Extract the slide again."
         )
-    size = found.patch_size or meta["patch_size_level0"]
+    stated = None if found.size_is_inferred else found.patch_size
+    size = stated or meta["patch_size_level0"]
     bag = slide_bag(found.slide_id, features, coords, None if size is None else LevelZeroPx(size))
     return bag, _compare_encoders(found.encoder, meta["encoder"])
 

@@ -214,14 +214,14 @@ def _build_asap_xml(regions: Mask, names: Mapping[int, str]) -> bytes:
         group = ElementTree.SubElement(groups, "Group", Name=name, PartOfGroup="None", Color=color)
         ElementTree.SubElement(group, "Attributes")
     pieces = [
-        (f"{names[number]} {number}", *piece)
+        (f"{names[number]} {number}", rings)
         for number in names
-        for piece in trace_outlines(regions == number)
+        for rings in trace_outlines(regions == number)
     ]
     # Readers paint in the order of the file, so holes come last.
-    rings = [("Tumor", name, outer) for name, outer, *_ in pieces]
-    rings += [("Exclusion", f"{name} hole", hole) for name, _, *holes in pieces for hole in holes]
-    for group_name, name, ring in rings:
+    outlines = [("Tumor", name, rings[0]) for name, rings in pieces]
+    outlines += [("Exclusion", f"{name} hole", hole) for name, rings in pieces for hole in rings[1:]]
+    for group_name, name, ring in outlines:
         annotation = ElementTree.SubElement(
             annotations,
             "Annotation",
@@ -329,8 +329,8 @@ def _paint_tissue(concept: Mask, styles: Sequence[Style], dyes: Dyes, generator:
     for index in np.unique(concept[concept > 0]).tolist():
         _draw_nuclei(pen, concept == index, styles[index - 1], generator)
     # The colour of every pair of levels of the two stains.
-    level = np.arange(256)[:, None] / 255
-    density = (level * dyes[0])[:, None] + (level * dyes[1])[None]
+    share = np.arange(256)[:, None] / 255
+    density = (share * dyes[0])[:, None] + (share * dyes[1])[None]
     colors = np.rint(dyes[2] * np.exp(-density)).astype(np.uint8)
     return colors[np.asarray(stains[0]), np.asarray(stains[1])]
 

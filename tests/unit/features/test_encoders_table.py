@@ -8,7 +8,7 @@ import torch
 
 from builders.checkpoints import LAYOUTS, write_timm_folder, write_titan_folder
 from gcemil.errors import InputError, UsageError
-from gcemil.features import hub_models
+from gcemil.features import loaders
 from gcemil.features.encoders import (
     ENCODERS,
     IMAGENET,
@@ -87,7 +87,7 @@ def test_a_local_copy_of_the_page_gives_the_features_of_its_own_model(tmp_path, 
     spec = replace(ENCODERS[name], dim=width, input_px=28, colours=((0, 0, 0), (1, 1, 1)))
     if name == "gigapath":
         # Its own crop has 224 pixels; the tiny network takes 28.
-        monkeypatch.setattr(hub_models.CentreCrop, "forward", lambda self, images: self.network(images))
+        monkeypatch.setattr(loaders.Adapted, "forward", lambda self, images: self.network(images))
     encoder = prepare_encoder(name, spec, source=WeightSource(tmp_path), device="cpu")
     pixels = np.random.default_rng(1).integers(0, 256, (2, 28, 28, 3)).astype(np.uint8)
     with torch.inference_mode():

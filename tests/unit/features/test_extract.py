@@ -9,7 +9,7 @@ import torch
 
 from builders.slides import tissue_image, write_slide
 from gcemil.bags import store
-from gcemil.bags.foreign.trident import read_trident
+from gcemil.bags.foreign import trident
 from gcemil.errors import UsageError
 from gcemil.features import extract
 from gcemil.features.encoders import EncoderSpec, PatchEncoder
@@ -90,7 +90,7 @@ def test_files_say_what_made_them_and_trident_readers_understand_them(batch):
         "float32",
     )
     assert store.describe(path)["features"].dtype == np.float16
-    folder = read_trident(batch / "features")
+    folder = trident.LAYOUT.read(batch / "features")
     assert folder.encoder == "colour"
     assert [slide.patch_size for slide in folder.slides] == [256, 256, 256]
     assert (batch / "encoding.csv").read_text().splitlines()[1] == "a,encoded,2,"

@@ -19,19 +19,14 @@ from gcemil.bags.arrays import stated_number
 from gcemil.bags.foreign.source import (
     Attributes,
     FeatureLayout,
-    ForeignFolder,
     ForeignSlide,
     ReadOptions,
     Rows,
     as_float,
     bag_shape,
     check_features,
-    describe_stripped_ids,
     infer_patch_size,
-    plain_id,
-    plain_ids,
     read_bag_coords,
-    read_each,
     read_plain_slide,
     squeeze_bag,
 )
@@ -40,67 +35,13 @@ from gcemil.files import require_file
 from gcemil.units import LevelZeroPx
 
 
-def read_clam(source: Path, options: ReadOptions = ReadOptions()) -> ForeignFolder:
-    """The slides of a CLAM features folder."""
-    files = _find_feature_files(source)
-    ids = plain_ids((path.name for path in files), where=str(source))
-    coords_dir = options.coords_dir or _find_patches_folder(source)
-    inferred: list[str] = []
-    placeless: list[str] = []
-
-    def read_one(path: Path) -> ForeignSlide:
-        coords_file = _find_coords_file(coords_dir, path)
-        slide = _read_slide(path, ids[path.name], coords_file, options)
-        source_of_coords = coords_file if path.suffix == ".pt" else path
-        if source_of_coords is None or not store.has(source_of_coords, "coords"):
-            placeless.append(slide.slide_id)
-        elif slide.patch_size is None and slide.n_patches:
-            size = infer_patch_size(read_bag_coords(source_of_coords))
-            inferred.append(f"{slide.slide_id}: {size or 'unknown, too few patches'}")
-            return replace(slide, patch_size=size)
-        return slide
-
-    slides = read_each(files, read_one, source, options.skipped)
-    lines = [
-        *describe_stripped_ids((path.stem for path in files), where=str(source)),
-        "CLAM coordinates are taken as level-0 pixels, top-left corner of the patch, x before y.",
-    ]
-    if placeless:
-        lines.append(
-            f"{len(placeless)} slides have no coordinates ('{placeless[0]}'): hosts that need positions cannot use them."
-        )
-    if options.patch_size is not None:
-        lines.append(
-            f"Patch size {options.patch_size} level-0 px as given; CLAM's feature files do not say it."
-        )
-    elif inferred:
-        where = "no coords folder" if coords_dir is None else f"no patch size in {coords_dir}"
-        lines.append(
-            f"Patch size inferred from the stride of {len(inferred)} slides ({where}), true only without overlap: "
-            f"{'; '.join(inferred[:3])}{' …' if len(inferred) > 3 else ''}."
-        )
-    elif coords_dir is not None:
-        lines.append(f"Patch size read from the attributes of the coords files in {coords_dir}.")
-    return ForeignFolder("clam", source, slides, "unknown", tuple(lines))
-
-
-def _read_file(path: Path, options: ReadOptions) -> ForeignSlide:
-    """One file; coordinates of a bare tensor and the patch size come from CLAM's coords folder, where that lies near."""
-    coords_file = _find_coords_file(options.coords_dir or _find_patches_folder(path.parent), path)
-    return _read_slide(path, plain_id(path.name), coords_file, options)
-
-
-def _find_feature_files(source: Path) -> list[Path]:
+def _find_files(source: Path, options: ReadOptions) -> tuple[Path, list[Path]]:
     """HDF5 files first; a .pt file only for a slide that has no .h5."""
     h5_dir = source / "h5_files" if (source / "h5_files").is_dir() else source
     pt_dir = source / "pt_files" if (source / "pt_files").is_dir() else source
     h5 = {path.stem: path for path in h5_dir.glob("*.h5")}
     pt = {path.stem: path for path in pt_dir.glob("*.pt") if path.stem not in h5}
-    if not h5 and not pt:
-        raise CohortError(
-            f"{source} holds no .h5 and no .pt features. Point at CLAM's features folder (the one with h5_files or pt_files)."
-        )
-    return [(h5 | pt)[stem] for stem in sorted(h5 | pt)]
+    return source, [(h5 | pt)[stem] for stem in sorted(h5 | pt)]
 
 
 def _find_patch_size(attributes: Attributes) -> LevelZeroPx | None:
@@ -115,20 +56,32 @@ def _find_patch_size(attributes: Attributes) -> LevelZeroPx | None:
     return LevelZeroPx(max(1, round(size * downsample * custom))) if size and downsample and custom else None
 
 
-def _read_slide(path: Path, slide_id: str, coords_file: Path | None, options: ReadOptions) -> ForeignSlide:
-    """One file; its patch size as given, else as the coords file states it."""
-    size = options.patch_size
-    if size is None and coords_file is not None:
-        size = _find_patch_size(store.attributes(coords_file, "coords"))
+def _read_slide(path: Path, slide_id: str, options: ReadOptions) -> ForeignSlide:
+    """One file; coordinates of a bare tensor and the patch size come from CLAM's coords folder, where that lies near."""
+    coords_file = _find_coords_file(path, options)
+    stated = None if coords_file is None else _find_patch_size(store.attributes(coords_file, "coords"))
+    notes = (
+        (f"Patch size read from the attributes of the coords files in {coords_file.parent}.",)
+        if coords_file and stated
+        else ()
+    )
     if path.suffix.lower() != ".pt":
-        slide = read_plain_slide(path, slide_id)
-        return replace(slide, patch_size=size, attributes_files=(path, coords_file))
+        slide = read_plain_slide(path, slide_id, options, stated)
+        return replace(slide, notes=notes, attributes_files=(path, coords_file))
     shape = bag_shape(read_tensor_shape(path))
     check_features(shape, np.dtype(np.float32), path)
-    load = partial(_load_rows, path, coords_file)
-    return ForeignSlide(
-        slide_id, path, shape[0], shape[1], size, False, load, attributes_files=(coords_file,)
+    slide = ForeignSlide(
+        slide_id,
+        path,
+        shape[0],
+        shape[1],
+        options.patch_size or stated,
+        partial(_load_rows, path, coords_file),
+        has_coords=coords_file is not None,
+        notes=notes,
+        attributes_files=(coords_file,),
     )
+    return slide if coords_file is None else infer_patch_size(slide, coords_file)
 
 
 def _load_rows(path: Path, coords_file: Path | None) -> Rows:
@@ -172,26 +125,25 @@ def _load_tensor(path: Path) -> Any:
     return found
 
 
-def _find_coords_file(folder: Path | None, path: Path) -> Path | None:
-    found = None if folder is None else folder / f"{path.stem}.h5"
-    return found if found is not None and found.is_file() else None
-
-
-def _find_patches_folder(source: Path) -> Path | None:
-    """RESULTS/patches when the features lie beside it, as CLAM's own commands put them."""
-    candidates = (source / "patches", source.parent / "patches", source.parent.parent / "patches")
-    return next((folder for folder in candidates if folder.is_dir()), None)
+def _find_coords_file(path: Path, options: ReadOptions) -> Path | None:
+    """RESULTS/patches/<slide>.h5 when the features lie beside it, as CLAM's own commands put them."""
+    parents = path.parents[:4]
+    folders = (
+        [folder / "patches" for folder in parents] if options.coords_dir is None else [options.coords_dir]
+    )
+    found = (folder / f"{path.stem}.h5" for folder in folders if folder.is_dir())
+    return next((file for file in found if file.is_file() and file != path), None)
 
 
 LAYOUT = FeatureLayout(
     tool="clam",
     name="CLAM",
     title="CLAM features, or gcemil's own",
-    read=read_clam,
-    read_file=_read_file,
+    find_files=_find_files,
+    read_slide=_read_slide,
+    assumes="CLAM coordinates are taken as level-0 pixels, top-left corner of the patch, x before y.",
     owns_folder=lambda folder, names: bool(names & {"h5_files", "pt_files"}),
     owns_file=lambda datasets, attributes: "features" in datasets,
     # A bags_config.json makes bare tensors slideflow's.
     owns_loose=lambda names: "bags_config.json" not in names and any(name.endswith(".pt") for name in names),
-    patch_size=_find_patch_size,
 )

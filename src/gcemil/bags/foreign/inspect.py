@@ -8,21 +8,21 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from gcemil.bags import store
-from gcemil.bags.arrays import coords_problem, features_problem
-from gcemil.bags.bag import grid_stride
+from gcemil.bags.arrays import coords_problem
 from gcemil.bags.cohort import Cohort, read_card
 from gcemil.bags.folds import fold_indices
 from gcemil.bags.foreign import trident
 from gcemil.bags.foreign.clam import read_tensor_shape
 from gcemil.bags.foreign.label_tables import read_labels
-from gcemil.bags.foreign.layouts import LAYOUTS, find_file_layout, find_first_h5, find_layout
-from gcemil.bags.foreign.source import Facts, FeatureLayout, bag_shape, plain_id, squeeze_bag
+from gcemil.bags.foreign.layouts import find_file_layout, find_first_h5, find_layout
+from gcemil.bags.foreign.source import UNKNOWN_ENCODER, FeatureLayout, ReadOptions, plain_id, squeeze_bag
 from gcemil.bags.foreign.splits import has_splits, read_splits
 from gcemil.bags.foreign.torchmil import read_array
 from gcemil.bags.tables import has_columns, list_columns, read_frame
@@ -42,7 +42,7 @@ PLACEHOLDERS = {
     "MPP": "MPP is the micrometres per level-0 pixel, or a table of them",
 }
 """What a command cannot know, in words."""
-Layouts = dict[str, store.DatasetInfo]
+Facts = tuple[tuple[str, str], ...]
 # Datasets that must all be there → kind and title; the first that fits wins.
 KINDS: tuple[tuple[frozenset[str], str, str], ...] = (
     (frozenset({"embeddings", "prompts"}), "anchors", "Anchors of gcemil"),
@@ -202,87 +202,66 @@ def _report_unknown(path: Path, why: str) -> Inspection:
 
 
 def _inspect_hdf5(path: Path) -> Inspection:
-    """The kind, shape, chunks, patch size, units and encoder of an HDF5 file."""
-    layouts = store.describe(path)
-    attributes = store.attributes(path, "coords") if "coords" in layouts else {}
-    kind, title, layout = _find_kind(layouts, attributes)
+    """The kind, shape and chunks of an HDF5 file, and of features what their layout's own reader says."""
+    datasets = store.describe(path)
+    kind, title, layout = _find_kind(path, datasets)
     facts = [
         (name, f"{one.shape} {one.dtype}, {f'chunks {one.chunks}' if one.chunks else 'contiguous'}")
-        for name, one in layouts.items()
+        for name, one in datasets.items()
     ]
-    facts += () if layout is None else layout.describe_file(path)
-    if "coords" in layouts and (layout is None or layout.in_pixels):
-        size = _describe_patch_size(path, layouts, attributes)
-        facts += [("patch size", size), ("coordinates", "level-0 pixels")]
+    problems = [
+        f"'{name}' is stored in chunks of {one.chunks}, which reads an order of magnitude slower: gcemil repack {_quote(path)}"
+        for name, one in datasets.items()
+        if one.is_slow
+    ]
     command = None
-    if kind == "features" or layout is not None:
-        command = _import_command(path.parent, "" if layout is None else layout.needs)
+    if layout is not None:
+        command = _import_command(path.parent, layout.needs)
+        try:
+            more, found = _describe_slide(layout, path)
+            facts, problems = [*facts, *more], [*problems, *found]
+        except (InputError, UsageError) as error:
+            problems.append(str(error))
     elif kind == "clam_coords":
         command = f"gcemil import FEATURES --coords-dir {_quote(path.parent)} --labels TABLE --out {_propose_out(path.parent)}"
-    problems = tuple(_find_problems(path, kind, layout, layouts))
-    return Inspection(path, kind, title, tuple(facts), problems, command)
+    return Inspection(path, kind, title, tuple(facts), tuple(problems), command)
 
 
-def _find_kind(layouts: Layouts, attributes: dict[str, Any]) -> tuple[str, str, FeatureLayout | None]:
+def _find_kind(path: Path, datasets: Mapping[str, Any]) -> tuple[str, str, FeatureLayout | None]:
     """Kind and title of an HDF5 file, and its layout where it holds patch features of a tool."""
     for needed, kind, title in KINDS:
-        if needed <= set(layouts):
+        if needed <= set(datasets):
             return kind, title, None
-    layout = find_file_layout(set(layouts), attributes)
-    # A layout that would not own a plain file has names of its own for its datasets.
-    own_names = layout is not None and not layout.owns_file({"features", "coords"}, attributes)
-    if "features" in layouts and not own_names:
-        if len(layouts["features"].shape) == 1:
-            return "slide_vector", "Slide-level vector (TRIDENT slide_features)", None
-        if "coords" not in layouts:
-            return "features", "Features without coordinates", None
+    attributes = store.attributes(path, "coords") if "coords" in datasets else {}
+    layout = find_file_layout(set(datasets), attributes)
     if layout is not None:
+        if "features" in datasets and len(datasets["features"].shape) == 1:
+            return "slide_vector", "Slide-level vector (TRIDENT slide_features)", None
+        if set(datasets) == {"features"}:
+            return "features", "Features without coordinates", layout
         return f"{layout.tool}_features", layout.title, layout
-    if "coords" not in layouts:
+    if "coords" not in datasets:
         return "unknown", "HDF5 file gcemil does not know", None
     if trident.OWN_ATTRIBUTES & set(attributes):
         return "trident_patches", "TRIDENT patch coordinates", None
     return "clam_coords", "CLAM patch coordinates", None
 
 
-def _describe_patch_size(path: Path, layouts: Layouts, attributes: dict[str, Any]) -> str:
-    for layout in LAYOUTS.values():
-        if (size := layout.patch_size(attributes)) is not None:
-            return f"{size} level-0 px (from the attributes)"
-    coords = (
-        squeeze_bag(store.read(path, "coords")) if store.is_number_type(layouts["coords"].dtype) else None
-    )
-    if coords is None or coords_problem(coords) or (stride := grid_stride(coords)) is None:
-        return "unknown"
-    return f"{stride:g} (the stride; the file does not say it)"
-
-
-def _find_problems(path: Path, kind: str, layout: FeatureLayout | None, layouts: Layouts) -> list[str]:
-    problems = [
-        f"'{name}' is stored in chunks of {info.chunks}, which reads an order of magnitude slower: gcemil repack {_quote(path)}"
-        for name, info in layouts.items()
-        if info.is_slow
-    ]
-    names = [name for name in ("features", "feats", "coords") if name in layouts]
-    rows = {name: shape[0] for name in names if (shape := bag_shape(layouts[name].shape))}
-    if 0 in rows.values():
+def _describe_slide(layout: FeatureLayout, path: Path) -> tuple[Facts, list[str]]:
+    """Encoder, patch size and unit of a feature file, and what is wrong with it."""
+    # At one micrometre per pixel, coordinates in micrometres stay as they are.
+    slide = layout.read_slide(path, plain_id(path.name), ReadOptions(mpp=1.0))
+    facts, problems = [] if slide.encoder == UNKNOWN_ENCODER else [("encoder", slide.encoder)], []
+    if not slide.n_patches:
         problems.append("No patches: the tool found no tissue. The slide is left out on import.")
-    if len(set(rows.values())) > 1 and kind != "slide_vector":
-        counts = ", ".join(f"{name} {count}" for name, count in rows.items())
-        problems.append(f"Rows differ: {counts}. Extract the slide again.")
-    if (
-        layout is not None
-        and layout.in_pixels
-        and "coords" in layouts
-        and layouts["coords"].dtype.kind == "f"
-    ):
-        problems.append("Coordinates are floating point; if they are micrometres they must be converted.")
-    if kind == "features" or layout is not None:
-        known = ("features",) if layout is None else layout.datasets
-        features = next(layouts[name] for name in known if name in layouts)
-        if problem := features_problem(bag_shape(features.shape), features.dtype):
-            problems.append(f"Not usable: {problem}.")
-    return problems
+    elif slide.has_coords:
+        unit = "micrometres" if "--mpp" in layout.needs else "level-0 px"
+        source = "the stride; the file does not say it" if slide.size_is_inferred else "from the attributes"
+        size = "unknown" if slide.patch_size is None else f"{slide.patch_size} {unit} ({source})"
+        facts += [("patch size", size), ("coordinates", unit)]
+        if unit != "micrometres" and (problem := coords_problem(squeeze_bag(store.read(path, "coords")))):
+            problems.append(f"{problem}.")
+    return tuple(facts), problems
 
 
 def _inspect_table(path: Path) -> Inspection:

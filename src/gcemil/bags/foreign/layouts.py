@@ -8,7 +8,6 @@ from pathlib import Path
 from gcemil.bags import store
 from gcemil.bags.foreign import clam, stamp, torchmil, trident, wsidata
 from gcemil.bags.foreign.source import (
-    UNKNOWN_ENCODER,
     Attributes,
     FeatureLayout,
     ForeignFolder,
@@ -16,6 +15,7 @@ from gcemil.bags.foreign.source import (
     Names,
     ReadOptions,
     check_finite,
+    plain_id,
     read_each,
 )
 from gcemil.errors import CohortError, StoreError
@@ -58,13 +58,12 @@ def read_feature_file(path: Path, options: ReadOptions | None = None) -> Foreign
     """One file of patch features, ours or of a tool we know: .h5, or a bare tensor in a .pt file."""
     require_file(path)
     layout = clam.LAYOUT if path.suffix.lower() == ".pt" else _read_file_layout(path)
-    if layout is None or layout.read_file is None:
+    if layout is None:
         raise StoreError(
             f"{path} holds no patch features that gcemil knows, only: {', '.join(store.describe(path)) or 'nothing'}. "
             f"Try 'gcemil inspect {path}'."
         )
-    encoder = UNKNOWN_ENCODER if layout is clam.LAYOUT else dict(layout.describe_file(path)).get("encoder")
-    return replace(layout.read_file(path, options or ReadOptions()), encoder=encoder or UNKNOWN_ENCODER)
+    return layout.read_slide(path, plain_id(path.name), options or ReadOptions())
 
 
 def find_first_h5(folder: Path) -> Path | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,7 +34,6 @@ Rows = tuple[FeatureRows, CoordRows | None]
 Names = Set[str]
 Attributes = Mapping[str, Any]
 Truth = dict[str, NDArray[Any]]
-Facts = tuple[tuple[str, str], ...]
 Mpp = float | Mapping[str, float] | None
 """Micrometres per level-0 pixel: of all slides, or by slide."""
 _LINKABLE_DTYPES = (np.dtype(np.float16), np.dtype(np.float32))
@@ -89,19 +88,24 @@ def tcga_case_id(barcode: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class ForeignSlide:
-    """One slide: where its features lie and how to read them; `linkable` when the file is already laid out as ours."""
+    """One slide: where its features lie and how to read them."""
 
     slide_id: str
     path: Path
     n_patches: int
     feature_dim: int
     patch_size: LevelZeroPx | None
-    linkable: bool
     load: Callable[[], Rows]
+    linkable: bool = False
+    """Whether the file is already laid out as ours."""
+    has_coords: bool = True
+    size_is_inferred: bool = False
+    """Whether the patch size is the stride, for want of a better source."""
+    notes: tuple[str, ...] = ()
+    """What had to be assumed; slides of one folder mostly say the same."""
     read_truth: Callable[[], Truth] | None = None
     """What truth/<slide>.h5 is to hold, where the layout labels patches."""
     encoder: str = UNKNOWN_ENCODER
-    """As the file itself names it; a folder's reader knows it of all its files."""
     attributes_files: tuple[Path | None, ...] = ()
     """Files whose attributes of `features` and `coords` (patch size, slide size, magnification) a copy keeps."""
     thumbnail: Path | None = None
@@ -142,7 +146,7 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class FeatureLayout:
-    """How one tool lays out its features: how to recognise, name, describe and read a folder or file of it."""
+    """How one tool lays out its features: how to recognise, find and read them."""
 
     tool: str
     """As the card of a cohort has it."""
@@ -150,52 +154,98 @@ class FeatureLayout:
     """As messages have it."""
     title: str
     """Of a folder, or of a file of it."""
-    read: Callable[[Path, ReadOptions], ForeignFolder]
-    read_file: Callable[[Path, ReadOptions], ForeignSlide] | None = None
-    """One file, without those beside it; None for a layout that spreads a slide over several."""
+    find_files: Callable[[Path, ReadOptions], tuple[Path, Sequence[Path]]]
+    """The folder of the features inside a given one, and one path per slide."""
+    read_slide: Callable[[Path, str, ReadOptions], ForeignSlide]
+    """The slide at this path under this id."""
+    assumes: str
+    """What is assumed of every folder."""
     owns_folder: Callable[[Path, Names], bool] = lambda folder, names: False
     """By the names inside a folder."""
     owns_file: Callable[[Names, Attributes], bool] = lambda datasets, attributes: False
     """By the datasets of an HDF5 file and the attributes of its coordinates."""
     owns_loose: Callable[[Names], bool] = lambda names: False
     """By the names inside a folder without any HDF5 file."""
-    describe_file: Callable[[Path], Facts] = lambda path: ()
-    """What one HDF5 file says beyond shapes and pixels."""
-    patch_size: Callable[[Attributes], LevelZeroPx | None] = lambda attributes: None
-    """In level-0 pixels, from the attributes of the coordinates."""
-    datasets: tuple[str, ...] = ("features",)
-    """What the features are called in an HDF5 file."""
-    in_pixels: bool = True
-    """Whether coordinates are level-0 pixels."""
     needs: str = ""
     """Options of 'gcemil import' that cannot be left out."""
     read_labels: Callable[[Path, str | None], dict[str, str]] | None = None
     """Labels by bag, where the layout holds them."""
 
+    def read(self, source: Path, options: ReadOptions = ReadOptions()) -> ForeignFolder:
+        """The slides of a folder, and every assumption made about them."""
+        folder, files = self.find_files(source, options)
+        if not files:
+            raise CohortError(
+                f"{folder} holds no features of {self.name}. Run its feature extraction, or point elsewhere."
+            )
+        names = {path: path.relative_to(folder).as_posix().removesuffix(".zarr") for path in files}
+        ids = plain_ids(names.values(), where=str(folder))
+        slides = read_each(
+            files, lambda path: self.read_slide(path, ids[names[path]], options), folder, options.skipped
+        )
+        lines = [
+            *describe_stripped_ids((path.stem for path in files), where=str(folder)),
+            self.assumes,
+            *dict.fromkeys(note for slide in slides for note in slide.notes),
+        ]
+        if options.patch_size is not None:
+            lines.append(f"Patch size {options.patch_size} level-0 px as given.")
+        if inferred := [slide for slide in slides if slide.size_is_inferred]:
+            shown = [
+                f"{one.slide_id}: {one.patch_size or 'unknown, too few patches'}" for one in inferred[:3]
+            ]
+            lines.append(
+                f"Patch size inferred from the stride of {len(inferred)} slides, true only without overlap: "
+                f"{'; '.join(shown)}{' …' if len(inferred) > 3 else ''}."
+            )
+        if placeless := [slide.slide_id for slide in slides if not slide.has_coords]:
+            lines.append(
+                f"{len(placeless)} slides have no coordinates ('{placeless[0]}'): hosts that need positions cannot use them."
+            )
+        if n_pictures := sum(slide.thumbnail is not None for slide in slides):
+            lines.append(f"Thumbnails of {n_pictures} slides were found beside the features and are shown.")
+        encoder = _require_one_encoder((slide.encoder for slide in slides), folder)
+        return ForeignFolder(self.tool, folder, slides, encoder, tuple(lines))
 
-def read_plain_slide(path: Path, slide_id: str) -> ForeignSlide:
-    """The slide of a file with features and coordinates under our names; its patch size is left open."""
+
+def read_plain_slide(
+    path: Path, slide_id: str, options: ReadOptions, stated_size: LevelZeroPx | None
+) -> ForeignSlide:
+    """The slide of a file with features and coordinates under our names; its patch size as given, stated, or the stride."""
     datasets = store.describe(path)
     n_patches, dim = check_feature_shape(path, datasets)
+    has_coords = "coords" in datasets
     # A link cannot take off the 1 of a batch of one, nor round coordinates that are fractions.
     linkable = all(len(datasets[name].shape) == 2 for name in ("features", "coords") if name in datasets)
     linkable = linkable and datasets["features"].dtype in _LINKABLE_DTYPES
-    linkable = linkable and ("coords" not in datasets or datasets["coords"].dtype.kind in "iu")
+    linkable = linkable and (not has_coords or datasets["coords"].dtype.kind in "iu")
 
     def load() -> Rows:
         features = as_float(squeeze_bag(store.read(path, "features")))
-        return features, read_bag_coords(path) if "coords" in datasets else None
+        return features, read_bag_coords(path) if has_coords else None
 
-    return ForeignSlide(
+    slide = ForeignSlide(
         slide_id,
         path,
         n_patches,
         dim,
-        None,
-        linkable,
+        options.patch_size or stated_size,
         load,
+        linkable,
+        has_coords,
         attributes_files=(path,),
         is_batch=len(datasets["features"].shape) == 3,
+    )
+    return infer_patch_size(slide, path) if has_coords else slide
+
+
+def infer_patch_size(slide: ForeignSlide, coords_file: Path) -> ForeignSlide:
+    """The slide with its stride as patch size, where it has none: right when patches neither overlap nor leave gaps."""
+    if slide.patch_size is not None or not slide.n_patches:
+        return slide
+    stride = grid_stride(read_bag_coords(coords_file))
+    return replace(
+        slide, patch_size=None if stride is None else LevelZeroPx(round(stride)), size_is_inferred=True
     )
 
 
@@ -229,12 +279,6 @@ def check_finite(path: Path, features: FeatureRows) -> None:
         raise CohortError(
             f"{path}: {(~finite).sum()} patches have NaN or infinite features, the first is row {int(np.argmin(finite))}."
         )
-
-
-def infer_patch_size(coords: CoordRows) -> LevelZeroPx | None:
-    """The stride as patch size: right when patches neither overlap nor leave gaps."""
-    stride = grid_stride(coords)
-    return None if stride is None else LevelZeroPx(round(stride))
 
 
 def check_feature_shape(
@@ -282,9 +326,9 @@ def as_float(values: Shaped[np.ndarray, "n d"]) -> FeatureRows:
     return values if values.dtype in _LINKABLE_DTYPES else values.astype(np.float32)
 
 
-def require_one_encoder(found: Iterable[str], path: Path) -> str:
+def _require_one_encoder(found: Iterable[str], path: Path) -> str:
     """The encoder all slides share; features of two encoders never mix."""
-    names = sorted({name for name in found if name})
+    names = sorted({name for name in found if name and name != UNKNOWN_ENCODER})
     if len(names) > 1:
         raise CohortError(
             f"{path}: features of several encoders ({', '.join(names)}). Point at the folder of one of them."

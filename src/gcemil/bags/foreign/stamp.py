@@ -20,20 +20,15 @@ from gcemil.bags import store
 from gcemil.bags.arrays import check_coords, stated_number
 from gcemil.bags.bag import grid_stride
 from gcemil.bags.foreign.source import (
-    Facts,
+    UNKNOWN_ENCODER,
     FeatureLayout,
-    ForeignFolder,
     ForeignSlide,
     Mpp,
     ReadOptions,
     Rows,
     as_float,
     check_feature_shape,
-    describe_stripped_ids,
     plain_id,
-    plain_ids,
-    read_each,
-    require_one_encoder,
     squeeze_bag,
 )
 from gcemil.bags.tables import has_columns, read_frame
@@ -44,34 +39,6 @@ MicronRows = Float[np.ndarray, "n 2"]
 
 _OLDEST_STRIDE_PX = 224
 _OLDEST_TILE_UM = 256.0
-
-
-def read_stamp(source: Path, options: ReadOptions = ReadOptions()) -> ForeignFolder:
-    """The slides below an extractor folder of STAMP."""
-    # STAMP keeps the folders of the slides below that of the extractor.
-    files = sorted(source.rglob("*.h5"))
-    if not files:
-        raise CohortError(f"{source} holds no .h5 files. Run 'stamp preprocess', or point elsewhere.")
-    names = [path.relative_to(source).as_posix() for path in files]
-    ids = plain_ids(names, where=str(source))
-    found = read_each(
-        [*zip(files, names, strict=True)],
-        lambda one: _read_slide(one[0], ids[one[1]], options),
-        source,
-        options.skipped,
-    )
-    slides, sizes = tuple(slide for slide, _ in found), {tile_um for _, tile_um in found}
-    lines = [
-        *describe_stripped_ids((name.removesuffix(".h5") for name in names), where=str(source)),
-        *_list_assumptions(sizes, options.mpp),
-    ]
-    encoder = require_one_encoder((slide.encoder for slide in slides), source)
-    return ForeignFolder("stamp", source, slides, encoder, tuple(lines))
-
-
-def _read_file(path: Path, options: ReadOptions) -> ForeignSlide:
-    """One file of STAMP."""
-    return _read_slide(path, plain_id(path.name), options)[0]
 
 
 def parse_mpp(text: str) -> Mpp:
@@ -104,18 +71,18 @@ def _find_tile_size(attributes: dict[str, Any], coords: MicronRows, path: Path) 
     )
 
 
-def _read_slide(path: Path, slide_id: str, options: ReadOptions) -> tuple[ForeignSlide, Microns | None]:
-    """One file, and the side of its patches where it has coordinates."""
+def _read_slide(path: Path, slide_id: str, options: ReadOptions) -> ForeignSlide:
     attributes, layouts = store.attributes(path), store.describe(path)
     if (kind := attributes.get("feat_type", "tile")) != "tile":
         raise CohortError(f"{path} holds one vector per {kind}, not patches. Point at the tile features.")
-    encoder = str(attributes.get("extractor", ""))
+    encoder = str(attributes.get("extractor", UNKNOWN_ENCODER))
     # Files without coordinates call their features patch_embeddings.
     key = "feats" if "feats" in layouts else "patch_embeddings"
     n_patches, dim = check_feature_shape(path, layouts, key)
     if "coords" not in layouts or n_patches == 0:
         load = partial(_load_rows, path, key, None)
-        return ForeignSlide(slide_id, path, n_patches, dim, None, False, load, encoder=encoder), None
+        placed = "coords" in layouts
+        return ForeignSlide(slide_id, path, n_patches, dim, None, load, has_coords=placed, encoder=encoder)
     tile_um, factor = _find_tile_size(attributes, _read_microns(path), path)
     slide_mpp = options.mpp.get(slide_id) if isinstance(options.mpp, Mapping) else options.mpp
     if slide_mpp is None or not 0 < slide_mpp < math.inf:
@@ -125,7 +92,12 @@ def _read_slide(path: Path, slide_id: str, options: ReadOptions) -> tuple[Foreig
         )
     size = options.patch_size or LevelZeroPx(max(1, round(tile_um / slide_mpp)))
     load = partial(_load_rows, path, key, factor / slide_mpp)
-    return ForeignSlide(slide_id, path, n_patches, dim, size, False, load, encoder=encoder), tile_um
+    given = "given per slide" if isinstance(options.mpp, Mapping) else f"{slide_mpp} for every slide"
+    notes = (
+        f"STAMP coordinates are micrometres; divided by mpp ({given}) and rounded to level-0 pixels.",
+        f"Patches span {tile_um:g} micrometres.",
+    )
+    return ForeignSlide(slide_id, path, n_patches, dim, size, load, notes=notes, encoder=encoder)
 
 
 def _load_rows(path: Path, key: str, scale: float | None) -> Rows:
@@ -145,37 +117,14 @@ def _read_microns(path: Path) -> MicronRows:
     return coords
 
 
-def _list_assumptions(sizes: set[Microns | None], mpp: Mpp) -> list[str]:
-    known = sorted(size for size in sizes if size is not None)
-    if not known:
-        return ["STAMP files without coordinates: hosts that need positions cannot use this cohort."]
-    given = "given per slide" if isinstance(mpp, Mapping) else f"{mpp} for every slide"
-    return [
-        f"STAMP coordinates are micrometres; divided by mpp ({given}) and rounded to level-0 pixels.",
-        f"Patches span {', '.join(f'{size:g}' for size in known)} micrometres.",
-        "Features are converted (feats → features), so they are copied, float16 as stored.",
-    ]
-
-
-def _describe_file(path: Path) -> Facts:
-    root = store.attributes(path)
-    size = root.get("tile_size_um", root.get("tile_size", "unknown"))
-    return (
-        ("encoder", str(root.get("extractor", "unknown"))),
-        ("patch size", f"{size} micrometres"),
-        ("coordinates", "micrometres"),
-    )
-
-
 LAYOUT = FeatureLayout(
     tool="stamp",
     name="STAMP",
     title="STAMP features",
-    read=read_stamp,
-    read_file=_read_file,
+    # STAMP keeps the folders of the slides below that of the extractor.
+    find_files=lambda source, options: (source, sorted(source.rglob("*.h5"))),
+    read_slide=_read_slide,
+    assumes="STAMP features are converted (feats → features), so they are copied, float16 as stored.",
     owns_file=lambda datasets, attributes: "feats" in datasets or "patch_embeddings" in datasets,
-    describe_file=_describe_file,
-    datasets=("feats", "patch_embeddings"),
-    in_pixels=False,
     needs=" --mpp MPP",
 )

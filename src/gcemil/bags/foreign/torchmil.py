@@ -7,7 +7,7 @@ coords} with root/splits.csv. An .h5 file holds one dataset, named after its fol
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ from gcemil.bags import store
 from gcemil.bags.arrays import check_coords
 from gcemil.bags.bag import CoordRows, connected_regions, grid_stride, patch_cells
 from gcemil.bags.foreign.source import (
+    UNKNOWN_ENCODER,
     FeatureLayout,
-    ForeignFolder,
     ForeignSlide,
     Names,
     ReadOptions,
@@ -29,80 +29,61 @@ from gcemil.bags.foreign.source import (
     as_float,
     check_features,
     plain_ids,
-    read_each,
 )
 from gcemil.errors import CohortError, StoreError, UsageError
 from gcemil.files import require_file
 from gcemil.units import LevelZeroPx
 
 
-@dataclass(frozen=True)
-class BagFolders:
-    """The parallel folders of a torchmil dataset."""
-
-    features: Path
-    labels: Path | None
-    patch_labels: Path | None
-    coords: Path | None
-    encoder: str
-    patch_px: int | None
-    """Size in the folder name patches_<size>, at a level the layout does not say."""
-
-
-def read_torchmil(source: Path, options: ReadOptions = ReadOptions()) -> ForeignFolder:
-    """The bags of a torchmil dataset."""
-    folders = _find_bag_folders(source, options.encoder)
-    files = sorted(path for path in folders.features.iterdir() if path.suffix in {".npy", ".h5"})
-    if not files:
-        raise CohortError(f"{folders.features} holds no .npy and no .h5 files.")
-    ids = plain_ids((path.name for path in files), where=str(folders.features))
-    slides = read_each(
-        files,
-        lambda path: _read_slide(path, ids[path.name], folders, options.patch_size),
-        folders.features,
-        options.skipped,
-    )
-    lines = ["torchmil features are converted, so they are copied."]
-    if folders.coords is not None:
-        lines.append("torchmil does not say the level of its coordinates: they are taken as level-0 pixels.")
-    if folders.patch_labels is not None:
-        lines.append("Patch labels above 0 are written as truth/ (evidence, and its connected regions).")
-    return ForeignFolder("torchmil", source, slides, folders.encoder, tuple(lines))
-
-
-def _find_bag_folders(source: Path, encoder: str | None) -> BagFolders:
-    """Where the parallel folders lie; one encoder and one patch size must be left."""
-    features: list[tuple[Path, Path]] = []
+def _find_features(source: Path, encoder: str | None) -> Path:
+    """The folder of the features; one encoder and one patch size must be left."""
+    features: list[Path] = []
     for base in sorted(path for path in source.glob("patches_*") if path.is_dir()) or [source]:
         named = sorted(path for path in base.glob("features/features_*") if path.is_dir())
         if named:
-            wanted = [path for path in named if encoder in (None, path.name.removeprefix("features_"))]
-            features += [(base, path) for path in wanted]
+            features += [path for path in named if encoder in (None, path.name.removeprefix("features_"))]
         elif (base / "features").is_dir():
-            features.append((base, base / "features"))
+            features.append(base / "features")
         elif any(base.glob("*.npy")):
-            features.append((base, base))
+            features.append(base)
     if len(features) != 1:
-        names = ", ".join(str(path.relative_to(source)) for _, path in features) or "none"
+        names = ", ".join(str(path.relative_to(source)) for path in features) or "none"
         raise UsageError(
             f"{source} must hold one torchmil features folder, found: {names}. Name the encoder."
         )
-    base, chosen = features[0]
-    size = base.name.removeprefix("patches_")
-    labels, patch_labels, coords = (
-        next((base / name for name in names if (base / name).is_dir()), None)
-        for names in (("labels",), ("inst_labels", "patch_labels"), ("coords",))
-    )
-    found = chosen.name.removeprefix("features_") if chosen.name != "features" else "unknown"
-    return BagFolders(chosen, labels, patch_labels, coords, found, int(size) if size.isdigit() else None)
+    return features[0]
+
+
+def _find_base(features: Path) -> Path:
+    """The folder in which the folder of the features, or the one around it, lies beside those of labels and coords."""
+    outer = features.parent if features.name.startswith("features_") else features
+    return outer.parent if outer.name == "features" else outer
+
+
+def _find_partner(path: Path, *names: str) -> Path | None:
+    """The file of the same bag in a parallel folder of one of these names, where there is one."""
+    base = _find_base(path.parent)
+    folder = next((base / name for name in names if (base / name).is_dir()), None)
+    if folder is None:
+        return None
+    partner = folder / path.name
+    if not partner.is_file():
+        raise CohortError(
+            f"{partner} does not exist, though {path} does. Complete the folder or remove both."
+        )
+    return partner
+
+
+def _list_arrays(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.suffix in {".npy", ".h5"})
 
 
 def read_bag_labels(source: Path, encoder: str | None = None) -> dict[str, str]:
     """The label of every bag, from the labels folder."""
-    folder = _find_bag_folders(source, encoder).labels
-    if folder is None:
+    folder = _find_base(_find_features(source, encoder)) / "labels"
+    if not folder.is_dir():
         raise UsageError(f"{source} has no labels folder. Give a table with --labels.")
-    files = sorted(path for path in folder.iterdir() if path.suffix in {".npy", ".h5"})
+    files = _list_arrays(folder)
     ids = plain_ids((path.name for path in files), where=str(folder))
     labels = {}
     for path in files:
@@ -144,16 +125,39 @@ def read_array(path: Path, key: str) -> NDArray[Any]:
     return array
 
 
-def _read_slide(path: Path, slide_id: str, folders: BagFolders, patch_size: int | None) -> ForeignSlide:
+def _read_slide(path: Path, slide_id: str, options: ReadOptions) -> ForeignSlide:
+    """One bag; the size in the folder name patches_<size> is at a level the layout does not say."""
     features = read_array(path, "features")
     check_features(features.shape, features.dtype, path)
-    coords_file = _find_partner(folders.coords, path)
-    size, scale = _read_grid(coords_file, folders.patch_px, patch_size)
-    load = partial(_load_rows, path, coords_file, scale)
-    slide = ForeignSlide(slide_id, path, features.shape[0], features.shape[1], size, False, load)
-    if (patch_labels := _find_partner(folders.patch_labels, path)) is None:
-        return slide
-    return replace(slide, read_truth=partial(_read_truth, slide, patch_labels))
+    coords_file, patch_labels = (
+        _find_partner(path, "coords"),
+        _find_partner(path, "inst_labels", "patch_labels"),
+    )
+    stated = _find_base(path.parent).name.removeprefix("patches_")
+    size, scale = _read_grid(coords_file, int(stated) if stated.isdigit() else None, options.patch_size)
+    notes = []
+    if coords_file is not None:
+        notes.append("torchmil does not say the level of its coordinates: they are taken as level-0 pixels.")
+    if patch_labels is not None:
+        notes.append("Patch labels above 0 are written as truth/ (evidence, and its connected regions).")
+    slide = ForeignSlide(
+        slide_id,
+        path,
+        features.shape[0],
+        features.shape[1],
+        size,
+        partial(_load_rows, path, coords_file, scale),
+        has_coords=coords_file is not None,
+        notes=tuple(notes),
+        encoder=path.parent.name.removeprefix("features_")
+        if path.parent.name.startswith("features_")
+        else UNKNOWN_ENCODER,
+    )
+    return (
+        slide
+        if patch_labels is None
+        else replace(slide, read_truth=partial(_read_truth, slide, patch_labels))
+    )
 
 
 def _read_grid(
@@ -187,18 +191,6 @@ def _read_coords(path: Path, scale: int) -> CoordRows:
     return check_coords(np.rint(read_array(path, "coords").astype(np.float64)) * scale, path)
 
 
-def _find_partner(folder: Path | None, path: Path) -> Path | None:
-    """The file of the same bag in a parallel folder."""
-    if folder is None:
-        return None
-    partner = folder / path.name
-    if not partner.is_file():
-        raise CohortError(
-            f"{partner} does not exist, though {path} does. Complete the folder or remove both."
-        )
-    return partner
-
-
 def _owns_folder(folder: Path, names: Names) -> bool:
     if any(re.match(r"patches_\d+$", name) or name.endswith(".npy") for name in names):
         return True
@@ -209,7 +201,9 @@ LAYOUT = FeatureLayout(
     tool="torchmil",
     name="torchmil",
     title="torchmil bags",
-    read=read_torchmil,
+    find_files=lambda source, options: (source, _list_arrays(_find_features(source, options.encoder))),
+    read_slide=_read_slide,
+    assumes="torchmil features are converted, so they are copied.",
     owns_folder=_owns_folder,
     read_labels=read_bag_labels,
 )

@@ -14,22 +14,14 @@ from typing import Any
 from gcemil.bags import store
 from gcemil.bags.arrays import stated_number
 from gcemil.bags.foreign.source import (
+    UNKNOWN_ENCODER,
     Attributes,
-    Facts,
     FeatureLayout,
-    ForeignFolder,
     ForeignSlide,
     ReadOptions,
-    describe_stripped_ids,
-    infer_patch_size,
-    plain_id,
-    plain_ids,
-    read_bag_coords,
-    read_each,
     read_plain_slide,
-    require_one_encoder,
 )
-from gcemil.errors import CohortError, UsageError
+from gcemil.errors import UsageError
 from gcemil.units import LevelZeroPx
 
 PREFIX = "features_"
@@ -37,65 +29,27 @@ RUN_FOLDER = re.compile(r"[\d.]+x_\d+px_\d+px_overlap$")
 OWN_ATTRIBUTES = frozenset({"patch_size_level0", "target_magnification", "level0_magnification"})
 
 
-def read_trident(source: Path, options: ReadOptions = ReadOptions()) -> ForeignFolder:
-    """The slides of one features folder of a TRIDENT job."""
+def _find_files(source: Path, options: ReadOptions) -> tuple[Path, list[Path]]:
+    """The files of one features folder of a TRIDENT job."""
     folder = _find_features_folder(source, options.encoder)
-    files = sorted(folder.glob("*.h5"))
-    if not files:
-        raise CohortError(
-            f"{folder} holds no .h5 files. Run TRIDENT's feature extraction, or point elsewhere."
-        )
-    ids = plain_ids((path.name for path in files), where=str(folder))
-    lines = [
-        *describe_stripped_ids((path.name.removesuffix(".h5") for path in files), where=str(folder)),
-        "TRIDENT coordinates are level-0 pixels; the patch size is patch_size_level0, not patch_size.",
-    ]
-    inferred: list[str] = []
-    overlaps: set[str] = set()
-
-    pictures = _find_thumbnails(folder)
-
-    def read_one(path: Path) -> ForeignSlide:
-        slide, has_coords = read_plain_slide(path, ids[path.name]), store.has(path, "coords")
-        attributes = store.attributes(path, "coords") if has_coords else {}
-        size = options.patch_size or find_patch_size(attributes)
-        if size is None and slide.n_patches and has_coords:
-            size = infer_patch_size(read_bag_coords(path))
-            inferred.append(slide.slide_id)
-        overlaps.add(_to_text(attributes.get("overlap")))
-        encoder = _to_text(store.attributes(path, "features").get("encoder"))
-        return replace(slide, patch_size=size, encoder=encoder, thumbnail=pictures.get(slide.slide_id))
-
-    slides = read_each(files, read_one, folder, options.skipped)
-    if n_pictures := sum(slide.thumbnail is not None for slide in slides):
-        lines.append(f"Thumbnails of {n_pictures} slides were found beside the features and are shown.")
-    if options.patch_size:
-        lines.append(f"Patch size {options.patch_size} level-0 px as given.")
-    if inferred:
-        lines.append(
-            f"Patch size inferred from the stride of {len(inferred)} slides without attributes ('{inferred[0]}')."
-        )
-    lines += [
-        f"Patches overlap by {overlap} px at the target magnification." for overlap in overlaps - {"", "0"}
-    ]
-    found = require_one_encoder((slide.encoder for slide in slides), folder)
-    if found == "unknown" and folder.name.startswith(PREFIX):
-        found = folder.name.removeprefix(PREFIX)
-        lines.append(f"Encoder '{found}' taken from the folder name; the files do not say it.")
-    return ForeignFolder("trident", folder, slides, found, tuple(lines))
+    return folder, sorted(folder.glob("*.h5"))
 
 
-def _find_thumbnails(features: Path) -> dict[str, Path]:
-    """Slide → <job>/thumbnails/<slide>.jpg of the job that this features folder is of."""
-    jobs = (parent / "thumbnails" for parent in (*features.resolve().parents[:2], features))
-    folder = next((one for one in jobs if one.is_dir()), None)
-    return {} if folder is None else {plain_id(path.stem): path for path in sorted(folder.glob("*.jpg"))}
-
-
-def _read_file(path: Path, options: ReadOptions) -> ForeignSlide:
-    """One file; its patch size is the one it states."""
-    stated = find_patch_size(store.attributes(path, "coords") if store.has(path, "coords") else {})
-    return replace(read_plain_slide(path, plain_id(path.name)), patch_size=options.patch_size or stated)
+def _read_slide(path: Path, slide_id: str, options: ReadOptions) -> ForeignSlide:
+    attributes = store.attributes(path, "coords") if store.has(path, "coords") else {}
+    slide = read_plain_slide(path, slide_id, options, find_patch_size(attributes))
+    notes, overlap = [], _to_text(attributes.get("overlap"))
+    if overlap not in {"", "0"}:
+        notes.append(f"Patches overlap by {overlap} px at the target magnification.")
+    encoder = _to_text(store.attributes(path, "features").get("encoder"))
+    if not encoder and path.parent.name.startswith(PREFIX):
+        encoder = path.parent.name.removeprefix(PREFIX)
+        notes.append(f"Encoder '{encoder}' taken from the folder name; the files do not say it.")
+    # <job>/thumbnails/<slide>.jpg of the job that this features folder is of.
+    jobs = (*path.parent.resolve().parents[:2], path.parent)
+    pictures = (job / "thumbnails" / f"{name}.jpg" for job in jobs for name in (slide_id, path.stem))
+    thumbnail = next((picture for picture in pictures if picture.is_file()), None)
+    return replace(slide, encoder=encoder or UNKNOWN_ENCODER, thumbnail=thumbnail, notes=tuple(notes))
 
 
 def _find_features_folder(source: Path, encoder: str | None) -> Path:
@@ -130,10 +84,6 @@ def _to_text(value: Any) -> str:
     return "" if value is None or value == "None" else str(value)
 
 
-def _describe_file(path: Path) -> Facts:
-    return (("encoder", str(store.attributes(path, "features").get("encoder", "unknown"))),)
-
-
 def find_job_folders(folder: Path) -> list[Path]:
     """The folders inside the runs of a TRIDENT job; none where it is not one."""
     if any(folder.glob("*.h5")):
@@ -146,10 +96,9 @@ LAYOUT = FeatureLayout(
     tool="trident",
     name="TRIDENT",
     title="TRIDENT features",
-    read=read_trident,
-    read_file=_read_file,
+    find_files=_find_files,
+    read_slide=_read_slide,
+    assumes="TRIDENT coordinates are level-0 pixels; the patch size is patch_size_level0, not patch_size.",
     owns_folder=lambda folder, names: any(RUN_FOLDER.search(name) for name in (folder.name, *names)),
     owns_file=lambda datasets, attributes: "features" in datasets and bool(OWN_ATTRIBUTES & set(attributes)),
-    describe_file=_describe_file,
-    patch_size=find_patch_size,
 )

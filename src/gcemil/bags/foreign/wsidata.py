@@ -21,15 +21,11 @@ from gcemil.bags.arrays import check_coords
 from gcemil.bags.bag import CoordRows
 from gcemil.bags.foreign.source import (
     FeatureLayout,
-    ForeignFolder,
     ForeignSlide,
     ReadOptions,
     Rows,
     as_float,
     check_features,
-    plain_ids,
-    read_each,
-    require_one_encoder,
 )
 from gcemil.errors import CohortError, MissingExtraError, StoreError, UsageError, error_text
 from gcemil.files import read_text
@@ -42,23 +38,11 @@ EXTRA = "wsidata"
 _METADATA = (".zarray", "zarr.json", ".zmetadata")
 
 
-def read_wsidata(source: Path, options: ReadOptions = ReadOptions()) -> ForeignFolder:
-    """The stores of a folder as slides."""
-    stores = [source]
-    if not source.name.endswith(".zarr"):
-        stores = sorted(path for path in source.iterdir() if path.name.endswith(".zarr") and path.is_dir())
-    ids = plain_ids((path.name.removesuffix(".zarr") for path in stores), where=str(source))
-    slides = read_each(
-        stores,
-        lambda path: _read_slide(path, ids[path.name.removesuffix(".zarr")], options),
-        source,
-        options.skipped,
-    )
-    name = require_one_encoder((slide.encoder for slide in slides), source)
-    lines = (
-        "Features of SpatialData stores are converted, so they are copied; tiles are taken as level-0 pixels.",
-    )
-    return ForeignFolder(EXTRA, source, slides, name, lines)
+def _find_files(source: Path, options: ReadOptions) -> tuple[Path, list[Path]]:
+    """The stores of a folder, or the one that is given."""
+    if source.name.endswith(".zarr"):
+        return source.parent, [source]
+    return source, sorted(path for path in source.glob("*.zarr") if path.is_dir())
 
 
 def _read_slide(path: Path, slide_id: str, options: ReadOptions) -> ForeignSlide:
@@ -81,9 +65,8 @@ def _read_slide(path: Path, slide_id: str, options: ReadOptions) -> ForeignSlide
         sides = np.unique(np.round([bounds.maxx - bounds.minx, bounds.maxy - bounds.miny]))
         size = LevelZeroPx(int(sides[0])) if len(sides) == 1 and sides[0] > 0 else None
     load = partial(_load_rows, path, key, tiles)
-    return ForeignSlide(
-        slide_id, path, n_patches, width, size, False, load, encoder=key.removesuffix(f"_{tiles}")
-    )
+    encoder = key.removesuffix(f"_{tiles}")
+    return ForeignSlide(slide_id, path, n_patches, width, size, load, encoder=encoder)
 
 
 def _load_rows(path: Path, key: str, tiles: str) -> Rows:
@@ -150,6 +133,8 @@ LAYOUT = FeatureLayout(
     tool=EXTRA,
     name="wsidata",
     title="SpatialData stores of wsidata or LazySlide",
-    read=read_wsidata,
+    find_files=_find_files,
+    read_slide=_read_slide,
+    assumes="Features of SpatialData stores are converted, so they are copied; tiles are taken as level-0 pixels.",
     owns_folder=lambda folder, names: any(name.endswith(".zarr") for name in (folder.name, *names)),
 )
