@@ -111,7 +111,7 @@ def encode(
     patches = choose_patches(out, find_encoder_spec(encoder), patch_size=patch_size, target_mpp=target_mpp)
     # The weights come first: a missing licence should be known before hours of patching.
     network = load_encoder(encoder, source=WeightSource(weights, trust_remote_code), device=device)
-    with lock_folder(out):
+    with lock_folder(out), progress("encoding slides") as advance:
         encoded = encode_cohort(
             found,
             out,
@@ -122,13 +122,15 @@ def encode(
             choice=Choice(task=task, target=target),
             classes=None if classes is None else classes.split(","),
             force=force,
-            progress=progress,
+            on_slide=advance,
         )
-    report, failures, tables = encoded.report, encoded.failures, encoded.tables
+    report, tables = encoded.report, encoded.tables
+    failures = {slide.slide_id: slide.message for slide in report.problems}
     if as_json:
-        rows = [{**asdict(slide), "message": failures.get(slide.slide_id, "")} for slide in report.slides]
         cohort = None if tables is None else asdict(tables)
-        print_json({"slides": rows, "notes": encoded.notes, "cohort": cohort})
+        print_json(
+            {"slides": [asdict(slide) for slide in report.slides], "notes": encoded.notes, "cohort": cohort}
+        )
     else:
         total = sum(slide.patches for slide in report.slides)
         say(f"{out}: {total} patches of {len(report.usable)} slides as {network.name} features.")

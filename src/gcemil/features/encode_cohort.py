@@ -5,8 +5,7 @@ cohort.yaml and slides.csv come from a label table, or from the drawing of the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,13 +27,10 @@ from gcemil.features.extract import EncodeSettings, encode_slides
 from gcemil.features.patching import (
     PATCHES_SUFFIX,
     BatchReport,
+    OnSlide,
     PatchingRules,
-    known_outcome,
     patches_path,
     read_patch_file,
-    summary_file,
-    try_patching,
-    write_summary,
 )
 from gcemil.simulation.pixels import PIXEL_CARD, read_encoded_card, write_pixel_truth
 from gcemil.slides.grid import PatchSettings
@@ -42,8 +38,6 @@ from gcemil.slides.reader import ANY_EXTENSIONS
 
 SEVERAL_FILES = (".mrxs", ".vms", ".vmu", ".dcm", ".vsi")
 """Slides of which the file that is named is only one."""
-ShowProgress = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
-"""Opens a progress bar with this title and yields a function that takes (done, total)."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +53,6 @@ class EncodedCohort:
     """What became of every slide, and of the labels."""
 
     report: BatchReport
-    failures: dict[str, str]
-    """Why each slide without features has none, and what to do."""
     tables: CohortTables | None
     """None where no labels are known."""
     notes: tuple[str, ...]
@@ -79,14 +71,10 @@ def encode_cohort(
     choice: Choice = Choice(),
     classes: Sequence[str] | None = None,
     force: bool = False,
-    progress: ShowProgress,
+    on_slide: OnSlide,
 ) -> EncodedCohort:
     """Every slide as features in `out`; one that fails is reported and does not stop the others."""
-    unpatched, remarks = _patch_missing(slides, out, rules, progress)
-    with progress("encoding slides") as advance:
-        report = encode_slides(
-            dict(slides), out, network, settings, patches=rules.patches, force=force, on_slide=advance
-        )
+    report = encode_slides(slides, out, network, settings, rules=rules, force=force, on_slide=on_slide)
     link_slides(slides, out)
     # An encoder sees best what it was trained on.
     usual, side = network.spec.patch_px * 0.5, rules.patches.side
@@ -94,8 +82,7 @@ def encode_cohort(
         f"note: '{network.name}' is usually given patches of {usual:g} micrometres; these have {side:g}."
     ]
     notes = notes if abs(side - usual) >= 1 else []
-    troubles = (*remarks, *report.notes)
-    tables = None
+    troubles, tables = report.notes, None
     try:
         if report.usable:
             if labels is not None:
@@ -109,13 +96,7 @@ def encode_cohort(
         if not report.problems:
             raise
         troubles += (str(error),)
-    return EncodedCohort(
-        report=report,
-        failures={slide.slide_id: unpatched.get(slide.slide_id, slide.message) for slide in report.problems},
-        tables=tables,
-        notes=(*notes, *troubles),
-        has_troubles=bool(report.problems or troubles),
-    )
+    return EncodedCohort(report, tables, (*notes, *troubles), bool(report.problems or troubles))
 
 
 def link_slides(slides: Mapping[str, Path], out: Path) -> None:
@@ -155,30 +136,6 @@ def choose_patches(
     for path in first.values():
         return read_patch_file(path).settings
     return PatchSettings(patch_size or spec.patch_px, target_mpp)
-
-
-def _patch_missing(
-    slides: Mapping[str, Path], out: Path, rules: PatchingRules, progress: ShowProgress
-) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Patch the slides that have no patches yet; why some still have none, and what went wrong with the summary."""
-    targets = {name: patches_path(out, rules.patches, name) for name in slides}
-    missing = [name for name, path in targets.items() if not path.is_file()]
-    new = {}
-    with progress("patching slides") as advance:
-        for done, name in enumerate(missing, start=1):
-            new[name] = try_patching(slides[name], name, out, rules, force=False)
-            advance(done, len(missing))
-    notes: tuple[str, ...] = ()
-    # The summary of an earlier command stays if nothing is new.
-    if (
-        any(not outcome.is_problem for outcome in new.values())
-        or not summary_file(out, rules.patches).is_file()
-    ):
-        folder = summary_file(out, rules.patches).parent / "patches"
-        before = {path.name.removesuffix(PATCHES_SUFFIX): path for path in folder.glob(f"*{PATCHES_SUFFIX}")}
-        everyone = {name: known_outcome(path, name) for name, path in before.items()} | new
-        notes = write_summary(out, rules.patches, [everyone[name] for name in sorted(everyone)])
-    return {name: outcome.message for name, outcome in new.items() if outcome.is_problem}, notes
 
 
 def write_cohort_tables(

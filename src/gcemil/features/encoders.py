@@ -22,15 +22,6 @@ from torch import nn
 
 from gcemil.config import RANDOM_PREFIX
 from gcemil.errors import InputError, UsageError
-from gcemil.features.hub_models import (
-    ctranspath,
-    from_transformers,
-    gigapath,
-    resnet50_truncated,
-    untrained_resnet50,
-    virchow,
-    virchow2,
-)
 from gcemil.features.loaders import (
     Loader,
     WeightSource,
@@ -41,7 +32,18 @@ from gcemil.features.loaders import (
     import_timm,
     untrained,
 )
-from gcemil.features.towers import clip_images, conch_images, musk_images
+from gcemil.features.networks import (
+    clip_images,
+    conch_images,
+    ctranspath,
+    from_transformers,
+    gigapath,
+    musk_images,
+    resnet50_truncated,
+    untrained_resnet50,
+    virchow,
+    virchow2,
+)
 
 Precision = Literal["float16", "bfloat16", "float32"]
 Channels = tuple[float, float, float]

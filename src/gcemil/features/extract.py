@@ -16,11 +16,10 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -37,14 +36,21 @@ from gcemil.features.encoders import PatchEncoder, load_encoder, resolve_name
 from gcemil.features.loaders import WeightSource
 from gcemil.features.patching import (
     PATCH_NUMBERS,
+    PATCHES_SUFFIX,
     BatchReport,
+    OnSlide,
+    PatchingRules,
     SlideOutcome,
-    catch_failure,
     is_number,
+    known_outcome,
     patches_path,
+    process_slides,
     read_patch_file,
     stated_settings,
+    summary_file,
+    try_patching,
     write_outcomes,
+    write_summary,
 )
 from gcemil.slides.grid import PatchBatch, PatchGrid, PatchSettings, read_patches
 from gcemil.slides.reader import SlideReader, open_slide
@@ -80,25 +86,43 @@ def encode_slides(
     encoder: PatchEncoder,
     settings: EncodeSettings | None = None,
     *,
-    patches: PatchSettings | None = None,
+    rules: PatchingRules | None = None,
     force: bool = False,
-    on_slide: Callable[[int, int], None] = lambda done, total: None,
+    on_slide: OnSlide = lambda done, total: None,
 ) -> BatchReport:
-    """Encode every slide whose patches lie in `out`; `force` does again what was done with other settings."""
-    chosen, placed = settings or EncodeSettings(), patches or PatchSettings()
+    """Encode every slide, patching those that have no patches in `out`; `force` does again what was done with other settings."""
+    chosen, rules = settings or EncodeSettings(), rules or PatchingRules()
     _refuse_mixed_encoders(out, encoder, replaced=set(slides) if force else set())
-    outcomes = []
-    for done, (slide_id, path) in enumerate(slides.items(), start=1):
-        patch_file = patches_path(out, placed, slide_id)
-        work = partial(_encode_slide, slide_id, path, patch_file, out, encoder, chosen, force=force)
-        outcomes.append(catch_failure(slide_id, path, work))
-        on_slide(done, len(slides))
+    patched: dict[str, SlideOutcome] = {}
+
+    def encode_one(slide_id: str, path: Path) -> SlideOutcome:
+        if not patches_path(out, rules.patches, slide_id).is_file():
+            patched[slide_id] = try_patching(path, slide_id, out, rules, force=False)
+            if patched[slide_id].is_problem:
+                return patched[slide_id]
+        return _encode_slide(slide_id, path, out, rules.patches, encoder, chosen, force=force)
+
+    outcomes = process_slides(slides, encode_one, on_slide)
+    notes = _summarise_patches(out, rules.patches, patched)
     try:
         write_outcomes(out / "encoding.csv", COLUMNS, outcomes, done="encoded")
     except StoreError as error:
         # The features are safe by now.
-        return BatchReport(tuple(outcomes), (f"{error} Run the command again.",))
-    return BatchReport(tuple(outcomes))
+        notes = (*notes, f"{error} Run the command again.")
+    return BatchReport(outcomes, notes)
+
+
+def _summarise_patches(
+    out: Path, patches: PatchSettings, patched: Mapping[str, SlideOutcome]
+) -> tuple[str, ...]:
+    """The summary of all slides with patches, unless nothing is new; what went wrong with it."""
+    path = summary_file(out, patches)
+    if path.is_file() and all(outcome.is_problem for outcome in patched.values()):
+        return ()
+    files = (path.parent / "patches").glob(f"*{PATCHES_SUFFIX}")
+    names = {file.name.removesuffix(PATCHES_SUFFIX): file for file in files}
+    everyone = {name: known_outcome(file, name) for name, file in names.items()} | patched
+    return write_summary(out, patches, [everyone[name] for name in sorted(everyone)])
 
 
 def encode_patches(
@@ -193,17 +217,15 @@ def settings_fingerprint(encoder: PatchEncoder, patches_fingerprint: str, dtype:
 def _encode_slide(
     slide_id: str,
     path: Path,
-    patch_file: Path,
     out: Path,
+    patches: PatchSettings,
     encoder: PatchEncoder,
     settings: EncodeSettings,
     *,
     force: bool,
 ) -> SlideOutcome:
     """Write the features of one slide, unless it has them already."""
-    if not patch_file.is_file():
-        why = f"{patch_file} does not exist. Run 'gcemil patch {path} --out {out}' and read what it says."
-        return SlideOutcome(slide_id, "no patches", message=why)
+    patch_file = patches_path(out, patches, slide_id)
     # Patches belong to the bytes of a slide, not to its name.
     coords_attributes = store.attributes(patch_file, "coords")
     if coords_attributes.get("slide_fingerprint") != file_fingerprint(path):

@@ -55,7 +55,9 @@ PATCH_NUMBERS = ("level0_mpp", "target_mpp", "min_tissue", "patch_size", "overla
 """Attributes of the coordinates without which patches cannot be read from a slide."""
 
 
-Status = Literal["patched", "encoded", "already done", "no tissue", "no patches", "failed"]
+OnSlide = Callable[[int, int], None]
+"""Is called with the slides done and all slides."""
+Status = Literal["patched", "encoded", "already done", "no tissue", "failed"]
 COLUMNS = ("slide_id", "status", "patches", "mpp", "message")
 
 
@@ -149,7 +151,7 @@ class SlideOutcome:
     @property
     def is_problem(self) -> bool:
         """Whether somebody should look at the slide."""
-        return self.status in {"no tissue", "no patches", "failed"}
+        return self.status in {"no tissue", "failed"}
 
 
 @dataclass(frozen=True)
@@ -177,16 +179,27 @@ def patch_slides(
     rules: PatchingRules | None = None,
     *,
     force: bool = False,
-    on_slide: Callable[[int, int], None] = lambda done, total: None,
+    on_slide: OnSlide = lambda done, total: None,
 ) -> BatchReport:
     """Patch every slide of these files and folders; `force` does again what was done with other settings."""
     chosen = rules or PatchingRules()
-    slides = find_slides(sources)
+
+    def patch_one(slide_id: str, path: Path) -> SlideOutcome:
+        return patch_slide(path, slide_id, out, chosen, force=force)
+
+    outcomes = process_slides(find_slides(sources), patch_one, on_slide)
+    return BatchReport(outcomes, write_summary(out, chosen.patches, outcomes))
+
+
+def process_slides(
+    slides: Mapping[str, Path], work: Callable[[str, Path], SlideOutcome], on_slide: OnSlide
+) -> tuple[SlideOutcome, ...]:
+    """What became of every slide: an error of one does not stop the others."""
     outcomes = []
     for done, (slide_id, path) in enumerate(slides.items(), start=1):
-        outcomes.append(try_patching(path, slide_id, out, chosen, force=force))
+        outcomes.append(_catch_failure(slide_id, path, partial(work, slide_id, path)))
         on_slide(done, len(slides))
-    return BatchReport(tuple(outcomes), write_summary(out, chosen.patches, outcomes))
+    return tuple(outcomes)
 
 
 def find_slides(sources: Iterable[Path]) -> dict[str, Path]:
@@ -222,7 +235,7 @@ def find_slides(sources: Iterable[Path]) -> dict[str, Path]:
     return dict(sorted(slides.items()))
 
 
-def catch_failure(slide_id: str, path: Path, work: Callable[[], SlideOutcome]) -> SlideOutcome:
+def _catch_failure(slide_id: str, path: Path, work: Callable[[], SlideOutcome]) -> SlideOutcome:
     """The outcome of this work, or a failed one: an error of one slide does not stop the others."""
     try:
         return work()
@@ -232,7 +245,7 @@ def catch_failure(slide_id: str, path: Path, work: Callable[[], SlideOutcome]) -
 
 def try_patching(path: Path, slide_id: str, out: Path, rules: PatchingRules, *, force: bool) -> SlideOutcome:
     """Patch one slide, or say why it failed."""
-    return catch_failure(slide_id, path, partial(patch_slide, path, slide_id, out, rules, force=force))
+    return _catch_failure(slide_id, path, partial(patch_slide, path, slide_id, out, rules, force=force))
 
 
 def patch_slide(

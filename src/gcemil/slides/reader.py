@@ -26,11 +26,11 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from gcemil.errors import InputError, MissingExtraError
+from gcemil.errors import InputError, MissingExtraError, error_text
 from gcemil.units import LevelZeroPx
 
 if TYPE_CHECKING:
-    from openslide import OpenSlide
+    from openslide import AbstractSlide
 
 
 FINEST_MPP, COARSEST_MPP = 0.02, 20.0
@@ -52,6 +52,8 @@ IMAGE_EXTENSIONS = (".png", ".jpg", ".jpeg")
 """Pictures that may be slides; in a folder they count only where it holds no other slide."""
 ANY_EXTENSIONS = SLIDE_EXTENSIONS + IMAGE_EXTENSIONS
 _FLAT = (*IMAGE_EXTENSIONS, ".tif", ".tiff")
+LARGEST_PICTURE = 1_000_000_000
+"""Pixels of a plain picture; 4 GB in memory."""
 LARGEST_READ = 4096
 """Side of the largest square read at once: a slide without small levels must not fill the memory."""
 
@@ -106,9 +108,9 @@ class SlideReader(Protocol):
 
 
 class OpenSlideReader:
-    """A slide file that OpenSlide understands."""
+    """A slide file that OpenSlide understands, or a plain picture."""
 
-    def __init__(self, path: Path, handle: OpenSlide, mpp: float) -> None:
+    def __init__(self, path: Path, handle: AbstractSlide, mpp: float) -> None:
         self.name = path.name
         self.mpp = mpp
         self._handle = handle
@@ -162,12 +164,38 @@ def open_slide(
         finally:
             handle.close()
         return
-    # Imported here: that module needs the names above.
-    from gcemil.slides.flat_image import FlatImageReader, read_flat_image
-
     # A damaged file should be called damaged before it is asked for its pixel size.
-    pixels = read_flat_image(path)
-    yield FlatImageReader(path, pixels, resolve_mpp(path, {}, mpp, fallback_mpp))
+    picture = openslide.ImageSlide(_read_picture(path))
+    yield OpenSlideReader(path, picture, resolve_mpp(path, {}, mpp, fallback_mpp))
+
+
+def _read_picture(path: Path) -> Image.Image:
+    """A plain picture as a slide of one level: PNG, JPEG, or a TIFF without tiles, decoded whole."""
+    before = Image.MAX_IMAGE_PIXELS
+    try:
+        # The size is checked below; Pillow's own limit is far below that of a slide.
+        Image.MAX_IMAGE_PIXELS = None
+        with Image.open(path) as picture:
+            width, height = picture.size
+            if width * height > LARGEST_PICTURE:
+                raise InputError(
+                    f"{path} is a plain picture of {width} by {height} pixels, which would fill the memory. Convert it to a "
+                    "tiled, pyramidal TIFF, such as with 'vips tiffsave --tile --pyramid'."
+                )
+            if picture.mode[0] in "IF":
+                raise InputError(
+                    f"{path} has pixels of mode {picture.mode}, and a slide has 8-bit RGB. Convert it."
+                )
+            return picture.convert("RGBA")
+    except InputError:
+        raise
+    except Exception as error:
+        # Damaged pictures make decoders raise almost anything.
+        raise InputError(
+            f"{path} cannot be read as a picture ({error_text(error)}). It is damaged; copy it again or leave it out."
+        ) from error
+    finally:
+        Image.MAX_IMAGE_PIXELS = before
 
 
 def _unreadable_error(path: Path, error: Exception) -> InputError:

@@ -9,7 +9,7 @@ from torch import nn
 
 from builders.slides import tissue_image, write_slide
 from gcemil.errors import InputError, UsageError
-from gcemil.features import hub_models
+from gcemil.features import networks
 from gcemil.features.encoders import (
     ALIASES,
     ENCODERS,
@@ -22,8 +22,8 @@ from gcemil.features.encoders import (
     resolve_name,
 )
 from gcemil.features.extract import EncodeSettings, encode_patches
-from gcemil.features.hub_models import create_ctranspath, load_ctranspath
 from gcemil.features.loaders import WeightSource, import_transformers, read_centre
+from gcemil.features.networks import create_ctranspath, load_ctranspath
 from gcemil.features.patching import patch_slides, patches_path, read_patch_file
 from gcemil.slides.grid import PatchSettings
 from gcemil.slides.reader import open_slide
@@ -162,7 +162,7 @@ def test_ctranspath_reads_the_names_of_its_file(tmp_path, monkeypatch):
         if isinstance(module, nn.BatchNorm2d):
             module.running_mean.normal_()
     torch.save({"model": as_timm_0_5(network)}, tmp_path / "ctranspath.pth")
-    monkeypatch.setattr(hub_models, "create_ctranspath", lambda: create_ctranspath(**TINY_SWIN))
+    monkeypatch.setattr(networks, "create_ctranspath", lambda: create_ctranspath(**TINY_SWIN))
     spec = replace(ENCODERS["ctranspath"], dim=32, input_px=32, colours=PLAIN)
     encoder = prepare_encoder("ctranspath", spec, source=WeightSource(tmp_path), device="cpu")
     pixels = pixels_of(2, 32)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gcemil.errors import InputError
-from gcemil.features import towers
+from gcemil.features import networks
 from gcemil.features.encoders import ENCODERS, prepare_encoder
 from gcemil.features.loaders import WeightSource
 from gcemil.features.text_encoders import load_text_encoder
@@ -22,7 +22,7 @@ SIDE = 32
 @pytest.fixture(scope="module")
 def clip_folder(tmp_path_factory):
     """A page as PLIP's and QuiltNet's: a CLIP of random weights with its tokenizer."""
-    transformers = towers.import_transformers()
+    transformers = networks.import_transformers()
     folder = tmp_path_factory.mktemp("clip")
     letters = string.ascii_lowercase
     words = [*letters, *(f"{letter}</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
@@ -42,7 +42,7 @@ def clip_folder(tmp_path_factory):
 
 
 def test_the_text_tower_answers_as_the_model_itself(clip_folder):
-    transformers = towers.import_transformers()
+    transformers = networks.import_transformers()
     network = transformers.CLIPModel.from_pretrained(str(clip_folder)).eval()
     tokens = transformers.CLIPTokenizer.from_pretrained(str(clip_folder))(["tumour"], return_tensors="pt")
     with torch.no_grad():
@@ -56,7 +56,7 @@ def test_the_image_tower_answers_as_the_model_itself(clip_folder):
     spec = replace(ENCODERS["plip"], dim=8, input_px=SIDE)
     encoder = prepare_encoder("plip", spec, source=WeightSource(clip_folder), device="cpu")
     pixels = np.random.default_rng(0).integers(0, 256, (2, SIDE, SIDE, 3)).astype(np.uint8)
-    network = towers.import_transformers().CLIPModel.from_pretrained(str(clip_folder)).eval()
+    network = networks.import_transformers().CLIPModel.from_pretrained(str(clip_folder)).eval()
     mean, deviation = (torch.tensor(values)[:, None, None] for values in spec.colours)
     images = (torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255 - mean) / deviation
     with torch.no_grad():
@@ -112,11 +112,11 @@ def musk_package(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "musk", package)
     monkeypatch.setitem(sys.modules, "musk.utils", utils)
     monkeypatch.setitem(sys.modules, "musk.modeling", types.ModuleType("musk.modeling"))
-    towers.repair_torchvision()
+    networks.repair_torchvision()
     import timm
 
     monkeypatch.setattr(timm, "create_model", lambda name: TinyMusk())
-    monkeypatch.setattr(towers.import_transformers(), "XLMRobertaTokenizer", TinyTokenizer)
+    monkeypatch.setattr(networks.import_transformers(), "XLMRobertaTokenizer", TinyTokenizer)
     return loaded
 
 

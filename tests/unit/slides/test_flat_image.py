@@ -8,7 +8,7 @@ from PIL import Image
 from builders.slides import tissue_image, write_slide
 from gcemil.errors import InputError
 from gcemil.features.patching import PatchingRules, find_slides, patch_slides
-from gcemil.slides import flat_image
+from gcemil.slides import reader
 from gcemil.slides.reader import open_slide, read_overview
 
 
@@ -64,7 +64,7 @@ def test_what_is_no_picture_of_tissue_is_refused(tmp_path, monkeypatch):
     tifffile.imwrite(grey, np.zeros((64, 64), np.uint16), rowsperstrip=16)
     with pytest.raises(InputError, match="a slide has 8-bit RGB"), open_slide(grey, mpp=0.5):
         pass
-    monkeypatch.setattr(flat_image, "LARGEST_PIXELS", 1000)
+    monkeypatch.setattr(reader, "LARGEST_PICTURE", 1000)
     large = write_flat(tmp_path / "large.png", tissue_image())
     with pytest.raises(InputError, match="vips tiffsave"), open_slide(large, mpp=0.5):
         pass
