@@ -113,7 +113,7 @@ def encode_slides(
 
 
 def _summarise_patches(
-    out: Path, patches: PatchSettings, patched: Mapping[str, SlideOutcome]
+    out: Path, patches: PatchSettings, patched: dict[str, SlideOutcome]
 ) -> tuple[str, ...]:
     """The summary of all slides with patches, unless nothing is new; what went wrong with it."""
     path = summary_file(out, patches)
