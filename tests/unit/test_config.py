@@ -12,6 +12,7 @@ from gcemil.config import (
 )
 from gcemil.errors import ConfigError
 from gcemil.hosts.table import HOSTS, create_host, patch_limit, with_preset
+from gcemil.runs.checkpoint import build_host
 
 
 def test_settings_survive_yaml(tmp_path):
@@ -112,6 +113,16 @@ def test_a_preset_keeps_what_it_does_not_speak_of_and_the_users_options():
     assert settings.host.gate_mode == "deletion"
     assert settings.host.options == {"hidden": 64, "dropout": 0.1}
     assert settings.learning_rate == 5e-4
+
+
+def test_a_host_is_built_with_the_options_of_the_host_table_unless_the_settings_say_otherwise():
+    def degree(settings):
+        return build_host(settings.host, in_dim=8, n_outputs=2).bag_heads.coefficients.shape[-1] - 1
+
+    hdmil = HostSettings(name="hdmil")
+    assert degree(TrainSettings(host=hdmil)) == HOSTS["hdmil"].options["degree"]
+    assert degree(published("hdmil")) == 12
+    assert degree(with_overrides(TrainSettings(host=hdmil), ["host.options.degree=5"])) == 5
 
 
 def test_a_host_without_a_publication_is_refused():

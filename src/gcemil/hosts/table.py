@@ -6,7 +6,7 @@ A name is one of these, one that an installed package registers, or the import p
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,8 @@ class HostSpec:
     """Patches sampled from a training bag by default. Transformers take fewer, since a step of theirs costs twenty times as much."""
     temperature_end: float = 0.1
     """Final temperature of its gates. A host that attends evenly is influenced by whatever a soft gate leaves open."""
+    options: Changes = field(default_factory=dict)
+    """Options of its class in the common recipe, where the class's own do not learn (docs/training.md)."""
     parameters: int | None = None
     """Trainable parameters at width 1024 and two outputs; None: never counted."""
     published: Changes | None = None
@@ -129,11 +131,11 @@ HOSTS: dict[str, HostSpec] = {
         },
     ),
     "hdmil": HostSpec(
-        "gcemil.hosts.hdmil", "Hdmil", "deletion", parameters=827_906,
+        "gcemil.hosts.hdmil", "Hdmil", "deletion", options={"degree": 3}, parameters=827_906,
         published={
             "learning_rate": 3e-4, "weight_decay": 1e-5, "epochs": 200,
             "chosen_from": 0.25, "chosen_by": "loss", "early_stopping": 20,
-            "host.options": {"dropout": 0.25, "normalisation": "joint"},
+            "host.options": {"degree": 12, "dropout": 0.25, "normalisation": "joint"},
         },
     ),
     "clam_mb": HostSpec(

@@ -174,7 +174,7 @@ def build_host(settings: HostSettings, *, in_dim: int, n_outputs: int) -> AnyHos
         in_dim=in_dim,
         n_outputs=n_outputs,
         gate_mode=settings.gate_mode,
-        options=settings.options,
+        options={**host_spec(settings.name).options, **settings.options},
     )
 
 
