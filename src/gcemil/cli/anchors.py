@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING
 import typer
 
 from gcemil.cli.console import print_json, print_table, say
-from gcemil.cli.options import JSON, TRUST_REMOTE_CODE, WEIGHTS, parse_pairs, seed_option
-from gcemil.errors import InputError
+from gcemil.cli.options import (
+    JSON,
+    TRUST_HOST,
+    TRUST_REMOTE_CODE,
+    WEIGHTS,
+    parse_pairs,
+    seed_option,
+)
+from gcemil.errors import InputError, UsageError
 from gcemil.resources import shipped_names
 
 if TYPE_CHECKING:
@@ -125,6 +132,79 @@ def from_examples(
     say(
         f"{cohort}: training takes {k} examples per concept as anchors. next: gcemil train {cohort} --out RUN"
     )
+
+
+@app.command("from-review")
+def from_review(
+    run: Path = typer.Argument(help="The run whose evidence was reviewed."),
+    marks: list[Path] = typer.Argument(
+        None,
+        help="<slide>.geojson with regions accept, reject or missed, folders of them, or reviews that the viewer saved. By default "
+        "the reviews that the viewer saved in the run.",
+    ),
+    out: Path | None = typer.Option(
+        None, help="A new folder for the cohort with the marked patches as anchors; features are linked."
+    ),
+    after: Path | None = typer.Option(
+        None, help="The run that was trained with these anchors: compare its evidence with that of RUN."
+    ),
+    k: int = typer.Option(10, min=1, help="Examples per concept that a fold takes."),
+    seed: int = seed_option("which patches are taken where there are more, and the bootstrap"),
+    trust_host: list[str] = TRUST_HOST,
+    as_json: bool = JSON,
+) -> None:
+    """Make anchors of the patches that a reviewer accepted and rejected, and fit the evidence again around the same model.
+
+    A fold takes the marks on its own training slides only, so mark slides of several folds. With --after, the evidence of both
+    runs is compared on test slides without a mark.
+
+    Example: gcemil anchors from-review runs/mine reviews/ --out cohorts/reviewed
+    """
+    from gcemil.diagnostics.review_anchors import compare_evidence, write_review_anchors
+    from gcemil.features.example_anchors import summarise
+    from gcemil.runs.folder import Run
+
+    sources = marks or []
+    if after is not None and out is None:
+        found, n_slides = compare_evidence(run, after, sources, seed=seed)
+        if as_json:
+            names = ("metric", "before", "after", "interval")
+            print_json({"slides": n_slides, "rows": [dict(zip(names, one, strict=True)) for one in found]})
+            return
+        _print_comparison(found, f"{run} before, {after} after: {n_slides} test slides without a mark")
+        return
+    if out is None or after is not None:
+        raise UsageError(
+            "Say what to do with the marks: --out FOLDER writes anchors, --after RUN compares evidence. Give one of them."
+        )
+    report = write_review_anchors(run, sources, out, k=k, seed=seed)
+    if as_json:
+        print_json({"folds": report.per_fold, "concepts": report.examples.names, "notes": report.notes})
+        return
+    for line in summarise(report):
+        say(line)
+    folds = ",".join(map(str, report.per_fold))
+    keeps = f" --host-from {run}" if Run(run).card.settings.host_is_unchanged else ""
+    say(
+        f"next: gcemil train {out} --config {run} --set evidence.anchors=examples{keeps} --folds {folds} --out NEW_RUN; "
+        f"then: gcemil anchors from-review {run} MARKS --after NEW_RUN"
+    )
+
+
+def _print_comparison(found: list[tuple[str, float, float, tuple[float, float] | None]], title: str) -> None:
+    """Means before and after, and the interval of the difference over the slides."""
+    from gcemil.metrics import METRICS
+
+    rows = [
+        (
+            f"{METRICS[name].label} {METRICS[name].arrow}".strip(),
+            f"{before:.3f}",
+            f"{after:.3f}",
+            "-" if interval is None else f"{after - before:+.3f} [{interval[0]:+.3f}, {interval[1]:+.3f}]",
+        )
+        for name, before, after, interval in found
+    ]
+    print_table(title, ("evidence", "before", "after", "difference, 95 % interval"), rows)
 
 
 @app.command("pairs")

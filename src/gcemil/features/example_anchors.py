@@ -78,9 +78,20 @@ def write_example_anchors(cohort: Cohort, request: ExampleRequest) -> ExampleRep
         )
     notes: list[str] = []
     is_pool = request.source.suffix.lower() in POOLS and not request.source.is_dir()
-    features, concepts, slides = (
-        _from_pool(cohort, request) if is_pool else _from_slides(cohort, request, notes)
-    )
+    found = _from_pool(cohort, request) if is_pool else _from_slides(cohort, request, notes)
+    return keep_examples(cohort, request, found, notes)
+
+
+def keep_examples(
+    cohort: Cohort,
+    request: ExampleRequest,
+    found: Found,
+    notes: list[str],
+    *,
+    needs_all_folds: bool = True,
+) -> ExampleReport:
+    """Write the patches and name them in the card; a fold without examples is refused, or noted and left out of the report."""
+    features, concepts, slides = found
     if features.shape[1] != cohort.card.feature_dim:
         raise InputError(
             f"{request.source}: examples of width {features.shape[1]}, but {cohort.folder} has width {cohort.card.feature_dim}. "
@@ -88,8 +99,15 @@ def write_example_anchors(cohort: Cohort, request: ExampleRequest) -> ExampleRep
         )
     encoder, source = cohort.card.encoder, request.source.name
     examples = ExampleSet(features, concepts, slides, request.k, request.seed, encoder, source)
-    per_fold = {index: _count_usable(cohort, examples, index, notes) for index in fold_indices(cohort.folder)}
-    if not per_fold:
+    indices, per_fold = fold_indices(cohort.folder), {}
+    for index in indices:
+        try:
+            per_fold[index] = _count_usable(cohort, examples, index, notes)
+        except CohortError as error:
+            if needs_all_folds:
+                raise
+            notes.append(str(error))
+    if not indices:
         notes.append("The cohort has no folds yet; training checks that each has examples of every concept.")
     card = cohort.card.model_copy(update={"anchors": EXAMPLES})
     with lock_folder(cohort.folder):
