@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -116,7 +115,5 @@ def _draw_curves(records: Mapping[str, Sequence[Mapping[str, Any]]], shares: Seq
         axes.minorticks_off()
         axes.axhline(0, color=style.MUTED, linewidth=0.7)
     figure.legend(handles, [style.readable_name(rule) for rule in rules], loc="outside lower left", ncols=4)
-    vector = io.BytesIO()
-    figure.savefig(vector, format="svg", metadata={"Date": None, "Creator": None})
     alt = "Output from the kept patches and loss without them, over the share of patches, by rule"
-    return Picture(vector.getvalue(), alt, "image/svg+xml", CAPTION)
+    return Picture(style.encode_figure(figure, "svg"), alt, "image/svg+xml", CAPTION)

@@ -85,6 +85,8 @@ class Picture:
     mime: str = "image/png"
     caption: str = ""
     width: int | None = None
+    is_wide: bool = True
+    """Whether it fills the page; two others stand side by side."""
 
     @property
     def source(self) -> str:

@@ -9,6 +9,7 @@ the same data.
 
 from __future__ import annotations
 
+import io
 import math
 import textwrap
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from matplotlib import patheffects
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from gcemil.rules import RIVAL_COLOR, RULES, find_rule
 
@@ -40,6 +42,16 @@ MODE_NAMES = {
     "opinion": "second opinion",
 }
 """What a prediction of each mode is made from."""
+ARMS = {"plain": "plain host, all patches", **MODE_NAMES, "full": "host, all patches"}
+"""The modes, and the plain host of another run."""
+ARM_COLORS = {
+    "plain": INK,
+    "full": ATTENTION_COLOR,
+    "head": ORANGE,
+    "gce": EVIDENCE_COLOR,
+    "discrete": VIOLET,
+}
+"""Arms that figures show."""
 NAMES = {
     **MODE_NAMES,
     "evidence scores": "GCE scores",
@@ -83,8 +95,13 @@ STYLE: Any = {
     "svg.hashsalt": "gcemil",
     "svg.fonttype": "path",
 }
-WIDTH = 7.2
-"""Inches: the text width of a printed page."""
+WIDTH, COLUMN = 7.2, 3.5
+"""Inches: the text width of a printed page, and one of its two columns."""
+NO_DATES: Any = {
+    "svg": {"Date": None, "Creator": None},
+    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+    "png": {"Software": None},
+}
 MOST_LETTERS = 44
 
 
@@ -100,6 +117,17 @@ def new_figure(height: float, title: str = "", width: float = WIDTH) -> Figure:
     if title:
         figure.suptitle(title, x=0.01, ha="left", fontsize=9)
     return figure
+
+
+def encode_figure(figure: Figure, form: str) -> bytes:
+    """The figure as svg, pdf or png; the same figure gives the same bytes."""
+    # Each format would compute the layout again, from where the last one left it.
+    if isinstance(figure.get_layout_engine(), ConstrainedLayoutEngine):
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=form, metadata=NO_DATES[form])
+    return buffer.getvalue()
 
 
 def add_axes_row(figure: Figure, count: int, **options: Any) -> list[Axes]:

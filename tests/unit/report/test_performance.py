@@ -15,6 +15,7 @@ from gcemil.report.bootstrap import (
     find_interval,
     read_fold_predictions,
 )
+from gcemil.report.curves import bin_confidence
 from gcemil.report.run_data import read_run_data
 from gcemil.report.sections import headline, performance
 from gcemil.report.sections.context import Context
@@ -95,14 +96,9 @@ def test_calibration_is_perfect_where_confidence_is_the_share_of_right_predictio
     fold = FoldPredictions(
         np.arange(4).astype(str), ("a", "b"), np.array([0, 0, 0, 1]), np.zeros(4), {"full": shares}
     )
-    confidence, right, error = performance.measure_calibration([fold], "full")
-    assert (confidence.tolist(), right.tolist(), error) == ([0.75], [0.75], 0)
-
-
-def test_curves_of_a_perfect_model_reach_the_corner():
-    roc, precision = performance.average_curves([fold_of(full=30.0)], "full")
-    assert roc[1:] == pytest.approx(1)
-    assert precision == pytest.approx(1)
+    (confidence,), (right,), (error,) = bin_confidence(fold, "full", np.ones((1, 4)))
+    filled = ~np.isnan(confidence)
+    assert (confidence[filled].tolist(), right[filled].tolist(), error) == ([0.75], [0.75], 0)
 
 
 @pytest.fixture
@@ -140,7 +136,9 @@ def test_the_section_compares_the_mixture_with_the_host_and_says_who_decides(mea
     assert "no difference in any draw" in text
     assert "The evidence carries 25% of the gce prediction" in text
     names = {path.stem for path in (measured.folder / "figures").glob("*.svg")}
-    assert names == {"performance", "confusion", "learning", "prediction_folds"}
+    assert names == {
+        "roc", "precision_recall", "calibration", "confusion", "learning", "prediction_folds",
+    }  # fmt: skip
     assert (
         "Without a lesion (class normal): evidence is confirmed on 12% of 8 slides tested"
         in headline.render_lead(context)

@@ -11,8 +11,8 @@ from builders.reports import judged_slide, run_folder, toy_evidence
 from gcemil.errors import RunError, UsageError
 from gcemil.report import style
 from gcemil.report.bootstrap import FoldPredictions, pool_folds
+from gcemil.report.publication.survival import draw_risk_groups
 from gcemil.report.publication.write import write_publication
-from gcemil.report.sections.survival import draw_risk_groups
 from gcemil.report.survival_scores import choose_times, estimate_uncensored, predict_survival
 
 
@@ -172,7 +172,7 @@ def test_numbers_at_risk_stand_below_the_time_axis():
     cases = pd.DataFrame(
         {"fold": 0, "time": [1.0, 2, 3, 4], "event": [True, True, False, True], "risk": [4.0, 3, 2, 1]}
     )
-    figure = draw_risk_groups({"All": cases}, shows_numbers=True)
+    figure = draw_risk_groups({"All": cases})
     words = [text.get_text() for text in figure.axes[0].texts]
     assert words.count("at risk") == 2
     assert words[words.index("at risk") + 1] == "2"

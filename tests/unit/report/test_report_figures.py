@@ -14,6 +14,7 @@ from gcemil.exports.overlay import SlideFrame, draw_evidence, read_own_thumbnail
 from gcemil.findings import Row
 from gcemil.records import AdapterFigures, Representations
 from gcemil.report.claim import RuleSlides
+from gcemil.report.publication.survival import draw_risk_groups, split_at_median
 from gcemil.report.sections.context import save_figure
 from gcemil.report.sections.controls import draw_keep_and_remove, draw_same_budget
 from gcemil.report.sections.examples import (
@@ -33,7 +34,6 @@ from gcemil.report.sections.performance import draw_fold_pairs
 from gcemil.report.sections.representations import draw_representations, embed_slides
 from gcemil.report.sections.slides import draw_map
 from gcemil.report.sections.snr import draw_slides_by_rule
-from gcemil.report.sections.survival import draw_risk_groups, split_at_median
 from gcemil.report.slide_view import SlideView, outline_truth, read_patch_pixels
 from gcemil.report.style import EVIDENCE_COLOR, GROUPS
 

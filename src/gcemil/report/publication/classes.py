@@ -9,13 +9,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from gcemil.report import style
-from gcemil.report.bootstrap import (
-    PLAIN,
-)
+from gcemil.report.bootstrap import PLAIN
 from gcemil.report.curves import GRID, Curves, bin_confidence, measure_classes, trace_curves
-from gcemil.report.publication.sample import (
-    COLORS,
-    COLUMN,
+from gcemil.report.sample import (
     Plate,
     Sample,
     draw_band,
@@ -27,7 +23,6 @@ from gcemil.report.publication.sample import (
     write_legend,
 )
 from gcemil.report.sections.context import Context
-from gcemil.report.sections.performance import ARMS, draw_confusion
 from gcemil.tables import Cell, Column, Line, Table
 
 CLASS_HEADINGS = {
@@ -59,10 +54,9 @@ def describe_classes(context: Context, sample: Sample) -> Iterator[Plate | Table
         draw_calibration(sample),
         f"Share of right predictions among those of similar confidence. ECE: mean distance from the diagonal. {sample.note}",
     )
-    shown = [mode for mode in sample.modes if mode in ("full", sample.main)]
     yield Plate(
         "confusion",
-        draw_confusion([bags], shown, width=COLUMN * len(shown)),
+        draw_confusion(sample),
         f"{sample.count.capitalize()}: true class by row, predicted class by column.",
     )
     yield tabulate_metrics(context, sample)
@@ -104,16 +98,24 @@ def _draw_curves(
     bags, main, title = sample.bags, sample.main, words[0]
     by_class = len(bags.classes) > 2
     n_lines = max(len(curves), len(bags.classes) if by_class else 0)
-    figure = style.new_figure(3.0 + 0.19 * n_lines, width=COLUMN * (2 if by_class else 1))
+    figure = style.new_figure(3.0 + 0.19 * n_lines, width=style.COLUMN * (2 if by_class else 1))
     panels = style.add_axes_row(figure, 2 if by_class else 1)
     for fold in sample.folds if len(sample.folds) > 1 else ():
         if (found := trace_curves(fold, main, np.ones((1, len(fold.labels))))) is not None:
-            panels[0].plot(GRID, getattr(found, kind)[0], color=COLORS[main], linewidth=0.6, alpha=0.5)
+            panels[0].plot(
+                GRID, getattr(found, kind)[0], color=style.ARM_COLORS[main], linewidth=0.6, alpha=0.5
+            )
     look: dict[str, Any] = {"markersize": 3.4, "markevery": 20}
     for (mode, found), marker in zip(curves.items(), style.MARKERS, strict=False):
-        label = f"{ARMS[mode]}: {measure(mode, None)}"
+        label = f"{style.ARMS[mode]}: {measure(mode, None)}"
         draw_band(
-            panels[0], getattr(found, kind), GRID, label=label, color=COLORS[mode], marker=marker, **look
+            panels[0],
+            getattr(found, kind),
+            GRID,
+            label=label,
+            color=style.ARM_COLORS[mode],
+            marker=marker,
+            **look,
         )
     for index, name in enumerate(bags.classes if by_class else ()):
         if (found := trace_curves(bags, main, sample.weights[:1], (index,))) is not None:
@@ -133,21 +135,47 @@ def _draw_curves(
 
 def draw_calibration(sample: Sample) -> Figure:
     """Share of right predictions over confidence, with the interval of every bin."""
-    modes = [mode for mode in sample.modes if mode in (PLAIN, "full", sample.main)]
-    figure = style.new_figure(3.0 + 0.19 * len(modes), width=COLUMN)
+    figure = style.new_figure(3.0 + 0.19 * len(sample.modes), width=style.COLUMN)
     (axes,) = style.add_axes_row(figure, 1)
     axes.plot([0, 1], [0, 1], **style.DASHED)
-    for mode, marker in zip(modes, style.MARKERS, strict=False):
+    for mode, marker in zip(sample.modes, style.MARKERS, strict=False):
         means, shares, error = bin_confidence(sample.bags, mode, sample.weights)
         filled = ~np.isnan(shares[0])
         low, high = find_band(shares[:, filled])
-        axes.vlines(means[0, filled], low, high, color=COLORS[mode], linewidth=0.9, alpha=0.7)
+        axes.vlines(means[0, filled], low, high, color=style.ARM_COLORS[mode], linewidth=0.9, alpha=0.7)
         axes.plot(
-            means[0, filled], shares[0, filled], color=COLORS[mode], marker=marker, markersize=4,
-            label=f"{ARMS[mode]}: {format_value('ECE', error)}",
+            means[0, filled], shares[0, filled], color=style.ARM_COLORS[mode], marker=marker, markersize=4,
+            label=f"{style.ARMS[mode]}: {format_value('ECE', error)}",
         )  # fmt: skip
     draw_frame(axes, "Calibration", "confidence", "share right")
     write_legend(axes)
+    return figure
+
+
+def draw_confusion(sample: Sample) -> Figure:
+    """Counts of true and predicted class of the host, the main prediction and the evidence alone, darker for a larger share of the true class."""
+    from sklearn.metrics import confusion_matrix
+
+    bags = sample.bags
+    modes = [mode for mode in sample.modes if mode != PLAIN]
+    n_classes = len(bags.classes)
+    columns = min(len(modes), 4 if n_classes <= 3 else 2)
+    width = style.COLUMN if len(modes) == 1 else style.WIDTH
+    height = -(-len(modes) // columns) * (1.1 + min(2.6, 0.45 * n_classes))
+    figure = style.new_figure(height, width=width)
+    names = [style.shorten_label(name, 14) for name in bags.classes]
+    for axes, mode in zip(style.add_axes_grid(figure, len(modes), columns), modes, strict=True):
+        predicted = bags.by_mode[mode].argmax(axis=1)
+        counts = confusion_matrix(bags.labels, predicted, labels=range(n_classes))
+        shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+        axes.imshow(shares, cmap="Blues", vmin=0, vmax=1.25, aspect="auto")
+        for (row, column), count in np.ndenumerate(counts):
+            color = "white" if shares[row, column] > 0.7 else style.INK
+            axes.text(column, row, str(count), ha="center", va="center", fontsize=8, color=color)
+        axes.set(title=style.ARMS[mode], xlabel="predicted", ylabel="true")
+        axes.set_xticks(range(n_classes), names, rotation=30, ha="right")
+        axes.set_yticks(range(n_classes), names)
+        axes.tick_params(length=0)
     return figure
 
 
@@ -163,7 +191,7 @@ def _tabulate_classes(sample: Sample) -> Table:
             *(value_cell(metric, values[:, index]) for metric, values in found.items()),
         ]
         lines.append(Line((name,), "ours", tuple(cells)))
-    title = f"Every class against the others, {ARMS[sample.main]}"
+    title = f"Every class against the others, {style.ARMS[sample.main]}"
     return Table(
         "classes", title, "tab:classes", ("Class",), tuple(columns), tuple(lines), notes=(sample.note,)
     )

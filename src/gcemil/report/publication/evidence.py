@@ -13,10 +13,8 @@ from gcemil.errors import GcemilError, UsageError
 from gcemil.exports.overlay import read_slide_place
 from gcemil.findings import Finding
 from gcemil.report import style
-from gcemil.report.publication.sample import (
-    Plate,
-)
 from gcemil.report.run_data import RunData
+from gcemil.report.sample import Plate
 from gcemil.report.sections.context import Context, quote_path
 from gcemil.report.sections.controls import KEEP_REMOVE, draw_budget_curves
 from gcemil.report.sections.examples import LARGEST, choose_examples, draw_attention_and_evidence

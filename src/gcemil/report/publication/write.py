@@ -7,26 +7,22 @@ command that measures it.
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import matplotlib
 
-from gcemil.errors import UsageError
+from gcemil.errors import RunError, UsageError
 from gcemil.files import write_bytes, write_text
-from gcemil.report import style
 from gcemil.report.publication.classes import describe_classes
 from gcemil.report.publication.evidence import choose_slides, describe_diagnostics, describe_slide
-from gcemil.report.publication.sample import (
-    Plate,
-    read_sample,
-)
 from gcemil.report.publication.survival import describe_survival
 from gcemil.report.run_data import read_run_data
 from gcemil.report.run_report import check_pair
-from gcemil.report.sections.context import Context
+from gcemil.report.sample import draw_sample, read_folds
+from gcemil.report.sections.context import Context, quote_path
+from gcemil.report.style import STYLE, encode_figure
 from gcemil.tables import Table, render_tables
 
 PICTURE_FORMATS = ("svg", "pdf", "png")
@@ -88,7 +84,14 @@ def write_publication(
         check_pair(data, rival)
     context = Context(data, rival, out, seed)
     views = choose_slides(data, slides)
-    sample = read_sample(context)
+    folds = []
+    for fold, found in zip(data.folds, read_folds(context), strict=True):
+        if found is None:
+            raise RunError(
+                f"{fold.files.path} has no table of predictions. Make it with 'gcemil train {quote_path(run)} --again'."
+            )
+        folds.append(found)
+    sample = draw_sample(context, folds)
     parts = [
         describe_survival(context, sample) if data.task == "survival" else describe_classes(context, sample),
         describe_diagnostics(context),
@@ -96,13 +99,21 @@ def write_publication(
     ]
     done, captions = Publication(), []
     # Text in a PDF stays text, so that a journal can set its own font.
-    with matplotlib.rc_context({**style.STYLE, "pdf.fonttype": 42, "savefig.dpi": dpi}):
+    with matplotlib.rc_context({**STYLE, "pdf.fonttype": 42, "savefig.dpi": dpi}):
         for number, part in enumerate(parts, start=1):
             for item in part:
-                done.files.extend(
-                    _save_table(item, out) if isinstance(item, Table) else _save_plate(item, out, formats)
-                )
-                text = " ".join([f"{item.title}.", *item.notes]) if isinstance(item, Table) else item.caption
+                if isinstance(item, Table):
+                    text = " ".join([f"{item.title}.", *item.notes])
+                    done.files.extend(
+                        write_text(out / f"{item.name}{suffix}", render_tables([item], form))
+                        for form, suffix in TABLE_SUFFIXES.items()
+                    )
+                else:
+                    text = item.caption
+                    done.files.extend(
+                        write_bytes(out / f"{item.name}.{form}", encode_figure(item.figure, form))
+                        for form in formats
+                    )
                 captions.append((item.name, text))
             if on_step:
                 on_step(number, len(parts))
@@ -115,27 +126,3 @@ def write_publication(
         text += "## Not shown\n\n" + "".join(f"- {what} `{how}`\n" for what, how in done.left_out.items())
     done.files.append(write_text(out / "captions.md", text))
     return done
-
-
-def _save_table(table: Table, folder: Path) -> list[Path]:
-    """The table as LaTeX, Markdown and CSV."""
-    return [
-        write_text(folder / f"{table.name}{suffix}", render_tables([table], form))
-        for form, suffix in TABLE_SUFFIXES.items()
-    ]
-
-
-def _save_plate(plate: Plate, folder: Path, formats: Sequence[str]) -> Iterator[Path]:
-    """The figure in every format, without dates, so that the same run gives the same bytes."""
-    metadata: dict[str, dict[str, None]] = {
-        "svg": {"Date": None, "Creator": None},
-        "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
-        "png": {"Software": None},
-    }
-    # Each format would compute the layout again, from where the last one left it.
-    plate.figure.draw_without_rendering()
-    plate.figure.set_layout_engine("none")
-    for form in formats:
-        buffer = io.BytesIO()
-        plate.figure.savefig(buffer, format=form, metadata=metadata[form])
-        yield write_bytes(folder / f"{plate.name}.{form}", buffer.getvalue())

@@ -18,7 +18,7 @@ from gcemil.findings import Finding, Row
 from gcemil.metrics import METRICS
 from gcemil.report.html import Picture, Section, render_section
 from gcemil.report.run_data import RunData
-from gcemil.report.style import readable_name
+from gcemil.report.style import COLUMN, encode_figure, readable_name
 from gcemil.rules import CONTROLS, order_rules
 from gcemil.tables import Column, Line, Table, metric_cell
 
@@ -45,6 +45,12 @@ class Context:
     """What the page cannot show and the command that would add it; listed once, at its end."""
     unmeasured: list[str] = field(default_factory=list)
     """Diagnostics that were not made."""
+
+    def read_values(self, mode: str, metric: str) -> dict[int, float]:
+        """The metric of every fold under one mode; the plain host is another run."""
+        if mode != "plain":
+            return self.run.values(mode, metric)
+        return {} if self.against is None else self.against.values("full", metric)
 
     def count_units(self, count: int) -> str:
         """So many slides or cases, in words."""
@@ -141,19 +147,15 @@ class Context:
 
 def save_figure(folder: Path, name: str, figure: Figure, *, alt: str, caption: str) -> Picture:
     """Write the figure as PNG and SVG, and return it as a part of the page."""
-    # Each of the two formats would compute the layout again.
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")
-    vector, pixels = io.BytesIO(), io.BytesIO()
-    figure.savefig(vector, format="svg", metadata={"Date": None, "Creator": None})
-    figure.savefig(pixels, format="png", metadata={"Software": None})
-    write_bytes(folder / f"{name}.svg", vector.getvalue())
-    write_bytes(folder / f"{name}.png", pixels.getvalue())
-    if len(vector.getvalue()) <= LARGEST_SVG:
-        return Picture(vector.getvalue(), alt, "image/svg+xml", caption)
-    with Image.open(pixels) as image:
+    vector, pixels = (encode_figure(figure, form) for form in ("svg", "png"))
+    write_bytes(folder / f"{name}.svg", vector)
+    write_bytes(folder / f"{name}.png", pixels)
+    is_wide = figure.get_figwidth() > COLUMN
+    if len(vector) <= LARGEST_SVG:
+        return Picture(vector, alt, "image/svg+xml", caption, is_wide=is_wide)
+    with Image.open(io.BytesIO(pixels)) as image:
         small = encode_image(image.convert("RGB"), "JPEG", quality=82, optimize=True)
-    return Picture(small, alt, "image/jpeg", caption)
+    return Picture(small, alt, "image/jpeg", caption, is_wide=is_wide)
 
 
 def quote_path(path: Path) -> str:

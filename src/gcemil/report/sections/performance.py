@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -12,35 +12,21 @@ from matplotlib.figure import Figure
 
 from gcemil.metrics import METRICS
 from gcemil.report import style
-from gcemil.report.bootstrap import (
-    PLAIN,
-    Draws,
-    FoldPredictions,
-    draw_metrics,
-    find_interval,
-    pool_folds,
-    read_fold_predictions,
-)
-from gcemil.report.curves import GRID, bin_confidence, trace_curves
+from gcemil.report.bootstrap import PLAIN, Draws, draw_metrics, find_interval
 from gcemil.report.html import Picture, Section, render_section
+from gcemil.report.publication.classes import describe_classes
+from gcemil.report.publication.survival import describe_survival
 from gcemil.report.run_data import Record
+from gcemil.report.sample import Plate, draw_sample, read_folds, spread_cell
 from gcemil.report.sections.context import Context, quote_path, save_figure
-from gcemil.report.sections.survival import draw_survival
+from gcemil.report.style import ARMS
 from gcemil.runs.folder import describe_vote, main_mode
-from gcemil.tables import Cell, Column, Line, Table, metric_cell
+from gcemil.tables import Cell, Column, Line, Table
 
 TESTS = (
     "difference", "difference_low", "difference_high", "bag_difference_low", "bag_difference_high",
     "p_paired_t_holm", "p_wilcoxon_holm", "cohens_dz",
 )  # fmt: skip
-ARMS = {PLAIN: "plain host, all patches", **style.MODE_NAMES, "full": "host, all patches"}
-DRAWN = {
-    "full": style.ATTENTION_COLOR,
-    "head": style.ORANGE,
-    "gce": style.EVIDENCE_COLOR,
-    "discrete": style.VIOLET,
-}
-"""Modes that figures show, each with its colour."""
 Sampled = Mapping[tuple[str, str], Draws]
 """The draws of every mode and metric."""
 
@@ -48,13 +34,14 @@ Sampled = Mapping[tuple[str, str], Draws]
 def render_performance(context: Context) -> Section:
     """Figures with intervals, the difference that the evidence makes, curves, and the tests against a plain host."""
     run, against = context.run, context.against
-    plain = {} if against is None else {fold.number: fold for fold in against.folds}
-    predictions = [read_fold_predictions(fold, plain.get(fold.number)) for fold in run.folds]
-    folds = [fold for fold in predictions if fold is not None]
+    folds = [fold for fold in read_folds(context) if fold is not None]
     draws: Sampled = {}
+    plates: list[Plate | Table] = []
     if len(folds) == len(run.folds):
         modes = [mode for mode in ARMS if all(mode in fold.by_mode for fold in folds)]
         draws = draw_metrics(folds, modes, run.task_metrics, seed=context.seed)
+        describe = describe_survival if run.task == "survival" else describe_classes
+        plates = list(describe(context, draw_sample(context, folds, "head")))
     else:
         remedy = f"gcemil evaluate {quote_path(run.folder)}"
         context.list_missing("A fold has no table of predictions, so metrics have no interval.", remedy)
@@ -63,7 +50,7 @@ def render_performance(context: Context) -> Section:
         remedy = f"gcemil report {quote_path(run.folder)} --against HOST_RUN"
         context.list_missing("The plain host is not shown: no run of it was given.", remedy)
     values = {
-        metric: {mode: by_fold for mode in ARMS if (by_fold := _read_values(context, mode, metric))}
+        metric: {mode: by_fold for mode in ARMS if (by_fold := context.read_values(mode, metric))}
         for metric in run.task_metrics
     }
     votes = [fold.details.get("vote") for fold in run.folds]
@@ -74,7 +61,9 @@ def render_performance(context: Context) -> Section:
         vote=describe_vote([vote["weight"] for vote in votes if vote is not None]),
         comparison=compare_with_host(context, draws),
         table=_tabulate_metrics(context, values, draws),
-        figures=[*(_draw_curves(context, folds) if draws else ()), *_draw_history(context)],
+        plates=[one.show(context) for one in plates if isinstance(one, Plate)],
+        tables=[one for one in plates if isinstance(one, Table)],
+        figures=_draw_history(context),
         is_survival=bool(draws) and run.task == "survival",
         folds=save_figure(
             context.figures,
@@ -131,7 +120,7 @@ def compare_with_host(context: Context, draws: Sampled) -> list[tuple[str, ...]]
             # A host that the wrapper left alone is the plain host, which is shown once.
             if host == "full" and np.array_equal(draws.get((PLAIN, metric), np.empty(0)), theirs):
                 continue
-            before, after = (fmean(_read_values(context, mode, metric).values()) for mode in (host, "gce"))
+            before, after = (fmean(context.read_values(mode, metric).values()) for mode in (host, "gce"))
             numbers = (f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}")
             gain = ours - theirs
             interval = _format_interval(gain)
@@ -150,13 +139,6 @@ def _judge_interval(gain: Draws) -> str:
     return "a gain" if low > 0 else "a loss" if high < 0 else "no difference beyond chance"
 
 
-def _read_values(context: Context, mode: str, metric: str) -> dict[int, float]:
-    """The metric of every fold under one mode; the plain host is another run."""
-    if mode == PLAIN:
-        return {} if context.against is None else context.against.values("full", metric)
-    return context.run.values(mode, metric)
-
-
 Values = Mapping[str, Mapping[str, Mapping[int, float]]]
 """By metric, mode and fold."""
 
@@ -173,44 +155,13 @@ def _tabulate_metrics(context: Context, values: Values, draws: Sampled) -> Table
             Column(f"{metric}_interval", "95 % interval"),
         ]
         for mode in cells:
-            folds = list(modes.get(mode, {}).values())
-            deviation = stdev(folds) if len(folds) > 1 else None
-            cells[mode].append(metric_cell(metric, fmean(folds) if folds else None, deviation))
+            cells[mode].append(spread_cell(metric, modes.get(mode, {})))
             cells[mode].append(Cell(_format_interval(draws.get((mode, metric)))))
     lines = [Line((ARMS[mode],), "ours", tuple(line), comparison="") for mode, line in cells.items()]
     count = len(context.run.folds)
     spread = f"± standard deviation over {count} folds. " if count > 1 else ""
     note = f"{spread}Intervals: bootstrap over the test cases of each fold, the same draws for all modes; networks are not trained again."
     return Table("", "", "", ("Prediction",), tuple(columns), tuple(lines), notes=(note,))
-
-
-def _draw_curves(context: Context, folds: Sequence[FoldPredictions]) -> list[Picture]:
-    """ROC, precision-recall, calibration and confusion of classes; risk groups of survival."""
-    if context.run.task == "survival":
-        return [draw_survival(context)]
-    modes = [mode for mode in DRAWN if all(mode in fold.by_mode for fold in folds)]
-    classes = folds[0].classes
-    averaged = (
-        f"{classes[-1]} against {classes[0]}"
-        if len(classes) == 2
-        else "each class against the others, averaged"
-    )
-    curves = save_figure(
-        context.figures,
-        "performance",
-        draw_performance(folds, modes),
-        alt="ROC curve, precision-recall curve and calibration of every way to predict",
-        caption=f"ROC and precision-recall: {averaged}, mean over folds. Calibration: the share of right predictions among those of "
-        "similar confidence; on the diagonal, a confidence of 80 % is right in 80 %. ECE: mean distance from the diagonal.",
-    )
-    confusion = save_figure(
-        context.figures,
-        "confusion",
-        draw_confusion(folds, modes),
-        alt="Confusion matrix of every way to predict",
-        caption=f"Test {context.run.bag_unit}s of all folds: true class by row, predicted class by column.",
-    )
-    return [curves, confusion]
 
 
 def _draw_history(context: Context) -> list[Picture]:
@@ -229,76 +180,6 @@ def _draw_history(context: Context) -> list[Picture]:
         "best validation metric is kept (dots).",
     )
     return [picture]
-
-
-def average_curves(folds: Sequence[FoldPredictions], mode: str) -> tuple[Draws, Draws] | None:
-    """Sensitivity over false positive rate and precision over recall, both on GRID; None where one class is tested."""
-    curves = [trace_curves(fold, mode, np.ones((1, len(fold.labels)))) for fold in folds]
-    found = [(curve.roc[0], curve.precision_recall[0]) for curve in curves if curve is not None]
-    if not found:
-        return None
-    roc, precision_recall = (np.mean(lines, axis=0) for lines in zip(*found, strict=True))
-    return roc, precision_recall
-
-
-def measure_calibration(folds: Sequence[FoldPredictions], mode: str) -> tuple[np.ndarray, np.ndarray, float]:
-    """Mean confidence and share of right predictions of every bin that has bags, and their mean distance (ECE)."""
-    bags = pool_folds(folds)
-    (means,), (shares,), (error,) = bin_confidence(bags, mode, np.ones((1, len(bags.labels))))
-    filled = ~np.isnan(means)
-    return means[filled], shares[filled], float(error)
-
-
-def draw_performance(folds: Sequence[FoldPredictions], modes: Sequence[str]) -> Figure:
-    """ROC, precision-recall and calibration, one line per mode."""
-    figure = style.new_figure(3.1)
-    roc, precision_recall, calibration = style.add_axes_row(figure, 3)
-    for mode, marker in zip(modes, style.MARKERS, strict=False):
-        look: dict[str, Any] = {"color": DRAWN[mode], "marker": marker, "markersize": 3.6}
-        if (curves := average_curves(folds, mode)) is not None:
-            for axes, curve in zip((roc, precision_recall), curves, strict=True):
-                axes.plot(GRID, curve, markevery=20, **look)
-        confidence, right, error = measure_calibration(folds, mode)
-        calibration.plot(confidence, right, label=f"{ARMS[mode]}, ECE {error:.3f}", **look)
-    for axes in (roc, calibration):
-        axes.plot([0, 1], [0, 1], color=style.MUTED, linewidth=0.8, linestyle=(0, (4, 2)))
-    names = {
-        roc: ("ROC", "false positive rate", "sensitivity"),
-        precision_recall: ("Precision-recall", "recall", "precision"),
-        calibration: ("Calibration", "confidence", "share right"),
-    }
-    for axes, (title, across, up) in names.items():
-        style.draw_grid(axes, grid="both")
-        axes.set(title=title, xlabel=across, ylabel=up, xlim=(-0.02, 1.02), ylim=(-0.02, 1.04))
-    figure.legend(*calibration.get_legend_handles_labels(), loc="outside lower left", ncols=2)
-    return figure
-
-
-def draw_confusion(
-    folds: Sequence[FoldPredictions], modes: Sequence[str], width: float = style.WIDTH
-) -> Figure:
-    """Counts of true and predicted class per mode; darker is a larger share of the true class."""
-    from sklearn.metrics import confusion_matrix
-
-    classes = folds[0].classes
-    columns = min(len(modes), 4 if len(classes) <= 3 else 2)
-    height = -(-len(modes) // columns) * (1.1 + min(2.6, 0.45 * len(classes)))
-    figure = style.new_figure(height, width=width)
-    names = [style.shorten_label(name, 14) for name in classes]
-    labels = np.concatenate([fold.labels for fold in folds])
-    for axes, mode in zip(style.add_axes_grid(figure, len(modes), columns), modes, strict=True):
-        predicted = np.concatenate([fold.by_mode[mode].argmax(axis=1) for fold in folds])
-        counts = confusion_matrix(labels, predicted, labels=range(len(classes)))
-        shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-        axes.imshow(shares, cmap="Blues", vmin=0, vmax=1.25, aspect="auto")
-        for (row, column), count in np.ndenumerate(counts):
-            color = "white" if shares[row, column] > 0.7 else style.INK
-            axes.text(column, row, str(count), ha="center", va="center", fontsize=8, color=color)
-        axes.set(title=ARMS[mode], xlabel="predicted", ylabel="true")
-        axes.set_xticks(range(len(classes)), names, rotation=30, ha="right")
-        axes.set_yticks(range(len(classes)), names)
-        axes.tick_params(length=0)
-    return figure
 
 
 def draw_learning(histories: Mapping[int, Sequence[Record]], metric: str) -> Figure:

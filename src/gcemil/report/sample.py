@@ -1,7 +1,8 @@
-"""What the figures of a paper share: the test bags with the draws of their patients, bands, and the table of metrics."""
+"""The test bags of all folds with the draws of their patients, as figures of the page and of a paper show them: bands, legends, tables."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean, stdev
@@ -11,7 +12,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gcemil.errors import RunError
 from gcemil.metrics import METRICS
 from gcemil.report import style
 from gcemil.report.bootstrap import (
@@ -24,15 +24,11 @@ from gcemil.report.bootstrap import (
     pool_folds,
     read_fold_predictions,
 )
+from gcemil.report.html import Picture
 from gcemil.report.run_data import RunData
-from gcemil.report.sections.context import Context, quote_path
-from gcemil.report.sections.performance import ARMS, DRAWN
+from gcemil.report.sections.context import Context, save_figure
 from gcemil.runs.folder import main_mode
 from gcemil.tables import Cell, Column, Line, Table, metric_cell
-
-COLUMN = 3.5
-"""Inches: one column of a printed page."""
-COLORS = {PLAIN: style.INK, **DRAWN}
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +38,11 @@ class Plate:
     name: str
     figure: Figure
     caption: str
+
+    def show(self, context: Context) -> Picture:
+        """The figure as a part of the page."""
+        alt = self.caption.partition(". ")[0]
+        return save_figure(context.figures, self.name, self.figure, alt=alt, caption=self.caption)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +54,8 @@ class Sample:
     bags: FoldPredictions
     weights: Weights
     """The first row is the sample itself, the others are draws."""
+    shown: tuple[str, ...] = (PLAIN, "full", "discrete")
+    """What figures show beside the main prediction, as far as the run has it."""
 
     @property
     def main(self) -> str:
@@ -61,13 +64,13 @@ class Sample:
 
     @cached_property
     def modes(self) -> list[str]:
-        """Host, joint prediction and evidence alone, as far as the run has them; of equal ones the main one."""
+        """The main prediction and the others that are shown; of equal ones the main one."""
         kept: list[str] = []
-        for mode in (self.main, PLAIN, "full", "discrete"):
+        for mode in (self.main, *self.shown):
             given = self.bags.by_mode.get(mode)
             if given is not None and not any(np.array_equal(given, self.bags.by_mode[one]) for one in kept):
                 kept.append(mode)
-        return [mode for mode in ARMS if mode in kept]
+        return [mode for mode in style.ARMS if mode in kept]
 
     @property
     def count(self) -> str:
@@ -80,27 +83,26 @@ class Sample:
     def note(self) -> str:
         """How intervals are made."""
         twins = [
-            ARMS[mode] for mode in (PLAIN, "full") if mode in self.bags.by_mode and mode not in self.modes
+            style.ARMS[mode]
+            for mode in (PLAIN, "full")
+            if mode in self.bags.by_mode and mode not in self.modes
         ]
-        same = f" The same predictions as {ARMS[self.main]}: {', '.join(twins)}." if twins else ""
+        same = f" The same predictions as {style.ARMS[self.main]}: {', '.join(twins)}." if twins else ""
         return f"95 % intervals: {len(self.weights) - 1} bootstrap draws of patients; {self.count}.{same}"
 
 
-def read_sample(context: Context) -> Sample:
-    """Predictions of every fold, refused where a fold has none."""
-    run, against = context.run, context.against
-    plain = {} if against is None else {fold.number: fold for fold in against.folds}
-    folds = []
-    for fold in run.folds:
-        found = read_fold_predictions(fold, plain.get(fold.number))
-        if found is None:
-            raise RunError(
-                f"{fold.files.path} has no table of predictions. Make it with 'gcemil train {quote_path(run.folder)} --again'."
-            )
-        folds.append(found)
+def read_folds(context: Context) -> list[FoldPredictions | None]:
+    """The predictions of every fold, the plain host's among them; None of a fold without tables of them."""
+    plain = {} if context.against is None else {fold.number: fold for fold in context.against.folds}
+    return [read_fold_predictions(fold, plain.get(fold.number)) for fold in context.run.folds]
+
+
+def draw_sample(context: Context, folds: list[FoldPredictions], *beside: str) -> Sample:
+    """The bags of these folds and the draws of their patients; figures show the modes `beside` too."""
     bags = pool_folds(folds)
     drawn = bags.draw_weights(np.random.default_rng(context.seed), DRAWS)
-    return Sample(run, folds, bags, np.vstack([np.ones(len(bags.labels)), drawn]))
+    weights = np.vstack([np.ones(len(bags.labels)), drawn])
+    return Sample(context.run, folds, bags, weights, (*Sample.shown, *beside))
 
 
 def draw_frame(axes: Axes, title: str, across: str, up: str) -> None:
@@ -138,56 +140,43 @@ def tabulate_metrics(
     context: Context, sample: Sample, extra: dict[str, dict[str, Draws]] | None = None
 ) -> Table:
     """One line per mode: mean and deviation over folds, then all bags together with an interval."""
-    run, columns, lines = context.run, [], []
+    run, columns, extra = context.run, [], extra or {}
     has_folds = len(sample.folds) > 1
+    heading = "all folds [95 % interval]" if has_folds else "[95 % interval]"
     for metric in run.task_metrics:
         label = METRICS[metric].label
-        if has_folds:
-            columns.append(Column(metric, "mean ± sd of folds", metric, group=label))
-        columns.append(
-            Column(
-                f"{metric}_all",
-                "all folds [95 % interval]" if has_folds else "[95 % interval]",
-                metric,
-                group=label,
-            )
-        )
-    for name in extra or {}:
+        columns += [Column(metric, "mean ± sd of folds", metric, group=label)] * has_folds
+        columns.append(Column(f"{metric}_all", heading, metric, group=label))
+    for name in extra:
         columns.append(Column(name, f"{name} [95 % interval]", better="lower" if name == "IBS" else "higher"))
+    lines = []
     for mode in sample.modes:
         cells = []
         for metric in run.task_metrics:
-            source = context.against if mode == PLAIN else run
-            folds = (
-                []
-                if source is None
-                else list(source.values("full" if mode == PLAIN else mode, metric).values())
-            )
-            if has_folds:
-                deviation = stdev(folds) if len(folds) > 1 else None
-                cells.append(metric_cell(metric, fmean(folds) if folds else None, deviation))
+            cells += [spread_cell(metric, context.read_values(mode, metric))] * has_folds
             cells.append(value_cell(metric, sample.bags.measure(mode, metric, sample.weights)))
         cells += [
             value_cell(name, found[mode]) if mode in found else metric_cell(name, None)
-            for name, found in (extra or {}).items()
+            for name, found in extra.items()
         ]
-        lines.append(Line((ARMS[mode],), "ours", tuple(cells)))
+        lines.append(Line((style.ARMS[mode],), "ours", tuple(cells)))
+    is_survival = run.task == "survival"
     pairs = (
         "pairs of patients of one fold, since risks of two networks share no unit"
-        if run.task == "survival"
+        if is_survival
         else "one set of predictions"
     )
-    folds_note = f"{len(sample.folds)} folds. All folds: {pairs}. " if has_folds else ""
-    note = f"{folds_note}{sample.note}"
+    note = f"{len(sample.folds)} folds. All folds: {pairs}. " * has_folds + sample.note
+    title = "Performance on the test part"
     return Table(
-        "metrics",
-        "Performance on the test part",
-        "tab:metrics",
-        ("Prediction",),
-        tuple(columns),
-        tuple(lines),
-        notes=(note,),
+        "metrics", title, "tab:metrics", ("Prediction",), tuple(columns), tuple(lines), notes=(note,)
     )
+
+
+def spread_cell(metric: str, by_fold: Mapping[int, float]) -> Cell:
+    """Mean and deviation over the folds."""
+    values = list(by_fold.values())
+    return metric_cell(metric, fmean(values) if values else None, stdev(values) if len(values) > 1 else None)
 
 
 def value_cell(metric: str, values: Draws) -> Cell:
