@@ -99,8 +99,7 @@ def test_stopping_a_command_says_whether_it_goes_on(ending, monkeypatch):
 
 
 def command(*arguments):
-    code = "import sys; from gcemil.cli.main import main; sys.argv = ['gcemil', *sys.argv[1:]]; main()"
-    return [sys.executable, "-c", code, *map(str, arguments)]
+    return [sys.executable, "-m", "gcemil", *map(str, arguments)]
 
 
 def test_a_reader_that_leaves_is_no_error():
