@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from gcemil import recovery
 from gcemil.evidence.coverage import marginal_gains
 from gcemil.recovery import LazyGreedy, greedy_subset
-from gcemil.recovery import recover as recover_module
 
 
 def lazy(responses: torch.Tensor, weights: torch.Tensor) -> LazyGreedy:
@@ -36,7 +36,7 @@ def lazy_order(responses: torch.Tensor, weights: torch.Tensor, steps: int) -> li
 @pytest.mark.parametrize("pool_size", [1, 2, 7, 512])
 @pytest.mark.parametrize("power", [1, 6])
 def test_any_pool_gives_the_order_of_recomputing(monkeypatch, pool_size: int, power: int):
-    monkeypatch.setattr(recover_module, "POOL_SIZE", pool_size)
+    monkeypatch.setattr(recovery, "POOL_SIZE", pool_size)
     generator = torch.Generator().manual_seed(power)
     responses = 0.2 * torch.rand(300, 5, generator=generator, dtype=torch.float64) ** power
     weights = torch.rand(5, generator=generator, dtype=torch.float64)
@@ -46,7 +46,7 @@ def test_any_pool_gives_the_order_of_recomputing(monkeypatch, pool_size: int, po
 @pytest.mark.parametrize("n_anchors", [1, 5, 7, 13])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_identical_patches_are_taken_in_the_order_of_the_bag(monkeypatch, n_anchors: int, dtype: torch.dtype):
-    monkeypatch.setattr(recover_module, "POOL_SIZE", 16)
+    monkeypatch.setattr(recovery, "POOL_SIZE", 16)
     row = 0.01 * torch.rand(n_anchors, generator=torch.Generator().manual_seed(0), dtype=dtype)
     responses = row.expand(1037, n_anchors).contiguous()
     assert lazy_order(responses, torch.ones(n_anchors, dtype=dtype), 40) == list(range(40))
