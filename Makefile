@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 WHEELS := .cache/wheels
 CODE := src tests paper benchmarks docs/hooks.py docs/tutorials/run.py
 
-.PHONY: install demo test test-all bench fuzz faults golden browser check docs docs-serve tutorials clean
+.PHONY: install demo test test-all bench fuzz faults golden browser check docs docs-serve tutorials dist clean
 
 install: $(INSTALLED)
 
@@ -74,5 +74,11 @@ docs-serve: install
 tutorials: install
 	$(BIN)/python docs/tutorials/run.py
 
+# Source archive and wheel into dist/, checked as the package index checks them.
+dist: install
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
+
 clean:
-	rm -rf $(VENV) .cache demo site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .cache demo dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
