@@ -54,11 +54,11 @@ class Thresholds:
 
     ambiguity: float = 0.1
     min_concordance: float = 0.5
-    max_error: float = 1.0
-    """Of a value, in training deviations."""
     artifact_share: float = 0.25
     intended_weight_share: float = 0.5
     severe_count: int = 2
+    max_error: float = 1.0
+    """Of a value, in training deviations."""
 
     def __post_init__(self) -> None:
         for name in ("ambiguity", "min_concordance", "artifact_share", "intended_weight_share"):

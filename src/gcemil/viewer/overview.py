@@ -36,7 +36,10 @@ def describe_run(session: ViewerSession) -> dict[str, Any]:
             # A damaged evidence file is reported when its slide is opened; the page itself must open.
             evidence = None
         words = []
-        if predicted is not None:
+        if predicted is None and "value" in outcome:
+            target, predicted = (f"{float(outcome[name]):.3g}" for name in ("target", "value"))
+            words.append(f"{target}, predicted {predicted}")
+        elif predicted is not None:
             words.append(f"{target}{'' if predicted == target else f', predicted {predicted}'}")
         if evidence is not None and evidence.is_no_evidence:
             words.append("no evidence")

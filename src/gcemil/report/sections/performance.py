@@ -121,8 +121,8 @@ def compare_with_host(context: Context, draws: Sampled) -> list[tuple[str, ...]]
             before, after = (fmean(context.read_values(mode, metric).values()) for mode in (host, "gce"))
             numbers = (f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}")
             gain = ours - theirs
-            interval = _format_interval(gain)
-            rows.append((METRICS[metric].label, ARMS[host], *numbers, interval, _judge_interval(gain)))
+            words = _judge_interval(-gain if METRICS[metric].direction == "lower" else gain)
+            rows.append((METRICS[metric].label, ARMS[host], *numbers, _format_interval(gain), words))
     return rows
 
 
@@ -227,5 +227,5 @@ def draw_fold_pairs(values: Values) -> Figure:
             axes.plot([mean, mean], [top - 0.52, top], color=color, linewidth=2.6)
             axes.text(mean, top + 0.05, f"{mean:.3f}", ha="center", fontsize=7.5)
         axes.margins(x=0.12)
-        style.draw_grid(axes, grid="x").set_title(f"{METRICS[metric].label} ↑")
+        style.draw_grid(axes, grid="x").set_title(f"{METRICS[metric].label} {METRICS[metric].arrow}")
     return figure
