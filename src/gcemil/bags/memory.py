@@ -82,15 +82,15 @@ def make_cohort(
         patch_size_level0=sizes.pop() if len(sizes) == 1 else None,
         bag_unit="slide",
     )
-    if task == "regression" and len(set(map(str, targets))) == 1:
-        raise UsageError(
-            f"All {len(targets)} bags have the value {targets[0]}: there is nothing to predict. Give other labels."
-        )
     case_ids = [bag.bag_id for bag in bags] if cases is None else [str(case) for case in cases]
     rows = tuple(
         _make_row(bag.bag_id, case, target, task, names)
         for bag, case, target in zip(bags, case_ids, targets, strict=True)
     )
+    if task == "regression" and len({row.value for row in rows}) == 1:
+        raise UsageError(
+            f"All {len(rows)} bags have the value {rows[0].value:g}: there is nothing to predict. Give other labels."
+        )
     return MemoryCohort(folder, card, rows, held)
 
 
