@@ -50,14 +50,11 @@ def draw_values(sample: Sample) -> Figure:
             format_value(METRICS[name].label, bags.measure(mode, name, sample.weights))
             for name in ("r2", "pearson")
         )
-        place: dict[str, Any] = {
-            "xycoords": "axes fraction",
-            "va": "top",
-            "fontsize": 7.5,
-            "color": style.INK,
-        }
-        axes.annotate(words, (0.03, 0.97), **place)
         style.draw_grid(axes, grid="both").set(
-            title=style.ARMS[mode].capitalize(), xlabel="label", ylabel="prediction", xlim=ends, ylim=ends
+            title=style.ARMS[mode].capitalize(),
+            xlabel=f"label\n{words}",
+            ylabel="prediction",
+            xlim=ends,
+            ylim=ends,
         )
     return figure
