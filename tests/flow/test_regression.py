@@ -92,7 +92,7 @@ def test_a_slide_is_predicted_and_explained(folder, tmp_path):
 def test_diagnostics_report_figures_and_viewer(folder, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(folder / "gce", run)
-    names = "snr,subsets,failures,significance,guarantee"
+    names = "snr,failures,significance"
     succeeded("diagnose", run, "--against", folder / "host", "--only", names, "--folds", "0")
     rows = json.loads((run / "fold_0" / "diagnostics" / "snr.json").read_text())["rows"]
     own = next(row for row in rows if row["labels"]["rule"] == "evidence")
@@ -109,7 +109,7 @@ def test_diagnostics_report_figures_and_viewer(folder, tmp_path):
     client = visitor(opened(run))
     described = client.get("/api/slides").json()
     shown = {row["slide"]: (row["label"], row["prediction"]) for row in described["rows"]}
-    for row in read_rows(run / "fold_0" / "predictions_full.csv"):
+    for row in read_rows(run / "fold_0" / "predictions.csv"):
         if row["split"] == "test":
             assert shown[row["slide_id"]] == (f"{float(row['target']):.3g}", f"{float(row['value']):.3g}")
     assert client.get(f"/api/slides/{described['first']}").status_code == 200
