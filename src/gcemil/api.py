@@ -44,7 +44,7 @@ from gcemil.exports.evidence import Evidence
 from gcemil.hosts.adapters import adapt_model, find_device
 from gcemil.hosts.host import Host
 from gcemil.model import GceMil
-from gcemil.outputs import ClassQuestion, create_output
+from gcemil.outputs import ClassQuestion, Output, ValueOutput, create_output
 from gcemil.runs.checkpoint import (
     PRETRAINED_FORMAT,
     LoadedNetwork,
@@ -82,7 +82,8 @@ def wrap(
         patches: Features (n, width) of training slides, by which the responses to the anchors are calibrated.
         pairs: The same patches in feature space and in anchor space, for a bank of text anchors.
         settings: How the evidence is found.
-        task: "survival" if a single output is a risk; otherwise it is the log-odds of the second class.
+        task: "survival" if a single output is a risk, "regression" if it is a value in standard deviations of the
+            training labels; otherwise it is the log-odds of the second class.
         explains_host: The evidence is what the given host uses. False: that of host and evidence head together.
 
     Returns:
@@ -103,13 +104,15 @@ def wrap(
         raise UsageError(
             "Give patches=, features (n, width) of training slides: anchors and host are fitted to them."
         )
-    wrapped = host if isinstance(host, Host) else adapt_model(host, reference, is_risk=task == "survival")  # type: ignore[arg-type]
+    is_number = task in ("survival", "regression")
+    wrapped = host if isinstance(host, Host) else adapt_model(host, reference, is_number=is_number)  # type: ignore[arg-type]
     model = GceMil(
         wrapped,
         _make_bank(anchors, reference),
         in_dim=wrapped.in_dim,
         settings=settings,
         explains_host=explains_host,
+        task=task if wrapped.n_outputs == 1 else None,
     )
     if pairs is not None:
         model.bridge.fit(*(torch.from_numpy(as_array(one)).float() for one in pairs))
@@ -159,8 +162,16 @@ class FittedModel:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the outputs; ("risk",) for survival."""
-        return tuple(self.record["classes"]) or ("risk",)
+        """Names of the outputs; ("risk",) for survival and ("value",) for regression."""
+        return self.output_kind.names(self.record["classes"])
+
+    @property
+    def output_kind(self) -> Output:
+        """What the outputs mean."""
+        if self.record["task"] == "regression":
+            mean, deviation = self.loaded.label_scale
+            return ValueOutput(label_mean=mean, label_deviation=deviation)
+        return create_output(self.record["task"], self.record["n_outputs"])
 
     def predict(self, bag: Any) -> dict[str, float]:
         """Predict one bag.
@@ -169,7 +180,7 @@ class FittedModel:
             bag: Features (patches, width), (features, coords), or a `Bag`.
 
         Returns:
-            The probability of every class by its name, or {"risk": log-risk}.
+            The probability of every class by its name, {"risk": log-risk}, or {"value": value} in the unit of the labels.
 
         Raises:
             BagError: The bag does not fit the model.
@@ -178,7 +189,7 @@ class FittedModel:
         with torch.no_grad():
             output = self.network(*bag_tensors(given, device))
         logits = output.answer.logits if isinstance(self.network, GceMil) else output.logits
-        return dict(zip(self.classes, create_output(len(logits)).values(logits), strict=True))
+        return dict(zip(self.classes, self.output_kind.values(logits), strict=True))
 
     def explain(
         self, bag: Any, *, target: str | int | None = None, against: str | int | None = None
@@ -211,11 +222,12 @@ def fit(
 
     Args:
         bags: A list of bags, a torchmil-style dataset (items with X, Y, coords), a `Cohort`, or the folder of one.
-        labels: Class names, class indices, or (time, event) pairs; None takes those of the items.
+        labels: Class names, class indices, numbers to predict with task="regression", or (time, event) pairs; None takes
+            those of the items.
         host: Name of a host, "package.module:Class", a class, or `HostSettings` with options and weights; "abmil" leaves
             the host of `settings`, if given, as it is.
         anchors: A bank, examples as {concept: patches}, a number of prototypes, or None for the settings' choice.
-        task: "classification" or "survival"; None reads it off the labels.
+        task: "classification", "survival" or "regression"; None reads the first two off the labels.
         classes: Names of the classes in the order of their indices.
         cases: The case of every bag; bags of one case are never split between training and validation.
         validation: Numbers of the bags by which the epoch is chosen; None takes an eighth of every class.
@@ -258,12 +270,11 @@ def fit(
         parts = _split(cohort, values, validation)
         torch.manual_seed(stream_seed(values.seed, 0, 99))
         given = pretrained_host_of_fold(values, cohort, 0)
-        weights = None if given is None else given.tensors
         bank = None
         if anchors is not None:
             bank = _make_bank(anchors, reference_patches(cohort, parts.train, seed=values.seed))
-        loaded = create_network(cohort, parts.train, values, pick_device(values.device), weights, bank)
-        objective = training_task(cohort, values, parts.train)
+        loaded = create_network(cohort, parts.train, values, pick_device(values.device), given, bank)
+        objective = training_task(cohort, values, parts.train, loaded.label_scale)
         progress = train(loaded, cohort, parts, objective, values, RunFold(folder), on_epoch=on_epoch)
         fit_evidence(loaded, cohort, parts, values)
         if out is not None:
@@ -340,7 +351,9 @@ def explain(
     if not isinstance(network, GceMil):
         raise UsageError(f"A {type(network).__name__} has no evidence. Put it into gcemil.wrap first.")
     kind, given = network.output_kind, read_bag_item(bag, "bag")
-    names = kind.names(model.classes if isinstance(model, FittedModel) else ())
+    if isinstance(model, FittedModel):
+        kind = model.output_kind
+    names = kind.names(model.record["classes"] if isinstance(model, FittedModel) else ())
     found = explain_bag(network, given, ClassQuestion.read(names, target, against))
     output, device = found.output, network.anchors.device
     asked = found.asked
@@ -381,7 +394,7 @@ def audit(
 ) -> pd.DataFrame:
     """Judge an explanation of any model: keep the patches it names, remove them, and compare the predictions.
 
-    Phi is the probability of the class predicted on all patches, or the risk in units of the risks of the bags.
+    Phi is the probability of the class predicted on all patches, or the risk or value in units of those of the bags.
 
     Args:
         model: What `fit`, `load` or `wrap` returned, a host, or any module or function from features (patches, width) or
@@ -393,7 +406,8 @@ def audit(
         budget: Share of the patches that scores select.
         gates: The scores lie in [0, 1] and weigh the patches, so that recoverability is measured too.
         tolerances: Differences of Phi at which verdicts are given.
-        task: "survival" if a single output is a risk; otherwise it is the log-odds of the second class.
+        task: "survival" if a single output is a risk, "regression" if it is a value; otherwise it is the log-odds of the
+            second class.
         seed: Of the random patches that every table has for comparison.
 
     Returns:
@@ -421,7 +435,7 @@ def audit(
     for number, item in enumerate(items):
         bag = read_bag_item(item, f"bag_{number}")
         if not isinstance(network, GceMil | Host):
-            network = adapt_model(network, bag_tensors(bag)[0], is_risk=task == "survival")
+            network = adapt_model(network, bag_tensors(bag)[0], is_number=task in ("survival", "regression"))
             given = bag_tensors(bag, find_device(network))
             for note in check_answers(bag.bag_id, partial(_ask_logits, network, given)):
                 warnings.warn(note, UserWarning, stacklevel=2)

@@ -45,17 +45,23 @@ _REVIEW_BOOTSTRAP = "Bootstrap over the reviewed slides, of one slide over its j
 
 _FIGURES: dict[tuple[Criterion, Direction], dict[str, tuple[str, str]]] = {
     ("task", "higher"): {
-        "task_metric": ("Task metric", "Macro-F1 or C-index of the prediction on whole bags."),
+        "task_metric": ("Task metric", "Macro-F1, R2 or C-index of the prediction on whole bags."),
         "accuracy": ("Accuracy", "Share of bags predicted right."),
         "macro_f1": ("Macro-F1", "Mean F1 over classes."),
         "auc": ("AUC", "Macro one-vs-rest area under the ROC curve."),
         "c_index": ("C-index", "Harrell's concordance of risk and time."),
+        "r2": ("R²", "1 - squared error over that of the labels' mean: 0 is no better than the mean."),
+        "pearson": ("Pearson", "Correlation of prediction and label."),
+        "spearman": ("Spearman", "Correlation of their ranks."),
         "difference": ("Difference", "Mean over folds of ours minus theirs."),
         **_interval("difference", "", "Bootstrap over folds of the mean difference."),
         **_interval("bag_difference", " (bags)", "Bootstrap over the test bags of each fold."),
         "cohens_dz": ("Cohen's d_z", "Mean difference in its standard deviations."),
         "rank_biserial": ("Rank-biserial", "Share of ranks in favour minus share against, over folds."),
         "relative_utility": ("Relative utility", "Task metric over the task metric of the whole bags."),
+    },
+    ("task", "lower"): {
+        "mae": ("MAE", "Mean absolute error, in the unit of the label."),
     },
     ("task", "neither"): {
         # A p-value is not a score: the smallest is not the best method.
@@ -312,6 +318,46 @@ _FIGURES: dict[tuple[Criterion, Direction], dict[str, tuple[str, str]]] = {
     },
 }
 """Label and meaning of every figure a diagnostic may report, by what it is about and which way is better. A new one is one line."""
+
+CHANCE = {"auc": 0.5, "c_index": 0.5, "r2": 0.0}
+"""What a prediction reaches that knows nothing of the bag."""
+
+
+@dataclass(frozen=True)
+class TaskFigures:
+    """What is said of the predictions of a task; keys are names of METRICS."""
+
+    metrics: tuple[str, ...]
+    lead: str
+    """The metric by which epochs and subsets are judged, and which tables and figures lead with."""
+    columns: tuple[str, ...]
+    """Columns of the truth in a table of predictions."""
+    number: str | None
+    """The column of a prediction that is one number; None for classes, which have prob_<class>."""
+    phi: str
+    """What Phi is, in words."""
+
+
+TASKS = {
+    "classification": TaskFigures(
+        ("accuracy", "macro_f1", "auc"),
+        "macro_f1",
+        ("target",),
+        None,
+        "the probability of the predicted class",
+    ),
+    "survival": TaskFigures(
+        ("c_index",), "c_index", ("target", "event"), "risk", "the risk in units of the training risks"
+    ),
+    "regression": TaskFigures(
+        ("r2", "pearson", "spearman", "mae"),
+        "r2",
+        ("target",),
+        "value",
+        "the value in standard deviations of the training labels",
+    ),
+}
+"""Every task of a cohort."""
 
 METRICS: dict[str, Metric] = {
     name: Metric(label, direction, criterion, meaning)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from gcemil.bags.cohort import Task
 from gcemil.config import EvidenceSettings
 from gcemil.errors import UsageError
 from gcemil.evidence.anchors import AnchorBank, create_response
@@ -37,7 +38,7 @@ from gcemil.hosts.host import (
     embedded_bag,
     not_finite_error,
 )
-from gcemil.outputs import AskedOutput, Output, Tolerances, create_output
+from gcemil.outputs import AskedOutput, Output, Tolerances, create_output, guess_task
 from gcemil.predictor import GcePredictor
 from gcemil.row_blocks import apply_reads, plain_read
 from gcemil.shapes import (
@@ -118,8 +119,12 @@ class GceMil(nn.Module):
         in_dim: int,
         settings: EvidenceSettings | None = None,
         explains_host: bool = False,
+        task: Task | None = None,
     ) -> None:
-        """`explains_host`: the evidence is what the given host rests on; F is only a second opinion."""
+        """`explains_host`: the evidence is what the given host rests on; F is only a second opinion.
+
+        `task`: what the host predicts; None takes one output as a risk.
+        """
         super().__init__()
         settings = settings or EvidenceSettings()
         if in_dim != host.in_dim:
@@ -131,12 +136,13 @@ class GceMil(nn.Module):
         self.settings = settings
         self.in_dim = in_dim
         self.n_outputs = host.n_outputs
+        self.task: Task = task or guess_task(host.n_outputs)
         self.bank = anchors
         self.is_grounded = settings.ground_prototypes or anchors.kind != "prototypes"
         """Whether the anchors act on scores, gates and repair, or are shown only."""
         self.register_buffer("anchors", anchors.embeddings.clone())
         self.register_buffer("temperature", torch.tensor(settings.temperature_start))
-        # The unit in which risks are compared; set after training, and of no use to classes.
+        # The unit in which risks are compared; set after training, and of no use to classes and values.
         self.register_buffer("risk_spread", torch.tensor(1.0))
         # Where patches that decide a class lie; found after training (training/directions.py), zero before.
         self.register_buffer("class_directions", torch.zeros(host.n_outputs, in_dim))
@@ -158,10 +164,10 @@ class GceMil(nn.Module):
             settings.gate, budget=settings.budget, centre=settings.centre, floor=settings.min_patches
         )
         n_read = anchors.n_anchors if self.is_grounded else max(1, host.n_outputs)
-        self.head = EvidenceHead(in_dim, n_read, host.n_outputs)
+        self.head = EvidenceHead(in_dim, n_read, host.n_outputs, self.task)
         self.utility: ClassUtility | RiskPathways = (
             RiskPathways(anchors.n_anchors)
-            if self.output_kind.is_risk
+            if self.output_kind.is_number
             else ClassUtility(host.n_outputs, anchors.n_anchors)
         )
 
@@ -249,7 +255,7 @@ class GceMil(nn.Module):
         """Whether the score depends on what decided the training slides: once that is known, and for classes only."""
         return (
             self.settings.likeness_term
-            and not self.output_kind.is_risk
+            and not self.output_kind.is_number
             and not self.training
             and bool(self.class_directions.any())
         )
@@ -311,8 +317,8 @@ class GceMil(nn.Module):
 
     @property
     def output_kind(self) -> Output:
-        """What the outputs mean: classes, or a risk in units of the training risks."""
-        return create_output(self.n_outputs, self.risk_spread)
+        """What the outputs mean: classes, a risk in units of the training risks, or a value in units of the training labels."""
+        return create_output(self.task, self.n_outputs, self.risk_spread)
 
     @property
     def tolerances(self) -> Tolerances:
@@ -328,7 +334,7 @@ class GceMil(nn.Module):
             return self.output_kind.shares(full.contributions)
         form = closed_form(self.host)
         # A bag of one patch has nothing left without it.
-        if form is None or self.output_kind.is_risk or len(full.scores) < 2:
+        if form is None or self.output_kind.is_number or len(full.scores) < 2:
             return None
         losses: Scores = -form.without(embedded, coords, int(full.logits.argmax()))
         return losses
@@ -343,7 +349,7 @@ class GceMil(nn.Module):
         weights = self._class_weights
         tiny = torch.finfo(weights.dtype).tiny
         relative = weights / weights.amax(dim=1, keepdim=True).clamp_min(tiny)
-        # A single output has probability 1, so a risk needs no case of its own.
+        # A single output has probability 1, so a number needs no case of its own.
         mean = torch.softmax(logits.float(), dim=0) @ relative
         return patch_concept_presence(responses, mean / mean.max().clamp_min(tiny))
 
@@ -352,7 +358,7 @@ class GceMil(nn.Module):
         return self.response(self.bridge.cosines(features, self.anchors))
 
     def anchor_weights(self, logits: Logits, asked: AskedOutput | None = None) -> AnchorWeights:
-        """How much each anchor matters to the predicted class, to one that is asked about, or to the risk."""
+        """How much each anchor matters to the predicted class, to one that is asked about, or to the number."""
         return self._class_weights[logits.argmax() if asked is None else asked.target]
 
     @property

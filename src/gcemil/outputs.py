@@ -1,6 +1,7 @@
-"""What the outputs of a network mean: logits of classes, or one log-risk. Whatever depends on which of the two stands here.
+"""What the outputs of a network mean: logits of classes, one log-risk, or one value. Whatever depends on which stands here.
 
-Phi(X')      classes: softmax(logits of X')_c, c the class predicted on X;  risk: (logit of X' - mean) / unit of the training risks
+Phi(X')      classes: softmax(logits of X')_c, c the class predicted on X;  risk: (logit of X' - mean) / unit of the training risks;
+             value: the output itself, which is counted in standard deviations of the training labels from their mean
 gap          |Phi(X') - Phi(X)|
 sufficient   gap of the kept patches <= delta_s;   necessary   gap without them >= delta_n
 
@@ -19,12 +20,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gcemil.bags.cohort import Task
 from gcemil.errors import UsageError
 from gcemil.shapes import AnchorWeights, ClassAnchorWeights, Logits, Scores
 from gcemil.wording import did_you_mean
 
-RISK_MARGIN = 0.5
-"""A risk that moves less than this, in units of the training risks, is close enough in a search; beyond it the closest is best."""
+NUMBER_MARGIN = 0.5
+"""A number that moves less than this, in units of Phi, is close enough in a search; beyond it the closest is best."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,8 @@ class ClassOutput:
     """One logit per class."""
 
     n_outputs: int
-    is_risk = False
+    is_number = False
+    measures_unit = False
 
     def phi(self, full: Logits, logits: Float[Tensor, "k c"]) -> Float[Tensor, "k"]:
         """Phi of several predictions of the bag on which the network predicts `full`."""
@@ -47,7 +50,7 @@ class ClassOutput:
         return int(full.argmax()) == int(other.argmax())
 
     def overshoot(self, gap: float) -> float:
-        """How far a gap is beyond RISK_MARGIN, which only risks have."""
+        """How far a gap is beyond NUMBER_MARGIN, which classes do not have."""
         return 0.0
 
     def values(self, logits: Logits) -> list[float]:
@@ -131,7 +134,9 @@ class ClassQuestion:
         if target is None and against is None:
             return None
         if len(names) < 2:
-            raise UsageError("A risk has no classes to ask about. Leave the class out.")
+            raise UsageError(
+                "The model predicts one number and has no classes to ask about. Leave the class out."
+            )
         given = [None if one is None else _find_class(one, names) for one in (target, against)]
         if given[0] == given[1]:
             raise UsageError(f"'{target}' against itself is no question. Name two classes.")
@@ -158,13 +163,16 @@ def _find_class(one: str | int, names: Sequence[str]) -> int:
 
 
 @dataclass(frozen=True)
-class RiskOutput:
-    """One log-risk, in units of the training risks: their spread, counted from their mean."""
+class NumberOutput:
+    """One number without classes: what risks and values have in common. Phi is counted from `mean` in units of `unit`."""
 
     unit: float | Tensor = 1.0
     mean: float = 0.0
     n_outputs = 1
-    is_risk = True
+    is_number = True
+    measures_unit = False
+    """Whether the unit of Phi has to be measured on training slides, after training."""
+    name = "number"
 
     def phi(self, full: Logits, logits: Float[Tensor, "k 1"]) -> Float[Tensor, "k"]:
         return (logits[:, 0].double() - self.mean) / float(self.unit)
@@ -173,25 +181,25 @@ class RiskOutput:
         return _gap(self.phi(full, torch.stack([full, other])))
 
     def same_class(self, full: Logits, other: Logits) -> bool:
-        """A risk has no class to lose."""
+        """A number has no class to lose."""
         return True
 
     def overshoot(self, gap: float) -> float:
-        return max(gap - RISK_MARGIN, 0.0)
+        return max(gap - NUMBER_MARGIN, 0.0)
 
     def values(self, logits: Logits) -> list[float]:
-        """The log-risk itself."""
+        """The number itself."""
         return logits.double().tolist()
 
     def names(self, classes: Sequence[str] = ()) -> tuple[str, ...]:
-        return ("risk",)
+        return (self.name,)
 
     def shares(self, contributions: Scores) -> Scores:
-        # A patch that lowers the risk is evidence as much as one that raises it.
+        # A patch that lowers the number is evidence as much as one that raises it.
         return (contributions - contributions.mean()).abs()
 
     def calibrate(self, logits: Float[Tensor, "*n 1"], scale: Float[Tensor, "2"]) -> Float[Tensor, "*n 1"]:
-        """Risks in deviations from their mean over the training slides."""
+        """A risk in deviations from its mean over the training slides; a value corrected by a slope."""
         return (logits - scale[0]) * scale[1]
 
     def contrast(self, weights: ClassAnchorWeights, logits: Logits) -> AnchorWeights:
@@ -205,12 +213,42 @@ class RiskOutput:
         return weights[0]
 
 
-Output = ClassOutput | RiskOutput
+@dataclass(frozen=True)
+class RiskOutput(NumberOutput):
+    """One log-risk. Only a model's own training slides say what its unit is: their spread, counted from their mean."""
+
+    name = "risk"
+    measures_unit = True
 
 
-def create_output(n_outputs: int, unit: float | Tensor = 1.0, mean: float = 0.0) -> Output:
-    """The meaning of so many outputs: one is a risk, more are classes."""
-    return RiskOutput(unit, mean) if n_outputs == 1 else ClassOutput(n_outputs)
+@dataclass(frozen=True)
+class ValueOutput(NumberOutput):
+    """One value in standard deviations of the training labels from their mean, so Phi has its unit from the start."""
+
+    label_mean: float = 0.0
+    label_deviation: float = 1.0
+    name = "value"
+
+    def values(self, logits: Logits) -> list[float]:
+        """The value in the unit of the labels."""
+        return (self.label_mean + self.label_deviation * logits.double()).tolist()
+
+
+Output = ClassOutput | NumberOutput
+
+
+def create_output(
+    task: Task, n_outputs: int, unit: float | Tensor = 1.0, mean: float = 0.0
+) -> ClassOutput | RiskOutput | ValueOutput:
+    """What the outputs of a model of this task mean; only a risk takes a unit and a mean."""
+    if task == "classification":
+        return ClassOutput(n_outputs)
+    return RiskOutput(unit, mean) if task == "survival" else ValueOutput()
+
+
+def guess_task(n_outputs: int) -> Task:
+    """The task of a model that does not say it: one output is a risk, more are classes."""
+    return "survival" if n_outputs == 1 else "classification"
 
 
 def _gap(pair: Float[Tensor, "2"]) -> float:
@@ -241,11 +279,11 @@ class Verdict:
     is_sufficient: bool
     is_necessary: bool
     keeps_class: bool
-    """The patches alone are given the same class; always so for a risk."""
+    """The patches alone are given the same class; always so for a number."""
     changes_class: bool
-    """Without the patches another class is predicted; never so for a risk."""
-    risk_overshoot: float = 0.0
-    """How far the risk of the patches alone is beyond RISK_MARGIN; 0 for classes."""
+    """Without the patches another class is predicted; never so for a number."""
+    overshoot: float = 0.0
+    """How far the number of the patches alone is beyond NUMBER_MARGIN; 0 for classes."""
 
     @property
     def is_faithful(self) -> bool:
@@ -260,7 +298,7 @@ class Verdict:
             self.is_faithful,
             self.keeps_class,
             self.changes_class,
-            -self.risk_overshoot,
+            -self.overshoot,
             self.is_sufficient + self.is_necessary,
         )
 
@@ -275,5 +313,5 @@ def judge(
         is_necessary=removed is not None and output.gap(full, removed) >= tolerances.necessity,
         keeps_class=output.same_class(full, kept),
         changes_class=removed is not None and not output.same_class(full, removed),
-        risk_overshoot=output.overshoot(gap),
+        overshoot=output.overshoot(gap),
     )

@@ -219,7 +219,7 @@ class Search:
                 continue
             kept = self.predict(selected)
             hoped = judge(self.output, self.full, kept, None, self.tolerances)
-            hoped = replace(hoped, is_necessary=True, changes_class=not self.output.is_risk)
+            hoped = replace(hoped, is_necessary=True, changes_class=not self.output.is_number)
             candidates[key] = Candidate(scores, selected, kept, hoped)
             if hoped.is_faithful:
                 candidates[key] = self._remove(candidates[key])

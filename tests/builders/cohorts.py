@@ -37,7 +37,7 @@ def make_cohort(
     seed: int = 0,
     **card: Any,
 ) -> Cohort:
-    """A whole cohort on disk: class k shifts the first feature by k; risk grows with the first feature."""
+    """A whole cohort on disk: class k shifts the first feature by k; risk and value grow with the first feature."""
     generator = np.random.default_rng(seed)
     rows = []
     for case in range(n_cases):
@@ -46,6 +46,8 @@ def make_cohort(
             slide_id, case_id = f"s{case:03d}_{part}", f"c{case:03d}"
             if task == "classification":
                 rows.append(SlideRow(slide_id, case_id, label=classes[case % len(classes)]))
+            elif task == "regression":
+                rows.append(SlideRow(slide_id, case_id, value=10.0 / time + case / 1000))
             else:
                 rows.append(SlideRow(slide_id, case_id, time=time, event=event))
             features = generator.normal(size=(n_patches, dim)).astype(np.float32)

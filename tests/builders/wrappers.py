@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gcemil.bags.cohort import Task
 from gcemil.config import EvidenceSettings
 from gcemil.evidence.anchors import AnchorBank
 from gcemil.evidence.coverage import WEIGHT_GAIN, RiskPathways
@@ -49,13 +50,15 @@ def make_bank(*, n_anchors: int = 4, dim: int = 12) -> AnchorBank:
     return AnchorBank(embeddings, tuple(f"concept {m}" for m in range(n_anchors)), "test")
 
 
-def wrapped(host: Host, *, bank: AnchorBank | None = None, **settings: Any) -> GceMil:
+def wrapped(
+    host: Host, *, bank: AnchorBank | None = None, task: Task | None = None, **settings: Any
+) -> GceMil:
     """The wrapper, fitted on pairs where its bridge needs them and calibrated; in evaluation mode."""
     torch.manual_seed(11)
     bank = bank or make_bank()
     # The bags of these tests are small: the budget decides, not the floor under it.
     chosen = EvidenceSettings(**{"min_patches": 1, **settings})
-    model = GceMil(host, bank, in_dim=host.in_dim, settings=chosen).eval()
+    model = GceMil(host, bank, in_dim=host.in_dim, settings=chosen, task=task).eval()
     reference, _ = tensor_bag(200, dim=host.in_dim, seed=5)
     if model.bridge.needs_fit:
         model.bridge.fit(reference, reference @ torch.randn(host.in_dim, bank.anchor_dim))

@@ -1,4 +1,6 @@
-"""The wrapper over every entry of HOSTS, both gate modes, classes and risk: the same questions to each."""
+"""The wrapper over every entry of HOSTS, both gate modes, classes, risk and value: the same questions to each."""
+
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ from gcemil.evidence.gates import budget_count
 from gcemil.explanation import Interventions, explain_bag, slide_evidence
 from gcemil.hosts.table import HOSTS
 from gcemil.model import GceMil
-from gcemil.tasks.task import ClassificationTask, SurvivalTask
+from gcemil.tasks.task import ClassificationTask, RegressionTask, SurvivalTask
 from gcemil.training.objective import create_null, evidence_terms
 
 NAMES = list(HOSTS)
@@ -54,7 +56,7 @@ def test_full_is_the_host_itself_and_soft_is_the_host_under_the_gates(name, mode
 @every_task
 def test_every_wrapper_parameter_gets_a_finite_gradient(name, mode, n_outputs):
     model = make_model(name, mode=mode, n_outputs=n_outputs).train()
-    null = create_null(model.settings, n_outputs)
+    null = create_null(model.settings, model.output_kind)
     terms, _ = evidence_terms(model, null, task_of(n_outputs), training_bags(n_outputs))
     sum(terms.values()).backward()
     own = {k: p.grad for k, p in model.named_parameters() if not k.startswith("host.")}
@@ -65,10 +67,28 @@ def test_every_wrapper_parameter_gets_a_finite_gradient(name, mode, n_outputs):
 
 
 @every_host
+def test_every_host_is_taught_a_value_and_explains_it(name):
+    model = wrapped(prepared_host(name, n_outputs=1), task="regression").train()
+    model.risk_spread.fill_(3.0)
+    bags = [replace(bag, target=torch.tensor(5.0 + number)) for number, bag in enumerate(training_bags(1))]
+    null = create_null(model.settings, model.output_kind)
+    terms, _ = evidence_terms(model, null, RegressionTask(6.5, 1.1), bags)
+    sum(terms.values()).backward()
+    assert "utility" in terms
+    assert all(p.grad.isfinite().all() for p in model.host.parameters() if p.grad is not None)
+    bag = slide_bag("s", tensor_bag(40)[0].numpy(), tensor_bag(40)[1].numpy(), PATCH)
+    found = explain_bag(model.eval(), bag)
+    phi = model.output_kind.phi(found.output.full_logits, found.output.full_logits.unsqueeze(0))
+    # A value is in deviations already, whatever spread the risks of this network would have.
+    assert float(phi[0]) == float(found.output.full_logits[0])
+    assert found.verdict.keeps_class
+
+
+@every_host
 @every_task
 def test_evidence_never_drowns_what_the_task_teaches_the_host(name, n_outputs):
     model = make_model(name, mode="deletion", n_outputs=n_outputs, train_host=True).train()
-    null = create_null(model.settings, n_outputs)
+    null = create_null(model.settings, model.output_kind)
     terms, _ = evidence_terms(model, null, task_of(n_outputs), training_bags(n_outputs))
     weights = [weight for weight in model.host.parameters() if weight.requires_grad]
     norms = {}
@@ -202,7 +222,7 @@ def test_a_model_brought_along_is_wrapped_like_any_host(mode, n_outputs):
     host = CallableHost(MeanPool(n_outputs), 16, n_outputs, mode)
     model, (features, coords) = wrapped(host), tensor_bag(40)
     model.train()
-    null = create_null(model.settings, n_outputs)
+    null = create_null(model.settings, model.output_kind)
     terms, _ = evidence_terms(model, null, task_of(n_outputs), training_bags(n_outputs))
     sum(terms.values()).backward()
     assert model.host.model.head.weight.grad.any()

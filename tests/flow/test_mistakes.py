@@ -19,7 +19,7 @@ from gcemil.cli import main
 
 HELP = "See 'gcemil {} --help'."
 HOSTS = "abmil, clam_sb, transmil, dsmil, dtfd, ibmil, mhim, camil, hdmil, clam_mb, acmil, additive, mean, max, linear"
-PROFILES = "bracs, brca, camelyon16, kirc, kirp, luad, nsclc, panda, stad, ucec"
+PROFILES = "biomarker, bracs, brca, camelyon16, kirc, kirp, luad, nsclc, panda, stad, ucec"
 SETTINGS = "host, evidence, epochs, min_steps, min_epochs, learning_rate, weight_decay, optimizer, betas, schedule, final_rate, clip, …"
 FOLDS = "cohort has no fold 9; its folds are 0, 1, 2, 3, 4. Give --folds or --fold one of these."
 NO_COHORT = "cohrt does not exist. Did you mean cohort? Give a cohort folder, as 'gcemil import' or 'gcemil encode' writes it."

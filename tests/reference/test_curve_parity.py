@@ -60,39 +60,39 @@ def draw_cases(n=60):
     bags = FoldPredictions(
         np.arange(n).astype(str), (), events.astype(int), np.minimum(times, ends), {"full": risks}
     )
-    return bags, Surv.from_arrays(events, bags.times)
+    return bags, Surv.from_arrays(events, bags.targets)
 
 
 def test_auc_over_time_is_that_of_scikit_survival():
     bags, outcome = draw_cases()
-    at = choose_times(bags.times, bags.labels == 1)
-    ours = measure_auc_over_time(bags, "full", np.ones((1, len(bags.times))), at)[0]
+    at = choose_times(bags.targets, bags.labels == 1)
+    ours = measure_auc_over_time(bags, "full", np.ones((1, len(bags.targets))), at)[0]
     theirs, _ = cumulative_dynamic_auc(outcome, outcome, bags.by_mode["full"], at)
     assert ours == pytest.approx(theirs)
 
 
 def test_a_patient_who_is_drawn_twice_counts_as_two_in_auc_and_brier_score():
     bags, _ = draw_cases()
-    at = choose_times(bags.times, bags.labels == 1)
+    at = choose_times(bags.targets, bags.labels == 1)
     # Everybody twice changes neither the censoring nor any share.
-    twice = np.full((1, len(bags.times)), 2.0)
+    twice = np.full((1, len(bags.targets)), 2.0)
     ones = np.ones_like(twice)
     same = measure_auc_over_time(bags, "full", twice, at)
     assert same == pytest.approx(measure_auc_over_time(bags, "full", ones, at))
     survival = np.exp(-np.outer(np.exp(bags.by_mode["full"]), at / 20))
     # One patient alone gives that patient's own loss.
     alone = np.zeros_like(ones)
-    alone[0, int(bags.times.argmax())] = 3
-    found = measure_brier(bags.times, bags.labels == 1, survival, np.vstack([alone, ones]), at)
+    alone[0, int(bags.targets.argmax())] = 3
+    found = measure_brier(bags.targets, bags.labels == 1, survival, np.vstack([alone, ones]), at)
     assert (found[0] > 0).all()
     assert found[0] != pytest.approx(found[1])
 
 
 def test_brier_score_and_its_integral_are_those_of_scikit_survival():
     bags, outcome = draw_cases()
-    at = choose_times(bags.times, bags.labels == 1)
+    at = choose_times(bags.targets, bags.labels == 1)
     survival = np.exp(-np.outer(np.exp(bags.by_mode["full"]), at / 20))
-    ours = measure_brier(bags.times, bags.labels == 1, survival, np.ones((1, len(bags.times))), at)
+    ours = measure_brier(bags.targets, bags.labels == 1, survival, np.ones((1, len(bags.targets))), at)
     _, theirs = brier_score(outcome, outcome, survival, at)
     assert ours[0] == pytest.approx(theirs)
     whole = integrated_brier_score(outcome, outcome, survival, at)

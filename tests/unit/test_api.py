@@ -115,6 +115,20 @@ def test_survival_takes_times_and_events():
     assert table.sufficiency_gap.notna().all()
 
 
+def test_regression_takes_numbers_and_answers_in_their_unit(tmp_path):
+    labels = [100.0 + 20 * (number % 2) + number / 10 for number in range(24)]
+    model = gcemil.fit(make_bags(), labels, task="regression", epochs=15, seed=1)
+    values = [model.predict(bag)["value"] for bag in make_bags()]
+    assert np.corrcoef(values, labels)[0, 1] > 0.8
+    assert 95 < min(values) < 110 < max(values) < 130
+    evidence = gcemil.explain(model, make_bags()[1])
+    assert evidence.prediction["value"] == pytest.approx(values[1])
+    again = gcemil.load(model.save(tmp_path / "saved"))
+    assert again.classes == ("value",)
+    assert again.predict(make_bags()[1]) == model.predict(make_bags()[1])
+    assert gcemil.audit(model, make_bags()[:4]).sufficiency_gap.notna().all()
+
+
 @pytest.mark.parametrize("anchors", [3, {"lesion": make_bags()[1][:4], "other": make_bags()[0][:9]}], ids=["number", "examples"])  # fmt: skip
 def test_anchors_are_a_number_examples_or_a_bank(anchors):
     model = gcemil.fit(make_bags(), LABELS, anchors=anchors, epochs=1)
@@ -314,6 +328,9 @@ def test_a_torchmil_model_is_wrapped_and_audited():
         (lambda: gcemil.fit(make_bags(), ["a"] * 24), UsageError, "two classes"),
         (lambda: gcemil.fit(make_bags(), LABELS, classes=["x", "y"]), UsageError, "the classes are: x, y"),
         (lambda: gcemil.fit(make_bags(), [(0, 1)] * 24), UsageError, "above 0"),
+        (lambda: gcemil.fit(make_bags(), [n / 7 for n in range(24)]), UsageError, 'Give task="regression"'),
+        (lambda: gcemil.fit(make_bags(), ["a"] * 24, task="regression"), UsageError, "finite number for every bag"),
+        (lambda: gcemil.fit(make_bags(), [1.5] * 24, task="regression"), UsageError, "nothing to predict"),
         (lambda: gcemil.fit([torch.zeros(5)] * 2, [0, 1]), BagError, "shape"),
         (lambda: gcemil.fit([torch.full((5, 3), np.nan)] * 2, [0, 1]), BagError, "NaN"),
         (lambda: gcemil.fit([torch.zeros(5, 3), torch.zeros(5, 4)], [0, 1]), InputError, "one width"),

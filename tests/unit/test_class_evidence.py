@@ -82,7 +82,7 @@ def test_alternatives_share_no_patch_and_each_keeps_the_class():
         (("benign", "tumour"), "tumor", None, "no class 'tumor'.* Did you mean tumour"),
         (("benign", "tumour"), 2, None, "no class '2'"),
         (("benign", "tumour"), "benign", 0, "against itself"),
-        (("risk",), "risk", None, "A risk has no classes"),
+        (("risk",), "risk", None, "one number and has no classes"),
     ],
 )
 def test_a_question_that_makes_no_sense_is_refused(names, target, against, words):

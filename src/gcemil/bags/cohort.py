@@ -1,6 +1,6 @@
 """A cohort folder: its card (cohort.yaml), its slides (slides.csv), its features, and the bags they form.
 
-Classification makes one bag per slide, because slides of one case may carry different labels; survival makes one bag
+Classification and regression make one bag per slide, because slides of one case may carry different labels; survival makes one bag
 per case, because time and event belong to the case. `bag_unit` in the card overrides this where labels allow it.
 """
 
@@ -29,13 +29,14 @@ from gcemil.slides.reader import ANY_EXTENSIONS
 from gcemil.units import LevelZeroPx
 from gcemil.wording import is_there, near_path
 
-Task = Literal["classification", "survival"]
+Task = Literal["classification", "survival", "regression"]
 
 NEGATIVE_NAMES = ("normal", "negative", "healthy")
 """Classes that are taken for slides without a lesion where cohort.yaml names none."""
 SLIDE_COLUMNS: dict[Task, tuple[str, ...]] = {
     "classification": ("slide_id", "case_id", "label"),
     "survival": ("slide_id", "case_id", "time", "event"),
+    "regression": ("slide_id", "case_id", "value"),
 }
 """The columns that slides.csv must have; it may have `site` too."""
 
@@ -76,17 +77,18 @@ class SlideRow:
     label: str | None = None
     time: float | None = None
     event: int | None = None
+    value: float | None = None
     site: str | None = None
 
 
 @dataclass(frozen=True)
 class BagSpec:
-    """One bag before anything is read: its slides and its target (class index, or time and event)."""
+    """One bag before anything is read: its slides and its target (class index, value, or time and event)."""
 
     bag_id: str
     case_id: str
     slide_ids: tuple[str, ...]
-    target: int | tuple[float, int]
+    target: int | float | tuple[float, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,13 +120,13 @@ class Cohort:
 
     @property
     def n_outputs(self) -> int:
-        """Outputs of a model for this cohort: one per class, or one risk."""
+        """Outputs of a model for this cohort: one per class, or one number."""
         return len(self.card.classes) if self.card.task == "classification" else 1
 
     @property
     def bag_unit(self) -> Literal["slide", "case"]:
         """Whether a bag is a slide or a case."""
-        return self.card.bag_unit or ("slide" if self.card.task == "classification" else "case")
+        return self.card.bag_unit or ("case" if self.card.task == "survival" else "slide")
 
     @cached_property
     def bags(self) -> tuple[BagSpec, ...]:
@@ -138,6 +140,8 @@ class Cohort:
             target: Any = (first.time, first.event)
             if self.card.task == "classification":
                 target = self.card.classes.index(str(first.label))
+            elif self.card.task == "regression":
+                target = first.value
             slide_ids = tuple(sorted(row.slide_id for row in rows))
             specs.append(BagSpec(bag_id, first.case_id, slide_ids, target))
         return tuple(specs)
@@ -286,6 +290,8 @@ def _read_slide(row: Mapping[str, str], task: Task) -> SlideRow:
     site = row.get("site") or None
     if task == "classification":
         return SlideRow(row["slide_id"], case_of(row), label=row["label"], site=site)
+    if task == "regression":
+        return SlideRow(row["slide_id"], case_of(row), value=float(row["value"]), site=site)
     # Tables that went through pandas have 1.0 for an event.
     time, event = float(row["time"]), int(float(row["event"]))
     return SlideRow(row["slide_id"], case_of(row), time=time, event=event, site=site)
@@ -319,7 +325,7 @@ def check_slides(rows: Sequence[Mapping[str, str]], card: CohortCard) -> Iterato
             yield Problem(slide_id, f"the slide id occurs {count} times in slides.csv", "Keep one line.")
     for row in rows:
         yield from _check_slide(row, card)
-    if card.task == "classification" and card.bag_unit != "case":
+    if card.task != "survival" and card.bag_unit != "case":
         return
     first_of: dict[str, Mapping[str, str]] = {}
     for row in rows:
@@ -341,6 +347,12 @@ def _check_slide(row: Mapping[str, str], card: CohortCard) -> Iterator[Problem]:
             what = f"label '{row['label']}' is not among {', '.join(card.classes)}"
             yield Problem(slide_id, what, "Correct the label, or add the class to cohort.yaml.")
         return
+    if card.task == "regression":
+        value = parse_number(row["value"])
+        if value is None or not math.isfinite(value):
+            what = f"value '{row['value']}' is not a finite number"
+            yield Problem(slide_id, what, "Correct the value, or take the slide out of slides.csv.")
+        return
     time = parse_number(row["time"])
     if time is None or not 0 < time < math.inf:
         what = f"survival time '{row['time']}' is not a finite number above 0"
@@ -352,9 +364,9 @@ def _check_slide(row: Mapping[str, str], card: CohortCard) -> Iterator[Problem]:
 
 def _parse_target(row: Mapping[str, str], task: Task) -> Any:
     """The target of a line; 12 and 12.0 are one time."""
-    return (
-        row["label"] if task == "classification" else (parse_number(row["time"]), parse_number(row["event"]))
-    )
+    if task == "classification":
+        return row["label"]
+    return tuple(parse_number(row[name]) for name in SLIDE_COLUMNS[task][2:])
 
 
 def case_of(row: Mapping[str, str]) -> str:

@@ -1,7 +1,7 @@
 """Cross-validation by case: stratified folds, written as splits/fold_<k>.csv, and the checks that nothing leaks.
 
 Fold k tests; half of fold k+1 (mod the number of folds) validates; the rest trains. Cases are dealt round-robin out of
-each stratum: the label, or for survival the event and the quartile of the time among cases with that event.
+each stratum: the label, the quartile of the value, or for survival the event and the quartile of the time among cases with that event.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ SplitKind = Literal["partition", "official"]
 PARTS: tuple[Part, ...] = ("train", "val", "test")
 _CARD = "splits.yaml"
 _DUTIES: dict[Part, str] = {"train": "train on", "val": "validate on", "test": "test on"}
+_VALUE = "value"
+"""The stratum of cases with a value, which is numbered by quartile."""
 _CASES_PER_VALIDATION = 8
 """One of so many training cases validates where a published split names none: the share that `make_folds` takes."""
 
@@ -99,10 +101,13 @@ def make_folds(cohort: Cohort, *, n_folds: int = 5, unit: SplitUnit = "case", se
 
 
 def target_problems(rows: Sequence[SlideRow]) -> Iterator[Problem]:
-    """Survival without an event (an error), and each class of a single case (a warning, which a split refuses)."""
+    """Survival without an event and equal values (errors), and each class of a single case (a warning, which a split refuses)."""
     if rows and all(row.event == 0 for row in rows):
         what = f"all {len(rows)} slides are censored, so no risk can be learned"
         yield Problem("slides", what, "Check the event column.")
+    if rows and rows[0].value is not None and len({row.value for row in rows}) == 1:
+        what = f"all {len(rows)} slides have the value {rows[0].value:g}, so there is nothing to predict"
+        yield Problem("slides", what, "Name another column with --target.")
     cases: dict[str, set[str]] = defaultdict(set)
     for row in rows:
         cases[row.label or ""].add(row.case_id)
@@ -112,11 +117,14 @@ def target_problems(rows: Sequence[SlideRow]) -> Iterator[Problem]:
 
 
 def describe_part(cohort: Cohort, fold: Fold, part: Part) -> str:
-    """Slides of one part, with those of each class, or with the events among its cases."""
+    """Slides of one part, with those of each class, their mean value, or the events among its cases."""
     rows = [row for row in cohort.slides if fold.part_of.get(row.slide_id) == part]
     if cohort.card.task == "classification":
         counts = [sum(row.label == name for row in rows) for name in cohort.card.classes]
         return f"{len(rows)} ({', '.join(map(str, counts))})"
+    if cohort.card.task == "regression":
+        values = [row.value for row in rows if row.value is not None]
+        return f"{len(rows)} (mean {np.mean(values):.3g})" if values else "0"
     events = {row.case_id: row.event for row in rows}
     return f"{len(rows)} ({sum(event == 1 for event in events.values())} of {len(events)})"
 
@@ -124,15 +132,15 @@ def describe_part(cohort: Cohort, fold: Fold, part: Part) -> str:
 def carve_validation(rows: Sequence[SlideRow], fold: Fold) -> Fold:
     """The fold with an eighth of its training cases for validation; its test part stays as it is.
 
-    An eighth of every class, or of the cases with and without an event, and one case at least where there are two. A fold
+    An eighth of every class, of every quartile of the value, or of the cases with and without an event, and one case at least where there are two. A fold
     that validates already, or has no case to spare, is returned unchanged.
     """
     if "val" in fold.part_of.values():
         return fold
     groups = _group_rows([row for row in rows if fold.part_of.get(row.slide_id) == "train"])
     strata: dict[str, list[str]] = defaultdict(list)
-    for (kind, _), names in _group_by_stratum(groups).items():
-        strata[kind] += names
+    for (kind, quartile), names in _group_by_stratum(groups).items():
+        strata[kind if kind != _VALUE else f"{kind} {quartile}"] += names
     # Always the same cases: an import has no seed.
     generator = np.random.default_rng(0)
     chosen: set[str] = set()
@@ -296,15 +304,23 @@ def _group_rows(rows: Iterable[SlideRow], unit: SplitUnit = "case") -> dict[str,
 
 
 def _group_by_stratum(groups: dict[str, list[SlideRow]]) -> dict[tuple[str, int], list[str]]:
-    """Cases by label, or by event and the quartile of their time among cases with that event."""
+    """Cases by label, by the quartile of their value, or by event and the quartile of their time among cases with that event."""
     strata: dict[tuple[str, int], list[str]] = defaultdict(list)
     times = {
         event: [r[0].time for r in groups.values() if r[0].time and r[0].event == event] for event in (0, 1)
     }
     edges = {event: np.quantile(found, [0.25, 0.5, 0.75]) for event, found in times.items() if found}
+    means = {
+        name: float(np.mean([row.value for row in rows]))
+        for name, rows in groups.items()
+        if rows[0].value is not None
+    }
+    value_edges = np.quantile(list(means.values()), [0.25, 0.5, 0.75]) if means else None
     for name, rows in groups.items():
         first = rows[0]
-        if first.time is None:
+        if value_edges is not None:
+            strata[_VALUE, int(np.searchsorted(value_edges, means[name]))].append(name)
+        elif first.time is None:
             # A case with slides of several labels is placed by its rarest-looking one: the last in order.
             strata[max(str(row.label) for row in rows), 0].append(name)
         else:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from gcemil.bags.bag import Bag, RowIndex, slide_bag
 from gcemil.bags.cohort import BagSpec, Cohort, CohortCard, SlideRow, Task
+from gcemil.bags.foreign.label_tables import MOST_CLASSES
 from gcemil.errors import BagError, CohortError, UsageError
 
 _FEATURES, _LABELS = ("X", "features"), ("Y", "label")
@@ -63,11 +64,19 @@ def make_cohort(
     if len(widths) > 1:
         raise CohortError(f"All bags need features of one width, got {sorted(widths)}.")
     sizes = {bag.patch_size for bag in bags}
-    survival = task == "survival" if task is not None else isinstance(targets[0], list)
-    names = () if survival else _name_classes(targets, classes)
+    task = task or ("survival" if isinstance(targets[0], list) else "classification")
+    if (
+        task == "classification"
+        and len({target for target in targets if isinstance(target, float)}) > MOST_CLASSES
+    ):
+        raise UsageError(
+            f"The labels are measurements such as {next(one for one in targets if isinstance(one, float))}, which are no "
+            'classes. Give task="regression", or labels of classes.'
+        )
+    names = _name_classes(targets, classes) if task == "classification" else ()
     card = CohortCard(
         name="in memory",
-        task="survival" if survival else "classification",
+        task=task,
         classes=names,
         feature_dim=widths.pop(),
         patch_size_level0=sizes.pop() if len(sizes) == 1 else None,
@@ -75,9 +84,13 @@ def make_cohort(
     )
     case_ids = [bag.bag_id for bag in bags] if cases is None else [str(case) for case in cases]
     rows = tuple(
-        _make_row(bag.bag_id, case, target, names)
+        _make_row(bag.bag_id, case, target, task, names)
         for bag, case, target in zip(bags, case_ids, targets, strict=True)
     )
+    if task == "regression" and len({row.value for row in rows}) == 1:
+        raise UsageError(
+            f"All {len(rows)} bags have the value {rows[0].value:g}: there is nothing to predict. Give other labels."
+        )
     return MemoryCohort(folder, card, rows, held)
 
 
@@ -157,9 +170,15 @@ def _name_classes(targets: Sequence[Any], classes: Sequence[str] | None) -> tupl
     return tuple(map(str, found))
 
 
-def _make_row(bag_id: str, case: str, target: Any, classes: tuple[str, ...]) -> SlideRow:
-    """The row of one bag, its label or its (time, event) checked."""
-    if not classes:
+def _make_row(bag_id: str, case: str, target: Any, task: Task, classes: tuple[str, ...]) -> SlideRow:
+    """The row of one bag, its label, its value or its (time, event) checked."""
+    if task == "regression":
+        if not isinstance(target, int | float) or not math.isfinite(target):
+            raise UsageError(
+                f"Bag '{bag_id}' has the label {target!r}; regression needs a finite number for every bag."
+            )
+        return SlideRow(bag_id, case, value=float(target))
+    if task == "survival":
         if not isinstance(target, list) or len(target) != 2:
             raise UsageError(f"Bag '{bag_id}': a survival label is (time, event), got {target}.")
         time, event = target

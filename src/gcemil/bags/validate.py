@@ -35,6 +35,8 @@ Row = dict[str, str]
 
 
 _N_FOLDS = 5
+_TARGETS = {"classification": "label", "regression": "value", "survival": "event"}
+"""The column that must vary inside every part."""
 
 
 def validate(folder: Path, on_slide: Callable[[int, int], None] | None = None) -> list[Problem]:
@@ -45,7 +47,10 @@ def validate(folder: Path, on_slide: Callable[[int, int], None] | None = None) -
     except InputError as fault:
         return [_from_exception(str(folder), fault)]
     problems = [*check_slides(rows, card)]
-    problems += _survival_problems(rows) if card.task == "survival" else _class_problems(rows, card)
+    if card.task == "regression":
+        problems += _number_problems(rows)
+    else:
+        problems += _survival_problems(rows) if card.task == "survival" else _class_problems(rows, card)
     if not rows:
         problems.append(Problem("slides.csv", "the table has no slides", "Add a line per slide."))
     # Files before splits: nothing else helps before a missing file is back.
@@ -98,6 +103,13 @@ def _class_problems(rows: list[Row], card: CohortCard) -> Iterator[Problem]:
             )
 
 
+def _number_problems(rows: list[Row]) -> Iterator[Problem]:
+    values = [parse_number(row["value"]) for row in rows]
+    if rows and len(set(values)) == 1:
+        what = f"all {len(rows)} slides have the value {rows[0]['value']}, so there is nothing to predict"
+        yield Problem("slides.csv", what, "Write the values of another column.")
+
+
 def _survival_problems(rows: list[Row]) -> Iterator[Problem]:
     outcomes = [(parse_number(row["time"]), parse_number(row["event"])) for row in rows]
     times, events = np.array([pair for pair in outcomes if None not in pair], dtype=float).reshape(-1, 2).T
@@ -123,7 +135,7 @@ def _looks_inverted(times: np.ndarray, happened: np.ndarray) -> bool:
 
 def _split_problems(rows: list[Row], card: CohortCard, folder: Path) -> Iterator[Problem]:
     case_of_slide = {row["slide_id"]: case_of(row) for row in rows}
-    target_of = {row["slide_id"]: row["label" if card.task == "classification" else "event"] for row in rows}
+    target_of = {row["slide_id"]: row[_TARGETS[card.task]] for row in rows}
     try:
         by_fold = {index: dict(read_parts(folder, index)) for index in fold_indices(folder)}
         # Published splits may place slides that the cohort leaves out.
@@ -158,11 +170,18 @@ def _part_problems(targets: dict[str, set[str]], card: CohortCard, path: Path) -
         elif is_survival and not any(parse_number(event) == 1 for event in present):
             what = f"the {part} part has no event"
         elif not is_survival and len(present) < 2:
-            what = f"the {part} part has only class '{next(iter(present))}'"
+            kind = "class" if card.classes else "the value"
+            what = f"the {part} part has only {kind} '{next(iter(present))}'"
         elif not is_survival and part == "train" and (absent := set(card.classes) - present):
             what = f"class '{min(absent)}' has no training slide"
         if what:
-            yield Problem(path.name, what, "Run 'gcemil split' again, with fewer folds, or merge classes.")
+            yield Problem(
+                path.name,
+                what,
+                "Run 'gcemil split' again, with fewer folds, or merge classes."
+                if card.classes
+                else "Run 'gcemil split' again, with fewer folds.",
+            )
 
 
 def _file_problems(

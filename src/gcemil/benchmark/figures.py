@@ -16,14 +16,12 @@ from scipy import stats
 
 from gcemil.errors import RunError, UsageError
 from gcemil.findings import Row, read_finding
-from gcemil.metrics import METRICS
+from gcemil.metrics import METRICS, TASKS
 from gcemil.records import MODE_WORDS
 from gcemil.runs.folder import Run
 from gcemil.tables import MISSING, UNDEFINED, Cell, Column, Line, Table, format_metric
 
 TASK = "task"
-TASK_METRICS = ("macro_f1", "c_index")
-"""The metric of each task, which has a second line as `task_metric`."""
 WHOLE_RUN = -1
 RUN = ["cohort", "host", "label", "seed"]
 FoldRow = tuple[int, Row]
@@ -92,7 +90,7 @@ def _read_rows(run: Path, source: str) -> Iterator[FoldRow]:
     if source == TASK:
         for fold in Run(run).finished_folds():
             for mode, values in fold.read_metrics().modes.items():
-                main = next((name for name in TASK_METRICS if name in values), "")
+                main = next((task.lead for task in TASKS.values() if task.lead in values), "")
                 yield fold.number, Row({"mode": mode}, {**values, "task_metric": values.get(main)})
         return
     folds = Run(run).folds_with(f"diagnostics/{source}.json")

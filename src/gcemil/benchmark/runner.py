@@ -264,6 +264,9 @@ def _describe_cohort(cohort: Cohort) -> Record:
     if card.task == "classification":
         labels = Counter(row.label for row in cohort.slides)
         return facts | {"classes": {name: labels[name] for name in card.classes}}
+    if card.task == "regression":
+        values = [row.value for row in cohort.slides if row.value is not None]
+        return facts | {"values": {"least": min(values), "most": max(values), "mean": float(np.mean(values))}}
     return facts | {"events": sum({row.case_id: row.event or 0 for row in cohort.slides}.values())}
 
 

@@ -129,6 +129,7 @@ def _print_results(
 ) -> None:
     """The task metric of every arm by cohort and host, then what failed."""
     from gcemil.cli.console import print_table, say
+    from gcemil.metrics import TASKS
     from gcemil.tables import format_spread
 
     rows = []
@@ -136,7 +137,7 @@ def _print_results(
         # Test figures of single trials would tempt to choose by them.
         if row["cohort"] in grid.cohorts and row["host"] in grid.hosts and row["variant"] not in grid.trials:
             mode = next(one for one in ("gce", "soft", "full") if one in row["metrics"])
-            name = "c_index" if "c_index" in row["metrics"][mode] else "macro_f1"
+            name = next(task.lead for task in TASKS.values() if task.lead in row["metrics"][mode])
             value = row["metrics"][mode][name]
             text = format_spread(value["mean"], value["std"], row["runs"])
             rows.append((row["cohort"], row["host"], row["variant"] or row["arm"], row["runs"], name, text))

@@ -207,7 +207,7 @@ def split(
         help="Make no folds: declare those that are there as published splits, which need not test every slide once.",
     ),
 ) -> None:
-    """Write splits/fold_<k>.csv: whole cases, stratified by label or by event and time.
+    """Write splits/fold_<k>.csv: whole cases, stratified by label, by quartile of the value, or by event and time.
 
     Example: gcemil split cohorts/bracs --folds 5
     """
@@ -241,7 +241,9 @@ def split(
         (fold.index, *(fold_maker.describe_part(loaded, fold, part) for part in fold_maker.PARTS))
         for fold in new_folds
     ]
-    counted = ", ".join(loaded.card.classes) or "events of cases"
+    counted = {"regression": "mean value", "survival": "events of cases"}.get(
+        loaded.card.task, ", ".join(loaded.card.classes)
+    )
     print_table(f"{cohort}: slides per part ({counted})", ("fold", *fold_maker.PARTS), rows)
     say(f"next: gcemil train {shlex.quote(str(cohort))} --out runs/{loaded.folder.resolve().name}")
 

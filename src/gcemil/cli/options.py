@@ -118,11 +118,13 @@ def refuse_beside_config(context: typer.Context, config: Path | None) -> None:
             )
 
 
-Task = Literal["classification", "survival"]
+Task = Literal["classification", "survival", "regression"]
 """What a label table is read for."""
 
 
-TASK: Any = typer.Option(None, help="Where the table allows both.")
+TASK: Any = typer.Option(
+    None, help="What the table is read for, where it allows several; regression predicts numbers."
+)
 
 
 Unit = Literal["patch", "region"]

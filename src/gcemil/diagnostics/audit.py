@@ -56,13 +56,12 @@ from gcemil.errors import BagError, UsageError
 from gcemil.explanation import Interventions, bag_tensors
 from gcemil.findings import Count, Figures, Finding, Row, compare_counts, mean_row, mean_rows
 from gcemil.hosts.host import Host, HostOutput, log_with_zero
-from gcemil.metrics import METRICS
+from gcemil.metrics import CHANCE, METRICS
 from gcemil.recovery import members, subset_size, top_k
 from gcemil.rules import CONTROLS
 from gcemil.shapes import Logits, Scores
 from gcemil.tasks.task import Task
 
-CHANCE = {"auc": 0.5, "c_index": 0.5}
 """What a model that knows nothing reaches."""
 
 CURVE_SHARES = (0.01, 0.02, 0.05, 0.1, 0.2)
@@ -152,8 +151,8 @@ def audit_model(
         )
     if task.n_outputs == 1:
         notes.append(
-            f"Risks are in units of the audited bags' own (mean {scale.mean:.3g}, deviation "
-            f"{scale.deviation:.3g}), because the model's training risks are not known."
+            f"Predictions are in units of the audited bags' own (mean {scale.mean:.3g}, deviation "
+            f"{scale.deviation:.3g}), because those of the model's training slides are not known."
         )
     return Finding(
         name="audit",
@@ -297,7 +296,7 @@ class _AuditTable:
     def trace(self, trial: _Trial) -> tuple[list[float], list[float | None], Figures]:
         """Keep and removal curve of one bag, their means, and MSK."""
         outputs = [self.output_scale.read(outcome) for outcome in trial.along]
-        if self.output_scale.is_risk:
+        if self.output_scale.is_number:
             keep = [max(0.0, 1 - one.full_kept_gap) for one in outputs]
             removal = [one.removal_gap for one in outputs]
             reached = [one.full_kept_gap <= RISK_TOLERANCE for one in outputs]
@@ -384,6 +383,6 @@ def measure_risk_scale(outcomes: Sequence[BagOutcome], task: Task) -> RiskScale:
     deviation = float(np.std(risks))
     if not deviation > 0:
         raise UsageError(
-            f"The model gives all {len(risks)} bags the risk {risks[0]:g}: it has no unit of risk, and nothing to explain."
+            f"The model answers {risks[0]:g} for all {len(risks)} bags: its answers have no unit, and nothing to explain."
         )
     return RiskScale(fmean(risks), deviation)

@@ -26,6 +26,7 @@ from gcemil.explanation import bag_tensors
 from gcemil.findings import Finding
 from gcemil.hosts.host import HostOutput
 from gcemil.hosts.own import import_file, import_object
+from gcemil.hosts.table import AnyHost
 from gcemil.runs.checkpoint import load_network
 from gcemil.runs.environment import describe_environment
 from gcemil.runs.folder import Run, fold_parts
@@ -51,13 +52,14 @@ def audit_cohort(
 ) -> Finding:
     """Audit a model on one part of a cohort; a model named by module is imported, which runs its code."""
     cohort = Cohort.load(folder)
-    task = create_task(cohort, TrainSettings())
+    own = load_network(Run(Path(model)).fold(fold).checkpoint)[0] if Path(model).is_dir() else None
+    task = create_task(cohort, TrainSettings(), (0.0, 1.0) if own is None else own.label_scale)
     parts = None if part == "all" else fold_parts(cohort, read_fold(cohort, fold))
     specs = cohort.bags if parts is None else getattr(parts, part)
     targets = stacked_targets(specs)
     task.check(targets, where=f"{folder}, fold {fold}, part {part}")
     box = BlackBox(
-        _load_host(Path(model), fold) if Path(model).is_dir() else _import_model(model),
+        _import_model(model) if own is None else _ask_host(own.host),
         model,
         in_dim=cohort.card.feature_dim,
         n_outputs=cohort.n_outputs,
@@ -94,9 +96,8 @@ def audit_cohort(
     return replace(finding, notes=notes, provenance=provenance)
 
 
-def _load_host(run: Path, fold: int) -> Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]:
+def _ask_host(host: AnyHost) -> Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]:
     """The host of a trained fold as a callable that gives logits and its own patch scores."""
-    host = load_network(Run(run).fold(fold).checkpoint)[0].host
 
     def answer(features: Tensor, coords: Tensor | None) -> tuple[Tensor, Tensor]:
         output = host(features, coords)

@@ -117,8 +117,8 @@ class BlackBox:
         if logits.numel() not in accepted:
             raise UsageError(
                 f"Model '{self.name}' gave logits of shape {tuple(logits.shape)} for one bag; this cohort has "
-                f"{self.n_outputs} {'outputs' if self.n_outputs > 1 else 'output, the risk'}. "
-                "Return one logit per class, in the order of cohort.yaml, or one risk."
+                f"{self.n_outputs} {'outputs' if self.n_outputs > 1 else 'output, a number'}. "
+                "Return one logit per class, in the order of cohort.yaml, or one risk or value."
             )
         return logits
 

@@ -7,8 +7,8 @@ of the contract never meet in one row:
   full-kept   X against X_S and X_notS, for every rule
   soft-kept   X_pi against X_S, for the two rules that are made from gates
 
-Figures of M (Macro-F1 or C-index) are over all bags, the others means over bags. A signed difference of risks has no
-better side, so survival has the absolute ones only. Rules: rules.py.
+Figures of M (Macro-F1, R2 or C-index) are over all bags, the others means over bags. A signed difference of risks or
+values has no better side, so survival and regression have the absolute ones only. Rules: rules.py.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ from gcemil.shapes import AnchorWeights, Logits, Selected
 from gcemil.slides.artifacts import find_artifacts
 from gcemil.slides.reader import open_slide
 from gcemil.tasks.survival import comparable_pairs
-from gcemil.tasks.task import ClassificationTask
+from gcemil.tasks.task import ClassificationTask, RegressionTask, Task
 
 BASIC_TYPES = tuple(kind for kind in FAILURE_TYPES if kind != "severe_failure")
 
@@ -57,6 +57,8 @@ class Thresholds:
     artifact_share: float = 0.25
     intended_weight_share: float = 0.5
     severe_count: int = 2
+    max_error: float = 1.0
+    """Of a value, in training deviations."""
 
     def __post_init__(self) -> None:
         for name in ("ambiguity", "min_concordance", "artifact_share", "intended_weight_share"):
@@ -152,7 +154,7 @@ def _failure_record(
         shown, mismatch = model.bank.prompts[first], not bool(intended[first])
     return {
         **record,
-        "case_failure": case_failure(one.outcome.full, bag.spec.target, lines.ambiguity),
+        "case_failure": case_failure(one.outcome.full, bag.spec.target, bag.fold.task, lines),
         "artifact_fraction": share,
         "artifact_evidence": None if share is None else share >= lines.artifact_share,
         "low_sufficiency": not record["sufficient"],
@@ -163,12 +165,19 @@ def _failure_record(
     }
 
 
-def case_failure(logits: Logits, target: int | tuple[float, int], ambiguity: float) -> bool | None:
-    """Whether the class on X is wrong or undecided; None for a risk, which is right or wrong only among others."""
+def case_failure(
+    logits: Logits, target: int | float | tuple[float, int], task: Task, lines: Thresholds
+) -> bool | None:
+    """Whether the class on X is wrong or undecided, or the value `max_error` or more away from the label.
+
+    None for a risk, which is right or wrong only among others.
+    """
+    if isinstance(task, RegressionTask) and isinstance(target, float):
+        return abs(float(logits[0]) - (target - task.mean) / task.deviation) >= lines.max_error
     if not isinstance(target, int):
         return None
     first, second = torch.softmax(logits.double(), dim=0).topk(2).values.tolist()
-    return int(logits.argmax()) != target or first - second < ambiguity
+    return int(logits.argmax()) != target or first - second < lines.ambiguity
 
 
 def intended_anchors(weights: AnchorWeights, weight_share: float) -> Bool[Tensor, "m"]:

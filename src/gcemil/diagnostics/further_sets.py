@@ -64,7 +64,7 @@ def _judge(
     outcome = view.outcome(selected)
     outputs = scale.read(outcome)
     verdict = judge_subset(outputs, tolerances)
-    classes = None if scale.is_risk else names
+    classes = None if scale.is_number else names
     return FurtherSet(
         name=name,
         patches=tuple(selected.nonzero().flatten().tolist()),

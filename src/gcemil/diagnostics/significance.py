@@ -6,7 +6,7 @@ the interval over bags asks another question.
 
 That interval says how much of a difference depends on which bags were tested: a paired bootstrap over test bags. Both
 networks of every fold stay as they are. Cases are drawn with replacement inside each fold and class (event, for
-survival), the same cases for both runs, and the difference of the metric is averaged over the folds. Predictions of
+survival; quartile of the label, for regression), the same cases for both runs, and the difference of the metric is averaged over the folds. Predictions of
 different folds never meet in one metric: they come from different networks, whose scales need not agree.
 """
 
@@ -34,7 +34,7 @@ from gcemil.findings import Figures, Finding, Row
 from gcemil.metrics import METRICS
 from gcemil.records import MODES
 from gcemil.runs.folder import Run
-from gcemil.tasks.task import ClassificationTask, Task, create_task
+from gcemil.tasks.task import ClassificationTask, RegressionTask, SurvivalTask, Task, create_task
 
 FoldMetrics = dict[int, dict[str, dict[str, float]]]
 
@@ -224,8 +224,11 @@ def _draw_differences(
 def draw_rows(
     bags: BagPredictions, resamples: int, generator: np.random.Generator
 ) -> list[Int[np.ndarray, "_"]]:
-    """Rows of whole cases, drawn with replacement inside each class or inside each event."""
-    stratum = (bags.targets if bags.targets.ndim == 1 else bags.targets[:, 1]).long().tolist()
+    """Rows of whole cases, drawn with replacement inside each class, quartile of the label, or event."""
+    targets = bags.targets if bags.targets.ndim == 1 else bags.targets[:, 1]
+    if bags.targets.ndim == 1 and targets.is_floating_point():
+        targets = torch.searchsorted(torch.quantile(targets, targets.new_tensor([0.25, 0.5, 0.75])), targets)
+    stratum = targets.long().tolist()
     cases: dict[str, list[int]] = {}
     for row, case_id in enumerate(bags.case_ids):
         cases.setdefault(case_id, []).append(row)
@@ -261,7 +264,7 @@ def _read_fold_pair(ours: Mapping[str, Path], theirs: Path, task: Task) -> FoldP
 def read_predictions(path: Path, task: Task) -> BagPredictions:
     """The test rows of a table of predictions."""
     names = task.prediction_names
-    target_names = ["target"] if isinstance(task, ClassificationTask) else ["target", "event"]
+    target_names = ["target", "event"] if isinstance(task, SurvivalTask) else ["target"]
     table = read_table(path, ("slide_id", "case_id", "split", *target_names, *names))
     rows = sorted((row for row in table if row["split"] == "test"), key=lambda row: row["slide_id"])
     try:
@@ -269,7 +272,7 @@ def read_predictions(path: Path, task: Task) -> BagPredictions:
         targets = torch.tensor(
             [task.classes.index(row["target"]) for row in rows]
             if isinstance(task, ClassificationTask)
-            else [[float(row["target"]), float(row["event"])] for row in rows]
+            else [[float(row[name]) for name in target_names] for row in rows]
         )
         if not (bool(values.isfinite().all()) and bool(targets.isfinite().all())):
             raise ValueError("a number is not finite")
@@ -284,6 +287,6 @@ def read_predictions(path: Path, task: Task) -> BagPredictions:
     return BagPredictions(
         tuple(row["slide_id"] for row in rows),
         tuple(row["case_id"] for row in rows),
-        targets,
+        targets.squeeze(1) if isinstance(task, RegressionTask) else targets,
         values if isinstance(task, ClassificationTask) else values.squeeze(1),
     )

@@ -6,8 +6,8 @@
   cd_gap                  mean |Phi(X_pi) - Phi(X_S)|       recoverability of gates, lower is better
   full_kept_gap           mean |Phi(X) - Phi(X_S)|          for every subset rule, lower is better
 
-M is the task metric over all bags; Phi is the probability of the class predicted on X, or the risk in units of the
-training risks. cd_gap needs gates; full_kept_gap does not. They are different quantities and never share a row.
+M is the task metric over all bags; Phi is the probability of the class predicted on X, the risk in units of the
+training risks, or the value in deviations of the training labels. cd_gap needs gates; full_kept_gap does not. They are different quantities and never share a row.
 
 Definitions 1 to 3 of the paper judge one subset of one bag:
 
@@ -18,8 +18,8 @@ Definitions 1 to 3 of the paper judge one subset of one bag:
 S is the recovered evidence (threshold and repair), since that is the subset a reader is shown. No criterion implies
 another: the paper's constructions are toys in the tests.
 
-Two predictions for one bag are the same answer where they name the same class, or where the risk moves by no more than
-risk_tolerance: 0.2 of a deviation is to risks, most of which lie within four, what 0.05 is to a probability.
+Two predictions for one bag are the same answer where they name the same class, or where the risk or value moves by no more than
+risk_tolerance: 0.2 of a deviation is to numbers, most of which lie within four, what 0.05 is to a probability.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from gcemil.errors import InputError, UsageError
 from gcemil.explanation import Interventions, bag_tensors, read_evidence_output, recover_evidence
 from gcemil.findings import Figures
 from gcemil.model import GceMil
-from gcemil.outputs import AskedOutput, create_output
+from gcemil.outputs import AskedOutput, NumberOutput, Output, create_output, guess_task
 from gcemil.outputs import Tolerances as Tolerances
 from gcemil.shapes import LogGates, Logits, Selected
-from gcemil.tasks.task import ClassificationTask, SurvivalTask, Task, measure_task_metric
+from gcemil.tasks.task import ClassificationTask, RegressionTask, SurvivalTask, Task, measure_task_metric
 
 Score = Callable[[Tensor, Sequence[Logits]], float | None]
 """M of some predictions; None where it does not exist."""
 RISK_TOLERANCE = 0.2
-"""Training deviations by which a risk may move and still be the same answer."""
+"""Training deviations by which a risk or a value may move and still be the same answer."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class AskedOutputs(BagOutputs):
 
 @dataclass(frozen=True)
 class RiskScale:
-    """Mean and deviation of the training fold's risks."""
+    """Mean and deviation of the training fold's risks; (0, 1) for classes, and for values, which are counted so already."""
 
     mean: float = 0.0
     deviation: float = 1.0
@@ -184,7 +184,9 @@ def snr(
             bag_outcome(interventions, recover_evidence(model, output, coords).selected, output.log_gates)
         )
     names = classes or tuple(str(index) for index in range(model.n_outputs))
-    task: Task = SurvivalTask() if model.n_outputs == 1 else ClassificationTask(names)
+    task: Task = ClassificationTask(names)
+    if model.output_kind.is_number:
+        task = SurvivalTask() if model.output_kind.measures_unit else RegressionTask()
     return snr_scores(outcomes, targets, task, scale=scale)
 
 
@@ -246,7 +248,7 @@ def explain_missing_metric(task: Task, targets: Tensor, full: Sequence[Logits]) 
 
 
 def task_metric(task: Task, targets: Tensor, logits: Sequence[Logits]) -> float:
-    """M: Macro-F1 or C-index."""
+    """M: Macro-F1, R2 or C-index."""
     return measure_task_metric(task, targets, torch.stack([one.cpu() for one in logits]))
 
 
@@ -263,20 +265,22 @@ class OutputScale:
     def __post_init__(self) -> None:
         if not self.risk_tolerance >= 0:
             raise UsageError(f"risk_tolerance is at least 0, got {self.risk_tolerance}.")
-        if self.is_risk and not self.scale.deviation > 0:
+        if self.is_number and not self.scale.deviation > 0:
             raise UsageError(
                 f"The training risks have standard deviation {self.scale.deviation}: "
                 "a model that says the same of everyone has no unit of risk."
             )
 
     @property
-    def is_risk(self) -> bool:
-        """Whether predictions are risks, which have no class to keep."""
+    def is_number(self) -> bool:
+        """Whether predictions are risks or values, which have no class to keep."""
         return self.n_outputs == 1
 
     def outputs(self, full: Logits, logits: Float[Tensor, "k c"]) -> Float[Tensor, "k"]:
         """Phi of several predictions for the bag on which the host says `full`."""
-        kind = self.asked or create_output(self.n_outputs, self.scale.deviation, self.scale.mean)
+        kind: Output = self.asked or create_output(guess_task(self.n_outputs), self.n_outputs)
+        if self.is_number:
+            kind = NumberOutput(self.scale.deviation, self.scale.mean)
         return kind.phi(full, logits)
 
     def output(self, full: Logits, logits: Logits) -> float:
@@ -298,13 +302,13 @@ class OutputScale:
         )
 
     def drops(self, full: Logits, logits: Float[Tensor, "k c"]) -> Float[Tensor, "k"]:
-        """Phi(X) - Phi of each: what of the prediction is lost. A risk can move either way, so its size counts."""
+        """Phi(X) - Phi of each: what of the prediction is lost. A number can move either way, so its size counts."""
         lost = self.outputs(full, full.unsqueeze(0)) - self.outputs(full, logits)
-        return lost.abs() if self.is_risk else lost
+        return lost.abs() if self.is_number else lost
 
     def agree(self, full: Logits, logits: Float[Tensor, "k c"]) -> Bool[Tensor, "k"]:
         """Which of the predictions are the answer given on the whole bag."""
-        if self.is_risk:
+        if self.is_number:
             return self.drops(full, logits) <= self.risk_tolerance
         if self.asked is not None:
             return torch.tensor([self.asked.same_class(full, one) for one in logits])
@@ -312,7 +316,7 @@ class OutputScale:
 
     def differ(self, one: Logits, other: Logits, gap: float) -> bool:
         """Whether two predictions, their outputs so far apart, are different answers."""
-        return gap > self.risk_tolerance if self.is_risk else int(one.argmax()) != int(other.argmax())
+        return gap > self.risk_tolerance if self.is_number else int(one.argmax()) != int(other.argmax())
 
 
 @dataclass(frozen=True)

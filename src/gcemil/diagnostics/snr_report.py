@@ -7,8 +7,8 @@ of the contract never meet in one row:
   soft-kept   X_pi against X_S, for gated evidence alone: cd_gap, gate margin and the recoverability bound
 
 Every question is asked twice: of the task metric M (keep_only_drop, complement_degradation, cd_metric_gap) and of the
-slide's output Phi (keep_only_effect, removal_effect, cd_gap). A signed difference of risks has no better side, so
-survival has the absolute ones only. In the row of one class M is the F1 of that class over all bags, and figures per
+slide's output Phi (keep_only_effect, removal_effect, cd_gap). A signed difference of risks or values has no better side,
+so survival and regression have the absolute ones only. In the row of one class M is the F1 of that class over all bags, and figures per
 slide are means over the bags of that class.
 
 Rules that are judged (rules.py), each at the size of the recovered evidence:
@@ -201,11 +201,13 @@ def bag_record(bag: FoldBag, one: Measurement, tolerances: Tolerances) -> dict[s
     """What identifies a measured subset in a list of slides, and the outputs and verdicts it has."""
     outputs, verdict = one.outputs, judge_subset(one.outputs, tolerances)
     task, target = bag.fold.task, bag.spec.target
-    outcome, kind = one.outcome, create_output(task.n_outputs)
+    outcome, kind = one.outcome, create_output(bag.fold.cohort.card.task, task.n_outputs)
     truth: dict[str, Any]
     if isinstance(target, int):
         names = task.classes if isinstance(task, ClassificationTask) else ()
         truth = {"target": names[target], "predicted": names[int(one.outcome.full.argmax())]}
+    elif isinstance(target, float):
+        truth = {"target": target, "value": float(task.prediction(outcome.full))}
     else:
         truth = {"time": target[0], "event": target[1]}
     return {
@@ -221,10 +223,10 @@ def bag_record(bag: FoldBag, one: Measurement, tolerances: Tolerances) -> dict[s
         "phi_soft": outputs.gated,
         "phi_kept": outputs.kept,
         "phi_removed": outputs.removed,
-        # A risk has no class to keep.
-        "keeps_class": None if kind.is_risk else kind.same_class(outcome.full, outcome.kept),
+        # A number has no class to keep.
+        "keeps_class": None if kind.is_number else kind.same_class(outcome.full, outcome.kept),
         "changes_class": None
-        if kind.is_risk or outcome.removed is None
+        if kind.is_number or outcome.removed is None
         else not kind.same_class(outcome.full, outcome.removed),
         **vars(verdict),
         "both": verdict.sufficient and verdict.necessary,

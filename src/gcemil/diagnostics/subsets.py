@@ -69,7 +69,7 @@ class Sufficiency:
         same = self.output_scale.agree(full, logits)
         return (
             same
-            if self.output_scale.is_risk
+            if self.output_scale.is_number
             else same & (self.output_scale.drops(full, logits) <= self.tolerance)
         )
 

@@ -126,7 +126,7 @@ class FoldBag(NetworkBag):
 
     @property
     def target(self) -> Tensor:
-        """Its class, or time and event."""
+        """Its class, its value, or time and event."""
         return target_tensor(self.spec)
 
     def predict(self, network: NetworkName) -> PredictedBag:
@@ -186,7 +186,7 @@ class TrainedFold(FoldNetwork):
             run=run,
             fold=fold,
             cohort=cohort,
-            task=create_task(cohort, card.settings),
+            task=create_task(cohort, card.settings, network.label_scale),
             settings=card.settings,
             parts=fold_parts(cohort, read_fold(cohort, fold)),
             host=network.host,
@@ -302,7 +302,7 @@ def run_passes(fold: TrainedFold, passes: Mapping[str, Pass[T]]) -> dict[str, T]
 
 
 def read_risk_scale(run: Path, fold: int, *, of_host: bool = False) -> RiskScale:
-    """Mean and deviation of the training risks of F, or of its host, as training wrote them; (0, 1) for classification."""
+    """Mean and deviation of the training risks of F, or of its host, as training wrote them; (0, 1) for classes and values."""
     details = Run(run).fold(fold).read_metrics().details
     if of_host and details.host_risk_deviation is not None:
         return RiskScale(details.host_risk_mean, details.host_risk_deviation)

@@ -4,9 +4,10 @@
   r_im = max(0, z_im)                               response of the head
   v_m(S) = max(nu_m, (1/k) sum of the k largest r_im, i in S)     coverage that does not saturate; k = max(4, 0.5 % of the patches)
   U_c(S) = sum_m alpha_cm v_m(S) + b_c, alpha >= 0  class utility (Eq. 5), trained on slide labels
-  h(S)   = sum_m beta_m v_m(S)                      for survival: risk pathways, beta signed
+  h(S)   = sum_m beta_m v_m(S) [+ b]                for survival and regression: beta signed, b for regression alone
   F_c(S) = (1 - w) log p_host(c | S)  +  w log p_head(c | S),    one weight w in [0, 1]
            log p(c | S) = log softmax(logits_c / T + t_c), a temperature and class biases for host and head each
+  F(S)   = (1 - w) host(S) + w h(S)                 risks in deviations of the training slides, values each with a slope and an offset
 
 v_m never falls when a patch is added, and k is that of the whole slide, so removing patches can only lower it. nu_m is the lower quartile of v_m over
 the training slides: an anchor of which S holds nothing counts as on a slide that does not show it, not as less than any slide.
@@ -15,6 +16,8 @@ cure that on simulated slides and overfit on tissue (docs/ablations.md has the c
 
 T, t and w are chosen on validation slides, which neither host nor head was trained on. Under a flat prior over (0, 1] its posterior mean is taken; where
 the host alone explains the validation labels better than a mixture of unknown weight does, w is 0, and F is the host, bit for bit.
+The labels are explained by log p of their class, by the Cox likelihood, or by a Gaussian around F whose variance is that of the
+validation slides at this w.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ from scipy.optimize import minimize
 from scipy.special import log_softmax
 from torch import Tensor, nn
 
-from gcemil.outputs import create_output
+from gcemil.bags.cohort import Task
+from gcemil.outputs import create_output, guess_task
 from gcemil.shapes import Features, Gates
 
 QUANTILE = 0.95
@@ -52,7 +56,8 @@ class EvidenceHead(nn.Module):
     Args:
         in_dim: Width of the features.
         n_anchors: Number of anchors the head reads.
-        n_outputs: Classes, or 1 for a risk.
+        n_outputs: Classes, or 1 for a risk or a value.
+        task: What is predicted; None takes one output as a risk.
     """
 
     centre: Tensor
@@ -67,9 +72,9 @@ class EvidenceHead(nn.Module):
     head_scale: Tensor
     weight: Tensor
 
-    def __init__(self, in_dim: int, n_anchors: int, n_outputs: int) -> None:
+    def __init__(self, in_dim: int, n_anchors: int, n_outputs: int, task: Task | None = None) -> None:
         super().__init__()
-        self.output_kind = create_output(n_outputs)
+        self.output_kind = create_output(task or guess_task(n_outputs), n_outputs)
         self.register_buffer("centre", torch.zeros(in_dim))
         self.register_buffer("directions", torch.zeros(n_anchors, in_dim))
         self.register_buffer("offset", torch.zeros(n_anchors))
@@ -77,10 +82,10 @@ class EvidenceHead(nn.Module):
         self.register_buffer("absent", torch.zeros(n_anchors))
         self.register_buffer("weights", torch.zeros(n_outputs, n_anchors))
         self.register_buffer("bias", torch.zeros(n_outputs))
-        # Classes: inverse temperatures. Risks: mean and inverse deviation over the training slides.
+        # Classes: inverse temperatures. Risks: mean and inverse deviation over the training slides. Values: slopes.
         self.register_buffer("host_scale", torch.tensor([0.0, 1.0]))
         self.register_buffer("head_scale", torch.tensor([0.0, 1.0]))
-        # Class biases, in units of the host's logits; those of the head are in `bias`.
+        # Class biases or the offset of a value, in units of the host's logits; those of the head are in `bias`.
         self.register_buffer("host_bias", torch.zeros(n_outputs))
         self.register_buffer("weight", torch.zeros(()))
         # Read often and set once, so they are kept beside the buffers and not read off the device for every bag.
@@ -139,11 +144,11 @@ class EvidenceHead(nn.Module):
         return torch.maximum(gated.topk(min(k, len(gated)), dim=0).values.sum(dim=0) / k, self.absent)
 
     def utility(self, coverage: Float[Tensor, "*n m"]) -> Float[Tensor, "*n c"]:
-        """U_c, or the risk, of one coverage or of several."""
+        """U_c, or h, of one coverage or of several."""
         return coverage @ self.weights.T + self.bias
 
     def mix(self, host: Float[Tensor, "*n c"], utility: Float[Tensor, "*n c"]) -> Float[Tensor, "*n c"]:
-        """F from the logits, or the risks, of host and head; the host's own where the head has no vote."""
+        """F from the logits of host and head; the host's own where the head has no vote."""
         if not self.has_vote:
             return host
         parts = (
@@ -283,6 +288,57 @@ def fit_risk_effects(
 
     fit = minimize(loss, np.zeros(coverage.shape[1]), jac=True, method="L-BFGS-B")
     return np.asarray(fit.x / deviation)
+
+
+def fit_value_head(
+    train: Coverages,
+    labels: Float[np.ndarray, "n"],
+    val: Coverages,
+    val_labels: Float[np.ndarray, "k"],
+    val_host: Float[np.ndarray, "k"],
+) -> HeadFit:
+    """Effects by ridged least squares on training slides; slopes, offsets and the weight by validation slides.
+
+    Labels are in standard deviations of the training labels from their mean, as the host predicts them.
+    """
+    effects, bias = fit_value_effects(train, labels)
+    val_head = val @ effects + bias
+    host_slope, host_offset = calibrate_values(val_host, val_labels)
+    head_slope, head_offset = calibrate_values(val_head, val_labels)
+    host, head = host_slope * (val_host + host_offset), head_slope * (val_head + head_offset)
+    errors = np.array([np.square((1 - w) * host + w * head - val_labels).mean() for w in WEIGHTS])
+    # A Gaussian whose variance is the error itself: n/2 log of it is all that depends on w.
+    log_likelihoods = -len(val_labels) / 2 * np.log(np.maximum(errors, 1e-12))
+    return HeadFit(
+        effects[None],
+        np.array([bias + head_offset]),
+        np.array([0.0, host_slope]),
+        np.array([host_offset]),
+        np.array([0.0, head_slope]),
+        choose_weight(log_likelihoods),
+    )
+
+
+def fit_value_effects(
+    coverage: Coverages, labels: Float[np.ndarray, "n"]
+) -> tuple[Float[np.ndarray, "m"], float]:
+    """beta and b by ridged least squares."""
+    mean, deviation = coverage.mean(axis=0), coverage.std(axis=0) + 1e-6
+    inputs = (coverage - mean) / deviation
+    ridged = inputs.T @ inputs / len(labels) + RIDGE * np.eye(inputs.shape[1])
+    effects = np.linalg.solve(ridged, inputs.T @ (labels - labels.mean()) / len(labels)) / deviation
+    return effects, float(labels.mean() - effects @ mean)
+
+
+def calibrate_values(values: Float[np.ndarray, "k"], labels: Float[np.ndarray, "k"]) -> tuple[float, float]:
+    """Slope a and offset o of a (value + o) that fit the validation labels, ridged towards 1 and 0 as the biases of classes are."""
+    noise = max(float(np.square(labels - values).mean()), 1e-6)
+    inputs = np.stack([values, np.ones_like(values)], axis=1) / np.sqrt(noise)
+    start = np.array([1.0, 0.0])
+    ridged = inputs.T @ inputs + BIAS_RIDGE * np.eye(2)
+    slope, bias = start + np.linalg.solve(ridged, inputs.T @ (labels - values) / np.sqrt(noise))
+    slope = float(np.clip(slope, *INVERSE_TEMPERATURES))
+    return slope, float(bias) / slope
 
 
 def choose_weight(log_likelihoods: Float[np.ndarray, "w"]) -> float:

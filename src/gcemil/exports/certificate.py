@@ -4,7 +4,8 @@
   necessary     |Phi(X_notS) - Phi(X)| >= delta_n      removing it changes something                (Definition 2)
   recoverable   |Phi(X_pi) - Phi(X_S)| <= delta_r      the gates and the patches say the same       (Definition 3)
 
-Phi is the probability of the class predicted on X, or the risk in units of the training risks. Verdicts are made in
+Phi is the probability of the class predicted on X, the risk in units of the training risks, or the value in
+deviations of the training labels. Verdicts are made in
 gcemil.diagnostics.snr; here they are kept, put into words and written.
 """
 
@@ -54,7 +55,7 @@ class Prediction:
     """What the model says of one version of the bag."""
 
     values: dict[str, float]
-    """prob_<class>, or risk."""
+    """prob_<class>, risk or value."""
     output: float
     """Phi."""
 
@@ -114,7 +115,7 @@ class AnchorCoverage:
     target: float
     """What recovery had to reach; 0 where the anchor does not count for this prediction."""
     weight: float
-    """How much the predicted class, or the risk, uses the anchor."""
+    """How much the predicted class, or the number, uses the anchor."""
 
     @property
     def covered(self) -> bool | None:
@@ -162,13 +163,13 @@ class Consensus:
 
     folds: tuple[int, ...]
     per_fold: tuple[dict[str, float], ...]
-    """prob_<class>, or risk, of each from all patches."""
+    """prob_<class>, risk or value, of each from all patches."""
     n_chosen: tuple[int, ...]
     """Patches that each chose by itself."""
     n_unanimous: int
     """Patches that all chose."""
     spread: float
-    """Deviation over the folds of the probability of the predicted class, or of the risk."""
+    """Deviation over the folds of the probability of the predicted class, or of the number."""
 
     @property
     def sentence(self) -> str:

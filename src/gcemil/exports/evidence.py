@@ -39,7 +39,7 @@ class Evidence:
     slides: tuple[SlideEvidence, ...]
     """One record per slide of the bag."""
     prediction: dict[str, float]
-    """From all patches: probability by class, or the log-risk."""
+    """From all patches: probability by class, the log-risk, or the value."""
     kept: dict[str, float]
     """From the evidence alone."""
     removed: dict[str, float] | None

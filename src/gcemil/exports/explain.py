@@ -47,6 +47,7 @@ from gcemil.exports.certificate import (
 from gcemil.exports.geojson import SlideRegions
 from gcemil.exports.overlay import SlidePlace
 from gcemil.exports.slide_export import ExplainedSlide
+from gcemil.metrics import TASKS
 from gcemil.outputs import AskedOutput, ClassQuestion
 from gcemil.records import FurtherSet, SlideEvidence
 from gcemil.recovery import subset_size, top_k
@@ -513,7 +514,7 @@ def _note_answer(asked: AskedOutput, chosen: ChosenSet, names: Sequence[str]) ->
 def name_output(task: Task, full: Logits, asked: AskedOutput | None = None) -> str:
     """What Phi is."""
     if task.n_outputs == 1:
-        return "risk in units of the training risks"
+        return TASKS[task.name].phi.removeprefix("the ")
     if asked is not None:
         names = [name.removeprefix("prob_") for name in task.prediction_names]
         against = "" if asked.against is None else f" among {names[asked.target]} and {names[asked.against]}"

@@ -105,10 +105,10 @@ class NewPrediction:
     mode: str
     status: Literal["done", "already done", "failed"]
     values: dict[str, float] = field(default_factory=dict)
-    """prob_<class>, or risk: the mean over the folds; then the same of the host and of the evidence alone."""
+    """prob_<class>, risk or value: the mean over the folds; then the same of the host and of the evidence alone."""
     per_fold: list[list[float]] = field(default_factory=list)
     spread: float | None = None
-    """Deviation over the folds of the probability of the predicted class, or of the risk."""
+    """Deviation over the folds of the probability of the predicted class, or of the number."""
     folds: list[int] = field(default_factory=list)
     part: SlidePart = "new"
     """Whether these folds have seen the slide."""

@@ -24,7 +24,7 @@ class Abmil(AttentionPoolHost):
 
     Args:
         in_dim: Width of the features.
-        n_outputs: Number of classes; 1 for a risk.
+        n_outputs: Number of classes; 1 for a risk or a value.
         gate_mode: What a gate does to its patch (hosts/host.py).
         width: Width of the embedded patches; None pools the features themselves.
         hidden: Hidden units of the attention.

@@ -170,7 +170,7 @@ class TorchmilHost(CallableHost):
         return read_logits(logit, features, self.n_outputs), read_scores(scores, features)
 
 
-def adapt_model(model: Any, features: Features, *, is_risk: bool = False) -> CallableHost:
+def adapt_model(model: Any, features: Features, *, is_number: bool = False) -> CallableHost:
     """A module or function as a host; its outputs are counted on these features, and a single one is a log-odds or a risk."""
     if not callable(model):
         raise UsageError(
@@ -193,7 +193,7 @@ def adapt_model(model: Any, features: Features, *, is_risk: bool = False) -> Cal
             model = match_batch_axis(model, features, None, takes_coords=takes_coords, is_logits=is_logits)
             output = model(features, None) if takes_coords else model(features)
     n_outputs = torch.as_tensor(unpack_answer(output)[0]).numel()
-    n_outputs = 2 if n_outputs == 1 and not is_risk else n_outputs
+    n_outputs = 2 if n_outputs == 1 and not is_number else n_outputs
     if is_torchmil:
         return TorchmilHost(model, features.shape[1], n_outputs)
     return CallableHost(model, features.shape[1], n_outputs, takes_coords=takes_coords)

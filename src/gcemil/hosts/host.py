@@ -7,7 +7,7 @@ Two gate modes:
   deletion  a gate of 0 is the removal of the patch, wherever the mathematics of the host allows it
   paper     the grouping of the GCE-MIL paper: a bias on the attention logit, a factor on the feature, or both
 
-A target is a class index (0-d, integer) or, for a risk, (time, event). Hosts with one output read its presence only.
+A target is a class index (0-d, integer), a value or, for a risk, (time, event). Hosts with one output read its presence only.
 
 A class may offer shortcuts beyond the protocol, which make diagnostics fast or possible; none is needed:
   linear_form(embedded)   softmax pooling read as a few numbers per patch (attention.py)

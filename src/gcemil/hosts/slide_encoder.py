@@ -42,7 +42,7 @@ class SlideEncoderHost(CallableHost):
         encoder: `encoder(features)`, or `encoder(features, coords)`, to the slide vector. A module moves to the device
             with the host and is saved with it.
         in_dim: Width of the patch features.
-        n_outputs: Number of classes; 1 for a risk.
+        n_outputs: Number of classes; 1 for a risk or a value.
         gate_mode: What a gate does to its patch (hosts/host.py).
         width: Width of the slide vector.
         takes_coords: Whether the encoder takes level-0 coordinates.

@@ -187,7 +187,7 @@ def create_host(
     Args:
         name: One of `HOSTS`, a host that an installed package registers, or "package.module:Class".
         in_dim: Width of the features.
-        n_outputs: Number of classes; 1 for a risk.
+        n_outputs: Number of classes; 1 for a risk or a value.
         gate_mode: Where gates act; None takes the default of the host.
         options: Further arguments of its class.
 

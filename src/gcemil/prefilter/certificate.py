@@ -33,7 +33,7 @@ from gcemil.bags.bag import Bag
 from gcemil.config import Settings
 from gcemil.explanation import Explanation, explain_bag
 from gcemil.model import GceMil
-from gcemil.outputs import create_output
+from gcemil.outputs import create_output, guess_task
 from gcemil.shapes import Logits
 
 Certified = Bool[np.ndarray, "n"]
@@ -86,16 +86,16 @@ def scale_budget(model: GceMil, *, share: float) -> GceMil:
 
 def measure_doubt(evidence: Logits, everyone: Logits, *, deviation: float) -> float:
     """How far the evidence is from deciding alone what all kept patches decide."""
-    output = create_output(len(evidence), deviation)
-    if output.is_risk:
+    output = create_output(guess_task(len(evidence)), len(evidence), deviation)
+    if output.is_number:
         return output.gap(everyone, evidence)
     return 1 - float(output.phi(evidence, torch.stack([evidence, everyone])).min())
 
 
 def is_changed(answer: Logits, full: Logits, *, deviation: float, tolerance: float) -> bool:
     """Whether an answer is another one than that of the whole bag."""
-    output = create_output(len(full), deviation)
-    return output.gap(full, answer) > tolerance if output.is_risk else not output.same_class(full, answer)
+    output = create_output(guess_task(len(full)), len(full), deviation)
+    return output.gap(full, answer) > tolerance if output.is_number else not output.same_class(full, answer)
 
 
 class CertificateSettings(Settings):

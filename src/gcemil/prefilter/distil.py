@@ -91,7 +91,8 @@ def _open_taught_fold(run: Path, fold: int, slides: Mapping[str, Path]) -> Taugh
     """The fold, its selector and its slide files; everything that is missing is refused before anything is read."""
     card, cohort = Run(run).open_cohort()
     folder = Run(run).fold(fold).path
-    model = load_network(RunFold(folder).checkpoint)[0].model
+    network, _ = load_network(RunFold(folder).checkpoint)
+    model = network.model
     if model is None:
         raise UsageError(f"{run} is a plain host: it has no selector to imitate. Train with --gce.")
     parts = fold_parts(cohort, read_fold(cohort, fold))
@@ -113,7 +114,7 @@ def _open_taught_fold(run: Path, fold: int, slides: Mapping[str, Path]) -> Taugh
         folder,
         cohort,
         parts,
-        create_task(cohort, card.settings),
+        create_task(cohort, card.settings, network.label_scale),
         model,
         slides,
         origin,

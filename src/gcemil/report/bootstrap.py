@@ -1,7 +1,7 @@
 """Intervals of task metrics by a bootstrap over test bags.
 
 Predictions of different folds come from different networks, so a metric is computed within a fold and then averaged over
-folds. Cases are drawn with replacement inside each fold and class (event, for survival); all modes share the draws, so
+folds. Cases are drawn with replacement inside each fold and class (event, for survival; quartile of the label, for regression); all modes share the draws, so
 the difference of two modes is paired. A draw is a vector of weights, which makes all draws one matrix product.
 """
 
@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
+from scipy.stats import rankdata
 
 from gcemil.errors import RunError
+from gcemil.metrics import TASKS
 from gcemil.report.run_data import FoldData
 
 DRAWS = 1000
@@ -29,21 +31,24 @@ class FoldPredictions:
 
     cases: Shaped[np.ndarray, "n"]
     classes: tuple[str, ...]
-    """Empty for survival."""
+    """Empty for survival and regression."""
     labels: Int[np.ndarray, "n"]
-    """Index of the class; whether the event was seen, for survival."""
-    times: Float[np.ndarray, "n"]
+    """Index of the class; whether the event was seen, for survival; the quartile of the value, for regression."""
+    targets: Float[np.ndarray, "n"]
+    """Time of survival, or value of regression; 0 for classes."""
     by_mode: dict[str, Float[np.ndarray, "..."]]
-    """Probabilities (bags, classes), or risks (bags,)."""
+    """Probabilities (bags, classes), or risks or values (bags,)."""
     folds: Int[np.ndarray, "n"] | None = None
     """The fold of every bag, where bags of several folds stand together."""
 
     def measure(self, mode: str, metric: str, weights: Weights) -> Draws:
         """The metric under every row of weights; NaN where it is undefined."""
         values, labels = self.by_mode[mode], self.labels
+        if metric in TASKS["regression"].metrics:
+            return measure_values(metric, weights, self.targets, values)
         if metric == "c_index":
             # Harrell's concordance: pairs of an event and a case that outlived it.
-            times, events = self.times, labels == 1
+            times, events = self.targets, labels == 1
             outlived = (times[events][:, None] < times) | ((times[events][:, None] == times) & ~events)
             if self.folds is not None:
                 # Risks of different networks share no unit.
@@ -95,12 +100,18 @@ def read_fold_predictions(fold: FoldData, plain: FoldData | None = None) -> Fold
     rows = [table[slide_id] for slide_id in ids]
     columns = [name for name in rows[0] if name.startswith("prob_")]
     classes = tuple(name.removeprefix("prob_") for name in columns)
+    number = next((one.number for one in TASKS.values() if one.number in rows[0]), None)
     try:
-        labels = [classes.index(row["target"]) if classes else int(float(row["event"])) for row in rows]
-        times = [0.0 if classes else float(row["target"]) for row in rows]
+        targets = np.array([0.0 if classes else float(row["target"]) for row in rows])
+        if classes:
+            labels = np.array([classes.index(row["target"]) for row in rows], dtype=int)
+        elif "event" in rows[0]:
+            labels = np.array([int(float(row["event"])) for row in rows], dtype=int)
+        else:
+            labels = np.searchsorted(np.quantile(targets, [0.25, 0.5, 0.75]), targets)
         by_mode = {
             mode: np.array(
-                [[float(table[slide_id][name]) for name in columns or ["risk"]] for slide_id in ids]
+                [[float(table[slide_id][name]) for name in columns or [str(number)]] for slide_id in ids]
             )
             for mode, table in tables.items()
         }
@@ -112,9 +123,9 @@ def read_fold_predictions(fold: FoldData, plain: FoldData | None = None) -> Fold
     return FoldPredictions(
         cases=np.array([row["case_id"] for row in rows]),
         classes=classes,
-        labels=np.array(labels, dtype=int),
-        times=np.array(times),
-        by_mode=by_mode if classes else {mode: risks.ravel() for mode, risks in by_mode.items()},
+        labels=labels,
+        targets=targets,
+        by_mode=by_mode if classes else {mode: values.ravel() for mode, values in by_mode.items()},
     )
 
 
@@ -125,10 +136,35 @@ def pool_folds(folds: Sequence[FoldPredictions]) -> FoldPredictions:
         cases=np.concatenate([fold.cases for fold in folds]),
         classes=folds[0].classes,
         labels=np.concatenate([fold.labels for fold in folds]),
-        times=np.concatenate([fold.times for fold in folds]),
+        targets=np.concatenate([fold.targets for fold in folds]),
         by_mode={mode: np.concatenate([fold.by_mode[mode] for fold in folds]) for mode in modes},
         folds=np.repeat(np.arange(len(folds)), [len(fold.labels) for fold in folds]),
     )
+
+
+def measure_values(
+    metric: str, weights: Weights, labels: Float[np.ndarray, "n"], values: Float[np.ndarray, "n"]
+) -> Draws:
+    """A metric of regression under every row of weights; NaN where the drawn labels are all alike."""
+    total = weights.sum(axis=1)
+    if metric == "mae":
+        return np.asarray(weights @ np.abs(values - labels) / total)
+    if metric == "spearman":
+        # Ranks among all bags, as a draw repeats bags and does not reorder them.
+        labels, values = rankdata(labels), rankdata(values)
+    means = [weights @ one / total for one in (labels, values)]
+    spreads = [
+        weights @ np.square(one) / total - np.square(mean)
+        for one, mean in zip((labels, values), means, strict=True)
+    ]
+    varies = spreads[0] > 1e-12
+    if metric == "r2":
+        error = weights @ np.square(values - labels) / total
+        return 1 - np.divide(error, spreads[0], out=np.full(len(weights), np.nan), where=varies)
+    together = weights @ (labels * values) / total - means[0] * means[1]
+    scale = np.sqrt(np.maximum(spreads[0], 0) * np.maximum(spreads[1], 0))
+    found = np.divide(together, scale, out=np.zeros(len(weights)), where=scale > 1e-12)
+    return np.where(varies, found, np.nan)
 
 
 def share_of_pairs(

@@ -18,6 +18,7 @@ from gcemil.config import EvidenceSettings, TrainSettings
 from gcemil.errors import InputError, RunError
 from gcemil.files import is_file, read_record
 from gcemil.findings import SAME_NETWORK, Finding, join_folds, read_finding
+from gcemil.metrics import TASKS
 from gcemil.records import MODES, SlideEvidence, read_evidence
 from gcemil.report.claim import Claim, make_claim
 from gcemil.runs.folder import (
@@ -150,8 +151,14 @@ class RunData:
 
     @property
     def task(self) -> str:
-        """Classification or survival, by the metrics of the run."""
-        return "survival" if "c_index" in self.folds[0].metrics["full"] else "classification"
+        """The task of the cohort, by the metrics of the run."""
+        found = self.folds[0].metrics["full"]
+        return next(task for task, figures in TASKS.items() if figures.lead in found)
+
+    @property
+    def phi(self) -> str:
+        """What Phi is, in words."""
+        return TASKS[self.task].phi
 
     @property
     def bag_unit(self) -> str:
@@ -162,12 +169,12 @@ class RunData:
     @property
     def task_metrics(self) -> tuple[str, ...]:
         """The metrics of the task."""
-        return ("c_index",) if self.task == "survival" else ("accuracy", "macro_f1", "auc")
+        return TASKS[self.task].metrics
 
     @property
     def task_metric(self) -> str:
         """The metric that tables and figures lead with."""
-        return "c_index" if self.task == "survival" else "macro_f1"
+        return TASKS[self.task].lead
 
     def finding(self, name: str) -> Finding | None:
         """Joined over folds; of one fold as it is, so that the spread is over its slides.
@@ -260,6 +267,6 @@ def read_run_data(folder: Path) -> RunData:
 
 
 def find_predicted_class(prediction: Mapping[str, str]) -> str | None:
-    """The most probable class of a line of predictions; None for a risk."""
+    """The most probable class of a line of predictions; None for a number."""
     shares = {name: float(value) for name, value in prediction.items() if name.startswith("prob_")}
     return max(shares, key=lambda name: shares[name]).removeprefix("prob_") if shares else None

@@ -160,12 +160,9 @@ def tabulate_metrics(
             for name, found in extra.items()
         ]
         lines.append(Line((style.ARMS[mode],), "ours", tuple(cells)))
-    is_survival = run.task == "survival"
-    pairs = (
-        "pairs of patients of one fold, since risks of two networks share no unit"
-        if is_survival
-        else "one set of predictions"
-    )
+    pairs = "one set of predictions"
+    if run.task == "survival":
+        pairs = "pairs of patients of one fold, since risks of two networks share no unit"
     note = f"{len(sample.folds)} folds. All folds: {pairs}. " * has_folds + sample.note
     title = "Performance on the test part"
     return Table(

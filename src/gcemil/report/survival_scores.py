@@ -54,11 +54,11 @@ def estimate_uncensored(
 def measure_auc_over_time(bags: FoldPredictions, mode: str, weights: Weights, at: Times) -> Scores:
     """The AUC at every time, NaN where there is no pair."""
     events, risks = bags.labels == 1, bags.by_mode[mode]
-    uncensored = estimate_uncensored(bags.times, events, bags.times)
+    uncensored = estimate_uncensored(bags.targets, events, bags.targets)
     folds = np.zeros(len(events)) if bags.folds is None else bags.folds
     found = []
     for time in at:
-        had, lives = events & (bags.times <= time), bags.times > time
+        had, lives = events & (bags.targets <= time), bags.targets > time
         pairs = (folds[had][:, None] == folds[lives]) / uncensored[had][:, None]
         found.append(share_of_pairs(weights, had, lives, risks, pairs))
     return np.stack(found, axis=1)

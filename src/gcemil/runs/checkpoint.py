@@ -68,6 +68,9 @@ class NetworkRecord(BaseModel):
     n_outputs: int = Field(ge=1, le=LARGEST_SIZE)
     task: CohortTask
     classes: list[str]
+    label_mean: float = 0.0
+    label_deviation: float = Field(1.0, gt=0)
+    """Of the training labels of regression, in which the network counts."""
     patch_size_level0: int | None = Field(ge=1)
     encoder: str
     bank: _BankRecord | None = None
@@ -96,6 +99,8 @@ class LoadedNetwork:
     model: GceMil | None = None
     reference: Tensor | None = None
     """Patches of training slides by which the responses are calibrated; None once training is over."""
+    label_scale: tuple[float, float] = (0.0, 1.0)
+    """Mean and deviation of the training labels, in which a network of regression counts."""
 
     @property
     def network(self) -> nn.Module:
@@ -116,6 +121,8 @@ def describe_network(loaded: LoadedNetwork, cohort: Cohort, settings: TrainSetti
         "n_outputs": cohort.n_outputs,
         "task": cohort.card.task,
         "classes": list(cohort.card.classes),
+        "label_mean": loaded.label_scale[0],
+        "label_deviation": loaded.label_scale[1],
         "patch_size_level0": cohort.card.patch_size_level0,
         "encoder": cohort.card.encoder,
     }
@@ -181,14 +188,20 @@ def build_host(settings: HostSettings, *, in_dim: int, n_outputs: int) -> AnyHos
 def _build_network(record: NetworkRecord, tensors: Mapping[str, Tensor]) -> LoadedNetwork:
     settings = record.settings
     host = build_host(settings.host, in_dim=record.in_dim, n_outputs=record.n_outputs)
+    scale = record.label_mean, record.label_deviation
     if settings.evidence is None or record.bank is None:
-        return LoadedNetwork(host)
+        return LoadedNetwork(host, label_scale=scale)
     known = record.bank
     bank = AnchorBank(tensors["anchors"], tuple(known.prompts), known.provenance, known.kind)
     model = GceMil(
-        host, bank, in_dim=record.in_dim, settings=settings.evidence, explains_host=settings.host.is_frozen
+        host,
+        bank,
+        in_dim=record.in_dim,
+        settings=settings.evidence,
+        explains_host=settings.host.is_frozen,
+        task=record.task,
     )
-    return LoadedNetwork(host, model)
+    return LoadedNetwork(host, model, label_scale=scale)
 
 
 # Tensors in a file

@@ -1,6 +1,6 @@
 """Several folds of a run as one: their mean prediction, and the patches that most of them chose.
 
-  prediction   classes: the mean probability;  risk: the mean
+  prediction   classes: the mean probability;  risk or value: the mean
   share        share of the folds that chose a patch
   consensus    patches that more than half of the folds chose; where there are none, those that most chose
   scores       log of the mean of softmax(scores): the scores of different folds share no scale
@@ -163,7 +163,7 @@ def _judge(
     bench = Interventions(Ensemble([one.explained for one in models]), features, coords, embedded=embedded)
     selected = selected.to(features.device)
     kept, removed = bench.kept(selected), bench.removed(selected)
-    kind = create_output(models[0].n_outputs, fmean(float(one.risk_spread) for one in models))
+    kind = create_output(models[0].task, models[0].n_outputs, fmean(float(one.risk_spread) for one in models))
     without = None if removed is None else removed.logits
     return judge(kind, bench.full().logits, kept.logits, without, models[0].tolerances)
 

@@ -33,7 +33,7 @@ from gcemil.runs.consensus import find_consensus
 from gcemil.runs.environment import pick_device
 from gcemil.runs.folder import FoldParts, Run, RunFold, fold_parts
 from gcemil.shapes import Logits
-from gcemil.tasks.task import ClassificationTask, SurvivalTask, Task
+from gcemil.tasks.task import ClassificationTask, RegressionTask, SurvivalTask, Task
 from gcemil.units import LevelZeroPx
 
 Mode = Literal["full", "head", "gce", "soft", "discrete", "opinion"]
@@ -64,11 +64,13 @@ class FoldModel:
     @property
     def task(self) -> Task:
         """How its outputs are read."""
+        if self.meta["task"] == "regression":
+            return RegressionTask(*self.loaded.label_scale)
         survival = self.meta["task"] == "survival"
         return SurvivalTask() if survival else ClassificationTask(tuple(self.meta["classes"]))
 
     def values(self, logits: Logits) -> list[float]:
-        """prob_<class>, or the risk."""
+        """prob_<class>, the value, or the risk."""
         return self.task.prediction(logits).cpu().double().reshape(-1).tolist()
 
 
@@ -112,13 +114,13 @@ class SlidePrediction:
 
     slide_id: str
     values: dict[str, float]
-    """prob_<class>, or risk; behind them the same of the host and of the evidence alone, where they are others."""
+    """prob_<class>, value or risk; behind them the same of the host and of the evidence alone, where they are others."""
     per_fold: list[list[float]]
     evidence: SlideEvidence | None
 
     @property
     def spread(self) -> float | None:
-        """Deviation over the folds of the probability of the predicted class, or of the risk; None for one fold."""
+        """Deviation over the folds of the probability of the predicted class, or of the number; None for one fold."""
         folds = np.array(self.per_fold)
         return float(folds[:, folds.mean(0).argmax()].std(ddof=1)) if len(folds) > 1 else None
 
@@ -288,7 +290,10 @@ def measure_adapter(network: nn.Module, cohort: Cohort, parts: FoldParts) -> Ada
 
 
 def _name_group(spec: BagSpec, cohort: Cohort) -> str:
-    """The class, or whether the event happened."""
+    """The class, the half of the values, or whether the event happened."""
     if isinstance(spec.target, int):
         return cohort.card.classes[spec.target]
+    if isinstance(spec.target, float):
+        middle = np.median([row.value for row in cohort.slides if row.value is not None])
+        return "above the median" if spec.target > middle else "below the median"
     return "event" if spec.target[1] == 1 else "censored"

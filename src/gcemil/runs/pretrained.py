@@ -24,7 +24,7 @@ from gcemil.bags.folds import read_fold
 from gcemil.errors import InputError, UsageError
 from gcemil.files import atomic_folder, write_json, write_text
 from gcemil.findings import Finding, read_finding
-from gcemil.metrics import METRICS
+from gcemil.metrics import METRICS, TASKS
 from gcemil.model import GceMil
 from gcemil.records import MODE_WORDS
 from gcemil.rules import find_rule
@@ -175,7 +175,7 @@ def write_card(config: Mapping[str, Any]) -> str:
     slides = data["slides"]
     facts = [
         ("task", network["task"]),
-        ("classes", ", ".join(network["classes"]) or "risk"),
+        ("classes", ", ".join(network["classes"]) or TASKS[network["task"]].number),
         ("host", settings["host"]["name"] + (" with evidence (GCE-MIL)" if bank else ", without evidence")),
         ("encoder", data["encoder"]),
         ("feature width", data["feature_width"]),

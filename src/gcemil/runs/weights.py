@@ -55,6 +55,8 @@ class PretrainedHost:
     """Every tensor of the host, by our names."""
     notes: tuple[str, ...]
     """What is worth knowing of these weights, in sentences."""
+    label_scale: tuple[float, float] | None = None
+    """Mean and deviation of the labels it was trained on, where a checkpoint of regression says them."""
 
     @property
     def record(self) -> dict[str, Any]:
@@ -70,13 +72,21 @@ def read_pretrained_host(path: Path, host: HostSettings, cohort: Cohort) -> Pret
     host_spec(host.name)
     content, header = _read_weights_file(path)
     sha256 = content_hash(path)
+    if header is None and cohort.card.task == "regression" and (host.weights is None or host.weights.frozen):
+        raise WeightsError(
+            f"{path} does not say in which unit its value is counted, so it cannot be taken as it is. To train on from "
+            f"these weights: gcemil train {cohort.folder} --host {host.name} --host-weights {path}."
+        )
+    scale = None
     if header is not None:
         settings, tensors, notes = _read_own_checkpoint(path, content, header, host, cohort)
+        if cohort.card.task == "regression":
+            scale = header["label_mean"], header["label_deviation"]
     elif _has_our_names(content, host, cohort):
         settings, tensors, notes = host, _rename_tensors(content, _expected_tensors(host, cohort)), ()
     else:
         settings, tensors, notes = _read_published_checkpoint(path, content, host, cohort)
-    return PretrainedHost(path, sha256, settings, _fit_tensors(path, tensors, settings, cohort), notes)
+    return PretrainedHost(path, sha256, settings, _fit_tensors(path, tensors, settings, cohort), notes, scale)
 
 
 def _read_weights_file(path: Path) -> tuple[Any, dict[str, Any] | None]:
@@ -181,7 +191,7 @@ def _read_published_checkpoint(
 ) -> tuple[HostSettings, Tensors, tuple[str, ...]]:
     """A checkpoint in the authors' naming; sizes are read from its shapes."""
     try:
-        found = read_published(host.name, content, risk=cohort.card.task == "survival")
+        found = read_published(host.name, content, risk=cohort.card.task != "classification")
     except WeightsError as error:
         fitting = [name for name in LAYOUTS if name != host.name and _is_published(name, content)]
         hint = f" It is a '{fitting[0]}': give --host {fitting[0]}." if fitting else ""
@@ -197,7 +207,7 @@ def _read_published_checkpoint(
         if host.weights is None or host.weights.frozen:
             raise WeightsError(
                 f"{path} has {found.n_outputs} outputs, but {cohort.folder} needs {cohort.n_outputs} "
-                f"({', '.join(cohort.card.classes) or 'a risk'}). To train a new head on these weights: "
+                f"({', '.join(cohort.card.classes) or 'one number'}). To train a new head on these weights: "
                 f"gcemil train {cohort.folder} --host {host.name} --host-weights {path}."
             )
         note = (

@@ -37,7 +37,7 @@ from gcemil.config import Settings
 from gcemil.errors import UsageError
 from gcemil.simulation.layout import draw_layout
 from gcemil.simulation.patch_pool import UNUSED, Parts, PatchPool, Rows, deal_patches, hold_out
-from gcemil.simulation.plan import plan_classification, plan_survival, stream
+from gcemil.simulation.plan import plan_classification, plan_factors, stream
 from gcemil.simulation.profile import ClassRule, Dials, Profile, Tissue
 from gcemil.simulation.simulate import PlannedSlide, is_whole, target_slides, write_layout, writing_slides
 
@@ -173,7 +173,7 @@ def compose(
     if seed < 0:
         raise UsageError(f"A seed is 0 or more, got {seed}.")
     profile, dials = _make_profile(recipe), _make_dials(recipe)
-    plan = plan_classification if recipe.labels else plan_survival
+    plan = plan_classification if recipe.labels else plan_factors
     cases = plan(
         profile, dials, prefix="composed", n_slides=recipe.n_slides, patches=recipe.patches, seed=seed
     )

@@ -378,7 +378,11 @@ def write_pixel_truth(folder: Path, slide_id: str, grid: PatchGrid) -> Path:
     row = next((row for row in read_table(table, ("slide_id",)) if row["slide_id"] == slide_id), None)
     if row is None:
         raise CohortError(f"{table} does not name slide '{slide_id}'.")
-    target = {"label": row["label"]} if "label" in row else {"log_risk": float(row["log_risk"])}
+    target = {
+        name: text if name == "label" else float(text)
+        for name, text in row.items()
+        if name in ("label", "value", "log_risk")
+    }
     store.write(path, read_pixel_truth(folder, slide_id, grid.coords, grid.level0_side), target)
     return path
 

@@ -3,7 +3,7 @@
 The layout realises a plan to the patch, so labels and risks follow from plans alone and slides can be made one by one. Bystanders
 are regions that attract a model but are not evidence: benign mimics, and distractors correlated with the target.
 
-What a slide shows and what follows from it: classes and their causes, or the hazard of a case.
+What a slide shows and what follows from it: classes and their causes, or the hazard or value of a case.
 
 A class has causes; a cause is one concept, or several that must be present together. The label of a slide without noise is the
 last class, in the profile's order, one of whose causes is present in full; without any it is the first class, if that one has no cause.
@@ -19,6 +19,11 @@ time       = median * (E / (log 2 * exp(log-risk))) ^ (1 / shape),  E ~ Exp(1)  
 seen       = min(time, follow-up), event = time <= follow-up; follow-up is uniform, its range set to reach the censoring share
 
 A case has a severity q ~ U(0, 1); each of its evidence regions shows a concept that harms with chance q, else one that protects.
+
+Regression: the log-risk itself is the value, without a time.
+
+label = value + e,  e ~ N(0, label_noise / (1 - label_noise) * variance of the values)
+so that a perfect reader of the slides reaches R2 = 1 - label_noise
 
 Random streams have names, so that one part of a cohort can change without moving the draws of another.
 """
@@ -43,7 +48,7 @@ Times = Float[np.ndarray, "n"]
 
 
 SEVERE = "severe"
-"""What a distractor of a survival profile goes with: cases drawn from the worse half."""
+"""What a distractor of a profile without classes goes with: cases drawn from the worse half."""
 
 
 def stream(seed: int, *words: str | int) -> Generator:
@@ -63,7 +68,7 @@ class Region:
 
 @dataclass(frozen=True)
 class CasePlan:
-    """Slides that share a target: patches and regions of each, and the class or the log-risk without noise."""
+    """Slides that share a target: patches and regions of each, and the class, the log-risk or the value without noise."""
 
     case_id: str
     n_patches: tuple[int, ...]
@@ -265,10 +270,10 @@ def corrupt_labels(
     return recorded
 
 
-def plan_survival(
+def plan_factors(
     profile: Profile, dials: Dials, *, prefix: str, n_slides: int, patches: tuple[int, int], seed: int
 ) -> list[CasePlan]:
-    """All cases of a cohort with the log-risk that their slides cause."""
+    """All cases of a cohort with the log-risk, or the value, that their slides cause."""
     case_sizes = _draw_case_sizes(n_slides, dials.slides_per_case, stream(seed, "cases", prefix))
     cases = []
     for number, n_own in enumerate(case_sizes):
@@ -316,6 +321,12 @@ def log_risk(shares: Mapping[str, float], factors: Mapping[str, float], dials: D
         if share > 0
     }
     return dials.risk_effect * sum(factors[name] * dose for name, dose in doses.items() if name in factors)
+
+
+def draw_labels(values: Times, dials: Dials, generator: Generator) -> list[float]:
+    """The measured labels of regression: the values with noise."""
+    noise = dials.label_noise / (1 - dials.label_noise) * float(np.var(values))
+    return [round(float(one), 4) for one in values + generator.normal(0, np.sqrt(noise), size=len(values))]
 
 
 def draw_outcomes(log_risks: Times, dials: Dials, generator: Generator) -> list[tuple[float, int]]:

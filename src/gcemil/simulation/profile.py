@@ -1,11 +1,11 @@
 """What is simulated: the profile of a dataset, the dials of the simulator, and the size ladder.
 
 A profile is the stand-in for one dataset, as readable YAML in resources/simulator. It names the tissues of the organ, what causes
-each class (or moves the risk), what distracts, how many slides and patches there are, and which dials differ from their defaults.
+each class (or moves the risk or the value), what distracts, how many slides and patches there are, and which dials differ from their defaults.
 Every concept has a kind; concepts of a kind look alike.
 
 Every dial is named, bounded, and saved in the cohort's card. `evidence_strength` is the main difficulty dial of every task.
-`label_noise` (classification) and `risk_effect` (survival) limit what even a perfect reader of the slides could reach. Lengths are in
+`label_noise` (classification, regression) and `risk_effect` (survival) limit what even a perfect reader of the slides could reach. Lengths are in
 units of the within-tissue standard deviation of the latent space; shares are of the slide's patches.
 """
 
@@ -37,7 +37,7 @@ class Dials(BaseModel):
     evidence_strength: float = Field(default=5.0, ge=0, le=12)
     """Length of the shift that an evidence concept gives a patch; 0 hides the evidence."""
     label_noise: float = Field(default=0.0, ge=0, le=0.8)
-    """Share of cases whose recorded label is replaced by another class."""
+    """Share of cases whose recorded label is replaced by another class; of a value, the share of its variance that is noise."""
     evidence_min: float = Field(default=0.01, gt=0, le=0.5)
     """Smallest share of a slide's patches that is evidence, where there is any."""
     evidence_max: float = Field(default=0.06, gt=0, le=0.5)
@@ -115,7 +115,7 @@ class Dials(BaseModel):
     """Number of unlabelled patches seen by both encoders, from slides outside the cohort."""
 
     risk_effect: float = Field(default=4.0, ge=0, le=20)
-    """Log-hazard of a full dose of a concept of weight 1."""
+    """Log-hazard, or value, of a full dose of a concept of weight 1."""
     dose_exponent: float = Field(default=0.5, ge=0, le=2)
     """Dose = (coverage / evidence_max) to this power, at most 1: 0 is presence alone, 1 is proportional to area."""
     weibull_shape: float = Field(default=1.2, gt=0.2, le=5)
@@ -169,7 +169,7 @@ class Tissue(_Closed):
 
 
 class Distractor(_Closed):
-    """Salient tissue that goes with these classes (or, for survival, with severe cases) and causes nothing."""
+    """Salient tissue that goes with these classes (or, without classes, with severe cases) and causes nothing."""
 
     name: str
     kind: Kind
@@ -200,10 +200,10 @@ class Profile(_Closed):
     default_patches: tuple[int, int] = (200, 3000)
     """Fewest and most patches per slide at sizes `default` and `wide`."""
     kinds: dict[str, Kind]
-    """The kind of every concept that causes a class or moves the risk."""
+    """The kind of every concept that causes a class or moves the risk or the value."""
     classes: tuple[ClassRule, ...] = ()
     factors: dict[str, float] = Field(default_factory=dict)
-    """Survival: log-hazard weight per concept, negative where it protects."""
+    """Survival and regression: log-hazard weight per concept, or its effect on the value, negative where it lowers them."""
     tissues: tuple[Tissue, ...]
     distractors: tuple[Distractor, ...] = ()
     dials: dict[str, float | int] = Field(default_factory=dict)
@@ -215,10 +215,9 @@ class Profile(_Closed):
         )
         if used != set(self.kinds):
             raise ValueError(f"kinds and causes name different concepts: {sorted(used ^ set(self.kinds))}")
-        if (self.task == "survival") == bool(self.classes) or (self.task == "survival") != bool(self.factors):
-            raise ValueError(
-                f"a {self.task} profile needs {'factors' if self.task == 'survival' else 'classes'} only"
-            )
+        has_classes = self.task == "classification"
+        if has_classes != bool(self.classes) or has_classes == bool(self.factors):
+            raise ValueError(f"a {self.task} profile needs {'classes' if has_classes else 'factors'} only")
         if any(not rule.causes for rule in self.classes[1:]):
             raise ValueError(
                 "only the first class may have no cause: it is what a slide without evidence gets"

@@ -30,9 +30,10 @@ from gcemil.simulation.plan import (
     CasePlan,
     Region,
     corrupt_labels,
+    draw_labels,
     draw_outcomes,
     plan_classification,
-    plan_survival,
+    plan_factors,
 )
 from gcemil.simulation.profile import Dials, Profile, find_size, load_profile, patch_bounds, resolve_dials
 from gcemil.simulation.world import (
@@ -170,13 +171,13 @@ def check_arguments(seed: int, slides: int | None, dim: int | None) -> None:
 
 def plan_slides(world: World, prefix: str, n_slides: int, patches: tuple[int, int]) -> list[PlannedSlide]:
     """Every slide of a cohort with its target and site; `prefix` names the cohort and its random streams."""
-    is_survival = world.profile.task == "survival"
-    plan = plan_survival if is_survival else plan_classification
+    has_factors = bool(world.profile.factors)
+    plan = plan_factors if has_factors else plan_classification
     cases = plan(
         world.profile, world.dials, prefix=prefix, n_slides=n_slides, patches=patches, seed=world.seed
     )
     targets = np.array([case.target for case in cases])
-    sites = case_sites(site_preference(targets, is_survival), world.dials, world.draws("sites of", prefix))
+    sites = case_sites(site_preference(targets, has_factors), world.dials, world.draws("sites of", prefix))
     slides = target_slides(world.profile, world.dials, cases, world.draws("targets of", prefix))
     site_of = dict(zip((case.case_id for case in cases), sites.tolist(), strict=True))
     return [
@@ -189,12 +190,16 @@ def plan_slides(world: World, prefix: str, n_slides: int, patches: tuple[int, in
 def target_slides(
     profile: Profile, dials: Dials, cases: Sequence[CasePlan], generator: Generator
 ) -> list[PlannedSlide]:
-    """Every slide with what slides.csv says of its case, the noisy label or the censored time, and what is true."""
+    """Every slide with what slides.csv says of its case, the noisy label or value or the censored time, and what is true."""
     targets = np.array([case.target for case in cases])
     if profile.task == "survival":
         seen = draw_outcomes(targets, dials, generator)
         rows = [SlideRow("", c.case_id, time=t, event=e) for c, (t, e) in zip(cases, seen, strict=True)]
         truths: list[dict[str, str | float]] = [{"log_risk": float(target)} for target in targets]
+    elif profile.task == "regression":
+        values = draw_labels(targets, dials, generator)
+        rows = [SlideRow("", c.case_id, value=value) for c, value in zip(cases, values, strict=True)]
+        truths = [{"value": float(target)} for target in targets]
     else:
         names = profile.class_names
         labels = corrupt_labels(targets, len(names), dials.label_noise, generator)
@@ -207,9 +212,9 @@ def target_slides(
     ]
 
 
-def site_preference(targets: NDArray[Any], is_survival: bool) -> Float[np.ndarray, "n"]:
-    """A number in [0, 1) per case by which sites are preferred: its class, or the rank of its risk."""
-    order = np.argsort(np.argsort(targets, kind="stable"), kind="stable") if is_survival else targets
+def site_preference(targets: NDArray[Any], is_ranked: bool) -> Float[np.ndarray, "n"]:
+    """A number in [0, 1) per case by which sites are preferred: its class, or the rank of its risk or value."""
+    order = np.argsort(np.argsort(targets, kind="stable"), kind="stable") if is_ranked else targets
     return order / (order.max() + 1)
 
 

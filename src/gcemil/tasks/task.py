@@ -1,6 +1,6 @@
-"""The tasks behind one interface for the training loop: classes, Cox risks, and the discrete-time analysis beside Cox.
+"""The tasks behind one interface for the training loop: classes, values, Cox risks, and the discrete-time analysis beside Cox.
 
-A window of k bags gives logits (k, c). Targets are class indices (k,), or (k, 2) with time and event (1 = happened).
+A window of k bags gives logits (k, c). Targets are class indices or values (k,), or (k, 2) with time and event (1 = happened).
 A host with auxiliary logits has its loss called once per key, with the targets of the bags that carry the key.
 
 Classification:
@@ -8,7 +8,13 @@ Classification:
   macro F1 is the mean over the classes that occur in the labels or in the predictions
   AUC is one-vs-rest, the mean over the classes that occur
 
-A metric that does not exist (one class, no comparable pair) raises an InputError with a remedy. Whether it exists depends
+Regression, with mean m and deviation s of the training labels:
+  loss = (1/k) sum over bags of (logit - (y - m) / s)^2,   prediction = m + s logit
+  R2 = 1 - sum (y - prediction)^2 / sum (y - mean y)^2: 0 is no better than the mean of the labels, below 0 is worse
+The squared error is the one that R2 reports and whose Gaussian weighs the evidence head; a label with a long tail is better
+imported as its logarithm than trained with a loss that looks away from the tail.
+
+A metric that does not exist (one class, one value, no comparable pair) raises an InputError with a remedy. Whether it exists depends
 on the targets alone, so `check` can tell before training starts.
 """
 
@@ -21,7 +27,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, Real, Shaped
-from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
+from scipy.stats import rankdata
+from sklearn.metrics import accuracy_score, f1_score, mean_absolute_error, r2_score, roc_auc_score
 from torch import Tensor
 
 from gcemil.bags.cohort import BagSpec, Cohort
@@ -40,6 +47,7 @@ from gcemil.tasks.survival import (
 )
 
 ClassTargets = Int[Tensor, "k"]
+ValueTargets = Real[Tensor, "k"]
 TimeEventTargets = Real[Tensor, "k 2"]
 
 
@@ -49,6 +57,7 @@ class ClassificationTask:
 
     classes: tuple[str, ...]
     class_weights: tuple[float, ...] | None = None
+    name = "classification"
     task_metric = "macro_f1"
     """Key in `metrics` by which epochs and subsets are judged; higher is better."""
     figure = "auc"
@@ -138,10 +147,84 @@ class ClassificationTask:
 
 
 @dataclass(frozen=True)
+class RegressionTask:
+    """One value per bag, standardised by the mean and deviation of the training labels, and judged by R2 in their own unit."""
+
+    mean: float = 0.0
+    deviation: float = 1.0
+    name = "regression"
+    n_outputs = 1
+    task_metric = figure = "r2"
+    prediction_names = ("value",)
+
+    def standardise(self, targets: ValueTargets) -> Float[Tensor, "k"]:
+        """Labels in training deviations from the training mean."""
+        return (targets - self.mean) / self.deviation
+
+    def loss(self, logits: Float[Tensor, "k 1"], targets: ValueTargets) -> Float[Tensor, ""]:
+        """Mean squared error of a window, in training deviations."""
+        return F.mse_loss(_full_precision(logits).squeeze(1), self.standardise(targets).to(torch.float32))
+
+    def prediction(self, logits: Float[Tensor, "*k 1"]) -> Float[Tensor, "*k"]:
+        """The values in the unit of the labels."""
+        return self.mean + self.deviation * _full_precision(logits).squeeze(-1)
+
+    def metrics(self, targets: ValueTargets, predictions: Float[Tensor, "k"]) -> dict[str, float]:
+        """Metrics of a fold; InputError where R2 is undefined."""
+        r2 = self.judge(targets, predictions)
+        labels, values = as_array(targets), as_array(predictions)
+        return {
+            "r2": r2,
+            "pearson": correlate(labels, values),
+            "spearman": correlate(rankdata(labels), rankdata(values)),
+            "mae": float(mean_absolute_error(labels, values)),
+        }
+
+    def judge(self, targets: ValueTargets, predictions: Float[Tensor, "k"]) -> float:
+        values = as_array(predictions)
+        if n_bad := int((~np.isfinite(values)).sum()):
+            raise InputError(
+                f"{n_bad} of {len(values)} predictions are NaN or infinite. The model has diverged."
+            )
+        self._refuse_constant(targets)
+        return float(r2_score(as_array(targets), values))
+
+    def check(self, targets: ValueTargets, *, where: str) -> None:
+        self._refuse_constant(targets, f"{where}: ")
+
+    def explained(self, targets: ValueTargets, logits: Float[Tensor, "k 1"]) -> float | None:
+        """A noisy label may leave little to explain, so the R2 of the training bags is judged instead."""
+        return None
+
+    def caveats(self, targets: ValueTargets) -> tuple[str, ...]:
+        return ()
+
+    def windows(
+        self, targets: ValueTargets, *, window_size: int, generator: np.random.Generator
+    ) -> list[Int[np.ndarray, "_"]]:
+        return shuffled_windows(len(targets), window_size=window_size, generator=generator)
+
+    def _refuse_constant(self, targets: ValueTargets, where: str = "") -> None:
+        if len(torch.unique(targets)) < 2:
+            raise InputError(
+                f"{where}R2 is undefined: all {len(targets)} bags have the value {float(targets[0]):g}. "
+                "Evaluate on a fold with at least two values."
+            )
+
+
+def correlate(one: Float[np.ndarray, "n"], other: Float[np.ndarray, "n"]) -> float:
+    """Pearson's correlation; 0 where one of the two does not vary, for then neither says anything of the other."""
+    if np.ptp(one) == 0 or np.ptp(other) == 0:
+        return 0.0
+    return float(np.corrcoef(one, other)[0, 1])
+
+
+@dataclass(frozen=True)
 class SurvivalTask:
     """One log-risk per bag, trained with Cox and judged by Harrell's C-index."""
 
     ties: Ties = "efron"
+    name = "survival"
     n_outputs = 1
     task_metric = figure = "c_index"
     prediction_names = ("risk",)
@@ -203,22 +286,39 @@ class DiscreteTimeTask(SurvivalTask):
         return discrete_time_loss(hazards, intervals.to(logits.device), events)
 
 
-Task = ClassificationTask | SurvivalTask
+Task = ClassificationTask | RegressionTask | SurvivalTask
 """Loss, prediction and metrics of one kind of target."""
 
 
-def create_task(cohort: Cohort, settings: TrainSettings) -> Task:
-    """The task by which predictions are made and judged."""
+def create_task(
+    cohort: Cohort, settings: TrainSettings, label_scale: tuple[float, float] = (0.0, 1.0)
+) -> Task:
+    """The task by which predictions are made and judged; `label_scale` is what a network of regression was trained with."""
     if cohort.card.task == "classification":
         return ClassificationTask(cohort.card.classes, settings.class_weights)
+    if cohort.card.task == "regression":
+        return RegressionTask(*label_scale)
     return SurvivalTask(settings.ties)
 
 
-def training_task(cohort: Cohort, settings: TrainSettings, train_bags: Sequence[BagSpec]) -> Task:
+def training_task(
+    cohort: Cohort,
+    settings: TrainSettings,
+    train_bags: Sequence[BagSpec],
+    label_scale: tuple[float, float] = (0.0, 1.0),
+) -> Task:
     """The task with the loss the settings ask for; intervals and baseline come from the training bags."""
     if cohort.card.task == "survival" and settings.survival_loss == "discrete_time":
         return DiscreteTimeTask.of_training(stacked_targets(train_bags))
-    return create_task(cohort, settings)
+    return create_task(cohort, settings, label_scale)
+
+
+def measure_label_scale(cohort: Cohort, train_bags: Sequence[BagSpec]) -> tuple[float, float]:
+    """Mean and deviation of the training labels of regression; (0, 1) for every other task."""
+    if cohort.card.task != "regression":
+        return 0.0, 1.0
+    labels = stacked_targets(train_bags).double()
+    return float(labels.mean()), max(float(labels.std(correction=0)), 1e-12)
 
 
 def stacked_targets(bags: Sequence[BagSpec]) -> Tensor:
@@ -227,7 +327,7 @@ def stacked_targets(bags: Sequence[BagSpec]) -> Tensor:
 
 
 def target_tensor(spec: BagSpec) -> Tensor:
-    """A class index, or (time, event)."""
+    """A class index, a value, or (time, event)."""
     return (
         torch.tensor(spec.target)
         if isinstance(spec.target, int)
@@ -293,7 +393,7 @@ def _full_precision(logits: Float[Tensor, "*k c"]) -> Float[Tensor, "*k c"]:
 
 
 def measure_task_metric(task: Task, targets: Tensor, logits: Float[Tensor, "k c"]) -> float:
-    """Macro-F1 or C-index, also of bags that are all of one class, which have no AUC."""
+    """Macro-F1, R2 or C-index, also of bags that are all of one class, which have no AUC."""
     return task.judge(targets, task.prediction(logits))
 
 

@@ -102,8 +102,11 @@ def _adopt_fold(
     """Write the checkpoint of a fold and what it predicts."""
     network = build_host(settings.host, in_dim=cohort.card.feature_dim, n_outputs=cohort.n_outputs)
     network.load_state_dict(given.tensors)
-    loaded = LoadedNetwork(network.to(pick_device(settings.device)).eval())
+    loaded = LoadedNetwork(
+        network.to(pick_device(settings.device)).eval(), label_scale=given.label_scale or (0.0, 1.0)
+    )
     with lock_folder(fold.path):
         save_network(fold.checkpoint, loaded, cohort, settings)
         details = {"warnings": [UNKNOWN_TRAINING], "anchors": None, "weights": given.record}
-        evaluate_fold(loaded, cohort, parts, create_task(cohort, settings), fold, details)
+        task = create_task(cohort, settings, loaded.label_scale)
+        evaluate_fold(loaded, cohort, parts, task, fold, details)

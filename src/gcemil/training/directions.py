@@ -32,7 +32,7 @@ from gcemil.bags.loader import SampleRule, load_bags
 from gcemil.evidence.alignment import directions_of_means
 from gcemil.evidence.anchors import AnchorBank
 from gcemil.evidence.bridge import Bridge, CentredBridge
-from gcemil.evidence.head import ABSENT_QUANTILE, fit_class_head, fit_risk_head
+from gcemil.evidence.head import ABSENT_QUANTILE, fit_class_head, fit_risk_head, fit_value_head
 from gcemil.evidence.spatial import Neighbourhood, smoothed
 from gcemil.explanation import bag_tensors, explain_bag, lesion_strength
 from gcemil.hosts.host import Embedded, Host, embedded_bag
@@ -40,7 +40,7 @@ from gcemil.model import GceMil
 from gcemil.row_blocks import mapped_rows, to_float32
 from gcemil.runs.folder import FoldParts
 from gcemil.shapes import Scores
-from gcemil.tasks.task import stacked_targets
+from gcemil.tasks.task import RegressionTask, stacked_targets
 
 FIRST_SHARE = 0.01
 FEWEST_PATCHES = 4
@@ -137,9 +137,16 @@ def gradient_times_token(host: Host, embedded: Embedded, coords: Tensor | None, 
 
 
 @torch.no_grad()
-def fit_head(model: GceMil, cohort: Cohort, parts: FoldParts, reference: Float[Tensor, "p d"]) -> None:
+def fit_head(
+    model: GceMil,
+    cohort: Cohort,
+    parts: FoldParts,
+    reference: Float[Tensor, "p d"],
+    label_scale: tuple[float, float] = (0.0, 1.0),
+) -> None:
     """Fit the evidence head on training slides and its vote on validation slides, if it has anchors to read.
 
+    `label_scale`: mean and deviation by which the host counts values.
     It reads the anchors where they were made of patches, and without named concepts the directions of the classes.
     """
     centred = isinstance(model.bridge, CentredBridge)
@@ -154,16 +161,20 @@ def fit_head(model: GceMil, cohort: Cohort, parts: FoldParts, reference: Float[T
     absent = np.quantile(coverage["train"], ABSENT_QUANTILE, axis=0)
     model.head.absent.copy_(torch.from_numpy(absent))
     seen = {name: np.maximum(values, absent) for name, values in coverage.items()}
-    train, val = (stacked_targets(bags).numpy() for bags in (parts.train, parts.val))
+    targets = [stacked_targets(bags) for bags in (parts.train, parts.val)]
+    train, val = (one.numpy() for one in targets)
     if cohort.card.task == "survival":
         fit = fit_risk_head(
             seen["train"], train[:, 0], train[:, 1], logits["train"][:, 0],
             seen["val"], val[:, 0], val[:, 1], logits["val"][:, 0],
         )  # fmt: skip
+    elif cohort.card.task == "regression":
+        train, val = (RegressionTask(*label_scale).standardise(one).double().numpy() for one in targets)
+        fit = fit_value_head(seen["train"], train, seen["val"], val, logits["val"][:, 0])
     else:
         fit = fit_class_head(seen["train"], train, seen["val"], val, logits["val"])
     model.head.set_fit(fit)
-    if model.head.has_vote and model.output_kind.is_risk and not model.explains_host:
+    if model.head.has_vote and model.output_kind.measures_unit and not model.explains_host:
         # Risks are compared in units of what F says of the training slides.
         host, head = (
             (values - scale[0]) * scale[1]
@@ -187,7 +198,7 @@ def calibrate_confirmation(model: GceMil, cohort: Cohort, bags: Sequence[BagSpec
         The number of validation slides without a lesion; 0 if the cohort has no such class.
     """
     negative = cohort.card.negative_index
-    if negative is None or model.output_kind.is_risk:
+    if negative is None or model.output_kind.is_number:
         return 0
     model.eval()
     model.negative_class.fill_(negative)

@@ -8,7 +8,7 @@ fold's training patches. Every record says which.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -45,11 +45,12 @@ from gcemil.runs.folder import (
 )
 from gcemil.runs.learning import Learning, bootstrap_error
 from gcemil.runs.predict import Mode, available_modes, evaluate_bags
-from gcemil.runs.weights import pretrained_host_of_fold
+from gcemil.runs.weights import PretrainedHost, pretrained_host_of_fold
 from gcemil.tasks.task import (
     SurvivalTask,
     Task,
     create_task,
+    measure_label_scale,
     stacked_targets,
     training_task,
 )
@@ -89,11 +90,10 @@ def train_fold(
         started = time.monotonic()
         parts = fold_parts(cohort, read_fold(cohort, index))
         check_parts(parts, create_task(cohort, settings), index)
-        task = training_task(cohort, settings, parts.train)
         torch.manual_seed(stream_seed(settings.seed, index, 99))
         given = pretrained_host_of_fold(settings, cohort, index)
-        tensors = None if given is None else given.tensors
-        loaded = create_network(cohort, parts.train, settings, pick_device(settings.device), tensors)
+        loaded = create_network(cohort, parts.train, settings, pick_device(settings.device), given)
+        task = training_task(cohort, settings, parts.train, loaded.label_scale)
         with closing(open_tracker(fold.path, settings)) as tracker:
 
             def report(record: EpochRecord) -> None:
@@ -173,15 +173,18 @@ def create_network(
     train_bags: Sequence[BagSpec],
     settings: TrainSettings,
     device: torch.device,
-    host_weights: Mapping[str, Tensor] | None = None,
+    given: PretrainedHost | None = None,
     bank: AnchorBank | None = None,
 ) -> LoadedNetwork:
     """Fresh weights from torch's current seed, or given ones of the host; anchors, unless given, bridge and responses from training patches."""
     host = build_host(settings.host, in_dim=cohort.card.feature_dim, n_outputs=cohort.n_outputs)
-    if host_weights is not None:
-        host.load_state_dict(host_weights)
+    scale = measure_label_scale(cohort, train_bags)
+    if given is not None:
+        host.load_state_dict(given.tensors)
+        # A host that stays as it is counts in the labels it was trained on.
+        scale = (given.label_scale if settings.host.is_frozen else None) or scale
     if settings.evidence is None:
-        return LoadedNetwork(host.to(device))
+        return LoadedNetwork(host.to(device), label_scale=scale)
     reference = reference_patches(cohort, train_bags, seed=settings.seed)
     bank = create_anchors(cohort, train_bags, settings.evidence, reference, seed=settings.seed, bank=bank)
     model = GceMil(
@@ -190,6 +193,7 @@ def create_network(
         in_dim=cohort.card.feature_dim,
         settings=settings.evidence,
         explains_host=settings.host.is_frozen,
+        task=cohort.card.task,
     )
     if isinstance(model.bridge, CentredBridge):
         model.bridge.set_centre(reference.mean(dim=0))
@@ -200,7 +204,7 @@ def create_network(
     elif bridge_kind(settings.evidence, bank, cohort.card.feature_dim) in FITTED_BRIDGES:
         model.bridge.fit(*read_pairs(cohort))
     model.calibrate(reference)
-    return LoadedNetwork(host.to(device), model.to(device), reference.to(device))
+    return LoadedNetwork(host.to(device), model.to(device), reference.to(device), scale)
 
 
 def create_anchors(
@@ -429,5 +433,7 @@ def _write_predictions(
 def _target_columns(spec: BagSpec, cohort: Cohort) -> dict[str, Any]:
     if isinstance(spec.target, int):
         return {"target": cohort.card.classes[spec.target]}
+    if isinstance(spec.target, float):
+        return {"target": spec.target}
     time_to_event, event = spec.target
     return {"target": time_to_event, "event": event}

@@ -33,6 +33,7 @@ from gcemil.files import validate_as, write_text
 from gcemil.hosts.host import Stage
 from gcemil.hosts.table import AnyHost, host_spec, patch_limit
 from gcemil.model import Evidence, GceMil
+from gcemil.outputs import create_output
 from gcemil.records import write_representations
 from gcemil.runs.checkpoint import (
     TRAIN_AGAIN,
@@ -98,7 +99,9 @@ def train(
     Evidence that is not trained with the host is fitted afterwards, by `fit_evidence`.
     """
     device = next(loaded.network.parameters()).device
-    null = create_null(settings.evidence, cohort.n_outputs).to(device) if settings.evidence else nn.Identity()
+    null: nn.Module = nn.Identity()
+    if settings.evidence:
+        null = create_null(settings.evidence, create_output(cohort.card.task, cohort.n_outputs)).to(device)
     modules = {"network": loaded.network, "null": null}
     base_rate = settings.learning_rate or host_spec(settings.host.name).learning_rate
     progress, best, saved = _resume(folder.resume, modules)
@@ -169,16 +172,16 @@ def fit_evidence(
         return
     # Training needs warm gates, reading them does not: every chosen epoch is read at one temperature.
     model.set_temperature(reading_temperature(settings))
-    if model.output_kind.is_risk:
+    if model.output_kind.measures_unit:
         risks = evaluate_bags(loaded.host, cohort, parts.train, modes=("full",))
         model.risk_spread.copy_(risks["full"].std().clamp_min(1e-12))
-    elif model.settings.likeness_term and loaded.reference is not None:
+    if not model.output_kind.is_number and model.settings.likeness_term and loaded.reference is not None:
         directions = find_class_directions(
             model, cohort, parts.train, loaded.reference, seed=stream_seed(settings.seed, fold, 4)
         )
         model.class_directions.copy_(directions)
     if model.settings.head and loaded.reference is not None:
-        fit_head(model, cohort, parts, loaded.reference)
+        fit_head(model, cohort, parts, loaded.reference, loaded.label_scale)
     calibrate_confirmation(model, cohort, parts.val)
 
 
@@ -288,8 +291,8 @@ def epoch_windows(
 ) -> list[Int[np.ndarray, "_"]]:
     """The training bags of one epoch, one window for each optimiser step."""
     targets = stacked_targets(parts.train)
-    classifies = cohort.card.task == "classification"
-    size = settings.bags_per_step if classifies else min(settings.window, len(targets))
+    is_survival = cohort.card.task == "survival"
+    size = min(settings.window, len(targets)) if is_survival else settings.bags_per_step
     generator = np.random.default_rng([settings.seed, stage_number, epoch])
     return task.windows(targets, window_size=size, generator=generator)
 

@@ -31,7 +31,7 @@ from gcemil.evidence.losses import (
 )
 from gcemil.hosts.host import Host, HostOutput
 from gcemil.model import Evidence, EvidenceOutput, GceMil
-from gcemil.outputs import create_output
+from gcemil.outputs import Output
 from gcemil.tasks.task import Task
 
 Terms = dict[str, Tensor]
@@ -177,7 +177,7 @@ def subset_terms(
         loss = task.loss(torch.stack(kept), torch.stack([bag.target for bag in bags]))
         if loss is not None:
             terms["sufficiency"] = settings.sufficiency_weight * loss
-    weight = settings.risk_necessity_weight if model.output_kind.is_risk else settings.necessity_weight
+    weight = settings.risk_necessity_weight if model.output_kind.is_number else settings.necessity_weight
     if weight > 0:
         distances = [
             null.distance(output.full_logits, removed)
@@ -219,6 +219,6 @@ def _hard(model: GceMil, output: EvidenceOutput, bag: TrainingBag, gates: Tensor
     return model.host.gated(bag.features, output.embedded, bag.coords, log_gates).logits
 
 
-def create_null(settings: EvidenceSettings, n_outputs: int) -> NullTarget | NullRisk:
-    """The prediction without evidence: a distribution over the classes, or the mean risk."""
-    return NullRisk() if create_output(n_outputs).is_risk else NullTarget(n_outputs, peak=settings.null_peak)
+def create_null(settings: EvidenceSettings, output: Output) -> NullTarget | NullRisk:
+    """The prediction without evidence: a distribution over the classes, or the mean risk or value."""
+    return NullRisk() if output.is_number else NullTarget(output.n_outputs, peak=settings.null_peak)

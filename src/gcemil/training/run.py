@@ -101,13 +101,14 @@ def evaluate_run(folder: Path, on_fold: Callable[[int, int], None] | None = None
     settings = run.card.settings
     with lock_folder(folder):
         _, cohort = run.open_cohort()
-        task, folds = create_task(cohort, settings), run.trained_folds()
+        folds = run.trained_folds()
         for done, fold in enumerate(folds, start=1):
             loaded, _ = load_network(fold.checkpoint, pick_device(settings.device))
             parts = fold_parts(cohort, read_fold(cohort, fold.number))
             details: dict[str, Any] = {"warnings": [], "anchors": None}
             if is_file(fold.metrics):
                 details = fold.read_metrics().details.model_dump(exclude_unset=True)
+            task = create_task(cohort, settings, loaded.label_scale)
             evaluate_fold(loaded, cohort, parts, task, fold, details)
             if on_fold:
                 on_fold(done, len(folds))

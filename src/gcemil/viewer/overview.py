@@ -12,7 +12,7 @@ from gcemil.bags.bag import connected_regions, coordinate_step, patch_cells
 from gcemil.errors import GcemilError
 from gcemil.records import SlideEvidence
 from gcemil.report.run_data import FoldData, find_predicted_class, read_run_data
-from gcemil.runs.folder import Run, RunFold
+from gcemil.runs.folder import Run, RunFold, main_mode
 from gcemil.viewer.session import ViewerSession
 
 MOST_REGIONS = 4
@@ -24,7 +24,9 @@ def describe_run(session: ViewerSession) -> dict[str, Any]:
     fold = session.fold
     data = FoldData(RunFold(session.folder))
     outcomes = {
-        slide_id: row for row in data.predictions("full") or [] for slide_id in row["slide_id"].split("|")
+        slide_id: row
+        for row in data.predictions(main_mode(data.modes)) or []
+        for slide_id in row["slide_id"].split("|")
     }
     labels, ranks, rows = {}, {}, []
     for slide_id, spec in session.specs.items():
@@ -36,7 +38,10 @@ def describe_run(session: ViewerSession) -> dict[str, Any]:
             # A damaged evidence file is reported when its slide is opened; the page itself must open.
             evidence = None
         words = []
-        if predicted is not None:
+        if predicted is None and "value" in outcome:
+            target, predicted = (f"{float(outcome[name]):.3g}" for name in ("target", "value"))
+            words.append(f"{target}, predicted {predicted}")
+        elif predicted is not None:
             words.append(f"{target}{'' if predicted == target else f', predicted {predicted}'}")
         if evidence is not None and evidence.is_no_evidence:
             words.append("no evidence")

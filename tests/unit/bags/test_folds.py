@@ -45,6 +45,22 @@ def test_events_are_spread_evenly(tmp_path):
         assert sum(events[slide] for slide in fold.slides("test")) in (7, 8, 9)
 
 
+def test_values_are_spread_evenly(tmp_path):
+    cohort = make_cohort(tmp_path, task="regression", n_cases=80)
+    values = {row.slide_id: row.value for row in cohort.slides}
+    edges = np.quantile(list(values.values()), [0.25, 0.5, 0.75])
+    for fold in make_folds(cohort):
+        quartiles = Counter(np.searchsorted(edges, values[slide]) for slide in fold.slides("test"))
+        assert quartiles == {0: 4, 1: 4, 2: 4, 3: 4}
+
+
+def test_slides_of_one_value_are_not_split(tmp_path):
+    cohort = make_cohort(tmp_path, task="regression")
+    same = replace(cohort, slides=tuple(replace(row, value=2.5) for row in cohort.slides))
+    with pytest.raises(CohortError, match="all 20 slides have the value 2.5, so there is nothing to predict"):
+        make_folds(same)
+
+
 def test_folds_come_back_from_disk(tmp_path):
     cohort = make_cohort(tmp_path)
     folds = make_folds(cohort)

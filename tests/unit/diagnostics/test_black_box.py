@@ -103,7 +103,7 @@ def test_a_risk_is_one_number():
     assert box(lambda features, coords: 0.5, n_outputs=1).host()(
         FEATURES, COORDS
     ).logits.tolist() == pytest.approx([0.5])
-    with pytest.raises(UsageError, match="1 output, the risk"):
+    with pytest.raises(UsageError, match="1 output, a number"):
         box(lambda features, coords: [0.5, 1.0], n_outputs=1).answer(FEATURES, COORDS)
 
 

@@ -18,6 +18,7 @@ from gcemil.diagnostics.failures import (
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
 from gcemil.metrics import FAILURE_TYPES, METRICS
+from gcemil.tasks.task import ClassificationTask, RegressionTask, SurvivalTask
 
 
 @pytest.mark.parametrize(
@@ -34,7 +35,19 @@ from gcemil.metrics import FAILURE_TYPES, METRICS
     ],
 )
 def test_a_case_fails_when_its_class_is_wrong_or_undecided(odds, target, failed):
-    assert case_failure(torch.tensor(odds).log(), target, 0.1) is failed
+    task = ClassificationTask(tuple("abc"[: len(odds)]))
+    assert case_failure(torch.tensor(odds).log(), target, task, Thresholds(0.1)) is failed
+
+
+@pytest.mark.parametrize(("label", "failed"), [(12.0, False), (13.9, False), (14.1, True), (7.9, True)])
+def test_a_value_fails_a_training_deviation_away_from_its_label(label, failed):
+    # The network says 0.5 deviations above a mean of 10, which is 11.
+    task = RegressionTask(mean=10.0, deviation=2.0)
+    assert case_failure(torch.tensor([0.5]), label, task, Thresholds(max_error=1.5)) is failed
+
+
+def test_a_risk_is_right_or_wrong_only_among_others():
+    assert case_failure(torch.tensor([0.5]), (3.0, 1), SurvivalTask(), Thresholds()) is None
 
 
 def test_the_agreement_of_every_bag_with_the_others_by_hand():

@@ -7,10 +7,13 @@ import torch
 from gcemil.evidence.head import (
     EvidenceHead,
     calibrate_logits,
+    calibrate_values,
     fit_class_head,
     fit_class_weights,
     fit_risk_effects,
     fit_risk_head,
+    fit_value_effects,
+    fit_value_head,
 )
 
 
@@ -161,3 +164,38 @@ def test_pathways_vote_on_a_risk_that_the_host_does_not_see():
         generator.normal(size=60),
     )
     assert fit.weight > 0.5
+
+
+# Values
+
+
+def test_effects_of_a_value_are_those_of_least_squares_up_to_the_ridge():
+    draws = np.random.default_rng(0)
+    coverage = draws.uniform(size=(400, 2))
+    effects, bias = fit_value_effects(coverage, 3 * coverage[:, 0] - 2 * coverage[:, 1] + 1)
+    assert effects == pytest.approx([3, -2], rel=0.05)
+    assert bias == pytest.approx(1, abs=0.1)
+
+
+def test_a_value_is_calibrated_by_a_slope_and_an_offset():
+    values = np.linspace(-2, 2, 400)
+    slope, offset = calibrate_values(values, 0.5 * values + 1)
+    assert slope * (values + offset) == pytest.approx(0.5 * values + 1, abs=0.1)
+    assert calibrate_values(values, values) == pytest.approx((1.0, 0.0))
+
+
+def test_the_head_votes_on_a_value_that_the_host_does_not_see():
+    draws = np.random.default_rng(1)
+    coverage, labels = draws.uniform(size=(90, 3)), draws.normal(size=90)
+    coverage[:, 0] = labels + 0.2 * draws.normal(size=90)
+    noise = 0.1 * draws.normal(size=30)
+    blind = fit_value_head(coverage[:60], labels[:60], coverage[60:], labels[60:], noise)
+    assert blind.weight > 0.8
+    assert fit_value_head(coverage[:60], labels[:60], coverage[60:], labels[60:], labels[60:]).weight == 0
+    head = EvidenceHead(4, 3, 1, "regression")
+    head.set_fit(blind)
+    # The weights must stand beside anchors, which say that the head was fitted.
+    head.directions.fill_(1.0)
+    mixed = head.mix(torch.from_numpy(noise[:, None]), head.utility(torch.from_numpy(coverage[60:]).float()))
+    assert np.corrcoef(mixed[:, 0].numpy(), labels[60:])[0, 1] > 0.9
+    assert np.abs(mixed[:, 0].numpy() - labels[60:]).mean() < 0.4

@@ -5,10 +5,12 @@ import re
 
 import numpy as np
 import pytest
-from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
+from scipy.stats import spearmanr
+from sklearn.metrics import accuracy_score, f1_score, r2_score, roc_auc_score
 
 from builders.reports import run_folder
 from gcemil.errors import RunError
+from gcemil.metrics import TASKS
 from gcemil.report.bootstrap import (
     FoldPredictions,
     draw_metrics,
@@ -59,6 +61,24 @@ def test_the_weighted_c_index_is_that_of_lifelines():
         theirs = concordance_index(times[rows], -risks[rows], events[rows])
         fold = FoldPredictions(np.arange(40), (), events.astype(int), times, {"full": risks})
         assert fold.measure("full", "c_index", weights)[number] == pytest.approx(theirs)
+
+
+def test_weighted_metrics_of_a_value_are_those_of_repeated_bags():
+    draws = np.random.default_rng(0)
+    labels = draws.normal(size=40)
+    values = labels + draws.normal(size=40)
+    weights = draws.integers(3, size=(3, 40)).astype(float)
+    fold = FoldPredictions(np.arange(40), (), np.zeros(40, dtype=int), labels, {"full": values})
+    measured = {metric: fold.measure("full", metric, weights) for metric in TASKS["regression"].metrics}
+    for number, own in enumerate(weights):
+        rows = np.repeat(np.arange(40), own.astype(int))
+        assert measured["r2"][number] == pytest.approx(r2_score(labels[rows], values[rows]))
+        assert measured["mae"][number] == pytest.approx(np.abs(labels - values)[rows].mean())
+        assert measured["pearson"][number] == pytest.approx(np.corrcoef(labels[rows], values[rows])[0, 1])
+    whole = fold.measure("full", "spearman", np.ones((1, 40)))[0]
+    assert whole == pytest.approx(spearmanr(labels, values).statistic)
+    constant = FoldPredictions(np.arange(3), (), np.zeros(3, dtype=int), np.ones(3), {"full": np.arange(3.0)})
+    assert np.isnan(constant.measure("full", "r2", np.ones((1, 3))))
 
 
 def test_cases_are_drawn_whole_and_within_their_class():

@@ -79,7 +79,7 @@ def test_log_risk_follows_from_the_truth_of_all_slides_of_the_case(tmp_path):
 
 def test_confounded_sites_follow_the_class_and_others_do_not():
     labels = np.repeat([0, 1], 500)
-    preference = site_preference(labels, is_survival=False)
+    preference = site_preference(labels, is_ranked=False)
     shares = {}
     for confounding in (0.0, 0.5, 1.0):
         dials = Dials(sites=2, site_confounding=confounding)

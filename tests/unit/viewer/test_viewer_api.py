@@ -68,7 +68,7 @@ def test_the_page_opens_on_a_slide_that_is_right_and_whose_evidence_holds(client
     found = {
         slide_id: read_evidence(session.folder / "evidence" / f"{slide_id}.h5") for slide_id in session.specs
     }
-    rows = FoldData(RunFold(session.folder)).predictions("full")
+    rows = FoldData(RunFold(session.folder)).predictions("gce")
     right = [row["slide_id"] for row in rows if find_predicted_class(row) == row["target"]]
     faithful = [name for name in right if found[name].verdict == "sufficient and necessary"]
     assert listed["first"] in (faithful or right)

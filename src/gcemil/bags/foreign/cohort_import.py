@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gcemil.bags import store
-from gcemil.bags.cohort import Cohort, CohortCard, SlideRow, raise_first
+from gcemil.bags.cohort import Cohort, CohortCard, SlideRow, Task, raise_first
 from gcemil.bags.folds import Fold, carve_validation, leaking_cases, target_problems, write_folds
 from gcemil.bags.foreign.dialects import Choice
 from gcemil.bags.foreign.label_tables import (
@@ -27,6 +27,7 @@ from gcemil.bags.foreign.label_tables import (
     find_measurement,
     order_classes,
     read_labels,
+    read_value,
 )
 from gcemil.bags.foreign.layouts import LAYOUTS, read_folder
 from gcemil.bags.foreign.source import (
@@ -62,7 +63,7 @@ def import_cohort(
     """Write the cohort folder `out` from a foreign features folder and its labels."""
     folder = read_folder(source, options)
     if labels is None:
-        table = _read_own_labels(folder, options.encoder)
+        table = _read_own_labels(folder, options.encoder, choice.task)
     else:
         names = [slide.slide_id for slide in folder.slides]
         table = read_labels(labels, choice=choice, slide_table=slide_table, slide_ids=names)
@@ -79,15 +80,26 @@ def import_cohort(
     return write_cohort(folder, table, out, classes=classes, splits=splits, copy=copy, force=force)
 
 
-def _read_own_labels(folder: ForeignFolder, encoder: str | None) -> LabelTable:
+def _read_own_labels(folder: ForeignFolder, encoder: str | None, task: Task | None) -> LabelTable:
     """Labels that lie beside the features."""
     read = LAYOUTS[folder.tool].read_labels
     if read is None:
         raise UsageError(f"{folder.path} holds features only. Give the label table with --labels.")
     labels = read(folder.path, encoder)
-    rows = tuple(SlideRow(name, name, label=label) for name, label in labels.items())
+    if task == "survival":
+        raise UsageError(
+            f"The labels folder of {folder.path} has no times. Give the label table with --labels."
+        )
+    is_value = task == "regression"
+    rows = tuple(
+        SlideRow(name, name, value=read_value(label, "labels", name, folder.path))
+        if is_value
+        else SlideRow(name, name, label=label)
+        for name, label in labels.items()
+    )
     lines = ("Labels come from the labels folder; the layout names no cases, so every bag is its own case.",)
-    return LabelTable(folder.path, folder.tool, "classification", rows, order_classes(labels.values()), lines)
+    classes = () if is_value else order_classes(labels.values())
+    return LabelTable(folder.path, folder.tool, task or "classification", rows, classes, lines)
 
 
 @dataclass(frozen=True)

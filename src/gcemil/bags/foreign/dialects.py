@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,6 +29,8 @@ ALIASES = {
     "event": {"event", "os", "os.event", "os_event", "status"},
 }
 """Our column → names in lower case under which tables of no known tool hold it."""
+VALUE_ALIASES = ALIASES["label"] | {"value", "score", "target"}
+"""The same of a label that is a number."""
 _FOLD_COLUMN = re.compile(r"fold_?(\d+)$")
 
 
@@ -51,7 +53,10 @@ class Choice:
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns to read; `time` makes it survival, `flip` means event = 1 - value. Case and site may be missing."""
+    """The columns to read; `time` makes it survival, `flip` means event = 1 - value. Case and site may be missing.
+
+    With `is_value` the label is a number to predict, and not a class.
+    """
 
     slide: str
     case: str | None
@@ -60,11 +65,14 @@ class Columns:
     event: str | None = None
     flip: bool = False
     site: str | None = None
+    is_value: bool = False
 
     @property
     def task(self) -> Task:
         """Survival where there is a time."""
-        return "classification" if self.time is None else "survival"
+        if self.time is not None:
+            return "survival"
+        return "regression" if self.is_value else "classification"
 
 
 @dataclass(frozen=True)
@@ -106,10 +114,13 @@ DIALECTS = (
 def detect_dialect(table: pd.DataFrame, path: Path, choice: Choice) -> tuple[str, Columns]:
     """Find the one dialect that fits the columns of a table, and what they mean; none or several are an error."""
     if (columns := _use_chosen_columns(table, path, choice)) is not None:
-        return "chosen columns", columns
+        return "chosen columns", replace(columns, is_value=choice.task == "regression")
     found = [
         (one.tool, columns) for one in DIALECTS if (columns := _fit(one, table, path, choice)) is not None
     ]
+    if choice.task == "regression":
+        # A column of labels holds what the user says it holds.
+        found = [(tool, replace(columns, is_value=columns.time is None)) for tool, columns in found]
     fitting = [(tool, columns) for tool, columns in found if choice.task in {None, columns.task}]
     if len(fitting) != 1:
         raise _ambiguity_error(table, path, choice, found, fitting)
@@ -159,12 +170,14 @@ def rename_targets(table: pd.DataFrame, choice: Choice) -> pd.DataFrame:
     both = _rename_alias(_rename_alias(table, "time"), "event")
     if not known and has_columns(both, "time", "event"):
         table, known = both, True
+    if choice.task == "regression":
+        return _rename_alias(table, "label", VALUE_ALIASES)
     return table if known and choice.task == "survival" else _rename_alias(table, "label")
 
 
-def _rename_alias(table: pd.DataFrame, name: str) -> pd.DataFrame:
+def _rename_alias(table: pd.DataFrame, name: str, aliases: Collection[str] = ()) -> pd.DataFrame:
     """The table with the only column of these names renamed, in upper or lower case."""
-    found = [column for column in table if str(column).lower() in ALIASES[name]]
+    found = [column for column in table if str(column).lower() in (aliases or ALIASES[name])]
     return table.rename(columns={found[0]: name}) if name not in table and len(found) == 1 else table
 
 

@@ -20,7 +20,7 @@ from gcemil.bags.cohort import Cohort, read_card
 from gcemil.bags.folds import fold_indices
 from gcemil.bags.foreign import trident
 from gcemil.bags.foreign.clam import read_tensor_shape
-from gcemil.bags.foreign.label_tables import read_labels
+from gcemil.bags.foreign.label_tables import find_measurement, read_labels
 from gcemil.bags.foreign.layouts import find_file_layout, find_first_h5, find_layout
 from gcemil.bags.foreign.source import UNKNOWN_ENCODER, FeatureLayout, ReadOptions, plain_id, squeeze_bag
 from gcemil.bags.foreign.splits import has_splits, read_splits
@@ -285,7 +285,8 @@ def _inspect_table(path: Path) -> Inspection:
     facts += [("task", labels.task), ("slides with a target", str(len(labels.rows)))]
     facts += [("classes", ", ".join(labels.classes))] if labels.classes else []
     facts += [("assumed", line) for line in labels.assumptions]
-    command = f"gcemil import FEATURES --labels {_quote(path)} --out {out}"
+    task = " --task regression" if find_measurement(labels.rows) else ""
+    command = f"gcemil import FEATURES --labels {_quote(path)}{task} --out {out}"
     return Inspection(path, "labels", f"{labels.dialect} label table", tuple(facts), labels.excluded, command)
 
 

@@ -1,14 +1,16 @@
-"""Label tables of other tools as rows of ours: slide_id, case_id, label | time, event.
+"""Label tables of other tools as rows of ours: slide_id, case_id, label | value | time, event.
 
 Rows without a usable target are left out and listed; a table that can be read in two ways is refused.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 import pandas as pd
 
@@ -98,15 +100,15 @@ def _build_label_table(
     """The rows of a table whose columns are known."""
     excluded: list[str] = []
     rows: dict[str, SlideRow] = {}
-    if columns.time is not None:
-        commas = table[columns.time].str.extract(r"^\d+,(\d+)$")[0].dropna()
+    if (measured := columns.label if columns.is_value else columns.time) is not None:
+        commas = table[measured].str.extract(r"^-?\d+,(\d+)$")[0].dropna()
         # 1,234 may be a thousand; 12,5 is a decimal comma, and then all commas of the column are.
         if (commas.str.len() != 3).any():
-            table = table.assign(**{columns.time: table[columns.time].str.replace(",", ".")})
-            notes = [*notes, f"'{columns.time}' has decimal commas, which are read as points."]
+            table = table.assign(**{measured: table[measured].str.replace(",", ".")})
+            notes = [*notes, f"'{measured}' has decimal commas, which are read as points."]
     for line in list_rows(table):
         slide_id = check_slide_id(plain_id(line[columns.slide]), path)
-        row = _read_row(line, columns, slide_id)
+        row = _read_row(line, columns, slide_id, path)
         if isinstance(row, str):
             excluded.append(f"slide '{slide_id}': {row}")
         # A table may repeat a line, but not contradict itself.
@@ -133,8 +135,8 @@ def _build_label_table(
 def choose_classes(
     table: LabelTable, rows: Sequence[SlideRow], wanted: Sequence[str] | None
 ) -> tuple[str, ...]:
-    """The classes asked for, or those of the slides at hand in their natural order; none for survival."""
-    if table.task == "survival":
+    """The classes asked for, or those of the slides at hand in their natural order; none for survival and regression."""
+    if table.task != "classification":
         return ()
     labels = {str(row.label) for row in rows}
     if wanted is not None and (unknown := sorted(labels - set(wanted))):
@@ -155,7 +157,12 @@ def order_classes(labels: Iterable[str]) -> tuple[str, ...]:
 
 
 def count_targets(rows: Sequence[SlideRow], classes: Sequence[str]) -> tuple[str, ...]:
-    """Slides and cases of every class; events and censored cases of a survival cohort."""
+    """Slides and cases of every class; the range of the values; events and censored cases of a survival cohort."""
+    values = [row.value for row in rows if row.value is not None]
+    if values:
+        return (
+            f"a value: {len(values)} slides, {min(values):.3g} to {max(values):.3g}, mean {fmean(values):.3g}",
+        )
     if not classes:
         cases = {row.case_id: row.event for row in rows}
         events = sum(event == 1 for event in cases.values())
@@ -199,7 +206,8 @@ def find_measurement(rows: Sequence[SlideRow], *, most: int = MOST_CLASSES) -> s
         return None
     return (
         f"{len(fractions)} of {len(distinct)} classes are fractions such as '{fractions[0]}': a measurement is not a "
-        "class. Name the label column with --target, or make a column of classes, such as low and high."
+        "class. Predict it with --task regression, name the label column with --target, or make a column of classes, "
+        "such as low and high."
     )
 
 
@@ -301,7 +309,7 @@ def _join_cases(
     return joined.rename(columns={case: own}), notes
 
 
-def _read_row(line: dict[str, str], columns: Columns, slide_id: str) -> SlideRow | str:
+def _read_row(line: dict[str, str], columns: Columns, slide_id: str, path: Path) -> SlideRow | str:
     """One row of ours, or the reason why the line has no target."""
     site = (line[columns.site] or None) if columns.site else None
     case_id = line[columns.case] if columns.case else ""
@@ -311,6 +319,10 @@ def _read_row(line: dict[str, str], columns: Columns, slide_id: str) -> SlideRow
         text = line[columns.label]
         if is_missing(text):
             return f"no label in '{columns.label}'"
+        if columns.is_value:
+            return SlideRow(
+                slide_id, case_id, value=read_value(text, columns.label, slide_id, path), site=site
+            )
         # Whole numbers lose the '.0' that pandas gives a column with gaps.
         label = text.removesuffix(".0") if _is_number(text) else text
         return SlideRow(slide_id, case_id, label=label, site=site)
@@ -322,12 +334,29 @@ def _read_row(line: dict[str, str], columns: Columns, slide_id: str) -> SlideRow
     return SlideRow(slide_id, case_id, time=time, event=1 - event if columns.flip else event, site=site)
 
 
+def read_value(text: str, column: str, slide_id: str, path: Path) -> float:
+    """A finite number; words are classes, and a number too large for the column is a mistake."""
+    if not _is_number(text):
+        raise CohortError(
+            f"{path}: slide '{slide_id}' has '{text}' in '{column}', which is no number. Name a column of numbers with "
+            "--target, or predict classes with --task classification."
+        )
+    value = float(text)
+    if math.isinf(value):
+        raise CohortError(
+            f"{path}: slide '{slide_id}' has '{text}' in '{column}'. Give a finite number, or leave the cell empty."
+        )
+    return value
+
+
 def _list_assumptions(slides: pd.Series, path: Path, columns: Columns) -> list[str]:
     lines = []
     if columns.flip:
         lines.append(f"'{columns.event}' 1 means censored: event = 1 - {columns.event}.")
     elif columns.event is not None:
         lines.append(f"'{columns.event}' 1 (or dead) means that the event happened.")
+    if columns.is_value:
+        lines.append(f"'{columns.label}' is a value to predict; it keeps the unit of the table.")
     if columns.time is not None:
         lines.append(f"Time is '{columns.time}' in the unit of the table.")
     if columns.case is None:

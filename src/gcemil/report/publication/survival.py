@@ -45,7 +45,7 @@ def describe_survival(context: Context, sample: Sample) -> Iterator[Plate | Tabl
     bags, run = sample.bags, context.run
     panels = {
         style.ARMS[mode].capitalize(): pd.DataFrame(
-            {"fold": bags.folds, "time": bags.times, "event": bags.labels == 1, "risk": bags.by_mode[mode]}
+            {"fold": bags.folds, "time": bags.targets, "event": bags.labels == 1, "risk": bags.by_mode[mode]}
         )
         for mode in sample.modes
         if mode != PLAIN
@@ -65,7 +65,7 @@ def describe_survival(context: Context, sample: Sample) -> Iterator[Plate | Tabl
         "joined; ticks are censored patients, numbers below are patients at risk. Evidence that holds separates the groups as all "
         f"patches do; without it the separation should fade. {sample.count.capitalize()}.",
     )
-    at = choose_times(bags.times, bags.labels == 1)
+    at = choose_times(bags.targets, bags.labels == 1)
     if not len(at):
         context.list_missing(
             "Fewer than two event times, so no score over time.",
@@ -110,7 +110,7 @@ def _join_patients(sample: Sample) -> Sample:
     """One line per patient and fold: the mean risk of the bags."""
     bags = sample.bags
     table = pd.DataFrame(
-        {"fold": bags.folds, "case": bags.cases, "time": bags.times, "event": bags.labels, **bags.by_mode}
+        {"fold": bags.folds, "case": bags.cases, "time": bags.targets, "event": bags.labels, **bags.by_mode}
     )
     if not table.duplicated(["fold", "case"]).any():
         return sample
@@ -120,7 +120,7 @@ def _join_patients(sample: Sample) -> Sample:
         bags,
         cases=bags.cases[kept],
         labels=bags.labels[kept],
-        times=bags.times[kept],
+        targets=bags.targets[kept],
         folds=None if bags.folds is None else bags.folds[kept],
         by_mode={mode: means[mode].to_numpy() for mode in bags.by_mode},
     )
@@ -158,8 +158,8 @@ def _score_survival(context: Context, sample: Sample, at: np.ndarray) -> dict[st
                 )
                 return {}
             survival[own], reference[own] = found
-        scores[mode] = measure_brier(bags.times, events, survival, sample.weights, at)
-    scores[REFERENCE] = measure_brier(bags.times, events, reference, sample.weights, at)
+        scores[mode] = measure_brier(bags.targets, events, survival, sample.weights, at)
+    scores[REFERENCE] = measure_brier(bags.targets, events, reference, sample.weights, at)
     return scores
 
 

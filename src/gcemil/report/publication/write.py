@@ -15,9 +15,8 @@ import matplotlib
 
 from gcemil.errors import RunError, UsageError
 from gcemil.files import write_bytes, write_text
-from gcemil.report.publication.classes import describe_classes
 from gcemil.report.publication.evidence import choose_slides, describe_diagnostics, describe_slide
-from gcemil.report.publication.survival import describe_survival
+from gcemil.report.publication.performance import describe_performance
 from gcemil.report.run_data import read_run_data
 from gcemil.report.run_report import check_pair
 from gcemil.report.sample import draw_sample, read_folds
@@ -93,7 +92,7 @@ def write_publication(
         folds.append(found)
     sample = draw_sample(context, folds)
     parts = [
-        describe_survival(context, sample) if data.task == "survival" else describe_classes(context, sample),
+        describe_performance(context, sample),
         describe_diagnostics(context),
         *(describe_slide(context, view, dpi) for view in views),
     ]

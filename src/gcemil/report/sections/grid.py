@@ -10,15 +10,13 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from gcemil.errors import RunError
-from gcemil.metrics import METRICS
+from gcemil.metrics import METRICS, TASKS
 from gcemil.report import style
 from gcemil.report.html import Picture, render, render_page, render_section
 from gcemil.report.run_data import Record
 from gcemil.report.sections.context import quote_path, save_figure
 from gcemil.tables import NOT_MEASURED, Cell, Column, Line, Table, metric_cell
 
-TASKS = (("macro_f1", "accuracy", "auc"), ("c_index",))
-"""Metrics of the two tasks, the main one first; they never share a table."""
 SNR = ("sufficient_share", "necessary_share", "both_share", "evidence_fraction")
 SNR_LABELS = {"rule": "evidence", "network": "wrapped", "class": "all", "comparison": "full-kept"}
 
@@ -32,8 +30,14 @@ def render_grid_page(summary: Record, results: Path) -> bytes:
         )
         simulated = [name for name, card in cohorts.items() if card.get("simulated")]
         lead = render("grid_lead.html", title=results.name, facts=facts, simulated=simulated)
-        figures = [_draw_hosts(summary["means"], metric, results / "figures") for metric, *_ in TASKS]
-        tables = [_tabulate_runs(summary, names) for names in TASKS]
+        # R2 may be negative, and a ratio of it then says nothing.
+        leads = [task.lead for task in TASKS.values() if task.lead != "r2"]
+        figures = [_draw_hosts(summary["means"], metric, results / "figures") for metric in leads]
+        # The main metric first; tasks never share a table.
+        names = [
+            (task.lead, *(name for name in task.metrics if name != task.lead)) for task in TASKS.values()
+        ]
+        tables = [_tabulate_runs(summary, one) for one in names]
         sections = [
             render_section(
                 "runs",
@@ -101,7 +105,7 @@ def _tabulate_runs(summary: Record, names: Sequence[str]) -> Table | None:
         if row["diagnostic"] == "snr" and SNR_LABELS.items() <= row["labels"].items()
     }
     columns = [
-        Column(f"{name} {mode}", style.MODE_NAMES[mode], group=f"{METRICS[name].label} ↑")
+        Column(f"{name} {mode}", style.MODE_NAMES[mode], group=f"{METRICS[name].label} {METRICS[name].arrow}")
         for name in names
         for mode in modes
     ]

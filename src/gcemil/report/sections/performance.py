@@ -14,8 +14,7 @@ from gcemil.metrics import METRICS
 from gcemil.report import style
 from gcemil.report.bootstrap import PLAIN, Draws, draw_metrics, find_interval
 from gcemil.report.html import Picture, Section, render_section
-from gcemil.report.publication.classes import describe_classes
-from gcemil.report.publication.survival import describe_survival
+from gcemil.report.publication.performance import describe_performance
 from gcemil.report.run_data import Record
 from gcemil.report.sample import Plate, draw_sample, read_folds, spread_cell
 from gcemil.report.sections.context import Context, quote_path, save_figure
@@ -40,8 +39,7 @@ def render_performance(context: Context) -> Section:
     if len(folds) == len(run.folds):
         modes = [mode for mode in ARMS if all(mode in fold.by_mode for fold in folds)]
         draws = draw_metrics(folds, modes, run.task_metrics, seed=context.seed)
-        describe = describe_survival if run.task == "survival" else describe_classes
-        plates = list(describe(context, draw_sample(context, folds, "head")))
+        plates = list(describe_performance(context, draw_sample(context, folds, "head")))
     else:
         remedy = f"gcemil evaluate {quote_path(run.folder)}"
         context.list_missing("A fold has no table of predictions, so metrics have no interval.", remedy)
@@ -123,8 +121,8 @@ def compare_with_host(context: Context, draws: Sampled) -> list[tuple[str, ...]]
             before, after = (fmean(context.read_values(mode, metric).values()) for mode in (host, "gce"))
             numbers = (f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}")
             gain = ours - theirs
-            interval = _format_interval(gain)
-            rows.append((METRICS[metric].label, ARMS[host], *numbers, interval, _judge_interval(gain)))
+            words = _judge_interval(-gain if METRICS[metric].direction == "lower" else gain)
+            rows.append((METRICS[metric].label, ARMS[host], *numbers, _format_interval(gain), words))
     return rows
 
 
@@ -229,5 +227,5 @@ def draw_fold_pairs(values: Values) -> Figure:
             axes.plot([mean, mean], [top - 0.52, top], color=color, linewidth=2.6)
             axes.text(mean, top + 0.05, f"{mean:.3f}", ha="center", fontsize=7.5)
         axes.margins(x=0.12)
-        style.draw_grid(axes, grid="x").set_title(f"{METRICS[metric].label} ↑")
+        style.draw_grid(axes, grid="x").set_title(f"{METRICS[metric].label} {METRICS[metric].arrow}")
     return figure

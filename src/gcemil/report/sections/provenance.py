@@ -17,7 +17,7 @@ def render_provenance(context: Context) -> Section:
     if (card := run.card) is not None:
         size = "unknown" if card.patch_size_level0 is None else f"{card.patch_size_level0} level-0 pixels"
         facts["Features"] = f"{card.encoder}, {card.feature_dim} dimensions, patches of {size}"
-        facts["Classes"] = ", ".join(card.classes) or "none: survival"
+        facts["Classes"] = ", ".join(card.classes) or f"none: {card.task}"
     machine = run.environment
     versions = {name: machine.get(name) for name in ("gcemil", "python")}
     versions |= {name: version for name, version in machine.get("packages", {}).items() if version}

@@ -15,7 +15,7 @@ from PIL import Image
 from gcemil.exports.certificate import CRITERIA, Verdict
 from gcemil.exports.geojson import NO_EVIDENCE
 from gcemil.exports.overlay import encode_image
-from gcemil.metrics import FAILURE_TYPES
+from gcemil.metrics import FAILURE_TYPES, TASKS
 from gcemil.report import style
 from gcemil.report.html import Picture, Section, render_section
 from gcemil.report.run_data import BagKey, Record, find_predicted_class
@@ -71,7 +71,7 @@ def render_slides(context: Context) -> Section:
         filters={kind: (words, kinds.count(kind)) for kind, words in FILTERS.items() if kind in kinds},
         legend=legend,
         bags=bags,
-        is_survival=context.run.task == "survival",
+        phi=None if context.run.task == "classification" else context.run.phi.removeprefix("the "),
     )
 
 
@@ -128,7 +128,11 @@ def _describe_bag(
         "wrong": is_wrong,
         "failing": bool(failures),
     }
-    if predicted is None:
+    number = TASKS[run.task].number
+    if run.task == "regression":
+        value = float(judged.get("value", outcome.get("value", "nan")))
+        result = f"{float(outcome.get('target', 'nan')):.3g}, predicted {value:.3g}"
+    elif predicted is None:
         event = "event" if outcome.get("event") in ("1", "1.0") else "censored"
         result = f"{event} at {float(outcome.get('target', 'nan')):g}"
     else:
@@ -141,7 +145,7 @@ def _describe_bag(
         "is_no_evidence": is_no_evidence,
         "is_wrong": is_wrong,
         "maps": [(view.slide_id, draw_map(view)) for view in views],
-        "whose": "the risk" if predicted is None else predicted,
+        "whose": f"the {number}" if predicted is None else predicted,
         "counting": [(name, coverage) for name, coverage, counts in anchors if counts],
         "others": [(name, coverage) for name, coverage, counts in anchors if not counts],
         "predicted": predicted,

@@ -45,8 +45,6 @@ def render_snr(context: Context) -> Section | None:
         return None
     claim = context.run.claim
     figure = draw_slides_by_rule(claim.rules if claim else (), finding.settings)
-    is_risk = context.run.task == "survival"
-    phi = "the risk in units of the training risks" if is_risk else "the probability of the predicted class"
     every = filter_rows(finding.rows, **{"class": "all"})
     gates = filter_rows(every, comparison="soft-kept")
     own = filter_rows(finding.rows, rule=context.run.rule, network="wrapped")
@@ -61,7 +59,7 @@ def render_snr(context: Context) -> Section | None:
             "snr_slides",
             figure,
             alt="Change of the output per slide when patches are kept, removed or gated, by rule",
-            caption=f"One dot is one {context.run.bag_unit}, the bar its median, the dashed line the tolerance. Φ is {phi}.",
+            caption=f"One dot is one {context.run.bag_unit}, the bar its median, the dashed line the tolerance. Φ is {context.run.phi}.",
         ),
         kept=context.make_table(
             order_rows(filter_rows(every, comparison="full-kept")),
@@ -91,7 +89,7 @@ def _tabulate_bounds(context: Context, rows: Sequence[Row]) -> dict[str, Any]:
     notes: list[str] = []
     for bound, figures in BOUNDS.items():
         values = [value for row in rows if (value := row.values.get(bound)) is not None]
-        if values and context.run.task != "survival" and max(values) >= LARGEST_CHANGE:
+        if values and context.run.task == "classification" and max(values) >= LARGEST_CHANGE:
             notes.append(
                 f"{METRICS[bound].label}: above {LARGEST_CHANGE:g} on average, so it limits nothing here and is not shown."
             )

@@ -147,6 +147,12 @@ def geojson(path, feature):
     return path
 
 
+def test_a_table_of_measurements_is_imported_as_regression(tmp_path):
+    rows = (f"s{number},{number}.5" for number in range(12))
+    found = inspect(write_table(tmp_path / "scores.csv", "slide_id,label", *rows))
+    assert "--task regression" in found.next_command
+
+
 def test_t5_classification_without_colour_is_a_problem(tmp_path):
     feature = {
         "type": "Feature",
