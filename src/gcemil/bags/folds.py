@@ -117,6 +117,9 @@ def describe_part(cohort: Cohort, fold: Fold, part: Part) -> str:
     if cohort.card.task == "classification":
         counts = [sum(row.label == name for row in rows) for name in cohort.card.classes]
         return f"{len(rows)} ({', '.join(map(str, counts))})"
+    if cohort.card.task == "multilabel":
+        counts = [sum(row.labels[index] == 1 for row in rows) for index in range(cohort.n_outputs)]
+        return f"{len(rows)} ({', '.join(map(str, counts))})"
     events = {row.case_id: row.event for row in rows}
     return f"{len(rows)} ({sum(event == 1 for event in events.values())} of {len(events)})"
 
@@ -306,7 +309,7 @@ def _group_by_stratum(groups: dict[str, list[SlideRow]]) -> dict[tuple[str, int]
         first = rows[0]
         if first.time is None:
             # A case with slides of several labels is placed by its rarest-looking one: the last in order.
-            strata[max(str(row.label) for row in rows), 0].append(name)
+            strata[max(str(row.labels or row.label) for row in rows), 0].append(name)
         else:
             quartile = int(np.searchsorted(edges[int(first.event or 0)], first.time))
             strata[f"event {first.event}", quartile].append(name)

@@ -17,7 +17,6 @@ import numpy as np
 from gcemil.bags import store
 from gcemil.bags.arrays import coords_problem, features_problem, read_anchors, read_pairs, read_truth
 from gcemil.bags.cohort import (
-    SLIDE_COLUMNS,
     CohortCard,
     Problem,
     case_of,
@@ -41,7 +40,7 @@ def validate(folder: Path, on_slide: Callable[[int, int], None] | None = None) -
     """All problems of the cohort in this folder; `on_slide(done, total)` reports progress."""
     try:
         card = read_card(folder)
-        rows = read_table(folder / "slides.csv", SLIDE_COLUMNS[card.task])
+        rows = read_table(folder / "slides.csv", card.columns)
     except InputError as fault:
         return [_from_exception(str(folder), fault)]
     problems = [*check_slides(rows, card)]
@@ -87,7 +86,11 @@ def _from_exception(where: str, error: InputError, remedy: str = "") -> Problem:
 
 
 def _class_problems(rows: list[Row], card: CohortCard) -> Iterator[Problem]:
-    for name in card.classes:
+    for name in card.classes if card.task == "multilabel" else ():
+        if len(values := {row[name] for row in rows} - {""}) < 2:
+            what = f"the target is {' and '.join(values) or 'missing'} on every slide"
+            yield Problem(name, what, "Remove the target from cohort.yaml, or add slides.")
+    for name in card.classes if card.task == "classification" else ():
         count = len({case_of(row) for row in rows if row["label"] == name})
         if not count:
             yield Problem(name, "the class has no slide", "Remove the class from cohort.yaml or add slides.")
@@ -123,7 +126,8 @@ def _looks_inverted(times: np.ndarray, happened: np.ndarray) -> bool:
 
 def _split_problems(rows: list[Row], card: CohortCard, folder: Path) -> Iterator[Problem]:
     case_of_slide = {row["slide_id"]: case_of(row) for row in rows}
-    target_of = {row["slide_id"]: row["label" if card.task == "classification" else "event"] for row in rows}
+    column = {"classification": "label", "survival": "event", "multilabel": "slide_id"}[card.task]
+    target_of = {row["slide_id"]: row[column] for row in rows}
     try:
         by_fold = {index: dict(read_parts(folder, index)) for index in fold_indices(folder)}
         # Published splits may place slides that the cohort leaves out.
@@ -157,6 +161,9 @@ def _part_problems(targets: dict[str, set[str]], card: CohortCard, path: Path) -
             what = f"the {part} part is empty"
         elif is_survival and not any(parse_number(event) == 1 for event in present):
             what = f"the {part} part has no event"
+        elif card.task == "multilabel":
+            # Each target has slides of its own, which `check_parts` of a training looks at.
+            continue
         elif not is_survival and len(present) < 2:
             what = f"the {part} part has only class '{next(iter(present))}'"
         elif not is_survival and part == "train" and (absent := set(card.classes) - present):

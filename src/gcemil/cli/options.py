@@ -85,7 +85,9 @@ TRUST_REMOTE_CODE: Any = typer.Option(
     False, "--trust-remote-code", help="Run the Python code that comes with the encoder's page."
 )
 LABELS: Any = typer.Option(None, help="The label table (CSV, TSV, XLSX), in any of the known dialects.")
-TARGET: Any = typer.Option(None, help="The label column, where there are several.")
+TARGET: Any = typer.Option(
+    None, help="The label column, where there are several; with --task multilabel all of them: ER,PR,HER2."
+)
 CLASSES: Any = typer.Option(None, help="Class names in order, separated by commas.")
 SUFFICIENCY: Any = typer.Option(0.05, min=0, help="Largest change that still counts as sufficient.")
 NECESSITY: Any = typer.Option(0.05, min=0, help="Smallest change that counts as necessary.")
@@ -118,7 +120,7 @@ def refuse_beside_config(context: typer.Context, config: Path | None) -> None:
             )
 
 
-Task = Literal["classification", "survival"]
+Task = Literal["classification", "survival", "multilabel"]
 """What a label table is read for."""
 
 

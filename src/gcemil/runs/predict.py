@@ -33,7 +33,7 @@ from gcemil.runs.consensus import find_consensus
 from gcemil.runs.environment import pick_device
 from gcemil.runs.folder import FoldParts, Run, RunFold, fold_parts
 from gcemil.shapes import Logits
-from gcemil.tasks.task import ClassificationTask, SurvivalTask, Task
+from gcemil.tasks.task import ClassificationTask, MultilabelTask, SurvivalTask, Task
 from gcemil.units import LevelZeroPx
 
 Mode = Literal["full", "head", "gce", "soft", "discrete", "opinion"]
@@ -64,8 +64,10 @@ class FoldModel:
     @property
     def task(self) -> Task:
         """How its outputs are read."""
-        survival = self.meta["task"] == "survival"
-        return SurvivalTask() if survival else ClassificationTask(tuple(self.meta["classes"]))
+        if self.meta["task"] == "survival":
+            return SurvivalTask()
+        kind = MultilabelTask if self.meta["task"] == "multilabel" else ClassificationTask
+        return kind(tuple(self.meta["classes"]))
 
     def values(self, logits: Logits) -> list[float]:
         """prob_<class>, or the risk."""

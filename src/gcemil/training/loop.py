@@ -288,8 +288,8 @@ def epoch_windows(
 ) -> list[Int[np.ndarray, "_"]]:
     """The training bags of one epoch, one window for each optimiser step."""
     targets = stacked_targets(parts.train)
-    classifies = cohort.card.task == "classification"
-    size = settings.bags_per_step if classifies else min(settings.window, len(targets))
+    survival = cohort.card.task == "survival"
+    size = min(settings.window, len(targets)) if survival else settings.bags_per_step
     generator = np.random.default_rng([settings.seed, stage_number, epoch])
     return task.windows(targets, window_size=size, generator=generator)
 
