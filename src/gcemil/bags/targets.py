@@ -14,17 +14,25 @@ from pathlib import Path
 
 from gcemil.bags.cohort import Cohort, SlideRow
 from gcemil.bags.tables import is_plain_id
-from gcemil.errors import CohortError, StoreError, error_text
+from gcemil.errors import CohortError, StoreError, UsageError, error_text
 
 TARGETS = "targets"
 SHARED = ("features", "splits", "slides", "thumbnails")
 """Folders that are linked before they exist; folds are made after the import."""
-_OWN = ("cohort.yaml", "slides.csv", "truth", TARGETS)
 
 
 def write_target_cohorts(cohort: Cohort) -> tuple[Cohort, ...]:
     """The cohort of every target, in the order of the card; what is written already and still holds is left alone."""
     return tuple(_write_target(cohort, index) for index in range(len(cohort.card.classes)))
+
+
+def refuse_targets(cohort: Cohort) -> None:
+    """Refuse a multilabel cohort where a model of one target is wanted."""
+    if cohort.card.task == "multilabel":
+        folders = ", ".join(str(cohort.folder / TARGETS / name) for name in cohort.card.classes)
+        raise UsageError(
+            f"{cohort.folder} has several targets, which 'gcemil train' trains together. Give the cohort of one: {folders}."
+        )
 
 
 def _write_target(cohort: Cohort, index: int) -> Cohort:
@@ -54,8 +62,7 @@ def _write_target(cohort: Cohort, index: int) -> Cohort:
     else:
         folder.mkdir(parents=True, exist_ok=True)
         made.save()
-    others = {path.name for path in cohort.folder.iterdir() if not path.name.startswith(".")}
-    for shared in sorted(others.union(SHARED).difference(_OWN)):
+    for shared in (*SHARED, *sorted(path.name for path in cohort.folder.glob("*.h5"))):
         _link(folder / shared, Path("..", "..", shared))
     if (folder / "splits").resolve() != (cohort.folder / "splits").resolve():
         raise CohortError(

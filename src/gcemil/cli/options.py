@@ -78,7 +78,17 @@ DEVICE: Any = typer.Option(
     help="Where the network computes: auto, cpu, cuda, cuda:1 or mps; auto takes a GPU where there is one.",
 )
 
-RUN: Any = typer.Argument(help="A run folder.")
+
+def one_target(run: Path | None) -> Path | None:
+    """Refuse a run of several targets."""
+    from gcemil.runs.folder import Run
+
+    if run is not None:
+        Run(run).refuse_targets()
+    return run
+
+
+RUN: Any = typer.Argument(help="A run folder.", callback=one_target)
 JSON: Any = typer.Option(False, "--json", help="Print the result as JSON.")
 WEIGHTS: Any = typer.Option(None, help="A local copy of the encoder's page, in place of the hub.")
 TRUST_REMOTE_CODE: Any = typer.Option(

@@ -134,6 +134,16 @@ def print_summary(out: Path, summary: dict[str, Any]) -> None:
         ]
         rows.append((f"{mode}: {MODE_WORDS[mode]}", *texts))
     print_table(f"{out}: test, {n_folds} fold{'s' * (n_folds != 1)}", ("bag", *names), rows)
+    if summary.get("targets"):
+        from gcemil.report.targets import tabulate_targets
+
+        table = tabulate_targets(Run(out))
+        heads = [f"{one.group}: {one.header}" for one in table.columns]
+        print_table(
+            f"{out}: {table.title}",
+            ("target", *heads),
+            [(*line.row_labels, *(cell.text for cell in line.cells)) for line in table.lines],
+        )
     if (said := describe_vote(summary.get("vote"))) is not None:
         say(said)
     if counts := summary.get("no_evidence"):
