@@ -44,7 +44,7 @@ def tabulate_targets(run: Run) -> Table:
     columns += [Column(key, EVIDENCE[key], _METRIC[key], group="evidence") for key in measured]
     # The mean of a fold is over its targets, so that the deviation is that of the mean.
     means = [
-        [_mean(values) for values in zip(*column, strict=True)]
+        [_mean(values) for values in zip(*column, strict=False)]
         for column in zip(*folds.values(), strict=True)
     ]
     lines = [

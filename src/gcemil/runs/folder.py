@@ -396,8 +396,9 @@ class Run(_Folder):
         if findings:
             summary["diagnostics"] = findings
         if runs := self.targets:
+            figures = {name: read_json(run.summary) for name, run in runs.items() if is_file(run.summary)}
             summary["targets"] = {
-                name: read_json(run.summary) for name, run in runs.items() if is_file(run.summary)
+                name: {mode: own[mode] for mode in MODES if mode in own} for name, own in figures.items()
             }
         write_json(self.summary, summary)
         return summary

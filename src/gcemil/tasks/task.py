@@ -151,10 +151,17 @@ class MultilabelTask:
     class_weights: tuple[float, ...] | None = None
     task_metric = figure = "auc"
 
-    __post_init__ = ClassificationTask.__post_init__
-    n_outputs = ClassificationTask.n_outputs
-    prediction_names = ClassificationTask.prediction_names
-    windows = ClassificationTask.windows
+    def __post_init__(self) -> None:
+        # Names and weights are those of as many classes.
+        ClassificationTask(self.classes, self.class_weights)
+
+    @property
+    def n_outputs(self) -> int:
+        return len(self.classes)
+
+    @property
+    def prediction_names(self) -> tuple[str, ...]:
+        return ClassificationTask(self.classes).prediction_names
 
     def loss(self, logits: Float[Tensor, "k t"], targets: Float[Tensor, "k t"]) -> Float[Tensor, ""] | None:
         """None where no label of the window is known."""
@@ -205,6 +212,11 @@ class MultilabelTask:
     def caveats(self, targets: Float[Tensor, "k t"]) -> tuple[str, ...]:
         """Metrics that exist leave no target out."""
         return ()
+
+    def windows(
+        self, targets: Float[Tensor, "k t"], *, window_size: int, generator: np.random.Generator
+    ) -> list[Int[np.ndarray, "_"]]:
+        return shuffled_windows(len(targets), window_size=window_size, generator=generator)
 
 
 @dataclass(frozen=True)
