@@ -122,9 +122,14 @@ def _describe_epoch(record: dict[str, Any]) -> str:
 
 def print_summary(out: Path, summary: dict[str, Any]) -> None:
     """Whether the model has learned; then mean and deviation over folds, a row per mode."""
-    warn_of_model(summary["model_warning"])
+    targets = Run(out).targets
+    for name, run in targets.items():
+        if (warning := run.model_warning) is not None:
+            warn_of_model(f"{name}: {warning}")
+    if not targets:
+        warn_of_model(summary["model_warning"])
     # Targets have a table of their own, with the figures of the shared model in it.
-    modes = [mode for mode in MODES if mode in summary and not summary.get("targets")]
+    modes = [mode for mode in MODES if mode in summary and not targets]
     names = list(summary[modes[0]]) if modes else []
     rows, n_folds = [], len(summary["folds"])
     for mode in modes:
@@ -136,7 +141,7 @@ def print_summary(out: Path, summary: dict[str, Any]) -> None:
         rows.append((f"{mode}: {MODE_WORDS[mode]}", *texts))
     if rows:
         print_table(f"{out}: test, {n_folds} fold{'s' * (n_folds != 1)}", ("bag", *names), rows)
-    if summary.get("targets"):
+    if targets:
         from gcemil.report.targets import tabulate_targets
 
         table = tabulate_targets(Run(out))

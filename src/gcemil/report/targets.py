@@ -88,7 +88,8 @@ def write_targets_page(run: Run, out: Path, pages: dict[str, Path]) -> Path:
         f"host {run.card.settings.host.name}",
         f"{len(run.finished_folds())} folds",
     )
-    lead = render("targets_lead.html", title=title, facts=facts)
+    notes = [f"{name}: {said}" for name, one in run.targets.items() if (said := one.model_warning)]
+    lead = render("targets_lead.html", title=title, facts=facts, notes=notes)
     links = [(name, quote(page.name)) for name, page in pages.items()]
     section = render_section("targets", "Targets", table=tabulate_targets(run), links=links)
     return write_bytes(out, render_page(title, lead, [section]))
