@@ -163,7 +163,7 @@ def _failure_record(
     }
 
 
-def case_failure(logits: Logits, target: int | tuple[float, int], ambiguity: float) -> bool | None:
+def case_failure(logits: Logits, target: int | tuple[float | None, ...], ambiguity: float) -> bool | None:
     """Whether the class on X is wrong or undecided; None for a risk, which is right or wrong only among others."""
     if not isinstance(target, int):
         return None

@@ -396,9 +396,9 @@ class Run(_Folder):
         if findings:
             summary["diagnostics"] = findings
         if runs := self.targets:
-            figures = {name: read_json(run.summary) for name, run in runs.items() if is_file(run.summary)}
+            written = {name: read_json(run.summary) for name, run in runs.items() if is_file(run.summary)}
             summary["targets"] = {
-                name: {mode: own[mode] for mode in MODES if mode in own} for name, own in figures.items()
+                name: {mode: own[mode] for mode in MODES if mode in own} for name, own in written.items()
             }
         write_json(self.summary, summary)
         return summary
