@@ -30,6 +30,7 @@ from gcemil.bags import store
 from gcemil.bags.cohort import Cohort, Task
 from gcemil.bags.folds import Fold, carve_validation
 from gcemil.bags.memory import as_array, iterate_items, make_cohort, read_bag_item
+from gcemil.bags.targets import refuse_targets
 from gcemil.config import EvidenceSettings, HostSettings, TrainSettings
 from gcemil.diagnostics.audit_inputs import check_answers, name_bag_in_errors
 from gcemil.diagnostics.bag_audit import Scoring, describe_table, judge_outcome, measure_risks, try_rules
@@ -261,6 +262,7 @@ def fit(
             if labels is not None or pairs is not None:
                 raise UsageError("A cohort has its own labels and pairs. Leave labels and pairs out.")
             cohort = bags if isinstance(bags, Cohort) else Cohort.load(Path(bags))
+            refuse_targets(cohort)
         else:
             cohort = make_cohort(bags, labels, folder, task=task, classes=classes, cases=cases)
         if pairs is not None:
@@ -531,5 +533,6 @@ def load(path: Path | str, device: torch.device | str = "cpu") -> FittedModel:
     """
     place = Path(path)
     if Run(place).is_begun:
+        Run(place).refuse_targets()
         place = Run(place).trained_folds()[0].path
     return FittedModel(*load_network(RunFold(place).checkpoint if place.is_dir() else place, device))

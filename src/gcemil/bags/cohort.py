@@ -29,7 +29,7 @@ from gcemil.slides.reader import ANY_EXTENSIONS
 from gcemil.units import LevelZeroPx
 from gcemil.wording import is_there, near_path
 
-Task = Literal["classification", "survival", "regression"]
+Task = Literal["classification", "survival", "regression", "multilabel"]
 
 NEGATIVE_NAMES = ("normal", "negative", "healthy")
 """Classes that are taken for slides without a lesion where cohort.yaml names none."""
@@ -37,8 +37,9 @@ SLIDE_COLUMNS: dict[Task, tuple[str, ...]] = {
     "classification": ("slide_id", "case_id", "label"),
     "survival": ("slide_id", "case_id", "time", "event"),
     "regression": ("slide_id", "case_id", "value"),
+    "multilabel": ("slide_id", "case_id"),
 }
-"""The columns that slides.csv must have; it may have `site` too."""
+"""The columns that slides.csv must have beside those of several targets; it may have `site` too."""
 
 
 class CohortCard(BaseModel):
@@ -49,6 +50,7 @@ class CohortCard(BaseModel):
     name: str
     task: Task
     classes: tuple[str, ...] = ()
+    """The classes; of a multilabel cohort its targets, each of them a column of slides.csv."""
     negative_class: str | None = None
     """The class of slides without a lesion, on which no evidence should be confirmed."""
     feature_dim: int = Field(ge=1, le=LARGEST_SIZE)
@@ -67,6 +69,11 @@ class CohortCard(BaseModel):
         wanted = (self.negative_class.lower(),) if self.negative_class else NEGATIVE_NAMES
         return next((names.index(name) for name in wanted if name in names), None)
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that slides.csv must have."""
+        return SLIDE_COLUMNS[self.task] + (self.classes if self.task == "multilabel" else ())
+
 
 @dataclass(frozen=True)
 class SlideRow:
@@ -79,16 +86,18 @@ class SlideRow:
     event: int | None = None
     value: float | None = None
     site: str | None = None
+    labels: tuple[int | None, ...] = ()
+    """0 or 1 for each target of a multilabel cohort, None where it is not known."""
 
 
 @dataclass(frozen=True)
 class BagSpec:
-    """One bag before anything is read: its slides and its target (class index, value, or time and event)."""
+    """One bag before anything is read: its slides and its target (class index, value, time and event, or a label per target)."""
 
     bag_id: str
     case_id: str
     slide_ids: tuple[str, ...]
-    target: int | float | tuple[float, int]
+    target: int | float | tuple[float, int] | tuple[int | None, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,13 +112,13 @@ class Cohort:
     def load(folder: Path) -> Cohort:
         """The cohort in this folder; tables that contradict themselves are refused."""
         card, table = read_card(folder), folder / "slides.csv"
-        rows = read_table(table, SLIDE_COLUMNS[card.task])
+        rows = read_table(table, card.columns)
         raise_first(check_slides(rows, card), table)
-        return Cohort(folder, card, tuple(_read_slide(row, card.task) for row in rows))
+        return Cohort(folder, card, tuple(_read_slide(row, card) for row in rows))
 
     def save(self) -> None:
         """Write slides.csv and cohort.yaml, which comes last: a folder that has it is a cohort."""
-        write_slide_table(self.folder, self.card.task, self.slides)
+        write_slide_table(self.folder, self.card.task, self.slides, self.card.classes)
         self.save_card()
 
     def save_card(self) -> None:
@@ -120,8 +129,8 @@ class Cohort:
 
     @property
     def n_outputs(self) -> int:
-        """Outputs of a model for this cohort: one per class, or one number."""
-        return len(self.card.classes) if self.card.task == "classification" else 1
+        """Outputs of a model for this cohort: one per class or target, or one number."""
+        return len(self.card.classes) or 1
 
     @property
     def bag_unit(self) -> Literal["slide", "case"]:
@@ -142,6 +151,8 @@ class Cohort:
                 target = self.card.classes.index(str(first.label))
             elif self.card.task == "regression":
                 target = first.value
+            elif self.card.task == "multilabel":
+                target = first.labels
             slide_ids = tuple(sorted(row.slide_id for row in rows))
             specs.append(BagSpec(bag_id, first.case_id, slide_ids, target))
         return tuple(specs)
@@ -250,6 +261,10 @@ def read_card(folder: Path) -> CohortCard:
         raise CohortError(
             f"{path}: negative_class is '{card.negative_class}', but the classes are {', '.join(card.classes)}. Name one of them."
         )
+    if card.task == "multilabel" and len(card.classes) < 2:
+        raise CohortError(
+            f"{path}: a multilabel cohort needs at least two targets, got {list(card.classes)}."
+        )
     if len(set(card.classes)) < len(card.classes):
         raise CohortError(f"{path}: a class occurs twice among {', '.join(card.classes)}. Remove one.")
     return card
@@ -269,28 +284,36 @@ def _describe_no_cohort(folder: Path) -> str:
     )
 
 
-def write_slide_table(folder: Path, task: Task, slides: Sequence[SlideRow]) -> None:
-    """slides.csv of a folder; with sites where they are known."""
+def write_slide_table(
+    folder: Path, task: Task, slides: Sequence[SlideRow], classes: Sequence[str] = ()
+) -> None:
+    """slides.csv of a folder; with sites where they are known, and a column for each target of several."""
     columns = list(SLIDE_COLUMNS[task])
     if any(row.site is not None for row in slides):
         columns.append("site")
-    write_table(
-        folder / "slides.csv", columns, [{name: getattr(row, name) for name in columns} for row in slides]
-    )
+    targets = classes if task == "multilabel" else ()
+    rows = [
+        {name: getattr(row, name) for name in columns} | dict(zip(targets, row.labels, strict=bool(targets)))
+        for row in slides
+    ]
+    write_table(folder / "slides.csv", [*columns, *targets], rows)
 
 
 def parse_slide(row: Mapping[str, str], card: CohortCard, folder: Path) -> SlideRow:
     """One checked line of slides.csv."""
     raise_first(_check_slide(row, card), folder / "slides.csv")
-    return _read_slide(row, card.task)
+    return _read_slide(row, card)
 
 
-def _read_slide(row: Mapping[str, str], task: Task) -> SlideRow:
+def _read_slide(row: Mapping[str, str], card: CohortCard) -> SlideRow:
     """One line of slides.csv that has no problem."""
     site = row.get("site") or None
-    if task == "classification":
+    if card.task == "multilabel":
+        labels = tuple(int(row[name]) if row[name] else None for name in card.classes)
+        return SlideRow(row["slide_id"], case_of(row), site=site, labels=labels)
+    if card.task == "classification":
         return SlideRow(row["slide_id"], case_of(row), label=row["label"], site=site)
-    if task == "regression":
+    if card.task == "regression":
         return SlideRow(row["slide_id"], case_of(row), value=float(row["value"]), site=site)
     # Tables that went through pandas have 1.0 for an event.
     time, event = float(row["time"]), int(float(row["event"]))
@@ -330,7 +353,7 @@ def check_slides(rows: Sequence[Mapping[str, str]], card: CohortCard) -> Iterato
     first_of: dict[str, Mapping[str, str]] = {}
     for row in rows:
         first = first_of.setdefault(case_of(row), row)
-        if _parse_target(first, card.task) != _parse_target(row, card.task):
+        if _parse_target(first, card) != _parse_target(row, card):
             what = f"slides '{first['slide_id']}' and '{row['slide_id']}' of the case disagree on the target"
             yield Problem(case_of(row), what, "A case has one target; correct slides.csv.")
 
@@ -353,6 +376,12 @@ def _check_slide(row: Mapping[str, str], card: CohortCard) -> Iterator[Problem]:
             what = f"value '{row['value']}' is not a finite number"
             yield Problem(slide_id, what, "Correct the value, or take the slide out of slides.csv.")
         return
+    if card.task == "multilabel":
+        for name in card.classes:
+            if row[name] not in ("0", "1", ""):
+                what = f"'{name}' is '{row[name]}', and a target is 0, 1 or empty"
+                yield Problem(slide_id, what, "Correct the label, or leave it empty where it is not known.")
+        return
     time = parse_number(row["time"])
     if time is None or not 0 < time < math.inf:
         what = f"survival time '{row['time']}' is not a finite number above 0"
@@ -362,11 +391,13 @@ def _check_slide(row: Mapping[str, str], card: CohortCard) -> Iterator[Problem]:
         yield Problem(slide_id, what, "Code 1 for happened and 0 for censored.")
 
 
-def _parse_target(row: Mapping[str, str], task: Task) -> Any:
+def _parse_target(row: Mapping[str, str], card: CohortCard) -> Any:
     """The target of a line; 12 and 12.0 are one time."""
-    if task == "classification":
+    if card.task == "classification":
         return row["label"]
-    return tuple(parse_number(row[name]) for name in SLIDE_COLUMNS[task][2:])
+    if card.task == "multilabel":
+        return [row[name] for name in card.classes]
+    return tuple(parse_number(row[name]) for name in SLIDE_COLUMNS[card.task][2:])
 
 
 def case_of(row: Mapping[str, str]) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gcemil.bags import store
-from gcemil.bags.cohort import Cohort
+from gcemil.bags.cohort import Cohort, SlideRow
 from gcemil.bags.folds import fold_indices, read_parts, split_file
 from gcemil.errors import CohortError, GcemilError, InputError, error_text
 from gcemil.files import read_json, require_file, validate_as, write_json
@@ -115,13 +115,19 @@ def record_cohort(cohort: Cohort) -> CohortRecord:
     return CohortRecord(
         {
             "card": {"cohort.yaml": _hash_value(card)},
-            "labels": {"slides.csv": _hash_value([asdict(row) | {"site": None} for row in cohort.slides])},
+            "labels": {"slides.csv": _hash_value([_list_labels(row) for row in cohort.slides])},
             "splits": splits,
             "anchors": {name: hashes[name] for name in anchors},
             "pairs": {name: hashes[name] for name in pairs},
             "features": {slide_id: hashes[name] for slide_id, name in features.items()},
         }
     )
+
+
+def _list_labels(row: SlideRow) -> dict[str, Any]:
+    """What training reads of a line; runs of earlier versions know no labels of several targets."""
+    values = asdict(row) | {"site": None}
+    return values if row.labels else {name: one for name, one in values.items() if name != "labels"}
 
 
 def content_hash(path: Path) -> str:

@@ -125,6 +125,9 @@ def describe_part(cohort: Cohort, fold: Fold, part: Part) -> str:
     if cohort.card.task == "regression":
         values = [row.value for row in rows if row.value is not None]
         return f"{len(rows)} (mean {np.mean(values):.3g})" if values else "0"
+    if cohort.card.task == "multilabel":
+        counts = [sum(row.labels[index] == 1 for row in rows) for index in range(cohort.n_outputs)]
+        return f"{len(rows)} ({', '.join(map(str, counts))})"
     events = {row.case_id: row.event for row in rows}
     return f"{len(rows)} ({sum(event == 1 for event in events.values())} of {len(events)})"
 
@@ -322,7 +325,7 @@ def _group_by_stratum(groups: dict[str, list[SlideRow]]) -> dict[tuple[str, int]
             strata[_VALUE, int(np.searchsorted(value_edges, means[name]))].append(name)
         elif first.time is None:
             # A case with slides of several labels is placed by its rarest-looking one: the last in order.
-            strata[max(str(row.label) for row in rows), 0].append(name)
+            strata[max(str(row.labels or row.label) for row in rows), 0].append(name)
         else:
             quartile = int(np.searchsorted(edges[int(first.event or 0)], first.time))
             strata[f"event {first.event}", quartile].append(name)

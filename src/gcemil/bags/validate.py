@@ -17,7 +17,6 @@ import numpy as np
 from gcemil.bags import store
 from gcemil.bags.arrays import coords_problem, features_problem, read_anchors, read_pairs, read_truth
 from gcemil.bags.cohort import (
-    SLIDE_COLUMNS,
     CohortCard,
     Problem,
     case_of,
@@ -35,15 +34,15 @@ Row = dict[str, str]
 
 
 _N_FOLDS = 5
-_TARGETS = {"classification": "label", "regression": "value", "survival": "event"}
-"""The column that must vary inside every part."""
+_TARGETS = {"classification": "label", "regression": "value", "survival": "event", "multilabel": "slide_id"}
+"""The column that must vary inside every part; `check_parts` of a training looks at several targets."""
 
 
 def validate(folder: Path, on_slide: Callable[[int, int], None] | None = None) -> list[Problem]:
     """All problems of the cohort in this folder; `on_slide(done, total)` reports progress."""
     try:
         card = read_card(folder)
-        rows = read_table(folder / "slides.csv", SLIDE_COLUMNS[card.task])
+        rows = read_table(folder / "slides.csv", card.columns)
     except InputError as fault:
         return [_from_exception(str(folder), fault)]
     problems = [*check_slides(rows, card)]
@@ -92,7 +91,11 @@ def _from_exception(where: str, error: InputError, remedy: str = "") -> Problem:
 
 
 def _class_problems(rows: list[Row], card: CohortCard) -> Iterator[Problem]:
-    for name in card.classes:
+    for name in card.classes if card.task == "multilabel" else ():
+        if len(values := {row[name] for row in rows} - {""}) < 2:
+            what = f"the target is {' and '.join(values) or 'missing'} on every slide"
+            yield Problem(name, what, "Remove the target from cohort.yaml, or add slides.")
+    for name in card.classes if card.task == "classification" else ():
         count = len({case_of(row) for row in rows if row["label"] == name})
         if not count:
             yield Problem(name, "the class has no slide", "Remove the class from cohort.yaml or add slides.")
@@ -169,6 +172,9 @@ def _part_problems(targets: dict[str, set[str]], card: CohortCard, path: Path) -
             what = f"the {part} part is empty"
         elif is_survival and not any(parse_number(event) == 1 for event in present):
             what = f"the {part} part has no event"
+        elif card.task == "multilabel":
+            # Each target has slides of its own, which `check_parts` of a training looks at.
+            continue
         elif not is_survival and len(present) < 2:
             kind = "class" if card.classes else "the value"
             what = f"the {part} part has only {kind} '{next(iter(present))}'"

@@ -22,6 +22,7 @@ from gcemil.bags.arrays import read_patch_layout
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.fingerprint import record_cohort
 from gcemil.bags.folds import fold_indices, make_folds, make_parts, write_folds
+from gcemil.bags.targets import refuse_targets
 from gcemil.bags.validate import refuse_errors, validate
 from gcemil.benchmark.grid import (
     CohortKey,
@@ -218,6 +219,7 @@ def _prepare_cohort(grid: Grid, results: Results, key: CohortKey) -> None:
     if missing := sorted(folds - set(fold_indices(folder))):
         raise CohortError(f"{folder} has no fold {missing[0]}. Make the folds with 'gcemil split {folder}'.")
     cohort = Cohort.load(folder)
+    refuse_targets(cohort)
     record = _describe_cohort(cohort) | {
         "fingerprint": record_cohort(cohort).fingerprint,
         "settings": settings.model_dump(mode="json"),

@@ -14,6 +14,7 @@ from gcemil.cli.options import (
     TRUST_HOST,
     TRUST_REMOTE_CODE,
     WEIGHTS,
+    one_target,
     parse_pairs,
     seed_option,
 )
@@ -136,7 +137,7 @@ def from_examples(
 
 @app.command("from-review")
 def from_review(
-    run: Path = typer.Argument(help="The run whose evidence was reviewed."),
+    run: Path = typer.Argument(help="The run whose evidence was reviewed.", callback=one_target),
     marks: list[Path] = typer.Argument(
         None,
         help="<slide>.geojson with regions accept, reject or missed, folders of them, or reviews that the viewer saved. By default "

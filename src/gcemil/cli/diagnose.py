@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from gcemil.cli.console import print_json, print_table, progress, say, warn_of_model
-from gcemil.cli.options import FOLDS, JSON, TRUST_HOST, jobs_option, parse_folds, seed_option
+from gcemil.cli.options import FOLDS, JSON, TRUST_HOST, jobs_option, one_target, parse_folds, seed_option
 from gcemil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,7 +22,9 @@ FEW_FIGURES = 5
 
 
 def diagnose(
-    runs: list[Path] = typer.Argument(help="A run folder; further runs of other seeds add to its stability."),
+    runs: list[Path] = typer.Argument(
+        help="A run folder, of several targets each in turn; further runs of other seeds add to its stability."
+    ),
     against: Path | None = typer.Option(
         None, help="The run of the plain host on the same cohort: more rivals."
     ),
@@ -45,28 +47,37 @@ def diagnose(
     from gcemil.files import without_nan
     from gcemil.runs.folder import Run
 
-    comparison = Comparison(runs[0], against, tuple(runs[1:]), seed)
-    with progress("diagnosing") as advance:
-        found = diagnose_run(
-            comparison,
-            names=None if only is None else only.split(","),
-            folds=parse_folds(folds),
-            again=again,
-            jobs=jobs,
-            on_done=advance,
+    targets = Run(runs[0]).targets
+    # The same target of every run; a run of one target is itself.
+    below = [Path("targets", name) for name in targets] or [Path()]
+    answers = {}
+    for place in below:
+        first, *others = (run / place for run in runs)
+        comparison = Comparison(first, against and against / place, tuple(others), seed)
+        with progress("diagnosing") as advance:
+            found = diagnose_run(
+                comparison,
+                names=None if only is None else only.split(","),
+                folds=parse_folds(folds),
+                again=again,
+                jobs=jobs,
+                on_done=advance,
+            )
+        answers[place.name] = without_nan({finding.name: finding.to_json() for finding in found})
+        if as_json:
+            continue
+        warn_of_model(Run(first).model_warning)
+        for finding in found:
+            if finding.name == "snr":
+                print_answer(first)
+            if finding.name != "snr" or everything:
+                print_finding(finding, everything=everything)
+        say(
+            f"Findings of each fold, slide by slide: {first}/fold_<k>/diagnostics; joined: {first}/diagnostics"
         )
     if as_json:
-        print_json(without_nan({finding.name: finding.to_json() for finding in found}))
+        print_json(answers if targets else answers[""])
         return
-    warn_of_model(Run(runs[0]).model_warning)
-    for finding in found:
-        if finding.name == "snr":
-            print_answer(runs[0])
-        if finding.name != "snr" or everything:
-            print_finding(finding, everything=everything)
-    say(
-        f"Findings of each fold, slide by slide: {runs[0]}/fold_<k>/diagnostics; joined: {runs[0]}/diagnostics"
-    )
     if not everything:
         say("More rows and figures: the same command with --all.")
 
@@ -165,7 +176,7 @@ def _print_rows(title: str, rows: Sequence[Row], most: int | None) -> None:
 
 
 def review(
-    run: Path | None = typer.Argument(None, help="A run folder."),
+    run: Path | None = typer.Argument(None, help="A run folder.", callback=one_target),
     marks: list[Path] = typer.Argument(
         None,
         help="<slide>.geojson as QuPath exports it, folders of such files, or reviews that the viewer saved. "

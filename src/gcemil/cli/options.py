@@ -78,14 +78,26 @@ DEVICE: Any = typer.Option(
     help="Where the network computes: auto, cpu, cuda, cuda:1 or mps; auto takes a GPU where there is one.",
 )
 
-RUN: Any = typer.Argument(help="A run folder.")
+
+def one_target(run: Path | None) -> Path | None:
+    """Refuse a run of several targets."""
+    from gcemil.runs.folder import Run
+
+    if run is not None:
+        Run(run).refuse_targets()
+    return run
+
+
+RUN: Any = typer.Argument(help="A run folder.", callback=one_target)
 JSON: Any = typer.Option(False, "--json", help="Print the result as JSON.")
 WEIGHTS: Any = typer.Option(None, help="A local copy of the encoder's page, in place of the hub.")
 TRUST_REMOTE_CODE: Any = typer.Option(
     False, "--trust-remote-code", help="Run the Python code that comes with the encoder's page."
 )
 LABELS: Any = typer.Option(None, help="The label table (CSV, TSV, XLSX), in any of the known dialects.")
-TARGET: Any = typer.Option(None, help="The label column, where there are several.")
+TARGET: Any = typer.Option(
+    None, help="The label column, where there are several; with --task multilabel all of them: ER,PR,HER2."
+)
 CLASSES: Any = typer.Option(None, help="Class names in order, separated by commas.")
 SUFFICIENCY: Any = typer.Option(0.05, min=0, help="Largest change that still counts as sufficient.")
 NECESSITY: Any = typer.Option(0.05, min=0, help="Smallest change that counts as necessary.")
@@ -118,7 +130,7 @@ def refuse_beside_config(context: typer.Context, config: Path | None) -> None:
             )
 
 
-Task = Literal["classification", "survival", "regression"]
+Task = Literal["classification", "survival", "regression", "multilabel"]
 """What a label table is read for."""
 
 

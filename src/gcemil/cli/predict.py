@@ -15,7 +15,6 @@ from gcemil.cli.options import (
     DEVICE,
     HEATMAP,
     JSON,
-    RUN,
     TRUST_HOST,
     TRUST_REMOTE_CODE,
     UNIT,
@@ -23,13 +22,14 @@ from gcemil.cli.options import (
     HeatMapName,
     Unit,
     jobs_option,
+    one_target,
     parse_folds,
     seed_option,
 )
 from gcemil.errors import UsageError
 
 if TYPE_CHECKING:
-    from gcemil.exports.new_slides import NewPrediction
+    from gcemil.exports.new_slides import NewPrediction, NewSlides
 
 
 Mode = Literal["full", "gce", "soft", "discrete", "prefilter"]
@@ -37,7 +37,7 @@ Mode = Literal["full", "gce", "soft", "discrete", "prefilter"]
 
 
 def predict(
-    run: Path = RUN,
+    run: Path = typer.Argument(help="A run folder; one of several targets predicts each of them."),
     slides: list[Path] = typer.Argument(
         help="Slides (.svs, .tif ...), features (.h5 or .pt of gcemil, CLAM, TRIDENT or STAMP), folders of both, or patterns."
     ),
@@ -83,7 +83,12 @@ def predict(
     Example: gcemil predict runs/bracs_abmil new_slides/ --explain
     """
     from gcemil.exports.explain import ExplainOptions
-    from gcemil.exports.new_slides import NewSlides, PredictOptions, find_inputs
+    from gcemil.exports.new_slides import (
+        NewSlides,
+        PredictOptions,
+        find_inputs,
+        write_joined_predictions,
+    )
     from gcemil.features.loaders import WeightSource
     from gcemil.runs.folder import Run
 
@@ -100,35 +105,50 @@ def predict(
     target = out or Run(run).new_slides
     inputs = find_inputs(slides, out=target)
     source = WeightSource(weights, trust_remote_code)
-    opened = NewSlides.open(run, options, source=source, device=device or "auto")
-    with progress("predicting slides") as advance:
-        found = opened.predict(
-            inputs.files, target, again=again, jobs=jobs, device=device or "auto", on_slide=advance
-        )
-    failed = [one for one in found if one.status == "failed"]
+    targets = Run(run).targets
+    answers: dict[str, list[NewPrediction]] = {}
+    for name, one_run in (targets or {"": Run(run)}).items():
+        opened = NewSlides.open(one_run.path, options, source=source, device=device or "auto")
+        place = target / name
+        with progress("predicting slides") as advance:
+            found = opened.predict(
+                inputs.files, place, again=again, jobs=jobs, device=device or "auto", on_slide=advance
+            )
+        answers[name] = found
+        if not as_json:
+            _print_run(opened, found, inputs.notes, place)
+    if targets:
+        joined = write_joined_predictions(target, answers)
     if as_json:
         # Evidence is given as rows of the feature file or of the slide's grid.
-        records = [
-            {name: value for name, value in vars(one).items() if name not in ("values", "key")}
-            for one in found
-        ]
-        print_json([{**record, **one.values} for record, one in zip(records, found, strict=True)])
-    else:
-        warn_of_model(opened.model_warning)
-        _print_predictions(f"{run}, {opened.mode}", [one for one in found if one.status != "failed"])
-        if before := [one for one in found if one.status == "already done"]:
-            say(
-                f"{len(before)} of {len(found)} slides were done before and left alone (--again does them again)."
-            )
-        for note in (*inputs.notes, *_describe_parts(found)):
-            say(note)
-        say(f"wrote {target / 'predictions.csv'}")
-    for one in found:
-        if one.reason:
-            say(f"{one.slide_id}: {one.reason}", err=True)
-    if failed:
-        say(f"{len(failed)} of {len(found)} slides failed; the others are done.", err=True)
+        records = {name: [_make_record(one) for one in found] for name, found in answers.items()}
+        print_json(records if targets else records[""])
+    elif targets:
+        say(f"wrote {joined}: the probability of every target")
+    everything = [one for found in answers.values() for one in found]
+    for reason in dict.fromkeys(f"{one.slide_id}: {one.reason}" for one in everything if one.reason):
+        say(reason, err=True)
+    if failed := {one.slide_id for one in everything if one.status == "failed"}:
+        say(f"{len(failed)} of {len(inputs.files)} slides failed; the others are done.", err=True)
         raise typer.Exit(1)
+
+
+def _make_record(one: NewPrediction) -> dict[str, object]:
+    """What is printed of a slide as JSON."""
+    return {name: value for name, value in vars(one).items() if name not in ("values", "key")} | one.values
+
+
+def _print_run(opened: NewSlides, found: Sequence[NewPrediction], notes: Sequence[str], out: Path) -> None:
+    """What a run says of all slides."""
+    warn_of_model(opened.model_warning)
+    _print_predictions(f"{opened.run}, {opened.mode}", [one for one in found if one.status != "failed"])
+    if before := [one for one in found if one.status == "already done"]:
+        say(
+            f"{len(before)} of {len(found)} slides were done before and left alone (--again does them again)."
+        )
+    for note in (*notes, *_describe_parts(found)):
+        say(note)
+    say(f"wrote {out / 'predictions.csv'}")
 
 
 def _print_predictions(title: str, found: Sequence[NewPrediction]) -> None:
@@ -173,7 +193,9 @@ def _describe_parts(found: Sequence[NewPrediction]) -> Iterator[str]:
 
 
 def prefilter(
-    run: Path = typer.Argument(help="A run folder, trained with evidence on encoded slides."),
+    run: Path = typer.Argument(
+        help="A run folder, trained with evidence on encoded slides.", callback=one_target
+    ),
     slides: list[Path] = typer.Argument(help="The slide files of its cohort, or folders of them."),
     fold: int | None = typer.Option(None, min=0, help="One fold instead of all."),
     utility: float = typer.Option(

@@ -45,6 +45,8 @@ def report(
     """
     with needs_matplotlib():
         from gcemil.report.run_report import write_report
+    from gcemil.runs.folder import Run
+
     out = out or run
     # A name without an ending is a folder, whether it is there yet or not.
     page = out / "report.html" if out.is_dir() or not out.suffix else out
@@ -59,7 +61,8 @@ def report(
     if as_json:
         print_json({"report": str(path), "bytes": size, "figures": str(run / "figures")})
         return
-    say(f"wrote {path} ({size / 1e6:.1f} MB); figures in {run / 'figures'}")
+    figures = "; a report of each target beside it" if Run(run).targets else f"; figures in {run / 'figures'}"
+    say(f"wrote {path} ({size / 1e6:.1f} MB){figures}")
 
 
 def figures(

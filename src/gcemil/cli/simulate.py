@@ -35,6 +35,11 @@ def simulate(
     pixels: bool = typer.Option(
         False, "--pixels", help="Draw H&E-like slides with pixel truth in place of features."
     ),
+    multilabel: bool = typer.Option(
+        False,
+        "--multilabel",
+        help="Every class that has a cause becomes a target of its own, with its own evidence.",
+    ),
     force: bool = typer.Option(False, "--force", help="Write into a folder that holds something else."),
 ) -> None:
     """Simulate a cohort with known evidence: features, labels, anchors, pairs, and the truth per patch.
@@ -45,7 +50,7 @@ def simulate(
     """
     from gcemil.files import lock_folder, parse_yaml
     from gcemil.simulation.pixels import simulate_pixels
-    from gcemil.simulation.profile import load_profile, resolve_dials
+    from gcemil.simulation.profile import as_targets, load_profile, resolve_dials
     from gcemil.simulation.simulate import simulate as simulate_cohort
 
     overrides = parse_pairs(
@@ -54,9 +59,12 @@ def simulate(
         lambda value: parse_yaml(value, f"The value {value!r} of a dial"),
     )
     # Before the lock, which makes the folder: what is refused leaves nothing behind.
-    resolve_dials(load_profile(profile).dials, overrides)
+    chosen = load_profile(profile)
+    resolve_dials((as_targets(chosen) if multilabel else chosen).dials, overrides)
     if pixels and dim is not None:
         raise UsageError("--dim has no meaning with --pixels: the encoder decides the feature width.")
+    if pixels and multilabel:
+        raise UsageError("--multilabel simulates features: leave --pixels out.")
     given: dict[str, Any] = {"size": size, "seed": seed, "slides": slides, "dials": overrides}
     if pixels:
         with lock_folder(out), progress("drawing slides") as advance:
@@ -65,7 +73,9 @@ def simulate(
         say(f"next: gcemil encode {out / 'slides'} --out {out}")
         return
     with lock_folder(out), progress("simulating slides") as advance:
-        cohort = simulate_cohort(profile, out, dim=dim, **given, replace_files=force, on_slide=advance)
+        cohort = simulate_cohort(
+            profile, out, dim=dim, **given, multilabel=multilabel, replace_files=force, on_slide=advance
+        )
     say(f"{out}: {len(cohort.slides)} slides, {len(cohort.bags)} bags, width {cohort.card.feature_dim}.")
 
 

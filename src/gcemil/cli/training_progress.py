@@ -122,8 +122,14 @@ def _describe_epoch(record: dict[str, Any]) -> str:
 
 def print_summary(out: Path, summary: dict[str, Any]) -> None:
     """Whether the model has learned; then mean and deviation over folds, a row per mode."""
-    warn_of_model(summary["model_warning"])
-    modes = [mode for mode in MODES if mode in summary]
+    targets = Run(out).targets
+    for name, run in targets.items():
+        if (warning := run.model_warning) is not None:
+            warn_of_model(f"{name}: {warning}")
+    if not targets:
+        warn_of_model(summary["model_warning"])
+    # Targets have a table of their own, with the figures of the shared model in it.
+    modes = [mode for mode in MODES if mode in summary and not targets]
     names = list(summary[modes[0]]) if modes else []
     rows, n_folds = [], len(summary["folds"])
     for mode in modes:
@@ -133,7 +139,18 @@ def print_summary(out: Path, summary: dict[str, Any]) -> None:
             for one in spreads
         ]
         rows.append((f"{mode}: {MODE_WORDS[mode]}", *texts))
-    print_table(f"{out}: test, {n_folds} fold{'s' * (n_folds != 1)}", ("bag", *names), rows)
+    if rows:
+        print_table(f"{out}: test, {n_folds} fold{'s' * (n_folds != 1)}", ("bag", *names), rows)
+    if targets:
+        from gcemil.report.targets import tabulate_targets
+
+        table = tabulate_targets(Run(out))
+        heads = [f"{one.group}: {one.header}" for one in table.columns]
+        print_table(
+            f"{out}: test, {n_folds} fold{'s' * (n_folds != 1)}",
+            ("target", *heads),
+            [(*line.row_labels, *(cell.text for cell in line.cells)) for line in table.lines],
+        )
     if (said := describe_vote(summary.get("vote"))) is not None:
         say(said)
     if counts := summary.get("no_evidence"):
@@ -155,4 +172,5 @@ def suggest_next(out: Path, *, is_wrapped: bool) -> None:
     if is_wrapped:
         say(f"next: gcemil diagnose {folder} --only snr")
     say(f"next: gcemil report {folder}")
-    say(f"next: gcemil view {folder}")
+    one = next(iter(Run(out).targets.values()), Run(out)).path
+    say(f"next: gcemil view {shlex.quote(str(one))}")

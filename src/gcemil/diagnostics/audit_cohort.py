@@ -18,6 +18,7 @@ from gcemil.bags.bag import Bag
 from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.bags.fingerprint import record_cohort
 from gcemil.bags.folds import read_fold
+from gcemil.bags.targets import refuse_targets
 from gcemil.config import TrainSettings
 from gcemil.diagnostics.audit import OWN_SCORES, ScoreSource, audit_model
 from gcemil.diagnostics.audit_inputs import BlackBox, check_answers, name_bag_in_errors, read_bag_scores
@@ -52,6 +53,7 @@ def audit_cohort(
 ) -> Finding:
     """Audit a model on one part of a cohort; a model named by module is imported, which runs its code."""
     cohort = Cohort.load(folder)
+    refuse_targets(cohort)
     own = load_network(Run(Path(model)).fold(fold).checkpoint)[0] if Path(model).is_dir() else None
     task = create_task(cohort, TrainSettings(), (0.0, 1.0) if own is None else own.label_scale)
     parts = None if part == "all" else fold_parts(cohort, read_fold(cohort, fold))

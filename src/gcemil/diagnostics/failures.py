@@ -166,7 +166,7 @@ def _failure_record(
 
 
 def case_failure(
-    logits: Logits, target: int | float | tuple[float, int], task: Task, lines: Thresholds
+    logits: Logits, target: int | float | tuple[float | None, ...], task: Task, lines: Thresholds
 ) -> bool | None:
     """Whether the class on X is wrong or undecided, or the value `max_error` or more away from the label.
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -418,6 +418,25 @@ class NewSlides:
             "gcemil": __version__,
         }
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def write_joined_predictions(out: Path, answers: Mapping[str, Sequence[NewPrediction]]) -> Path:
+    """OUT/predictions.csv of several targets: a line per slide, and for each target its probability and evidence."""
+    rows: dict[str, dict[str, Any]] = {}
+    for target, found in answers.items():
+        for one in found:
+            row = rows.setdefault(
+                one.slide_id, {"slide_id": one.slide_id, "file": one.file, "status": "done"}
+            )
+            row |= {
+                f"prob_{target}": one.values.get(f"prob_{target}", ""),
+                f"n_selected_{target}": "" if one.n_selected is None else one.n_selected,
+                f"verdict_{target}": one.verdict,
+            }
+            row["status"] = "failed" if one.status == "failed" else row["status"]
+    path = out / "predictions.csv"
+    write_table(path, list(dict.fromkeys(name for row in rows.values() for name in row)), list(rows.values()))
+    return path
 
 
 @lru_cache(maxsize=1)

@@ -30,6 +30,7 @@ from gcemil.report.sections.slides import link_bags, render_slides
 from gcemil.report.sections.snr import render_snr
 from gcemil.report.sections.truth import render_review, render_truth
 from gcemil.report.style import STYLE
+from gcemil.report.targets import write_targets_page
 from gcemil.runs.folder import Run
 
 OnStep = Callable[[int, int], None]
@@ -47,6 +48,12 @@ def write_report(
                     f"{run} holds a grid of runs, which is compared within itself. Leave --against out."
                 )
             return write_bytes(out, render_grid_page(read_grid_summary(run), run))
+        if targets := Run(run).targets:
+            pages = {name: out.with_name(f"{out.stem}_{name}{out.suffix}") for name in targets}
+            for name, page in pages.items():
+                beside = None if against is None else Run(against).targets[name].path
+                write_report(targets[name].path, page, against=beside, seed=seed, on_step=on_step)
+            return write_targets_page(Run(run), out, pages)
         data = read_run_data(run)
         rival = None if against is None else read_run_data(against)
         if rival is not None:

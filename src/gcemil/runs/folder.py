@@ -6,6 +6,7 @@
   train.log           messages of training
   summary.json        mean and spread over the finished folds;  diagnostics/    findings joined over the folds
   fold_<k>/           checkpoint.safetensors, history.jsonl, predictions.csv, evidence/, diagnostics/, metrics.json
+  targets/<target>/   of a run of several targets: a run of each (runs/targets.py)
 
 metrics.json comes last and marks a fold as finished. A command that reads a run together with its cohort first checks that
 the cohort is still what cohort.json says, because a result that mixes two states of a cohort is worthless.
@@ -25,7 +26,7 @@ from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.bags.fingerprint import CohortRecord, record_cohort
 from gcemil.bags.folds import Fold, Part
 from gcemil.config import TrainSettings
-from gcemil.errors import InputError, RunError
+from gcemil.errors import InputError, RunError, UsageError
 from gcemil.files import (
     is_file,
     parse_json,
@@ -58,6 +59,8 @@ class RunCard(BaseModel):
     settings: TrainSettings
     cohort_fingerprint: str | None = None
     """Of the cohort when the run was begun."""
+    targets: tuple[str, ...] = ()
+    """Of a run of several targets, each of which has a run of its own (runs/targets.py)."""
     settings_hash: str | None = None
 
 
@@ -267,6 +270,21 @@ class Run(_Folder):
             raise RunError(f"{error} {remedy}") from error
         return validate_as(values, RunCard, self.config, error=RunError, remedy=remedy)
 
+    @property
+    def targets(self) -> dict[str, Run]:
+        """The run of each target that was begun, by its name; none for a run of one target."""
+        names = self.card.targets if self.is_begun else ()
+        runs = {name: Run(self.path / "targets" / name) for name in names}
+        return {name: run for name, run in runs.items() if run.is_begun}
+
+    def refuse_targets(self) -> None:
+        """Refuse a run of several targets where one question is asked of one of them."""
+        if runs := self.targets:
+            raise UsageError(
+                f"{self.path} has {len(runs)} targets, and evidence is that of one. Give one of: "
+                f"{', '.join(str(run.path) for run in runs.values())}."
+            )
+
     def fold(self, number: int) -> RunFold:
         """The fold of this number."""
         return RunFold(self.path / f"fold_{number}")
@@ -377,6 +395,11 @@ class Run(_Folder):
             ]
         if findings:
             summary["diagnostics"] = findings
+        if runs := self.targets:
+            written = {name: read_json(run.summary) for name, run in runs.items() if is_file(run.summary)}
+            summary["targets"] = {
+                name: {mode: own[mode] for mode in MODES if mode in own} for name, own in written.items()
+            }
         write_json(self.summary, summary)
         return summary
 

@@ -33,7 +33,7 @@ from gcemil.runs.consensus import find_consensus
 from gcemil.runs.environment import pick_device
 from gcemil.runs.folder import FoldParts, Run, RunFold, fold_parts
 from gcemil.shapes import Logits
-from gcemil.tasks.task import ClassificationTask, RegressionTask, SurvivalTask, Task
+from gcemil.tasks.task import ClassificationTask, MultilabelTask, RegressionTask, SurvivalTask, Task
 from gcemil.units import LevelZeroPx
 
 Mode = Literal["full", "head", "gce", "soft", "discrete", "opinion"]
@@ -66,8 +66,10 @@ class FoldModel:
         """How its outputs are read."""
         if self.meta["task"] == "regression":
             return RegressionTask(*self.loaded.label_scale)
-        survival = self.meta["task"] == "survival"
-        return SurvivalTask() if survival else ClassificationTask(tuple(self.meta["classes"]))
+        if self.meta["task"] == "survival":
+            return SurvivalTask()
+        kind = MultilabelTask if self.meta["task"] == "multilabel" else ClassificationTask
+        return kind(tuple(self.meta["classes"]))
 
     def values(self, logits: Logits) -> list[float]:
         """prob_<class>, the value, or the risk."""

@@ -11,6 +11,9 @@ Evidence is every region of a cause that makes the slide's own class true. A dec
 comorbid lesion (a cause of an earlier class) are added only where the label stays the same and is not theirs as well;
 they are not evidence.
 
+Several targets: every class with a cause is a target of its own, shown by a random half of the cases. A target is 1 where one
+of its causes is present in full; its evidence is what shows its causes.
+
 Survival: what the slides of a case show moves its hazard.
 
 coverage_c = share of the patches of the case, over all its slides, that show concept c
@@ -68,7 +71,7 @@ class Region:
 
 @dataclass(frozen=True)
 class CasePlan:
-    """Slides that share a target: patches and regions of each, and the class, the log-risk or the value without noise."""
+    """Slides that share a target: patches and regions of each, and the class, the labels, the log-risk or the value without noise."""
 
     case_id: str
     n_patches: tuple[int, ...]
@@ -187,6 +190,37 @@ def plan_classification(
         sizes = tuple(_draw_bag_size(patches, generator) for _ in range(n_own))
         regions = tuple(_plan_regions(profile, dials, label, size, generator) for size in sizes)
         cases.append(CasePlan(case_id, sizes, regions, label))
+    return cases
+
+
+def plan_targets(
+    profile: Profile, dials: Dials, *, prefix: str, n_slides: int, patches: tuple[int, int], seed: int
+) -> list[CasePlan]:
+    """All cases of a cohort of several targets; bit t of a case's target is the label of target t."""
+    case_sizes = _draw_case_sizes(n_slides, dials.slides_per_case, stream(seed, "cases", prefix))
+    cases = []
+    for number, n_own in enumerate(case_sizes):
+        case_id = f"{prefix}-{number:04d}"
+        generator = stream(seed, "plan", case_id)
+        shown = np.flatnonzero(generator.random(len(profile.classes)) < 0.5).tolist()
+        group = profile.classes[shown[0]].name if shown else ""
+        sizes = tuple(_draw_bag_size(patches, generator) for _ in range(n_own))
+        evidence = [
+            [region for label in shown for region in _plan_evidence(profile, dials, label, size, generator)]
+            for size in sizes
+        ]
+        # Two targets may share a concept, and the causes of one may add up to that of another.
+        present = {region.concept for regions in evidence for region in regions}
+        target = sum(
+            1 << index
+            for index, rule in enumerate(profile.classes)
+            if any(set(cause) <= present for cause in rule.causes)
+        )
+        regions = tuple(
+            (*own, *_plan_bystanders(profile, group, size, dials, generator))
+            for own, size in zip(evidence, sizes, strict=True)
+        )
+        cases.append(CasePlan(case_id, sizes, regions, target))
     return cases
 
 

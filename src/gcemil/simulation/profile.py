@@ -243,6 +243,17 @@ class Profile(_Closed):
         )
 
 
+def as_targets(profile: Profile) -> Profile:
+    """The profile with every class that has a cause as a target of its own."""
+    classes = tuple(rule for rule in profile.classes if rule.causes)
+    if len(classes) < 2:
+        raise UsageError(
+            f"Profile '{profile.name}' has {len(classes)} classes with a cause, and several targets need two or more. "
+            "Use nsclc, brca, bracs or panda."
+        )
+    return profile.model_copy(update={"task": "multilabel", "classes": classes})
+
+
 def name_mimic(concept: str) -> str:
     """What the benign mimic of a concept is called."""
     return f"mimic of {concept}"

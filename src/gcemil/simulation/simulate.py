@@ -23,6 +23,7 @@ from gcemil import __version__
 from gcemil.bags import arrays, store
 from gcemil.bags.cohort import Cohort, CohortCard, SlideRow
 from gcemil.bags.loader import sample_patches
+from gcemil.bags.targets import write_target_cohorts
 from gcemil.errors import InputError, UsageError
 from gcemil.files import LOCK_NAME, read_json, write_json
 from gcemil.simulation.layout import TissueLayout, draw_layout
@@ -34,8 +35,17 @@ from gcemil.simulation.plan import (
     draw_outcomes,
     plan_classification,
     plan_factors,
+    plan_targets,
 )
-from gcemil.simulation.profile import Dials, Profile, find_size, load_profile, patch_bounds, resolve_dials
+from gcemil.simulation.profile import (
+    Dials,
+    Profile,
+    as_targets,
+    find_size,
+    load_profile,
+    patch_bounds,
+    resolve_dials,
+)
 from gcemil.simulation.world import (
     Latents,
     World,
@@ -80,14 +90,16 @@ def simulate(
     slides: int | None = None,
     dim: int | None = None,
     dials: Mapping[str, object] | None = None,
+    multilabel: bool = False,
     replace_files: bool = True,
     on_slide: Callable[[int, int], None] | None = None,
 ) -> Cohort:
     """Write a simulated cohort and return it; `dials` overrides the profile's, `on_slide(done, total)` is called after each slide.
 
-    Without `replace_files` a folder is accepted that is empty, or that holds this very simulation, whole or in part.
+    With `multilabel` every class that has a cause is a target of its own. Without `replace_files` a folder is accepted that is empty, or that holds this very simulation, whole or in part.
     """
     chosen, rung = load_profile(profile), find_size(size)
+    chosen = as_targets(chosen) if multilabel else chosen
     check_arguments(seed, slides, dim)
     resolved = resolve_dials(chosen.dials, dials or {})
     feature_dim = dim or rung.feature_dim
@@ -108,7 +120,24 @@ def simulate(
     ):
         _write_anchors(world, patches, out)
         cohort.save()
+        if multilabel:
+            _write_target_truth(cohort, chosen)
     return cohort
+
+
+def _write_target_truth(cohort: Cohort, profile: Profile) -> None:
+    """The evidence of each target alone: patches of a concept of its causes."""
+    concepts = [concept.name for concept in profile.concepts]
+    for rule, target in zip(profile.classes, write_target_cohorts(cohort), strict=True):
+        own = [concepts.index(name) for name in {name for cause in rule.causes for name in cause}]
+        for row in target.slides:
+            path = cohort.truth_file(row.slide_id)
+            truth = {name: store.read(path, name) for name in ("evidence", "concept", "region", "overlap")}
+            is_own = np.isin(truth["concept"], own)
+            for name in ("evidence", "region", "overlap"):
+                truth[name] = truth[name] * is_own.astype(truth[name].dtype)
+            label = store.attributes(path)[rule.name]
+            store.write(target.truth_file(row.slide_id), truth, {"label": target.card.classes[label]})
 
 
 def is_whole(cohort: Cohort) -> bool:
@@ -171,13 +200,15 @@ def check_arguments(seed: int, slides: int | None, dim: int | None) -> None:
 
 def plan_slides(world: World, prefix: str, n_slides: int, patches: tuple[int, int]) -> list[PlannedSlide]:
     """Every slide of a cohort with its target and site; `prefix` names the cohort and its random streams."""
-    has_factors = bool(world.profile.factors)
-    plan = plan_factors if has_factors else plan_classification
+    plans = {"classification": plan_classification, "multilabel": plan_targets}
+    plan = plans.get(world.profile.task, plan_factors)
     cases = plan(
         world.profile, world.dials, prefix=prefix, n_slides=n_slides, patches=patches, seed=world.seed
     )
     targets = np.array([case.target for case in cases])
-    sites = case_sites(site_preference(targets, has_factors), world.dials, world.draws("sites of", prefix))
+    sites = case_sites(
+        site_preference(targets, bool(world.profile.factors)), world.dials, world.draws("sites of", prefix)
+    )
     slides = target_slides(world.profile, world.dials, cases, world.draws("targets of", prefix))
     site_of = dict(zip((case.case_id for case in cases), sites.tolist(), strict=True))
     return [
@@ -200,10 +231,16 @@ def target_slides(
         values = draw_labels(targets, dials, generator)
         rows = [SlideRow("", c.case_id, value=value) for c, value in zip(cases, values, strict=True)]
         truths = [{"value": float(target)} for target in targets]
+    elif profile.task == "multilabel":
+        shown = (targets[:, None] >> np.arange(len(profile.classes))) & 1
+        columns = [corrupt_labels(column, 2, dials.label_noise, generator).tolist() for column in shown.T]
+        labels = zip(*columns, strict=True)
+        rows = [SlideRow("", case.case_id, labels=one) for case, one in zip(cases, labels, strict=True)]
+        truths = [dict(zip(profile.class_names, one, strict=True)) for one in shown.tolist()]
     else:
         names = profile.class_names
-        labels = corrupt_labels(targets, len(names), dials.label_noise, generator)
-        rows = [SlideRow("", c.case_id, label=names[k]) for c, k in zip(cases, labels, strict=True)]
+        noisy = corrupt_labels(targets, len(names), dials.label_noise, generator)
+        rows = [SlideRow("", c.case_id, label=names[k]) for c, k in zip(cases, noisy, strict=True)]
         truths = [{"label": names[target]} for target in targets]
     return [
         PlannedSlide(replace(row, slide_id=slide_id), n_patches, regions, truth)

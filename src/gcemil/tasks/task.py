@@ -1,6 +1,7 @@
-"""The tasks behind one interface for the training loop: classes, values, Cox risks, and the discrete-time analysis beside Cox.
+"""The tasks behind one interface for the training loop: classes, several targets, values, Cox risks, and the discrete-time analysis.
 
-A window of k bags gives logits (k, c). Targets are class indices or values (k,), or (k, 2) with time and event (1 = happened).
+A window of k bags gives logits (k, c). Targets are class indices or values (k,), labels (k, t) of several targets, or (k, 2)
+with time and event (1 = happened).
 A host with auxiliary logits has its loss called once per key, with the targets of the bags that carry the key.
 
 Classification:
@@ -20,6 +21,7 @@ on the targets alone, so `check` can tell before training starts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -220,6 +222,87 @@ def correlate(one: Float[np.ndarray, "n"], other: Float[np.ndarray, "n"]) -> flo
 
 
 @dataclass(frozen=True)
+class MultilabelTask:
+    """Several targets of two values, one logit each; a label that is not known (NaN) has no part in loss or metrics.
+
+    loss = mean over the known labels of w_t * y * softplus(-z) + (1 - y) * softplus(z),  w_t the weight of the target's positives
+    AUC and macro F1 are means over the targets; auc_<target> is that of one.
+    """
+
+    classes: tuple[str, ...]
+    class_weights: tuple[float, ...] | None = None
+    name = "multilabel"
+    task_metric = figure = "auc"
+
+    def __post_init__(self) -> None:
+        # Names and weights are those of as many classes.
+        ClassificationTask(self.classes, self.class_weights)
+
+    @property
+    def n_outputs(self) -> int:
+        return len(self.classes)
+
+    @property
+    def prediction_names(self) -> tuple[str, ...]:
+        return ClassificationTask(self.classes).prediction_names
+
+    def loss(self, logits: Float[Tensor, "k t"], targets: Float[Tensor, "k t"]) -> Float[Tensor, ""] | None:
+        """None where no label of the window is known."""
+        logits, known = _full_precision(logits), ~targets.isnan()
+        if not bool(known.any()):
+            return None
+        weights = None if self.class_weights is None else logits.new_tensor(self.class_weights)
+        losses = F.binary_cross_entropy_with_logits(
+            logits, targets.nan_to_num(), pos_weight=weights, reduction="none"
+        )
+        return losses[known].mean()
+
+    def prediction(self, logits: Float[Tensor, "*k t"]) -> Float[Tensor, "*k t"]:
+        """The probability of every target."""
+        return torch.sigmoid(_full_precision(logits))
+
+    def metrics(self, targets: Float[Tensor, "k t"], predictions: Float[Tensor, "k t"]) -> dict[str, float]:
+        self.check(targets)
+        areas, scores = [], []
+        for labels, probabilities in zip(as_array(targets).T, as_array(predictions).T, strict=True):
+            known = ~np.isnan(labels)
+            areas.append(float(roc_auc_score(labels[known], probabilities[known])))
+            scores.append(f1_score(labels[known], probabilities[known] > 0.5, average="macro"))
+        named = {f"auc_{name}": area for name, area in zip(self.classes, areas, strict=True)}
+        return {"auc": float(np.mean(areas)), "macro_f1": float(np.mean(scores)), **named}
+
+    def judge(self, targets: Float[Tensor, "k t"], predictions: Float[Tensor, "k t"]) -> float:
+        return self.metrics(targets, predictions)["auc"]
+
+    def check(self, targets: Float[Tensor, "k t"], *, where: str = "") -> None:
+        for name, labels in zip(self.classes, as_array(targets).T, strict=True):
+            values = np.unique(labels[~np.isnan(labels)])
+            if len(values) < 2:
+                said = f"is {values[0]:.0f} on all bags that have a label" if len(values) else "has no label"
+                raise InputError(
+                    f"{where}{': ' * bool(where)}target '{name}' {said}, so its AUC is undefined. Split again with fewer folds, "
+                    "or leave the target out."
+                )
+
+    def explained(self, targets: Float[Tensor, "k t"], logits: Float[Tensor, "k t"]) -> float | None:
+        """1 - loss / entropy of the labels, over all targets."""
+        known = ~targets.isnan()
+        shares = targets.nanmean(dim=0).double().expand_as(targets)[known]
+        entropy = float(F.binary_cross_entropy(shares, targets[known].double()))
+        loss = float(F.binary_cross_entropy_with_logits(logits[known].double(), targets[known].double()))
+        return 1 - loss / entropy if entropy > 0 else None
+
+    def caveats(self, targets: Float[Tensor, "k t"]) -> tuple[str, ...]:
+        """Metrics that exist leave no target out."""
+        return ()
+
+    def windows(
+        self, targets: Float[Tensor, "k t"], *, window_size: int, generator: np.random.Generator
+    ) -> list[Int[np.ndarray, "_"]]:
+        return shuffled_windows(len(targets), window_size=window_size, generator=generator)
+
+
+@dataclass(frozen=True)
 class SurvivalTask:
     """One log-risk per bag, trained with Cox and judged by Harrell's C-index."""
 
@@ -286,7 +369,7 @@ class DiscreteTimeTask(SurvivalTask):
         return discrete_time_loss(hazards, intervals.to(logits.device), events)
 
 
-Task = ClassificationTask | RegressionTask | SurvivalTask
+Task = ClassificationTask | MultilabelTask | RegressionTask | SurvivalTask
 """Loss, prediction and metrics of one kind of target."""
 
 
@@ -298,6 +381,8 @@ def create_task(
         return ClassificationTask(cohort.card.classes, settings.class_weights)
     if cohort.card.task == "regression":
         return RegressionTask(*label_scale)
+    if cohort.card.task == "multilabel":
+        return MultilabelTask(cohort.card.classes, settings.class_weights)
     return SurvivalTask(settings.ties)
 
 
@@ -327,12 +412,12 @@ def stacked_targets(bags: Sequence[BagSpec]) -> Tensor:
 
 
 def target_tensor(spec: BagSpec) -> Tensor:
-    """A class index, a value, or (time, event)."""
-    return (
-        torch.tensor(spec.target)
-        if isinstance(spec.target, int)
-        else torch.tensor(spec.target, dtype=torch.float32)
-    )
+    """A class index, a value, (time, event), or a label per target, NaN where it is not known."""
+    if isinstance(spec.target, int):
+        return torch.tensor(spec.target)
+    if isinstance(spec.target, float):
+        return torch.tensor(spec.target, dtype=torch.float32)
+    return torch.tensor([math.nan if one is None else one for one in spec.target], dtype=torch.float32)
 
 
 # One epoch as windows of bags: every bag exactly once, window sizes differing by at most one. One optimiser step takes one

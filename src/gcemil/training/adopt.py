@@ -13,6 +13,7 @@ from typing import Any
 
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import fold_indices, read_fold
+from gcemil.bags.targets import refuse_targets
 from gcemil.config import HostSettings, HostWeights, TrainSettings
 from gcemil.errors import CohortError, UsageError
 from gcemil.files import lock_folder
@@ -52,6 +53,7 @@ def adopt_run(
 ) -> AdoptedRun:
     """A run of the given weights; everything is checked before the folder is begun."""
     cohort = Cohort.load(cohort_folder)
+    refuse_targets(cohort)
     paired = pair_folds(cohort, files, folds)
     given = {path: read_pretrained_host(path, host, cohort) for path in dict.fromkeys(paired.values())}
     settings = _settings_of_weights(list(given.values()))

@@ -45,6 +45,7 @@ from gcemil.runs.folder import (
 )
 from gcemil.runs.learning import Learning, bootstrap_error
 from gcemil.runs.predict import Mode, available_modes, evaluate_bags
+from gcemil.runs.targets import target_host
 from gcemil.runs.weights import PretrainedHost, pretrained_host_of_fold
 from gcemil.tasks.task import (
     SurvivalTask,
@@ -136,16 +137,23 @@ def reuse_host(
     loaded: LoadedNetwork, cohort: Cohort, settings: TrainSettings, fold: RunFold, runs: Iterable[Path]
 ) -> Progress | None:
     """Take the host of the first run that trained it in the same way, and how that training went; None if there is none."""
-    if not settings.host_is_unchanged:
-        return None
     for run in runs:
-        trained = Run(run).fold(fold.number)
-        if not trained.is_finished or not trains_same_host(run, cohort, settings, fold.number):
+        trained, is_shared = Run(run).fold(fold.number), bool(Run(run).card.targets)
+        if not is_shared and not (
+            settings.host_is_unchanged
+            and trained.is_finished
+            and trains_same_host(run, cohort, settings, fold.number)
+        ):
             continue
         network, record = load_network(trained.checkpoint)
-        if (record["task"], list(record["classes"])) != (cohort.card.task, list(cohort.card.classes)):
+        if is_shared:
+            target = record["classes"].index(cohort.card.classes[1])
+            host = target_host(settings.host, network.host, target)
+        elif (record["task"], list(record["classes"])) == (cohort.card.task, list(cohort.card.classes)):
+            host = network.host
+        else:
             continue
-        loaded.host.load_state_dict(network.host.state_dict())
+        loaded.host.load_state_dict(host.state_dict())
         history, details = trained.read_history(), trained.read_metrics().details
         write_history(fold.history, history)
         return Progress(best=details.validation or 0.0, best_epoch=details.best_epoch or 0, history=history)
@@ -407,15 +415,7 @@ def _write_predictions(
     path: Path, cohort: Cohort, bags: Sequence[BagSpec], n_val: int, values: Tensor, task: Task
 ) -> None:
     """One line per bag; the slides of a case are joined by '|'."""
-    survival = cohort.card.task == "survival"
-    columns = [
-        "slide_id",
-        "case_id",
-        "split",
-        "target",
-        *(["event"] if survival else []),
-        *task.prediction_names,
-    ]
+    columns = ["slide_id", "case_id", "split", *_target_columns(bags[0], cohort), *task.prediction_names]
     rows = []
     for position, (spec, row) in enumerate(zip(bags, values.reshape(len(bags), -1).tolist(), strict=True)):
         rows.append(
@@ -435,5 +435,7 @@ def _target_columns(spec: BagSpec, cohort: Cohort) -> dict[str, Any]:
         return {"target": cohort.card.classes[spec.target]}
     if isinstance(spec.target, float):
         return {"target": spec.target}
+    if cohort.card.task == "multilabel":
+        return {f"target_{name}": one for name, one in zip(cohort.card.classes, spec.target, strict=True)}
     time_to_event, event = spec.target
     return {"target": time_to_event, "event": event}

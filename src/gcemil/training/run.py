@@ -18,6 +18,7 @@ from gcemil.bags.cohort import Cohort
 from gcemil.bags.fingerprint import CACHE as HASH_CACHE
 from gcemil.bags.fingerprint import record_cohort
 from gcemil.bags.folds import fold_indices, read_fold
+from gcemil.bags.targets import write_target_cohorts
 from gcemil.bags.validate import refuse_errors, validate
 from gcemil.config import TrackerName, TrainSettings
 from gcemil.errors import CohortError, RunError, UsageError
@@ -26,6 +27,7 @@ from gcemil.processes import run_jobs
 from gcemil.runs.checkpoint import build_host, load_network
 from gcemil.runs.environment import describe_environment, one_thread, pick_device
 from gcemil.runs.folder import Run, fold_parts
+from gcemil.runs.targets import check_host_serves_targets
 from gcemil.runs.weights import resolve_pretrained_host
 from gcemil.tasks.task import create_task
 from gcemil.training.fold import check_parts, evaluate_fold, train_fold, trains_same_host
@@ -57,6 +59,26 @@ def train_run(
     """
     check_tracker(tracker)
     cohort = Cohort.load(cohort_folder)
+    train_cohort = _train_targets if cohort.card.task == "multilabel" else _train_cohort
+    return train_cohort(
+        cohort, out, settings,
+        folds=folds, jobs=jobs, host_from=host_from, tracker=tracker, on_epoch=on_epoch, on_bag=on_bag,
+    )  # fmt: skip
+
+
+def _train_cohort(
+    cohort: Cohort,
+    out: Path,
+    settings: TrainSettings,
+    *,
+    folds: Sequence[int] | None,
+    jobs: int | None,
+    host_from: Path | None,
+    tracker: TrackerName | None,
+    on_epoch: OnFoldEpoch | None,
+    on_bag: OnFoldBag | None,
+) -> dict[str, Any]:
+    cohort_folder = cohort.folder
     chosen = list(folds) if folds is not None else fold_indices(cohort_folder)
     if not chosen:
         raise CohortError(f"{cohort_folder} has no folds. Make them with 'gcemil split {cohort_folder}'.")
@@ -66,7 +88,7 @@ def train_run(
         )
     settings = resolve_pretrained_host(settings, cohort, chosen)
     run, warnings = Run(out), check_inputs(out, cohort, settings, chosen)
-    if host_from is not None:
+    if host_from is not None and not Run(host_from).card.targets:
         check_hosts_fit(host_from, cohort, settings, chosen)
     sources = () if host_from is None else (host_from,)
     with lock_folder(out):
@@ -94,6 +116,31 @@ def train_run(
         return run.write_summary()
 
 
+def _train_targets(
+    cohort: Cohort, out: Path, settings: TrainSettings, *, host_from: Path | None, **options: Any
+) -> dict[str, Any]:
+    """One model of all targets, then the evidence of each around it."""
+    trains_jointly = settings.evidence is not None and settings.evidence.train_host
+    if settings.host.weights is not None or host_from is not None or trains_jointly:
+        raise UsageError(
+            "Several targets share one model that is trained here, without its evidence. Leave --host-weights, --host-from "
+            "and --recipe out, or import one target at a time."
+        )
+    check_host_serves_targets(
+        settings.host, in_dim=cohort.card.feature_dim, n_targets=len(cohort.card.classes)
+    )
+    targets = write_target_cohorts(cohort)
+    shared = settings.model_copy(update={"evidence": None})
+    _train_cohort(cohort, out, shared, host_from=None, **options)
+    # The weights of the targets are in the shared model; a target has two classes.
+    settings = settings.model_copy(update={"class_weights": None})
+    # The epochs were those of the shared model.
+    options |= {"on_epoch": None, "on_bag": None}
+    for name, target in zip(cohort.card.classes, targets, strict=True):
+        _train_cohort(target, out / "targets" / name, settings, host_from=out, **options)
+    return Run(out).write_summary()
+
+
 def evaluate_run(folder: Path, on_fold: Callable[[int, int], None] | None = None) -> dict[str, Any]:
     """Predictions, metrics and evidence of every trained fold, and the summary."""
     run = Run(folder)
@@ -112,6 +159,9 @@ def evaluate_run(folder: Path, on_fold: Callable[[int, int], None] | None = None
             evaluate_fold(loaded, cohort, parts, task, fold, details)
             if on_fold:
                 on_fold(done, len(folds))
+        for target in run.targets.values():
+            if target.is_begun:
+                evaluate_run(target.path, on_fold)
         return run.write_summary()
 
 
@@ -156,6 +206,7 @@ def begin_run(out: Path, cohort: Cohort, settings: TrainSettings, warnings: Sequ
         config = {
             "cohort": os.fspath(cohort.folder.resolve()),
             "cohort_fingerprint": record.fingerprint,
+            **({"targets": list(cohort.card.classes)} if cohort.card.task == "multilabel" else {}),
             "settings_hash": settings.hash,
             "settings": settings.model_dump(mode="json"),
         }

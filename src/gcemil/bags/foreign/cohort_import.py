@@ -39,6 +39,7 @@ from gcemil.bags.foreign.source import (
 )
 from gcemil.bags.foreign.splits import has_splits, match_folds, read_splits
 from gcemil.bags.tables import read_frame
+from gcemil.bags.targets import write_target_cohorts
 from gcemil.errors import CohortError, StoreError, UsageError, error_text, write_remedy
 from gcemil.files import atomic_folder, replace_folder
 from gcemil.wording import shorten_lines, shorten_list
@@ -223,6 +224,8 @@ def write_cohort(
         linked = read_each(slides, partial(_place_slide, cohort=cohort, copy=copy), folder.path)
         cohort.save()
         write_folds(cohort, folds, kind="official")
+        if card.task == "multilabel":
+            write_target_cohorts(cohort)
     known, labelled = {slide.slide_id for slide in folder.slides}, {row.slide_id for row in table.rows}
     return ImportReport(
         folder=out,

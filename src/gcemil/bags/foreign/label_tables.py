@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -30,10 +30,13 @@ from gcemil.bags.foreign.dialects import (
 )
 from gcemil.bags.foreign.source import describe_stripped_ids, is_tcga, plain_id, tcga_case_id
 from gcemil.bags.tables import check_slide_id, has_columns, is_missing, list_rows, read_frame
+from gcemil.bags.targets import check_target_names
 from gcemil.errors import CohortError, UsageError
 from gcemil.wording import shorten_list
 
 _HAPPENED = frozenset({"1", "dead", "deceased", "died", "death", "event", "true", "yes"})
+_NEGATIVE = frozenset({"0", "-", "neg", "negative", "no", "false", "absent", "low", "wt", "wildtype"})
+"""Words for the value 0 of a target; of other words the first in their order is 0."""
 _NOT_HAPPENED = frozenset({"0", "alive", "living", "censored", "false", "no"})
 MOST_CLASSES = 8
 """With more classes, labels that are mostly unique are not classes."""
@@ -64,6 +67,8 @@ def read_labels(
 
     A table with one row per patient is joined to the slides whose names begin with the patient, where these are given.
     """
+    if choice.task == "multilabel":
+        return _read_target_labels(path, choice, slide_table, tuple(slide_ids))
     table = _read_label_frame(path, choice.sheet)
     notes: list[str] = []
     given, encoding = list(table), table.attrs.get("note")
@@ -92,6 +97,49 @@ def read_labels(
     notes += [encoding] if encoding else []
     notes += [f"{path.name}: {', '.join(renamed)}."] if renamed else []
     return _build_label_table(table, path, columns, dialect=dialect, notes=notes)
+
+
+def _read_target_labels(
+    path: Path, choice: Choice, slide_table: Path | None, slide_ids: Sequence[str]
+) -> LabelTable:
+    """Several targets of two values each, from as many columns of one table; a label may be missing."""
+    names = tuple(name.strip() for name in (choice.target or "").split(","))
+    if len(names) < 2:
+        raise UsageError(
+            "--task multilabel needs the columns of at least two targets, such as --target ER,PR,HER2."
+        )
+    check_target_names(names)
+    found: dict[str, SlideRow] = {}
+    unlabelled: list[set[str]] = []
+    lines: list[str] = []
+    for index, name in enumerate(names):
+        one = replace(choice, task="classification", target=name)
+        table = read_labels(path, choice=one, slide_table=slide_table, slide_ids=slide_ids)
+        values = _order_target_values(name, table)
+        lines = lines or list(table.assumptions)
+        lines.append(f"'{name}': '{values[1]}' is 1, '{values[0]}' is 0.")
+        unlabelled.append(set(table.excluded))
+        for row in table.rows:
+            known = found.get(row.slide_id, replace(row, label=None, labels=(None,) * len(names)))
+            labels = (*known.labels[:index], values.index(str(row.label)), *known.labels[index + 1 :])
+            found[row.slide_id] = replace(known, labels=labels)
+    excluded = sorted({line for lines in unlabelled for line in lines if line.split("'")[1] not in found})
+    return LabelTable(
+        path, table.dialect, "multilabel", tuple(found.values()), names, tuple(lines), tuple(excluded)
+    )
+
+
+def _order_target_values(name: str, table: LabelTable) -> tuple[str, str]:
+    """The two values of a target, the one that stands for 0 first."""
+    values = table.classes
+    if len(values) != 2:
+        raise CohortError(
+            f"{table.path}: '{name}' has {len(values)} values ({shorten_list(values)}), and each of several targets has "
+            "two. Make a column of two values, or leave it out of --target."
+        )
+    negative = [value for value in values if value.strip().lower() in _NEGATIVE]
+    first = negative[0] if len(negative) == 1 else values[0]
+    return first, next(value for value in values if value != first)
 
 
 def _build_label_table(
@@ -135,9 +183,17 @@ def _build_label_table(
 def choose_classes(
     table: LabelTable, rows: Sequence[SlideRow], wanted: Sequence[str] | None
 ) -> tuple[str, ...]:
-    """The classes asked for, or those of the slides at hand in their natural order; none for survival and regression."""
-    if table.task != "classification":
+    """The classes asked for, or those of the slides at hand in their natural order; targets; none for survival and regression."""
+    if table.task in ("survival", "regression"):
         return ()
+    if table.task == "multilabel":
+        for index, name in enumerate(table.classes):
+            if len(values := {row.labels[index] for row in rows} - {None}) < 2:
+                said = f"is {values.pop()} on every slide" if values else "has no label on any slide"
+                raise CohortError(
+                    f"{table.path}: '{name}' {said} with features, so nothing can be learned. Leave it out of --target."
+                )
+        return table.classes
     labels = {str(row.label) for row in rows}
     if wanted is not None and (unknown := sorted(labels - set(wanted))):
         raise UsageError(
@@ -157,11 +213,17 @@ def order_classes(labels: Iterable[str]) -> tuple[str, ...]:
 
 
 def count_targets(rows: Sequence[SlideRow], classes: Sequence[str]) -> tuple[str, ...]:
-    """Slides and cases of every class; the range of the values; events and censored cases of a survival cohort."""
+    """Slides and cases of every class or target; the range of the values; events and censored cases of a survival cohort."""
     values = [row.value for row in rows if row.value is not None]
     if values:
         return (
             f"a value: {len(values)} slides, {min(values):.3g} to {max(values):.3g}, mean {fmean(values):.3g}",
+        )
+    if rows and rows[0].labels:
+        return tuple(
+            f"target '{name}': {known.count(1)} slides are 1, {known.count(0)} are 0, {known.count(None)} have no label"
+            for index, name in enumerate(classes)
+            for known in [[row.labels[index] for row in rows]]
         )
     if not classes:
         cases = {row.case_id: row.event for row in rows}
