@@ -31,6 +31,7 @@ from gcemil.bags.cohort import Cohort, Task
 from gcemil.bags.folds import Fold, carve_validation
 from gcemil.bags.memory import as_array, iterate_items, make_cohort, read_bag_item
 from gcemil.config import EvidenceSettings, HostSettings, TrainSettings
+from gcemil.device import pick_device
 from gcemil.diagnostics.audit_inputs import check_answers, name_bag_in_errors
 from gcemil.diagnostics.bag_audit import Scoring, describe_table, judge_outcome, measure_risks, try_rules
 from gcemil.diagnostics.further_sets import find_further_sets
@@ -52,7 +53,7 @@ from gcemil.runs.checkpoint import (
     load_network,
     save_network,
 )
-from gcemil.runs.environment import one_thread, pick_device
+from gcemil.runs.environment import one_thread
 from gcemil.runs.folder import FoldParts, Run, RunFold, fold_parts
 from gcemil.runs.pretrained import UNKNOWN_LICENSE, write_folder
 from gcemil.runs.weights import pretrained_host_of_fold, resolve_pretrained_host

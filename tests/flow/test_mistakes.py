@@ -33,7 +33,7 @@ MISTAKES = [
     ("train cohort --out", 2, "Option '--out' requires an argument. See 'gcemil --help'."),
     ("doctor --jsn", 2, f"No such option: --jsn (Possible options: --json). {HELP.format('doctor')}"),
     ("train cohort --out new --lr 0.1", 2, f"No such option: --lr. Did you mean --set learning_rate=VALUE? {HELP.format('train')}"),
-    ("train cohort --out new --amp", 2, f"No such option: --amp. Did you mean --set precision=bf16? {HELP.format('train')}"),
+    ("train cohort --out new --amp", 2, f"No such option: --amp. Did you mean --precision bf16? {HELP.format('train')}"),
     ("train cohort --out new --batch-size 4", 2, f"No such option: --batch-size. Did you mean --set bags_per_step=NUMBER? {HELP.format('train')}"),
     ("train cohort --out new --gpu", 2, f"No such option: --gpu. Did you mean --device cuda? {HELP.format('train')}"),
     ("validate cohort again", 2, f"Got unexpected extra argument(s) (again). {HELP.format('validate')}"),

@@ -3,6 +3,7 @@
 --seed     where random numbers start; the same seed gives the same result
 --jobs     how many pieces of the work are done side by side
 --device   where the network computes: auto, cpu, cuda, cuda:1 or mps
+--precision   in which numbers: 32 or bf16
 """
 
 from __future__ import annotations
@@ -76,6 +77,12 @@ DEVICE: Any = typer.Option(
     None,
     metavar="NAME",
     help="Where the network computes: auto, cpu, cuda, cuda:1 or mps; auto takes a GPU where there is one.",
+)
+Precision = Literal["32", "bf16"]
+"""Names of config.Precision, which is not imported for --help."""
+PRECISION: Any = typer.Option(
+    None,
+    help="Numbers of the matrix products: float32, or bfloat16 where the processor has it; weights and losses stay in float32.",
 )
 
 RUN: Any = typer.Argument(help="A run folder.")
@@ -174,6 +181,7 @@ def resolve_settings(
     seed: int | None = None,
     overrides: Sequence[str] = (),
     device: str | None = None,
+    precision: str | None = None,
 ) -> TrainSettings:
     """Settings from the file or the preset, then the options, then the assignments."""
     from gcemil.config import HostSettings, TrainSettings, read_train_settings, with_overrides
@@ -192,7 +200,9 @@ def resolve_settings(
         settings = with_preset(settings, preset)
     changes = {"epochs": epochs, "seed": seed}
     settings = settings.model_copy(update={key: value for key, value in changes.items() if value is not None})
-    settings = with_overrides(settings, [*overrides, *([] if device is None else [f"device={device}"])])
+    given = {"device": device, "precision": precision}
+    options = [f"{name}={value}" for name, value in given.items() if value is not None]
+    settings = with_overrides(settings, [*overrides, *options])
     host_spec(settings.host.name)
     return settings
 

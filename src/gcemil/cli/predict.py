@@ -15,12 +15,14 @@ from gcemil.cli.options import (
     DEVICE,
     HEATMAP,
     JSON,
+    PRECISION,
     RUN,
     TRUST_HOST,
     TRUST_REMOTE_CODE,
     UNIT,
     WEIGHTS,
     HeatMapName,
+    Precision,
     Unit,
     jobs_option,
     parse_folds,
@@ -67,6 +69,7 @@ def predict(
     trust_remote_code: bool = TRUST_REMOTE_CODE,
     again: bool = typer.Option(False, "--again", help="Do slides again that are done."),
     device: str | None = DEVICE,
+    precision: Precision | None = PRECISION,
     jobs: int = jobs_option("slides", default=1),
     trust_host: list[str] = TRUST_HOST,
     as_json: bool = JSON,
@@ -96,6 +99,7 @@ def predict(
         explain=ExplainOptions(unit=unit) if explain else None,
         heatmaps=tuple(dict.fromkeys(name.measurement for name in heatmap)),
         all_patches=all_patches,
+        precision=precision,
     )
     target = out or Run(run).new_slides
     inputs = find_inputs(slides, out=target)

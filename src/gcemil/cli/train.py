@@ -16,10 +16,12 @@ from gcemil.cli.options import (
     GCE,
     HOST,
     JSON,
+    PRECISION,
     PRESET,
     RECIPE,
     SETTING,
     TRUST_HOST,
+    Precision,
     Preset,
     Recipe,
     Tracker,
@@ -62,6 +64,7 @@ def train(
     setting: list[str] = SETTING,
     epochs: int | None = EPOCHS,
     device: str | None = DEVICE,
+    precision: Precision | None = PRECISION,
     jobs: int | None = jobs_option("folds"),
     keep_epochs: bool = typer.Option(
         False,
@@ -111,6 +114,7 @@ def train(
         seed=seed,
         overrides=setting,
         device=device,
+        precision=precision,
     )
     if keep_epochs:
         settings = settings.model_copy(update={"keep_epochs": True})

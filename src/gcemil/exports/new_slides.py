@@ -22,12 +22,14 @@ from gcemil import __version__
 from gcemil.bags.bag import Bag
 from gcemil.bags.fingerprint import content_hash, file_fingerprint
 from gcemil.bags.foreign.source import plain_id
+from gcemil.config import Precision
 from gcemil.errors import GcemilError, RunError, UsageError, describe_failure
 from gcemil.exports.explain import ExplainOptions, explain_new_slide
 from gcemil.exports.overlay import read_feature_place, read_slide_place
 from gcemil.exports.slide_export import ExplainedSlide
 from gcemil.features.loaders import WeightSource
 from gcemil.files import lock_folder, read_record, write_json, write_table
+from gcemil.hosts.adapters import find_device
 from gcemil.prefilter.slide_files import FileMode, SlideFilePrediction, SlidePredictor, is_slide_file
 from gcemil.prefilter.student import PREFILTER_FILE
 from gcemil.processes import run_jobs
@@ -87,6 +89,8 @@ class PredictOptions:
     explain: ExplainOptions | None = None
     heatmaps: tuple[str, ...] = ()
     all_patches: bool = False
+    precision: Precision | None = None
+    """Numbers in which slides are encoded and embedded; None is float32, and on a GPU what the encoder is used in."""
 
     def __post_init__(self) -> None:
         if self.explain is not None and self.mode == "prefilter":
@@ -213,6 +217,7 @@ class NewSlides:
     """Why evidence of this run is not certified."""
     seen: SeenSlides = field(default_factory=SeenSlides)
     """The slides that the run was made with."""
+    device: str = "cpu"
     _predictor: SlidePredictor | GcemilError | None = None
 
     @classmethod
@@ -221,14 +226,19 @@ class NewSlides:
     ) -> NewSlides:
         """The folds are loaded now, the encoder with the first slide file."""
         models = load_fold_models(
-            run, folds=options.folds, needs_evidence=options.mode not in (None, "full"), device=device
+            run,
+            folds=options.folds,
+            needs_evidence=options.mode not in (None, "full"),
+            device=device,
+            precision=options.precision or "32",
         )
         if options.mode is None:
             main = main_mode(available_modes(models[0].loaded.network))
             options = replace(options, mode="gce" if main == "gce" else "full")
         opened = Run(run)
         seen = SeenSlides.of_run(opened, [RunFold(one.folder) for one in models])
-        return cls(run, models, options, source, opened.model_warning, seen)
+        place = str(find_device(models[0].loaded.network))
+        return cls(run, models, options, source, opened.model_warning, seen, place)
 
     @property
     def mode(self) -> FileMode:
@@ -362,7 +372,12 @@ class NewSlides:
         if self._predictor is None:
             try:
                 self._predictor = SlidePredictor.open(
-                    self.run, mode=self.mode, source=self.source, folds=self.models
+                    self.run,
+                    mode=self.mode,
+                    source=self.source,
+                    folds=self.models,
+                    device=self.device,
+                    precision=self.options.precision,
                 )
             except GcemilError as error:
                 self._predictor = error

@@ -31,6 +31,7 @@ from gcemil.bags import store
 from gcemil.bags.arrays import read_coords
 from gcemil.bags.cohort import feature_file, read_card
 from gcemil.bags.fingerprint import file_fingerprint
+from gcemil.config import Precision
 from gcemil.errors import InputError, StoreError, UsageError
 from gcemil.features.encoders import PatchEncoder, load_encoder, resolve_name
 from gcemil.features.loaders import WeightSource
@@ -317,9 +318,15 @@ def read_encoded_grid(path: Path) -> PatchGrid:
     return PatchGrid(coords, origin.patches, mpp, np.ones(len(coords)))
 
 
-def load_matching_encoder(origin: FeatureOrigin, *, source: WeightSource | None = None) -> PatchEncoder:
+def load_matching_encoder(
+    origin: FeatureOrigin,
+    *,
+    source: WeightSource | None = None,
+    device: str | None = None,
+    precision: Precision | None = None,
+) -> PatchEncoder:
     """The encoder of this origin, which must have the very weights that made the features."""
-    encoder = load_encoder(origin.encoder, source=source)
+    encoder = load_encoder(origin.encoder, source=source, device=device, precision=precision)
     if encoder.fingerprint != origin.fingerprint:
         raise InputError(
             f"The weights of '{origin.encoder}' here are not those that made the features of the run. "

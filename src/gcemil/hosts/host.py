@@ -28,9 +28,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gcemil.config import Precision
+from gcemil.device import computing_in
 from gcemil.errors import BagError, UsageError
 from gcemil.hosts.attention import ClosedForm
-from gcemil.row_blocks import mapped_rows
+from gcemil.row_blocks import mapped_rows, to_float32
 from gcemil.shapes import Coords, Features, Gates, LogGates, Logits, Scores, Selected
 
 GateMode = Literal["paper", "deletion"]
@@ -142,6 +144,8 @@ class MilHost(nn.Module, Generic[E]):
     """
 
     paper_gate: GatePosition = "logit"
+    precision: Precision = "32"
+    """Numbers in which a bag is embedded; everything after that is float32."""
     task_weights: Mapping[str, float] = {"bag": 1.0}
     """Weight of the task loss on the bag logits and on each of the auxiliary logits."""
 
@@ -258,8 +262,9 @@ def embedded_bag(host: Any, features: Features, factors: Gates | None = None) ->
     pieces: list[Embedded] = []
 
     def tensors(rows: Tensor, *factor: Tensor) -> list[Tensor]:
-        pieces[:] = [host.embed(rows * factor[0].unsqueeze(1) if factor else rows)]
-        return list(pieces[0].present().values())
+        with computing_in(getattr(host, "precision", "32"), rows.device):
+            pieces[:] = [host.embed(rows * factor[0].unsqueeze(1) if factor else rows)]
+        return [to_float32(one) for one in pieces[0].present().values()]
 
     whole = mapped_rows(tensors, features, *([] if factors is None else [factors]))
     return pieces[0].with_tensors(dict(zip(pieces[0].present(), whole, strict=True)))

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.cohort import Task as CohortTask
-from gcemil.config import LARGEST_SIZE, HostSettings, TrainSettings
+from gcemil.config import LARGEST_SIZE, HostSettings, Precision, TrainSettings
 from gcemil.errors import GcemilError, InputError, RunError, StoreError, UsageError, error_text
 from gcemil.evidence.anchors import AnchorBank, BankKind
 from gcemil.files import atomic_write, is_file, parse_json, read_record, validate_as
@@ -130,7 +130,9 @@ def describe_network(loaded: LoadedNetwork, cohort: Cohort, settings: TrainSetti
     return meta
 
 
-def load_network(path: Path, device: torch.device | str = "cpu") -> tuple[LoadedNetwork, dict[str, Any]]:
+def load_network(
+    path: Path, device: torch.device | str = "cpu", precision: Precision = "32"
+) -> tuple[LoadedNetwork, dict[str, Any]]:
     """A trained network in evaluation mode and what it was saved with, from its checkpoint or from an exported fold."""
     if path.is_dir():
         path = path / PRETRAINED_WEIGHTS
@@ -153,6 +155,7 @@ def load_network(path: Path, device: torch.device | str = "cpu") -> tuple[Loaded
             f"{path} does not hold the network its header describes ({error_text(error)}). {remedy}"
         ) from error
     loaded.network.to(device).eval()
+    loaded.host.precision = precision
     return loaded, meta
 
 
