@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from gcemil.cli.console import print_json, print_table, progress, say, warn_of_model
-from gcemil.cli.options import FOLDS, JSON, TRUST_HOST, jobs_option, parse_folds, seed_option
+from gcemil.cli.options import (
+    ADDRESS,
+    ENGINE,
+    FOLDS,
+    JSON,
+    TRUST_HOST,
+    Engine,
+    find_cluster,
+    jobs_option,
+    parse_folds,
+    seed_option,
+)
 from gcemil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,7 +42,9 @@ def diagnose(
     everything: bool = typer.Option(
         False, "--all", help="Print every row and every figure, not only those that answer the question."
     ),
-    jobs: int | None = jobs_option("diagnostics"),
+    jobs: int | None = jobs_option("folds"),
+    engine: Engine = ENGINE,
+    address: str | None = ADDRESS,
     again: bool = typer.Option(False, "--again", help="Measure again what is already there."),
     seed: int = seed_option("random subsets and perturbations"),
     trust_host: list[str] = TRUST_HOST,
@@ -53,6 +66,7 @@ def diagnose(
             folds=parse_folds(folds),
             again=again,
             jobs=jobs,
+            cluster=find_cluster(engine, address),
             on_done=advance,
         )
     if as_json:

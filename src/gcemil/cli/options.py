@@ -99,6 +99,21 @@ NECESSITY: Any = typer.Option(0.05, min=0, help="Smallest change that counts as 
 RECOVERABILITY: Any = typer.Option(0.01, min=0, help="Largest gap between gates and evidence.")
 
 
+Engine = Literal["local", "ray"]
+"""Where jobs are done."""
+ENGINE: Any = typer.Option("local", help="Processes on this machine, or tasks on a Ray cluster.")
+ADDRESS: Any = typer.Option(
+    None, help="Ray: the address of an existing cluster; without it a local one is started."
+)
+
+
+def find_cluster(engine: Engine, address: str | None) -> str | None:
+    """The address of the Ray cluster, "local" for a new one on this machine; None for processes."""
+    if address is not None and engine != "ray":
+        raise UsageError("--address is the address of a Ray cluster: add --engine ray.")
+    return (address or "local") if engine == "ray" else None
+
+
 def seed_option(what: str, default: int | None = 0) -> Any:
     """--seed, which means the same everywhere; `what` is what it decides here."""
     return typer.Option(

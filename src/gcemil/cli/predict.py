@@ -12,7 +12,9 @@ import typer
 
 from gcemil.cli.console import print_json, print_table, progress, say, warn_of_model
 from gcemil.cli.options import (
+    ADDRESS,
     DEVICE,
+    ENGINE,
     HEATMAP,
     JSON,
     PRECISION,
@@ -21,9 +23,11 @@ from gcemil.cli.options import (
     TRUST_REMOTE_CODE,
     UNIT,
     WEIGHTS,
+    Engine,
     HeatMapName,
     Precision,
     Unit,
+    find_cluster,
     jobs_option,
     parse_folds,
     seed_option,
@@ -71,6 +75,8 @@ def predict(
     device: str | None = DEVICE,
     precision: Precision | None = PRECISION,
     jobs: int = jobs_option("slides", default=1),
+    engine: Engine = ENGINE,
+    address: str | None = ADDRESS,
     trust_host: list[str] = TRUST_HOST,
     as_json: bool = JSON,
 ) -> None:
@@ -92,6 +98,7 @@ def predict(
 
     if not explain and (heatmap or all_patches or unit != "patch"):
         raise UsageError("--unit, --heatmap and --all-patches are about explanations: add --explain.")
+    cluster = find_cluster(engine, address)
     options = PredictOptions(
         mode=mode,
         folds=None if (numbers := parse_folds(folds)) is None else tuple(numbers),
@@ -107,7 +114,13 @@ def predict(
     opened = NewSlides.open(run, options, source=source, device=device or "auto")
     with progress("predicting slides") as advance:
         found = opened.predict(
-            inputs.files, target, again=again, jobs=jobs, device=device or "auto", on_slide=advance
+            inputs.files,
+            target,
+            again=again,
+            jobs=jobs,
+            device=device or "auto",
+            cluster=cluster,
+            on_slide=advance,
         )
     failed = [one for one in found if one.status == "failed"]
     if as_json:

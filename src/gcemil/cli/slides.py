@@ -10,8 +10,10 @@ import typer
 
 from gcemil.cli.console import print_json, print_table, progress, say
 from gcemil.cli.options import (
+    ADDRESS,
     CLASSES,
     DEVICE,
+    ENGINE,
     JSON,
     LABELS,
     PRECISION,
@@ -19,8 +21,10 @@ from gcemil.cli.options import (
     TASK,
     TRUST_REMOTE_CODE,
     WEIGHTS,
+    Engine,
     Precision,
     Task,
+    find_cluster,
     jobs_option,
     parse_numbers,
     parse_pairs,
@@ -47,6 +51,8 @@ def encode(
     dtype: Dtype = typer.Option("float16", help="Type of the features on disk."),
     device: str | None = DEVICE,
     precision: Precision | None = PRECISION,
+    engine: Engine = ENGINE,
+    address: str | None = ADDRESS,
     weights: Path | None = WEIGHTS,
     trust_remote_code: bool = TRUST_REMOTE_CODE,
     patch_size: int | None = typer.Option(
@@ -108,6 +114,7 @@ def encode(
     from gcemil.features.patching import PatchingRules, find_slides
     from gcemil.files import lock_folder
 
+    cluster = find_cluster(engine, address)
     device = str(pick_device(device or "auto"))
     found = find_slides(slides)
     patches = choose_patches(out, find_encoder_spec(encoder), patch_size=patch_size, target_mpp=target_mpp)
@@ -126,6 +133,8 @@ def encode(
             classes=None if classes is None else classes.split(","),
             force=force,
             on_slide=advance,
+            cluster=cluster,
+            source=source,
         )
     report, tables = encoded.report, encoded.tables
     failures = {slide.slide_id: slide.message for slide in report.problems}

@@ -117,6 +117,7 @@ def diagnose_run(
     folds: Sequence[int] | None = None,
     again: bool = False,
     jobs: int | None = None,
+    cluster: str | None = None,
     on_done: OnDone | None = None,
 ) -> list[Finding]:
     """Make what is missing (everything with `again`) and return the findings joined over folds."""
@@ -132,7 +133,10 @@ def diagnose_run(
         jobs = min(jobs or os.cpu_count() or 1, len(todo))
         work = partial(_measure_job, comparison)
         # With one job in this process, else with folds side by side.
-        ended = map(work, todo.items()) if jobs <= 1 else run_jobs(work, list(todo.items()), jobs)
+        is_alone = jobs <= 1 and cluster is None
+        ended = (
+            map(work, todo.items()) if is_alone else run_jobs(work, list(todo.items()), jobs, cluster=cluster)
+        )
         for done, _ in enumerate(ended, start=1):
             if on_done:
                 on_done(done, len(todo))

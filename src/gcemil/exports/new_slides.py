@@ -253,21 +253,24 @@ class NewSlides:
         again: bool = False,
         jobs: int = 1,
         device: str = "cpu",
+        cluster: str | None = None,
         on_slide: Callable[[int, int], None] | None = None,
     ) -> list[NewPrediction]:
         """Every slide, those done before left alone, and predictions.csv; of a single slide the error is raised.
 
-        With `jobs` workers each opens the run on `device` for itself.
+        With `jobs` workers, or on a Ray cluster, each worker opens the run on `device` for itself.
         """
         found: list[NewPrediction] = []
         with lock_folder(out):
             if len(files) == 1:
                 ((slide_id, path),) = files.items()
                 results: Iterable[NewPrediction] = [self._predict_unless_done(slide_id, path, out, again)]
-            elif jobs > 1:
-                opening = (self.run, self.options, self.source, device)
-                work = partial(_predict_in_worker, opening, out, again)
-                results = (result for _, result in run_jobs(work, list(files.items()), jobs))
+            elif jobs > 1 or cluster is not None:
+                opening = (self.run.resolve(), self.options, self.source, device)
+                work = partial(_predict_in_worker, opening, out.resolve(), again)
+                found_at = [(name, path.resolve()) for name, path in files.items()]
+                ended = run_jobs(work, found_at, jobs, cluster=cluster, gpus=1)
+                results = (replace(result, file=str(files[name])) for (name, _), result in ended)
             else:
                 results = (self.try_predict(*file, out, again) for file in files.items())
             for result in results:
