@@ -43,8 +43,8 @@ from gcemil.evidence.anchors import AnchorBank
 from gcemil.evidence.bridge import CentredBridge
 from gcemil.explanation import bag_tensors, explain_bag, slide_evidence
 from gcemil.exports.evidence import Evidence
-from gcemil.hosts.adapters import adapt_model, find_device
-from gcemil.hosts.host import Host
+from gcemil.hosts.adapters import adapt_model
+from gcemil.hosts.host import Host, find_device
 from gcemil.model import GceMil
 from gcemil.outputs import ClassQuestion, create_output
 from gcemil.runs.checkpoint import (
@@ -56,8 +56,8 @@ from gcemil.runs.checkpoint import (
 )
 from gcemil.runs.environment import one_thread
 from gcemil.runs.folder import FoldParts, Run, RunFold, fold_parts
-from gcemil.runs.pretrained import UNKNOWN_LICENSE, write_folder
 from gcemil.runs.predict import read_new_slide
+from gcemil.runs.pretrained import UNKNOWN_LICENSE, write_folder
 from gcemil.runs.weights import pretrained_host_of_fold, resolve_pretrained_host
 from gcemil.tasks.task import create_task, stacked_targets, training_task
 from gcemil.training.fold import PAIRS_FILE, create_network, reference_patches

@@ -11,6 +11,7 @@ import typer
 from gcemil.cli.console import print_json, print_table, progress, say, warn_of_model
 from gcemil.cli.options import (
     ADDRESS,
+    DEVICE,
     ENGINE,
     FOLDS,
     JSON,
@@ -43,6 +44,7 @@ def diagnose(
         False, "--all", help="Print every row and every figure, not only those that answer the question."
     ),
     jobs: int | None = jobs_option("folds"),
+    device: str | None = DEVICE,
     engine: Engine = ENGINE,
     address: str | None = ADDRESS,
     again: bool = typer.Option(False, "--again", help="Measure again what is already there."),
@@ -58,7 +60,7 @@ def diagnose(
     from gcemil.files import without_nan
     from gcemil.runs.folder import Run
 
-    comparison = Comparison(runs[0], against, tuple(runs[1:]), seed)
+    comparison = Comparison(runs[0], against, tuple(runs[1:]), seed, device or "auto")
     with progress("diagnosing") as advance:
         found = diagnose_run(
             comparison,
@@ -266,6 +268,7 @@ def audit(
     repeats: int = typer.Option(
         3, min=0, help="Changed versions of each bag, for stability; 0 leaves it out."
     ),
+    device: str | None = DEVICE,
     out: Path = typer.Option(Path("audit.json"), help="Where the finding is written."),
     html: Path | None = typer.Option(None, help="Also write a page with the verdict, curves and tables."),
     seed: int = seed_option("random subsets and perturbations"),
@@ -301,6 +304,7 @@ def audit(
             arrays=arrays,
             repeats=repeats,
             seed=seed,
+            device=device or "auto",
             on_bag=advance,
         )
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -10,6 +10,7 @@ import typer
 
 from gcemil.cli.console import print_json, print_table, progress, say
 from gcemil.cli.options import (
+    DEVICE,
     HEATMAP,
     JSON,
     NECESSITY,
@@ -91,6 +92,7 @@ def explain(
     mpp: float | None = typer.Option(
         None, help="Micrometres per level-0 pixel, for a file that does not state it."
     ),
+    device: str | None = DEVICE,
     precision: Precision | None = PRECISION,
     weights: Path | None = WEIGHTS,
     trust_remote_code: bool = TRUST_REMOTE_CODE,
@@ -146,7 +148,7 @@ def explain(
     )
     if slides is not None:
         chosen = choose_slides(run, slides, fold=fold)
-        _explain_many(run, chosen, write, options, fold, out, precision or "32", as_json)
+        _explain_many(run, chosen, write, options, fold, out, device or "auto", precision or "32", as_json)
         return
     if file is not None:
         inputs = find_inputs([file]).files
@@ -158,10 +160,14 @@ def explain(
         plan = PredictOptions(
             mode="full", folds=None if numbers is None else tuple(numbers), mpp=mpp, precision=precision
         )
-        opened = NewSlides.open(run, plan, source=WeightSource(weights, trust_remote_code))
+        opened = NewSlides.open(
+            run, plan, source=WeightSource(weights, trust_remote_code), device=device or "auto"
+        )
         found = opened.explain(path, options)
     else:
-        found = explain_cohort_slide(run, str(slide), fold=fold, options=options, precision=precision or "32")
+        found = explain_cohort_slide(
+            run, str(slide), fold=fold, options=options, device=device or "auto", precision=precision or "32"
+        )
     files = write(found, out)
     if as_json:
         paths = {name: str(path) for name, path in files.items()}
@@ -181,6 +187,7 @@ def _explain_many(
     options: ExplainOptions,
     fold: int | None,
     out: Path | None,
+    device: str,
     precision: Precision,
     as_json: bool,
 ) -> None:
@@ -200,6 +207,7 @@ def _explain_many(
             write_slide,
             fold=fold,
             options=options,
+            device=device,
             precision=precision,
             table=table,
             on_slide=advance,

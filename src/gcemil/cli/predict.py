@@ -206,6 +206,7 @@ def prefilter(
         "--measure",
         help="Also time the test slides with and without the prefilter, for the cost table.",
     ),
+    device: str | None = DEVICE,
     seed: int = seed_option("the training of the student"),
     trust_host: list[str] = TRUST_HOST,
     as_json: bool = JSON,
@@ -234,7 +235,11 @@ def prefilter(
     with lock_folder(run):
         for index in folds:
             with progress(f"fitting the prefilter of fold {index}") as advance:
-                reports.append(fit_prefilter(run, index, found, sight, promise, on_slide=advance))
+                reports.append(
+                    fit_prefilter(
+                        run, index, found, sight, promise, device=device or "auto", on_slide=advance
+                    )
+                )
             if measure:
                 with progress(f"timing the test slides of fold {index}") as advance:
                     costs.append(measure_cost(run, index, found, on_slide=advance))

@@ -26,7 +26,7 @@ from gcemil.explanation import bag_tensors
 from gcemil.findings import Finding
 from gcemil.hosts.host import HostOutput
 from gcemil.hosts.own import import_file, import_object
-from gcemil.runs.checkpoint import load_network
+from gcemil.runs.checkpoint import open_network
 from gcemil.runs.environment import describe_environment
 from gcemil.runs.folder import Run, fold_parts
 from gcemil.tasks.task import create_task, stacked_targets
@@ -47,6 +47,7 @@ def audit_cohort(
     arrays: Literal["torch", "numpy"] = "torch",
     repeats: int = 3,
     seed: int = 0,
+    device: str = "cpu",
     on_bag: Callable[[int, int], None] | None = None,
 ) -> Finding:
     """Audit a model on one part of a cohort; a model named by module is imported, which runs its code."""
@@ -57,7 +58,7 @@ def audit_cohort(
     targets = stacked_targets(specs)
     task.check(targets, where=f"{folder}, fold {fold}, part {part}")
     box = BlackBox(
-        _load_host(Path(model), fold) if Path(model).is_dir() else _import_model(model),
+        _load_host(Path(model), fold, device) if Path(model).is_dir() else _import_model(model),
         model,
         in_dim=cohort.card.feature_dim,
         n_outputs=cohort.n_outputs,
@@ -94,9 +95,9 @@ def audit_cohort(
     return replace(finding, notes=notes, provenance=provenance)
 
 
-def _load_host(run: Path, fold: int) -> Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]:
+def _load_host(run: Path, fold: int, device: str) -> Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]:
     """The host of a trained fold as a callable that gives logits and its own patch scores."""
-    host = load_network(Run(run).fold(fold).checkpoint)[0].host
+    host = open_network(Run(run).fold(fold).checkpoint, device)[0].host
 
     def answer(features: Tensor, coords: Tensor | None) -> tuple[Tensor, Tensor]:
         output = host(features, coords)

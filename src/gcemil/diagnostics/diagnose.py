@@ -42,7 +42,7 @@ def measure_fold(comparison: Comparison, fold: int, names: Sequence[str]) -> lis
     """Measure diagnostics of one fold in one pass over its bags, and write their findings."""
     run, seed = comparison.run, comparison.seed
     with one_thread():
-        opened = TrainedFold.open(run, fold, against=comparison.against, seed=seed)
+        opened = TrainedFold.open(run, fold, against=comparison.against, seed=seed, device=comparison.device)
         passes = {}
         for name in names:
             options = dict(comparison.options.get(name, {}))
@@ -106,6 +106,7 @@ class Comparison:
     against: Path | None = None
     others: tuple[Path, ...] = ()
     seed: int = 0
+    device: str = "cpu"
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """What single diagnostics are asked otherwise than by default."""
 

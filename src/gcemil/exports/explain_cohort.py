@@ -70,13 +70,14 @@ def explain_cohort_slide(
     *,
     fold: int | None = None,
     options: ExplainOptions | None = None,
+    device: str = "cpu",
     precision: Precision = "32",
 ) -> ExplainedSlide:
     """The slide's bag through the network of a given fold, or of the first that tests it."""
     opened = Run(run).open_cohort()
     index = choose_fold(run, opened[1], slide_id, fold)
     with one_thread():
-        found = TrainedFold.open(run, index, opened=opened, precision=precision)
+        found = TrainedFold.open(run, index, opened=opened, device=device, precision=precision)
         return explain_fold_slide(found, slide_id, options or ExplainOptions())
 
 
@@ -107,6 +108,7 @@ def explain_slides(
     *,
     fold: int | None = None,
     options: ExplainOptions | None = None,
+    device: str = "cpu",
     precision: Precision = "32",
     table: Path,
     on_slide: Callable[[int, int], None] | None = None,
@@ -114,7 +116,9 @@ def explain_slides(
     """Every slide, its files by `write`, which says where they are."""
     opened = Run(run).open_cohort()
     # Every fold is opened once.
-    open_fold = cache(lambda number: TrainedFold.open(run, number, opened=opened, precision=precision))
+    open_fold = cache(
+        lambda number: TrainedFold.open(run, number, opened=opened, device=device, precision=precision)
+    )
     outcomes: list[ExplainOutcome] = []
     for slide_id in slide_ids:
         index = None

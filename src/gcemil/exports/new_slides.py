@@ -23,13 +23,13 @@ from gcemil.bags.bag import Bag
 from gcemil.bags.fingerprint import content_hash, file_fingerprint
 from gcemil.bags.foreign.source import plain_id
 from gcemil.config import Precision
+from gcemil.device import pick_device
 from gcemil.errors import GcemilError, RunError, UsageError, describe_failure
 from gcemil.exports.explain import ExplainOptions, explain_new_slide
 from gcemil.exports.overlay import read_feature_place, read_slide_place
 from gcemil.exports.slide_export import ExplainedSlide
 from gcemil.features.loaders import WeightSource
 from gcemil.files import lock_folder, read_record, write_json, write_table
-from gcemil.hosts.adapters import find_device
 from gcemil.prefilter.slide_files import FileMode, SlideFilePrediction, SlidePredictor, is_slide_file
 from gcemil.prefilter.student import PREFILTER_FILE
 from gcemil.processes import run_jobs
@@ -237,8 +237,7 @@ class NewSlides:
             options = replace(options, mode="gce" if main == "gce" else "full")
         opened = Run(run)
         seen = SeenSlides.of_run(opened, [RunFold(one.folder) for one in models])
-        place = str(find_device(models[0].loaded.network))
-        return cls(run, models, options, source, opened.model_warning, seen, place)
+        return cls(run, models, options, source, opened.model_warning, seen, device)
 
     @property
     def mode(self) -> FileMode:
@@ -379,7 +378,7 @@ class NewSlides:
                     mode=self.mode,
                     source=self.source,
                     folds=self.models,
-                    device=self.device,
+                    device=str(pick_device(self.device)),
                     precision=self.options.precision,
                 )
             except GcemilError as error:

@@ -22,9 +22,11 @@ from torch import Tensor, nn
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.cohort import Task as CohortTask
 from gcemil.config import LARGEST_SIZE, HostSettings, Precision, TrainSettings
+from gcemil.device import pick_device
 from gcemil.errors import GcemilError, InputError, RunError, StoreError, UsageError, error_text
 from gcemil.evidence.anchors import AnchorBank, BankKind
 from gcemil.files import atomic_write, is_file, parse_json, read_record, validate_as
+from gcemil.hosts.host import MilHost
 from gcemil.hosts.own import check_trust
 from gcemil.hosts.table import HOSTS, AnyHost, create_host, host_spec
 from gcemil.model import GceMil
@@ -130,9 +132,19 @@ def describe_network(loaded: LoadedNetwork, cohort: Cohort, settings: TrainSetti
     return meta
 
 
-def load_network(
-    path: Path, device: torch.device | str = "cpu", precision: Precision = "32"
+def open_network(
+    path: Path, device: str = "cpu", precision: Precision = "32"
 ) -> tuple[LoadedNetwork, dict[str, Any]]:
+    """A trained network that embeds and pools on this device, in this precision, and answers on the CPU."""
+    loaded, meta = load_network(path)
+    loaded.host.precision = precision
+    # A class of the user's own need not be placed: it computes where its weights are.
+    if isinstance(loaded.host, MilHost):
+        loaded.host.place(pick_device(device))
+    return loaded, meta
+
+
+def load_network(path: Path, device: torch.device | str = "cpu") -> tuple[LoadedNetwork, dict[str, Any]]:
     """A trained network in evaluation mode and what it was saved with, from its checkpoint or from an exported fold."""
     if path.is_dir():
         path = path / PRETRAINED_WEIGHTS
@@ -155,7 +167,6 @@ def load_network(
             f"{path} does not hold the network its header describes ({error_text(error)}). {remedy}"
         ) from error
     loaded.network.to(device).eval()
-    loaded.host.precision = precision
     return loaded, meta
 
 

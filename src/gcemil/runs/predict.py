@@ -18,7 +18,6 @@ from gcemil.bags.foreign.layouts import read_feature_file
 from gcemil.bags.foreign.source import UNKNOWN_ENCODER, ReadOptions
 from gcemil.bags.loader import SampleRule, load_bags
 from gcemil.config import Precision
-from gcemil.device import pick_device
 from gcemil.errors import UsageError
 from gcemil.explanation import Explanation, bag_tensors, explain_bag
 from gcemil.hosts.host import HostOutput
@@ -30,7 +29,7 @@ from gcemil.records import (
     write_adapter,
     write_representations,
 )
-from gcemil.runs.checkpoint import LoadedNetwork, load_network
+from gcemil.runs.checkpoint import LoadedNetwork, load_network, open_network
 from gcemil.runs.consensus import find_consensus
 from gcemil.runs.folder import FoldParts, Run, RunFold, fold_parts
 from gcemil.shapes import Logits
@@ -83,8 +82,7 @@ def load_fold_models(
 ) -> tuple[FoldModel, ...]:
     """All trained folds of a run, or some."""
     chosen = Run(run).trained_folds() if folds is None else [Run(run).fold(fold) for fold in folds]
-    place = pick_device(device)
-    models = tuple(FoldModel(one.path, *load_network(one.checkpoint, place, precision)) for one in chosen)
+    models = tuple(FoldModel(one.path, *open_network(one.checkpoint, device, precision)) for one in chosen)
     if needs_evidence and any(one.loaded.model is None for one in models):
         raise UsageError(f"{run} is a plain host, which has no evidence: only --mode full is possible.")
     return models

@@ -95,8 +95,10 @@ def train_run(
         return run.write_summary()
 
 
-def evaluate_run(folder: Path, on_fold: Callable[[int, int], None] | None = None) -> dict[str, Any]:
-    """Predictions, metrics and evidence of every trained fold, and the summary."""
+def evaluate_run(
+    folder: Path, on_fold: Callable[[int, int], None] | None = None, *, device: str | None = None
+) -> dict[str, Any]:
+    """Predictions, metrics and evidence of every trained fold, and the summary; by default on the device of its settings."""
     run = Run(folder)
     # Before the lock, which would make the folder of a run that is not there.
     settings = run.card.settings
@@ -104,7 +106,7 @@ def evaluate_run(folder: Path, on_fold: Callable[[int, int], None] | None = None
         _, cohort = run.open_cohort()
         task, folds = create_task(cohort, settings), run.trained_folds()
         for done, fold in enumerate(folds, start=1):
-            loaded, _ = load_network(fold.checkpoint, pick_device(settings.device))
+            loaded, _ = load_network(fold.checkpoint, pick_device(device or settings.device))
             parts = fold_parts(cohort, read_fold(cohort, fold.number))
             details: dict[str, Any] = {"warnings": [], "anchors": None}
             if is_file(fold.metrics):
