@@ -67,7 +67,7 @@ def encoding(options: argparse.Namespace):
 def training(options: argparse.Namespace):
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "cohort"
-        cohort = simulate("bracs", place, size="small", slides=options.slides, dim=1024, seed=0)
+        cohort = simulate("bracs", place, size="tiny", slides=options.slides, dim=1024, seed=0)
         write_folds(cohort, make_folds(cohort, seed=0))
         for host in options.hosts:
             for seed in options.seeds:
