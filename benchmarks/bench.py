@@ -158,9 +158,7 @@ def measure_steps(options: argparse.Namespace) -> Iterator[Line]:
         pair = compare(plain, wrapped, options.runs)
         limit = 1.8 if name == "dsmil" else 2.0
         detail = f"the plain step {1e3 * pair.first_cpu:.0f} ms"
-        yield ratio_line(
-            f"joint / plain training step, 512 x 128: {name}", "-", pair, limit, detail
-        )
+        yield ratio_line(f"joint / plain training step, 512 x 128: {name}", "-", pair, limit, detail)
 
 
 def training_arms(name: str, patches: int, width: int) -> tuple[Run, Run]:

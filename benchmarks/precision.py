@@ -14,6 +14,7 @@ import json
 import statistics
 import tempfile
 import time
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
-    for row in (*encoding(options), *training(options)):
+    for row in chain(encoding(options), training(options)):
         rows.append(row)
         print(row, flush=True)
     if options.json:
