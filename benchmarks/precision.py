@@ -27,7 +27,7 @@ from gcemil.config import HostSettings, TrainSettings
 from gcemil.explanation import explain_bag
 from gcemil.features.encoders import load_encoder
 from gcemil.hosts.table import HOSTS
-from gcemil.runs.checkpoint import load_network
+from gcemil.runs.checkpoint import open_network
 from gcemil.runs.folder import Run, fold_parts
 from gcemil.simulation.simulate import simulate
 from gcemil.training.run import train_run
@@ -93,7 +93,7 @@ def prediction(run: Path, place: Path, host: str):
     cohort = Cohort.load(place)
     parts = fold_parts(cohort, read_fold(cohort, 0))
     bags = [cohort.read_bag(spec) for spec in parts.test]
-    models = {one: load_network(Run(run).fold(0).checkpoint, precision=one)[0].model for one in PRECISIONS}
+    models = {one: open_network(Run(run).fold(0).checkpoint, precision=one)[0].model for one in PRECISIONS}
 
     def explain(model: Any) -> list[Any]:
         return [explain_bag(model, bag) for bag in bags]

@@ -72,6 +72,7 @@ MISTAKES = [
     ("figures gce --slide nobody", 2, "Slide 'nobody' is not among the test slides of gce. Take an id of fold_<k>/predictions.csv."),
     ("train cohort --out new --tracker comet", 2, f"Invalid value for '--tracker': 'comet' is not one of 'tensorboard', 'mlflow', 'wandb', 'none'. {HELP.format('train')}"),
     ("predict cohort trident", 1, IS_COHORT),
+    ("predict run trident --address head:6379", 2, "--address is the address of a Ray cluster: add --engine ray."),
     ("diagnose gce/fold_0", 1, "gce/fold_0 is a fold of a run. Give gce."),
     ("inspect nowhere", 1, "nowhere does not exist. Give a file or a folder."),
     ("train cohort --out cohort", 1, "cohort is not a run, and not empty: it holds 'anchor_pairs.h5'. Give another --out."),
