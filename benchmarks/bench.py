@@ -149,15 +149,16 @@ def inference_arms(options: argparse.Namespace, name: str) -> tuple[Run, Run, Ru
 
 
 def measure_steps(options: argparse.Namespace) -> Iterator[Line]:
-    """A training step with and without the wrapper: forward, losses and backward of one bag of 512 patches."""
+    """A step that trains host and evidence together (recipe joint) and one of the plain host: 512 patches of one bag.
+
+    By default the evidence is fitted after the host, so that a step is that of the plain host.
+    """
     for name in options.hosts:
         plain, wrapped = training_arms(name, 512, 128)
         pair = compare(plain, wrapped, options.runs)
-        limit = 2.5 if name == "transmil" else 2.0
+        limit = 1.8 if name == "dsmil" else 2.0
         detail = f"the plain step {1e3 * pair.first_cpu:.0f} ms"
-        yield ratio_line(
-            f"wrapped / plain training step, 512 x 128: {name}", "not measured", pair, limit, detail
-        )
+        yield ratio_line(f"joint / plain training step, 512 x 128: {name}", "-", pair, limit, detail)
 
 
 def training_arms(name: str, patches: int, width: int) -> tuple[Run, Run]:
@@ -256,8 +257,8 @@ def measure_throughput(options: argparse.Namespace) -> Iterator[Line]:
         epochs = iter(range(1000))
         pair = compare(lambda: ours(next(epochs)), lambda: theirs(next(epochs)), options.runs)
     yield Line(
-        "", "training throughput / torchmil, abmil 512 x 1024", "1.19x", ">= 1.5x", f"{pair.cpu_ratio:.2f}x",
-        pair.cpu_ratio >= 1.5, pair.cpu_ratio, pair.wall_ratio,
+        "", "training throughput / torchmil, abmil 512 x 1024", "1.09x", ">= 1.3x", f"{pair.cpu_ratio:.2f}x",
+        pair.cpu_ratio >= 1.3, pair.cpu_ratio, pair.wall_ratio,
         f"{n_bags * 512 / pair.first_cpu:,.0f} patches per CPU second",
     )  # fmt: skip
 
@@ -294,8 +295,8 @@ def measure_loading(options: argparse.Namespace) -> Iterator[Line]:
                 options.runs,
             )
             yield Line(
-                "", f"CLAM-style loader / ours, file to prediction of {shape[0]:,} x 1024, {layout}", "-", ">= 5x",
-                f"{pair.cpu_ratio:.1f}x", pair.cpu_ratio >= 5, pair.cpu_ratio, pair.wall_ratio,
+                "", f"CLAM-style loader / ours, file to prediction of {shape[0]:,} x 1024, {layout}", "1.4-1.7x", ">= 1.7x",
+                f"{pair.cpu_ratio:.1f}x", pair.cpu_ratio >= 1.7, pair.cpu_ratio, pair.wall_ratio,
                 f"reading alone {read.cpu_ratio:.1f}x",
             )  # fmt: skip
 
@@ -308,7 +309,7 @@ def read_whole(path: Path) -> np.ndarray:
 def measure_startup(options: argparse.Namespace) -> Iterator[Line]:
     """CPU seconds before a command does anything."""
     with tempfile.TemporaryDirectory() as folder:
-        for words, was, limit in ((["--help"], "0.3 s", 0.3), (["tables", folder], "5.7 s", 1.0)):
+        for words, was, limit in ((["--help"], "0.3 s", 0.3), (["tables", folder], "0.9 s", 0.6)):
             found = [command_cost(words, check=False) for _ in range(3)]
             cpu = min(one.cpu for one in found)
             yield seconds_line(f"gcemil {words[0]}", was, cpu, min(one.wall for one in found), limit)
@@ -350,8 +351,8 @@ def measure_large_slide(options: argparse.Namespace) -> Iterator[Line]:
         )  # fmt: skip
         for one in json.loads(found.read_text())["commands"]:
             yield Line(
-                "", f"{patches:,} x 1024, {one['host']}: {one['command']}", "not measured", "< 4 GB",
-                f"{one['gib']:.2f} GiB", one["gib"] * 1.0737 < 4, one["seconds"], None,
+                "", f"{patches:,} x 1024, {one['host']}: {one['command']}", "2.1 GiB", "<= 1.6 GiB",
+                f"{one['gib']:.2f} GiB", one["gib"] <= 1.6, one["seconds"], None,
                 f"{one['seconds']:.0f} CPU seconds",
             )  # fmt: skip
 

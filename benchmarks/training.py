@@ -96,7 +96,7 @@ def gcemil_epoch(cohort: Cohort):
     def run(epoch: int) -> None:
         train_epoch(
             loaded, torch.nn.Identity(), cohort, parts, task, settings, optimizer,
-            stage=Stage("train"), stage_number=0, epoch=epoch,
+            stage=Stage("train"), stage_number=0, epoch=epoch, n_epochs=settings.epochs,
         )  # fmt: skip
 
     return run

@@ -31,6 +31,7 @@ from torch import Tensor
 
 from gcemil.config import EvidenceSettings
 from gcemil.evidence.anchors import AnchorBank
+from gcemil.evidence.bridge import CentredBridge
 from gcemil.hosts.table import HOSTS, create_host
 from gcemil.model import GceMil
 
@@ -153,7 +154,9 @@ def make_model(options: argparse.Namespace, name: str, bridge: Any, reads_host: 
     bank = AnchorBank(embeddings, tuple(f"anchor {m}" for m in range(options.anchors)), "benchmark")
     model = GceMil(host, bank, in_dim=options.width, settings=settings).eval()
     reference = torch.randn(2 * options.width, options.width)
-    if model.bridge.needs_fit:
+    if isinstance(model.bridge, CentredBridge):
+        model.bridge.set_centre(reference.mean(dim=0))
+    elif model.bridge.needs_fit:
         model.bridge.fit(reference, reference @ torch.randn(options.width, options.width))
     model.calibrate(reference)
     model.set_temperature(HOSTS[name].temperature_end)

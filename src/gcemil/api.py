@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,9 +29,11 @@ from gcemil import __version__
 from gcemil.bags import store
 from gcemil.bags.cohort import Cohort, Task
 from gcemil.bags.folds import Fold, carve_validation
+from gcemil.bags.loader import run_ahead
 from gcemil.bags.memory import as_array, iterate_items, make_cohort, read_bag_item
 from gcemil.bags.targets import refuse_targets
 from gcemil.config import EvidenceSettings, HostSettings, TrainSettings
+from gcemil.device import pick_device
 from gcemil.diagnostics.audit_inputs import check_answers, name_bag_in_errors
 from gcemil.diagnostics.bag_audit import Scoring, describe_table, judge_outcome, measure_risks, try_rules
 from gcemil.diagnostics.further_sets import find_further_sets
@@ -42,8 +44,8 @@ from gcemil.evidence.anchors import AnchorBank
 from gcemil.evidence.bridge import CentredBridge
 from gcemil.explanation import bag_tensors, explain_bag, slide_evidence
 from gcemil.exports.evidence import Evidence
-from gcemil.hosts.adapters import adapt_model, find_device
-from gcemil.hosts.host import Host
+from gcemil.hosts.adapters import adapt_model
+from gcemil.hosts.host import Host, find_device
 from gcemil.model import GceMil
 from gcemil.outputs import ClassQuestion, Output, ValueOutput, create_output
 from gcemil.runs.checkpoint import (
@@ -53,8 +55,9 @@ from gcemil.runs.checkpoint import (
     load_network,
     save_network,
 )
-from gcemil.runs.environment import one_thread, pick_device
+from gcemil.runs.environment import one_thread
 from gcemil.runs.folder import FoldParts, Run, RunFold, fold_parts
+from gcemil.runs.predict import read_new_slide
 from gcemil.runs.pretrained import UNKNOWN_LICENSE, write_folder
 from gcemil.runs.weights import pretrained_host_of_fold, resolve_pretrained_host
 from gcemil.tasks.task import create_task, stacked_targets, training_task
@@ -191,6 +194,32 @@ class FittedModel:
             output = self.network(*bag_tensors(given, device))
         logits = output.answer.logits if isinstance(self.network, GceMil) else output.logits
         return dict(zip(self.classes, self.output_kind.values(logits), strict=True))
+
+    def predict_files(self, paths: Iterable[Path | str]) -> Iterator[tuple[Path, dict[str, float]]]:
+        """Predict feature files one after the other, the next being read meanwhile.
+
+        Args:
+            paths: Feature files of gcemil, CLAM, TRIDENT or STAMP; a generator that never ends is fine.
+
+        Yields:
+            The path and its prediction, as `predict` gives it.
+
+        Raises:
+            InputError: A file cannot be read or does not fit the model.
+
+        Example:
+            >>> import gcemil, tempfile, torch
+            >>> from gcemil.bags import store
+            >>> model = gcemil.fit([torch.randn(20, 8) + number % 2 for number in range(12)], [0, 1] * 6, epochs=1)
+            >>> file = Path(tempfile.mkdtemp()) / "new.h5"
+            >>> store.write(file, {"features": torch.randn(30, 8).numpy()})
+            >>> [path.name for path, _ in model.predict_files([file])]
+            ['new.h5']
+        """
+        files = ((Path(path), read_new_slide(Path(path), self.record)[0]) for path in paths)
+        with closing(run_ahead(files, 1, size=lambda pair: pair[1].features.nbytes)) as ready:
+            for path, bag in ready:
+                yield path, self.predict(bag)
 
     def explain(
         self, bag: Any, *, target: str | int | None = None, against: str | int | None = None

@@ -311,6 +311,10 @@ class HostWeights(Settings):
     """Of what was read; filled in when a run begins."""
 
 
+Precision = Literal["32", "bf16"]
+"""Numbers of the matrix products of a network."""
+
+
 class HostSettings(Settings):
     """Which host, and how gates enter it."""
 
@@ -382,8 +386,8 @@ class TrainSettings(Settings):
     """What is better on validation: the task's metric, or the loss."""
     keep_epochs: bool = False
     """After every epoch store the representations of validation and test bags, for the report's t-SNE."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """Numbers in which the network computes."""
+    precision: Precision = "32"
+    """Numbers of the matrix products: float32, or bfloat16 with weights and losses in float32."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1 or mps; auto takes a GPU if there is one."""
     seed: int = Field(0, ge=0)
@@ -404,6 +408,12 @@ class TrainSettings(Settings):
     def _names_all_patches(cls, value: Any) -> Any:
         # Runs of earlier versions wrote null for all patches.
         return "all" if value is None else value
+
+    @field_validator("precision", mode="before")
+    @classmethod
+    def _names_precision(cls, value: Any) -> Any:
+        # YAML reads a bare 32 as a number, and runs of earlier versions wrote fp32.
+        return "32" if value in (32, "fp32") else value
 
     @field_validator("device")
     @classmethod

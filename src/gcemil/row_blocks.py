@@ -87,13 +87,13 @@ def plain_read(rows: Float[Tensor, "r d"]) -> LinearRead:
 
 def apply_reads(features: Features, reads: Sequence[LinearRead]) -> tuple[Tensor, ...]:
     """The result of every read, in their order."""
-    # A few rows copied into the product's own order are read faster than a transposed view, by a tenth of the product.
-    columns = torch.cat([read.rows for read in reads]).T.contiguous()
-    offsets = torch.cat([read.offsets for read in reads])
+    rows = torch.cat([read.rows for read in reads])
+    offsets = torch.cat([read.offsets for read in reads]).unsqueeze(1)
     widths = [len(read.rows) for read in reads]
 
     def finished(patches: Features) -> list[Tensor]:
-        products = torch.split(torch.addmm(offsets, patches, columns), widths, dim=1)
+        # A few rows times the bag transposed takes half the time of the bag times a few columns.
+        products = torch.split(torch.addmm(offsets, rows, patches.T).T.contiguous(), widths, dim=1)
         squared_norms = cache(lambda: squared_norm(patches))
         return [read.finish(part, squared_norms) for read, part in zip(reads, products, strict=True)]
 

@@ -1,16 +1,12 @@
 """A real Ray cluster of two nodes: one dies half-way, and the summary is that of a run without Ray."""
 
 import json
-import os
-import secrets
-import shutil
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
 import pytest
 
+from builders.clusters import cluster_environment  # noqa: F401
 from builders.grids import events, executed_twice, run_inline, small_grid
 from gcemil.benchmark.results import Results, read_log
 
@@ -71,25 +67,8 @@ cluster.shutdown()
 '''
 
 
-@pytest.fixture
-def cluster_environment():
-    """Everything Ray writes in a folder of its own with a short name (sockets have short paths), tokens on."""
-    folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
-    token = folder / "token"
-    token.touch(mode=0o600)
-    token.write_text(secrets.token_hex(32))
-    settings = {
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": str(token),
-        "RAY_TMPDIR": str(folder),
-        "RAY_USAGE_STATS_ENABLED": "0",
-    }
-    yield {**os.environ, **settings}
-    shutil.rmtree(folder, ignore_errors=True)
-
-
 @pytest.mark.slow
-def test_a_node_that_dies_half_way_changes_nothing(tmp_path, cluster_environment):
+def test_a_node_that_dies_half_way_changes_nothing(tmp_path, cluster_environment):  # noqa: F811
     run_inline(GRID, tmp_path / "here")
     arguments = [GRID.model_dump_json(), str(tmp_path / "ray")]
     child = subprocess.run(

@@ -13,7 +13,6 @@ its tasks again elsewhere, where they continue from the last epoch on disk.
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
 import re
@@ -22,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, as_completed
 from multiprocessing import current_process
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import joblib
 from joblib.externals.loky import get_reusable_executor
@@ -41,9 +40,9 @@ from gcemil.benchmark.grid import (
 from gcemil.benchmark.results import Results, claim, read_cohort_record, read_log
 from gcemil.benchmark.runner import Ending, Outcome, execute, is_finished, record_failure
 from gcemil.benchmark.summary import write_summary
-from gcemil.errors import MissingExtraError, RunError, UsageError
+from gcemil.errors import RunError, UsageError
 from gcemil.files import write_text
-from gcemil.processes import end_with_parent
+from gcemil.processes import MAX_RETRIES, ONE_THREAD, connect_ray, end_with_parent
 from gcemil.runs.folder import Run
 from gcemil.training.run import differences
 
@@ -158,10 +157,6 @@ def check_results(grid: Grid, results: Results) -> None:
             )
 
 
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-"""Numerical libraries read these when they are loaded; several workers with several threads each would only wait."""
-
-
 class LocalPool:
     """Worker processes on this machine; a context manager, which ends them."""
 
@@ -230,10 +225,6 @@ def visible_accelerators(slot: int, resources: Resources) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": ",".join(str(first + index) for index in range(count))}
 
 
-MAX_RETRIES = 5
-"""How many node deaths one run survives."""
-
-
 class RayPool:
     """Tasks on a cluster; a context manager, which closes the connection."""
 
@@ -241,7 +232,7 @@ class RayPool:
         self, grid: Grid, results: Results, *, address: str | None = None, workers: int | None = None
     ) -> None:
         resources = grid.resources
-        self._ray = _connect_ray(address, math.ceil(workers * resources.cpus) if workers else None)
+        self._ray = connect_ray(address or "local", math.ceil(workers * resources.cpus) if workers else None)
         self._work = (self._ray.put(grid), Results(results.folder.resolve()))
         self._run = self._ray.remote(execute).options(
             num_cpus=resources.cpus,
@@ -263,21 +254,3 @@ class RayPool:
 
     def __exit__(self, *error: object) -> None:
         self._ray.shutdown()
-
-
-def _connect_ray(address: str | None, cores: int | None) -> Any:
-    """Ray, connected to the cluster at this address or to a local one with so many cores."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        ray = importlib.import_module("ray")
-    except ImportError as error:
-        raise MissingExtraError("ray", "cluster") from error
-    options = {"include_dashboard": False, "num_cpus": cores or joblib.cpu_count()} if address is None else {}
-    try:
-        ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", **options)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise UsageError(
-            f"There is no Ray cluster to use at '{address or 'local'}' ({error}). "
-            "Give the address that 'ray start --head' printed, and the token of its cluster."
-        ) from error
-    return ray

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
-from scipy import stats
+from scipy.special import stdtrit
 
 from gcemil.errors import RunError, UsageError
 from gcemil.findings import Row, read_finding
@@ -194,7 +194,7 @@ def _summary_cell(metric: str, summary: pd.Series, *, spread: bool = False) -> C
     text = format_metric(metric, mean)
     if n == 1:
         return Cell(text, float(mean), n=1)
-    half = stats.t.ppf((1 + INTERVAL) / 2, n - 1) * deviation / n**0.5
+    half = stdtrit(n - 1, (1 + INTERVAL) / 2) * deviation / n**0.5
     ends = ", ".join(format_metric(metric, end) for end in (mean - half, mean + half))
     if spread:
         text += f" ± {format_metric(metric, deviation)}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from gcemil.cli.options import JSON, jobs_option, seed_option
+from gcemil.cli.options import ADDRESS, ENGINE, JSON, Engine, find_cluster, jobs_option, seed_option
 
 if TYPE_CHECKING:
     from gcemil.benchmark.grid import Grid, Key
@@ -17,18 +17,12 @@ if TYPE_CHECKING:
     from gcemil.tables import Table
 
 
-Engine = Literal["local", "ray"]
-"""Where the runs of a grid are executed."""
-
-
 def benchmark(
     grid_file: Path = typer.Argument(metavar="GRID.yaml", help="A grid file; see docs/benchmark.md."),
     out: Path = typer.Option(..., help="The results folder; what it holds already is not done again."),
-    engine: Engine = typer.Option("local", help="Processes on this machine, or tasks on a Ray cluster."),
+    engine: Engine = ENGINE,
     jobs: int | None = jobs_option("runs", otherwise="what cores and memory carry", old="--workers"),
-    address: str | None = typer.Option(
-        None, help="Ray: the address of an existing cluster; without it a local one is started."
-    ),
+    address: str | None = ADDRESS,
     seed: int | None = seed_option("one training seed, in place of the grid's", None),
     dry_run: bool = typer.Option(False, "--dry-run", help="Show the plan and an estimate, and run nothing."),
     as_json: bool = JSON,
@@ -51,10 +45,8 @@ def benchmark(
     from gcemil.benchmark.runner import check_diagnostics, check_own_hosts
     from gcemil.benchmark.summary import write_summary
     from gcemil.cli.console import print_json
-    from gcemil.errors import UsageError
 
-    if address is not None and engine != "ray":
-        raise UsageError("--address is the address of a Ray cluster: add --engine ray.")
+    cluster = find_cluster(engine, address)
     grid = Grid.load(grid_file)
     if seed is not None:
         grid = grid.model_copy(update={"seeds": (seed,)})
@@ -70,8 +62,8 @@ def benchmark(
     outcomes: dict[Key, Outcome] = {}
     if todo:
         with (
-            RayPool(grid, results, address=address, workers=jobs)
-            if engine == "ray"
+            RayPool(grid, results, address=cluster, workers=jobs)
+            if cluster
             else LocalPool(grid, results, workers=jobs) as pool,
             show_board(plan, todo, times, pool.workers) as board,
         ):

@@ -9,7 +9,20 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from gcemil.cli.console import print_json, print_table, progress, say, warn_of_model
-from gcemil.cli.options import FOLDS, JSON, TRUST_HOST, jobs_option, one_target, parse_folds, seed_option
+from gcemil.cli.options import (
+    ADDRESS,
+    DEVICE,
+    ENGINE,
+    FOLDS,
+    JSON,
+    TRUST_HOST,
+    Engine,
+    find_cluster,
+    jobs_option,
+    one_target,
+    parse_folds,
+    seed_option,
+)
 from gcemil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,7 +46,10 @@ def diagnose(
     everything: bool = typer.Option(
         False, "--all", help="Print every row and every figure, not only those that answer the question."
     ),
-    jobs: int | None = jobs_option("diagnostics"),
+    jobs: int | None = jobs_option("folds"),
+    device: str | None = DEVICE,
+    engine: Engine = ENGINE,
+    address: str | None = ADDRESS,
     again: bool = typer.Option(False, "--again", help="Measure again what is already there."),
     seed: int = seed_option("random subsets and perturbations"),
     trust_host: list[str] = TRUST_HOST,
@@ -50,10 +66,11 @@ def diagnose(
     targets = Run(runs[0]).targets
     # The same target of every run; a run of one target is itself.
     below = [Path("targets", name) for name in targets] or [Path()]
+    cluster = find_cluster(engine, address)
     answers = {}
     for place in below:
         first, *others = (run / place for run in runs)
-        comparison = Comparison(first, against and against / place, tuple(others), seed)
+        comparison = Comparison(first, against and against / place, tuple(others), seed, device or "auto")
         with progress("diagnosing") as advance:
             found = diagnose_run(
                 comparison,
@@ -61,6 +78,7 @@ def diagnose(
                 folds=parse_folds(folds),
                 again=again,
                 jobs=jobs,
+                cluster=cluster,
                 on_done=advance,
             )
         answers[place.name] = without_nan({finding.name: finding.to_json() for finding in found})
@@ -263,6 +281,7 @@ def audit(
     repeats: int = typer.Option(
         3, min=0, help="Changed versions of each bag, for stability; 0 leaves it out."
     ),
+    device: str | None = DEVICE,
     out: Path = typer.Option(Path("audit.json"), help="Where the finding is written."),
     html: Path | None = typer.Option(None, help="Also write a page with the verdict, curves and tables."),
     seed: int = seed_option("random subsets and perturbations"),
@@ -298,6 +317,7 @@ def audit(
             arrays=arrays,
             repeats=repeats,
             seed=seed,
+            device=device or "auto",
             on_bag=advance,
         )
     out.parent.mkdir(parents=True, exist_ok=True)

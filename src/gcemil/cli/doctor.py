@@ -69,7 +69,7 @@ def _check_extras() -> list[tuple[str, str, str]]:
 def _check_device() -> tuple[str, str, str]:
     import torch
 
-    from gcemil.runs.environment import pick_device
+    from gcemil.device import pick_device
 
     device = pick_device("auto").type
     detail = {"cuda": torch.cuda.get_device_name, "cpu": lambda: f"{torch.get_num_threads()} threads"}

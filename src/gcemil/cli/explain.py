@@ -10,9 +10,11 @@ import typer
 
 from gcemil.cli.console import print_json, print_table, progress, say
 from gcemil.cli.options import (
+    DEVICE,
     HEATMAP,
     JSON,
     NECESSITY,
+    PRECISION,
     RECOVERABILITY,
     RUN,
     SUFFICIENCY,
@@ -21,6 +23,7 @@ from gcemil.cli.options import (
     UNIT,
     WEIGHTS,
     HeatMapName,
+    Precision,
     Unit,
     parse_folds,
 )
@@ -89,6 +92,8 @@ def explain(
     mpp: float | None = typer.Option(
         None, help="Micrometres per level-0 pixel, for a file that does not state it."
     ),
+    device: str | None = DEVICE,
+    precision: Precision | None = PRECISION,
     weights: Path | None = WEIGHTS,
     trust_remote_code: bool = TRUST_REMOTE_CODE,
     trust_host: list[str] = TRUST_HOST,
@@ -142,7 +147,8 @@ def explain(
         heatmaps=tuple(dict.fromkeys(name.measurement for name in heatmap)),
     )
     if slides is not None:
-        _explain_many(run, choose_slides(run, slides, fold=fold), write, options, fold, out, as_json)
+        chosen = choose_slides(run, slides, fold=fold)
+        _explain_many(run, chosen, write, options, fold, out, device or "auto", precision or "32", as_json)
         return
     if file is not None:
         inputs = find_inputs([file]).files
@@ -151,11 +157,17 @@ def explain(
                 f"{file} is {len(inputs)} slides. Explain many new slides with 'gcemil predict {run} {file} --explain'."
             )
         (path,) = inputs.values()
-        plan = PredictOptions(mode="full", folds=None if numbers is None else tuple(numbers), mpp=mpp)
-        opened = NewSlides.open(run, plan, source=WeightSource(weights, trust_remote_code))
+        plan = PredictOptions(
+            mode="full", folds=None if numbers is None else tuple(numbers), mpp=mpp, precision=precision
+        )
+        opened = NewSlides.open(
+            run, plan, source=WeightSource(weights, trust_remote_code), device=device or "auto"
+        )
         found = opened.explain(path, options)
     else:
-        found = explain_cohort_slide(run, str(slide), fold=fold, options=options)
+        found = explain_cohort_slide(
+            run, str(slide), fold=fold, options=options, device=device or "auto", precision=precision or "32"
+        )
     files = write(found, out)
     if as_json:
         paths = {name: str(path) for name, path in files.items()}
@@ -175,6 +187,8 @@ def _explain_many(
     options: ExplainOptions,
     fold: int | None,
     out: Path | None,
+    device: str,
+    precision: Precision,
     as_json: bool,
 ) -> None:
     """Every slide with its verdicts; exit code 1 where one failed."""
@@ -188,7 +202,15 @@ def _explain_many(
     table = (out or run) / "explained.csv"
     with progress("explaining slides") as advance:
         found = explain_slides(
-            run, slide_ids, write_slide, fold=fold, options=options, table=table, on_slide=advance
+            run,
+            slide_ids,
+            write_slide,
+            fold=fold,
+            options=options,
+            device=device,
+            precision=precision,
+            table=table,
+            on_slide=advance,
         )
     rows = [one.to_row() for one in found]
     if as_json:

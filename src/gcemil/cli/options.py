@@ -3,6 +3,7 @@
 --seed     where random numbers start; the same seed gives the same result
 --jobs     how many pieces of the work are done side by side
 --device   where the network computes: auto, cpu, cuda, cuda:1 or mps
+--precision   in which numbers: 32 or bf16
 """
 
 from __future__ import annotations
@@ -77,6 +78,12 @@ DEVICE: Any = typer.Option(
     metavar="NAME",
     help="Where the network computes: auto, cpu, cuda, cuda:1 or mps; auto takes a GPU where there is one.",
 )
+Precision = Literal["32", "bf16"]
+"""Names of config.Precision, which is not imported for --help."""
+PRECISION: Any = typer.Option(
+    None,
+    help="Numbers of the matrix products: float32, or bfloat16 where the processor has it; weights and losses stay in float32.",
+)
 
 
 def one_target(run: Path | None) -> Path | None:
@@ -102,6 +109,21 @@ CLASSES: Any = typer.Option(None, help="Class names in order, separated by comma
 SUFFICIENCY: Any = typer.Option(0.05, min=0, help="Largest change that still counts as sufficient.")
 NECESSITY: Any = typer.Option(0.05, min=0, help="Smallest change that counts as necessary.")
 RECOVERABILITY: Any = typer.Option(0.01, min=0, help="Largest gap between gates and evidence.")
+
+
+Engine = Literal["local", "ray"]
+"""Where jobs are done."""
+ENGINE: Any = typer.Option("local", help="Processes on this machine, or tasks on a Ray cluster.")
+ADDRESS: Any = typer.Option(
+    None, help="Ray: the address of an existing cluster; without it a local one is started."
+)
+
+
+def find_cluster(engine: Engine, address: str | None) -> str | None:
+    """The address of the Ray cluster, "local" for a new one on this machine; None for processes."""
+    if address is not None and engine != "ray":
+        raise UsageError("--address is the address of a Ray cluster: add --engine ray.")
+    return (address or "local") if engine == "ray" else None
 
 
 def seed_option(what: str, default: int | None = 0) -> Any:
@@ -188,6 +210,7 @@ def resolve_settings(
     seed: int | None = None,
     overrides: Sequence[str] = (),
     device: str | None = None,
+    precision: str | None = None,
 ) -> TrainSettings:
     """Settings from the file or the preset, then the options, then the assignments."""
     from gcemil.config import HostSettings, TrainSettings, read_train_settings, with_overrides
@@ -206,7 +229,9 @@ def resolve_settings(
         settings = with_preset(settings, preset)
     changes = {"epochs": epochs, "seed": seed}
     settings = settings.model_copy(update={key: value for key, value in changes.items() if value is not None})
-    settings = with_overrides(settings, [*overrides, *([] if device is None else [f"device={device}"])])
+    given = {"device": device, "precision": precision}
+    options = [f"{name}={value}" for name, value in given.items() if value is not None]
+    settings = with_overrides(settings, [*overrides, *options])
     host_spec(settings.host.name)
     return settings
 

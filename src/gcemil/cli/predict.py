@@ -12,15 +12,21 @@ import typer
 
 from gcemil.cli.console import print_json, print_table, progress, say, warn_of_model
 from gcemil.cli.options import (
+    ADDRESS,
     DEVICE,
+    ENGINE,
     HEATMAP,
     JSON,
+    PRECISION,
     TRUST_HOST,
     TRUST_REMOTE_CODE,
     UNIT,
     WEIGHTS,
+    Engine,
     HeatMapName,
+    Precision,
     Unit,
+    find_cluster,
     jobs_option,
     one_target,
     parse_folds,
@@ -67,7 +73,10 @@ def predict(
     trust_remote_code: bool = TRUST_REMOTE_CODE,
     again: bool = typer.Option(False, "--again", help="Do slides again that are done."),
     device: str | None = DEVICE,
+    precision: Precision | None = PRECISION,
     jobs: int = jobs_option("slides", default=1),
+    engine: Engine = ENGINE,
+    address: str | None = ADDRESS,
     trust_host: list[str] = TRUST_HOST,
     as_json: bool = JSON,
 ) -> None:
@@ -94,6 +103,7 @@ def predict(
 
     if not explain and (heatmap or all_patches or unit != "patch"):
         raise UsageError("--unit, --heatmap and --all-patches are about explanations: add --explain.")
+    cluster = find_cluster(engine, address)
     options = PredictOptions(
         mode=mode,
         folds=None if (numbers := parse_folds(folds)) is None else tuple(numbers),
@@ -101,6 +111,7 @@ def predict(
         explain=ExplainOptions(unit=unit) if explain else None,
         heatmaps=tuple(dict.fromkeys(name.measurement for name in heatmap)),
         all_patches=all_patches,
+        precision=precision,
     )
     target = out or Run(run).new_slides
     inputs = find_inputs(slides, out=target)
@@ -112,7 +123,13 @@ def predict(
         place = target / name
         with progress("predicting slides") as advance:
             found = opened.predict(
-                inputs.files, place, again=again, jobs=jobs, device=device or "auto", on_slide=advance
+                inputs.files,
+                place,
+                again=again,
+                jobs=jobs,
+                device=device or "auto",
+                cluster=cluster,
+                on_slide=advance,
             )
         answers[name] = found
         if not as_json:
@@ -211,6 +228,7 @@ def prefilter(
         "--measure",
         help="Also time the test slides with and without the prefilter, for the cost table.",
     ),
+    device: str | None = DEVICE,
     seed: int = seed_option("the training of the student"),
     trust_host: list[str] = TRUST_HOST,
     as_json: bool = JSON,
@@ -239,7 +257,11 @@ def prefilter(
     with lock_folder(run):
         for index in folds:
             with progress(f"fitting the prefilter of fold {index}") as advance:
-                reports.append(fit_prefilter(run, index, found, sight, promise, on_slide=advance))
+                reports.append(
+                    fit_prefilter(
+                        run, index, found, sight, promise, device=device or "auto", on_slide=advance
+                    )
+                )
             if measure:
                 with progress(f"timing the test slides of fold {index}") as advance:
                     costs.append(measure_cost(run, index, found, on_slide=advance))

@@ -9,7 +9,16 @@ from pathlib import Path
 import typer
 
 from gcemil.cli.console import print_json, progress, say
-from gcemil.cli.options import JSON, NECESSITY, RECOVERABILITY, RUN, SUFFICIENCY, TRUST_HOST, seed_option
+from gcemil.cli.options import (
+    DEVICE,
+    JSON,
+    NECESSITY,
+    RECOVERABILITY,
+    RUN,
+    SUFFICIENCY,
+    TRUST_HOST,
+    seed_option,
+)
 from gcemil.errors import MissingExtraError
 
 
@@ -123,6 +132,7 @@ def view(
     browser: bool = typer.Option(
         True, "--browser/--no-browser", help="Open the page, or print its address only."
     ),
+    device: str | None = DEVICE,
     trust_host: list[str] = TRUST_HOST,
     sufficiency: float = SUFFICIENCY,
     necessity: float = NECESSITY,
@@ -148,7 +158,7 @@ def view(
     # Refuse a port that is taken before reading the run.
     with listen(port) as listener:
         tolerances = Tolerances(sufficiency, necessity, recoverability)
-        session = ViewerSession.open(run, fold, tolerances=tolerances, slides=slides)
+        session = ViewerSession.open(run, fold, tolerances=tolerances, slides=slides, device=device or "auto")
         seen = sum(session.slide_file(slide_id) is not None for slide_id in session.specs)
         say(
             f"{run.name}, fold {session.fold.fold}: {len(session.specs)} test slides, tissue of {seen}. "

@@ -10,15 +10,21 @@ import typer
 
 from gcemil.cli.console import print_json, print_table, progress, say
 from gcemil.cli.options import (
+    ADDRESS,
     CLASSES,
     DEVICE,
+    ENGINE,
     JSON,
     LABELS,
+    PRECISION,
     TARGET,
     TASK,
     TRUST_REMOTE_CODE,
     WEIGHTS,
+    Engine,
+    Precision,
     Task,
+    find_cluster,
     jobs_option,
     parse_numbers,
     parse_pairs,
@@ -44,6 +50,9 @@ def encode(
     jobs: int = jobs_option("threads that read patches ahead of the model", default=2, old="--workers"),
     dtype: Dtype = typer.Option("float16", help="Type of the features on disk."),
     device: str | None = DEVICE,
+    precision: Precision | None = PRECISION,
+    engine: Engine = ENGINE,
+    address: str | None = ADDRESS,
     weights: Path | None = WEIGHTS,
     trust_remote_code: bool = TRUST_REMOTE_CODE,
     patch_size: int | None = typer.Option(
@@ -97,20 +106,21 @@ def encode(
 
     from gcemil.bags.foreign.dialects import Choice
     from gcemil.bags.foreign.stamp import parse_mpp
+    from gcemil.device import pick_device
     from gcemil.features.encode_cohort import choose_patches, encode_cohort
     from gcemil.features.encoders import find_encoder_spec, load_encoder
     from gcemil.features.extract import EncodeSettings
     from gcemil.features.loaders import WeightSource
     from gcemil.features.patching import PatchingRules, find_slides
     from gcemil.files import lock_folder
-    from gcemil.runs.environment import pick_device
 
-    if device is not None:
-        device = str(pick_device(device))
+    cluster = find_cluster(engine, address)
+    device = str(pick_device(device or "auto"))
     found = find_slides(slides)
     patches = choose_patches(out, find_encoder_spec(encoder), patch_size=patch_size, target_mpp=target_mpp)
     # The weights come first: a missing licence should be known before hours of patching.
-    network = load_encoder(encoder, source=WeightSource(weights, trust_remote_code), device=device)
+    source = WeightSource(weights, trust_remote_code)
+    network = load_encoder(encoder, source=source, device=device, precision=precision)
     with lock_folder(out), progress("encoding slides") as advance:
         encoded = encode_cohort(
             found,
@@ -123,6 +133,8 @@ def encode(
             classes=None if classes is None else classes.split(","),
             force=force,
             on_slide=advance,
+            cluster=cluster,
+            source=source,
         )
     report, tables = encoded.report, encoded.tables
     failures = {slide.slide_id: slide.message for slide in report.problems}

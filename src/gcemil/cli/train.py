@@ -16,10 +16,12 @@ from gcemil.cli.options import (
     GCE,
     HOST,
     JSON,
+    PRECISION,
     PRESET,
     RECIPE,
     SETTING,
     TRUST_HOST,
+    Precision,
     Preset,
     Recipe,
     Tracker,
@@ -62,6 +64,7 @@ def train(
     setting: list[str] = SETTING,
     epochs: int | None = EPOCHS,
     device: str | None = DEVICE,
+    precision: Precision | None = PRECISION,
     jobs: int | None = jobs_option("folds"),
     keep_epochs: bool = typer.Option(
         False,
@@ -93,7 +96,7 @@ def train(
     Example: gcemil train cohorts/bracs --host abmil --out runs/bracs_abmil
     """
     if again:
-        _evaluate(require(cohort, "RUN", context), as_json)
+        _evaluate(require(cohort, "RUN", context), device, as_json)
         return
     refuse_beside_config(context, config)
     if not print_config:
@@ -111,6 +114,7 @@ def train(
         seed=seed,
         overrides=setting,
         device=device,
+        precision=precision,
     )
     if keep_epochs:
         settings = settings.model_copy(update={"keep_epochs": True})
@@ -138,13 +142,13 @@ def train(
         suggest_next(out, is_wrapped=settings.evidence is not None)
 
 
-def _evaluate(run: Path, as_json: bool) -> None:
+def _evaluate(run: Path, device: str | None, as_json: bool) -> None:
     """Predict the bags of a trained run again."""
     from gcemil.cli.training_progress import print_summary
     from gcemil.training.run import evaluate_run
 
     with progress("evaluating folds") as advance:
-        summary = evaluate_run(run, on_fold=advance)
+        summary = evaluate_run(run, on_fold=advance, device=device)
     if as_json:
         print_json(summary)
     else:

@@ -28,7 +28,7 @@ from gcemil.findings import Finding
 from gcemil.hosts.host import HostOutput
 from gcemil.hosts.own import import_file, import_object
 from gcemil.hosts.table import AnyHost
-from gcemil.runs.checkpoint import load_network
+from gcemil.runs.checkpoint import open_network
 from gcemil.runs.environment import describe_environment
 from gcemil.runs.folder import Run, fold_parts
 from gcemil.tasks.task import create_task, stacked_targets
@@ -49,12 +49,13 @@ def audit_cohort(
     arrays: Literal["torch", "numpy"] = "torch",
     repeats: int = 3,
     seed: int = 0,
+    device: str = "cpu",
     on_bag: Callable[[int, int], None] | None = None,
 ) -> Finding:
     """Audit a model on one part of a cohort; a model named by module is imported, which runs its code."""
     cohort = Cohort.load(folder)
     refuse_targets(cohort)
-    own = load_network(Run(Path(model)).fold(fold).checkpoint)[0] if Path(model).is_dir() else None
+    own = open_network(Run(Path(model)).fold(fold).checkpoint, device)[0] if Path(model).is_dir() else None
     task = create_task(cohort, TrainSettings(), (0.0, 1.0) if own is None else own.label_scale)
     parts = None if part == "all" else fold_parts(cohort, read_fold(cohort, fold))
     specs = cohort.bags if parts is None else getattr(parts, part)

@@ -20,8 +20,7 @@ from gcemil.diagnostics.snr import BagOutcome, OutputScale, RiskScale, Tolerance
 from gcemil.errors import UsageError
 from gcemil.explanation import Interventions, bag_tensors, explain_bag
 from gcemil.findings import Count, compare_counts
-from gcemil.hosts.adapters import find_device
-from gcemil.hosts.host import check_gates, log_with_zero
+from gcemil.hosts.host import check_gates, find_device, log_with_zero
 from gcemil.model import GceMil
 from gcemil.recovery import subset_size, top_k
 

@@ -42,7 +42,7 @@ def measure_fold(comparison: Comparison, fold: int, names: Sequence[str]) -> lis
     """Measure diagnostics of one fold in one pass over its bags, and write their findings."""
     run, seed = comparison.run, comparison.seed
     with one_thread():
-        opened = TrainedFold.open(run, fold, against=comparison.against, seed=seed)
+        opened = TrainedFold.open(run, fold, against=comparison.against, seed=seed, device=comparison.device)
         passes = {}
         for name in names:
             options = dict(comparison.options.get(name, {}))
@@ -106,6 +106,7 @@ class Comparison:
     against: Path | None = None
     others: tuple[Path, ...] = ()
     seed: int = 0
+    device: str = "cpu"
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """What single diagnostics are asked otherwise than by default."""
 
@@ -117,6 +118,7 @@ def diagnose_run(
     folds: Sequence[int] | None = None,
     again: bool = False,
     jobs: int | None = None,
+    cluster: str | None = None,
     on_done: OnDone | None = None,
 ) -> list[Finding]:
     """Make what is missing (everything with `again`) and return the findings joined over folds."""
@@ -132,7 +134,10 @@ def diagnose_run(
         jobs = min(jobs or os.cpu_count() or 1, len(todo))
         work = partial(_measure_job, comparison)
         # With one job in this process, else with folds side by side.
-        ended = map(work, todo.items()) if jobs <= 1 else run_jobs(work, list(todo.items()), jobs)
+        is_alone = jobs <= 1 and cluster is None
+        ended = (
+            map(work, todo.items()) if is_alone else run_jobs(work, list(todo.items()), jobs, cluster=cluster)
+        )
         for done, _ in enumerate(ended, start=1):
             if on_done:
                 on_done(done, len(todo))

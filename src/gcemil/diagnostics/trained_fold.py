@@ -38,7 +38,7 @@ from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.bags.fingerprint import content_hash
 from gcemil.bags.folds import read_fold
 from gcemil.bags.loader import SampleRule, load_bags
-from gcemil.config import TrainSettings
+from gcemil.config import Precision, TrainSettings
 from gcemil.diagnostics.snr import RISK_TOLERANCE, BagOutcome, OutputScale, RiskScale
 from gcemil.diagnostics.truth import true_evidence, true_regions
 from gcemil.errors import RunError, UsageError
@@ -47,7 +47,7 @@ from gcemil.hosts.attention import LinearPooling
 from gcemil.hosts.host import Embedded, Host, HostOutput, check_bag, check_finite, embedded_bag, shortcut
 from gcemil.model import GceMil
 from gcemil.recovery import members
-from gcemil.runs.checkpoint import load_network
+from gcemil.runs.checkpoint import open_network
 from gcemil.runs.folder import (
     FoldParts,
     Run,
@@ -174,14 +174,16 @@ class TrainedFold(FoldNetwork):
         against: Path | None = None,
         seed: int = 0,
         opened: tuple[RunCard, Cohort] | None = None,
+        device: str = "cpu",
+        precision: Precision = "32",
     ) -> TrainedFold:
         """The network of `run`, beside it the plain host of `against` on the same folds; `opened` is what open_cohort gave."""
         card, cohort = opened or Run(run).open_cohort()
-        network, _ = load_network(Run(run).fold(fold).checkpoint)
+        network, _ = open_network(Run(run).fold(fold).checkpoint, device, precision)
         plain = None
         if against is not None:
             Run(run).check_same_cohort(against)
-            plain = load_network(Run(against).fold(fold).checkpoint)[0].host
+            plain = open_network(Run(against).fold(fold).checkpoint, device, precision)[0].host
         return cls(
             run=run,
             fold=fold,

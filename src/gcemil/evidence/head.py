@@ -129,7 +129,7 @@ class EvidenceHead(nn.Module):
 
     def _standardised(self, features: Features) -> Float[Tensor, "n m"]:
         # |h - mu|^2 = |h|^2 - 2 h mu + |mu|^2, so that the centred bag is never held.
-        products = features @ torch.cat([self.directions, self.centre.unsqueeze(0)]).T
+        products = (torch.cat([self.directions, self.centre.unsqueeze(0)]) @ features.T).T.contiguous()
         norms = torch.linalg.vector_norm(features, dim=1).square() - 2 * products[:, -1]
         norms = (norms + self.centre.square().sum()).clamp_min(1e-12).sqrt()
         cosines = (products[:, :-1] - self.directions @ self.centre) / norms.unsqueeze(1)

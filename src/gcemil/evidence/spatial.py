@@ -89,7 +89,14 @@ def _cell_keys(coords: Coords, step: int) -> tuple[Int[Tensor, "n"], int]:
 
 def _cells_around(cells: Int[Tensor, "cells"], width: int) -> Int[Tensor, "cells 9"]:
     """Position in the sorted `cells` of each of the nine keys around every cell."""
-    shifts = torch.tensor([row * width + column for row in (-1, 0, 1) for column in (-1, 0, 1)]).to(cells)
-    keys = cells.unsqueeze(1) + shifts
-    places = torch.searchsorted(cells, keys).clamp_max(len(cells) - 1)
-    return torch.where(cells[places] == keys, places, len(cells))
+    # The cells are sorted and distinct, so the three of a row lie side by side: one search finds them all.
+    rows = width * torch.tensor([-1, 0, 1]).to(cells)
+    keys = cells.unsqueeze(1) + rows - 1
+    place = torch.searchsorted(cells, keys)
+    padded = torch.cat([cells, cells.new_full((1,), -1)])
+    around = []
+    for column in range(3):
+        is_there = padded[place] == keys + column
+        around.append(torch.where(is_there, place, len(cells)))
+        place = place + is_there
+    return torch.stack(around, dim=2).flatten(1)

@@ -20,6 +20,7 @@ from gcemil.bags.fingerprint import content_hash
 from gcemil.bags.folds import PARTS, read_fold
 from gcemil.bags.foreign.source import plain_id
 from gcemil.bags.tables import read_table
+from gcemil.config import Precision
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import CohortError, RunError, UsageError, describe_fault, error_text
 from gcemil.exports.certificate import CRITERIA, Certificate
@@ -69,12 +70,14 @@ def explain_cohort_slide(
     *,
     fold: int | None = None,
     options: ExplainOptions | None = None,
+    device: str = "cpu",
+    precision: Precision = "32",
 ) -> ExplainedSlide:
     """The slide's bag through the network of a given fold, or of the first that tests it."""
     opened = Run(run).open_cohort()
     index = choose_fold(run, opened[1], slide_id, fold)
     with one_thread():
-        found = TrainedFold.open(run, index, opened=opened)
+        found = TrainedFold.open(run, index, opened=opened, device=device, precision=precision)
         return explain_fold_slide(found, slide_id, options or ExplainOptions())
 
 
@@ -105,13 +108,17 @@ def explain_slides(
     *,
     fold: int | None = None,
     options: ExplainOptions | None = None,
+    device: str = "cpu",
+    precision: Precision = "32",
     table: Path,
     on_slide: Callable[[int, int], None] | None = None,
 ) -> list[ExplainOutcome]:
     """Every slide, its files by `write`, which says where they are."""
     opened = Run(run).open_cohort()
     # Every fold is opened once.
-    open_fold = cache(lambda number: TrainedFold.open(run, number, opened=opened))
+    open_fold = cache(
+        lambda number: TrainedFold.open(run, number, opened=opened, device=device, precision=precision)
+    )
     outcomes: list[ExplainOutcome] = []
     for slide_id in slide_ids:
         index = None

@@ -22,6 +22,8 @@ from gcemil import __version__
 from gcemil.bags.bag import Bag
 from gcemil.bags.fingerprint import content_hash, file_fingerprint
 from gcemil.bags.foreign.source import plain_id
+from gcemil.config import Precision
+from gcemil.device import pick_device
 from gcemil.errors import GcemilError, RunError, UsageError, describe_failure
 from gcemil.exports.explain import ExplainOptions, explain_new_slide
 from gcemil.exports.overlay import read_feature_place, read_slide_place
@@ -87,6 +89,8 @@ class PredictOptions:
     explain: ExplainOptions | None = None
     heatmaps: tuple[str, ...] = ()
     all_patches: bool = False
+    precision: Precision | None = None
+    """Numbers in which slides are encoded and embedded; None is float32, and on a GPU what the encoder is used in."""
 
     def __post_init__(self) -> None:
         if self.explain is not None and self.mode == "prefilter":
@@ -213,6 +217,7 @@ class NewSlides:
     """Why evidence of this run is not certified."""
     seen: SeenSlides = field(default_factory=SeenSlides)
     """The slides that the run was made with."""
+    device: str = "cpu"
     _predictor: SlidePredictor | GcemilError | None = None
 
     @classmethod
@@ -221,14 +226,18 @@ class NewSlides:
     ) -> NewSlides:
         """The folds are loaded now, the encoder with the first slide file."""
         models = load_fold_models(
-            run, folds=options.folds, needs_evidence=options.mode not in (None, "full"), device=device
+            run,
+            folds=options.folds,
+            needs_evidence=options.mode not in (None, "full"),
+            device=device,
+            precision=options.precision or "32",
         )
         if options.mode is None:
             main = main_mode(available_modes(models[0].loaded.network))
             options = replace(options, mode="gce" if main == "gce" else "full")
         opened = Run(run)
         seen = SeenSlides.of_run(opened, [RunFold(one.folder) for one in models])
-        return cls(run, models, options, source, opened.model_warning, seen)
+        return cls(run, models, options, source, opened.model_warning, seen, device)
 
     @property
     def mode(self) -> FileMode:
@@ -243,21 +252,24 @@ class NewSlides:
         again: bool = False,
         jobs: int = 1,
         device: str = "cpu",
+        cluster: str | None = None,
         on_slide: Callable[[int, int], None] | None = None,
     ) -> list[NewPrediction]:
         """Every slide, those done before left alone, and predictions.csv; of a single slide the error is raised.
 
-        With `jobs` workers each opens the run on `device` for itself.
+        With `jobs` workers, or on a Ray cluster, each worker opens the run on `device` for itself.
         """
         found: list[NewPrediction] = []
         with lock_folder(out):
             if len(files) == 1:
                 ((slide_id, path),) = files.items()
                 results: Iterable[NewPrediction] = [self._predict_unless_done(slide_id, path, out, again)]
-            elif jobs > 1:
-                opening = (self.run, self.options, self.source, device)
-                work = partial(_predict_in_worker, opening, out, again)
-                results = (result for _, result in run_jobs(work, list(files.items()), jobs))
+            elif jobs > 1 or cluster is not None:
+                opening = (self.run.resolve(), self.options, self.source, device)
+                work = partial(_predict_in_worker, opening, out.resolve(), again)
+                found_at = [(name, path.resolve()) for name, path in files.items()]
+                ended = run_jobs(work, found_at, jobs, cluster=cluster, gpus=1)
+                results = (replace(result, file=str(files[name])) for (name, _), result in ended)
             else:
                 results = (self.try_predict(*file, out, again) for file in files.items())
             for result in results:
@@ -362,7 +374,12 @@ class NewSlides:
         if self._predictor is None:
             try:
                 self._predictor = SlidePredictor.open(
-                    self.run, mode=self.mode, source=self.source, folds=self.models
+                    self.run,
+                    mode=self.mode,
+                    source=self.source,
+                    folds=self.models,
+                    device=str(pick_device(self.device)),
+                    precision=self.options.precision,
                 )
             except GcemilError as error:
                 self._predictor = error

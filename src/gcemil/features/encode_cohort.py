@@ -24,6 +24,7 @@ from gcemil.bags.tables import read_table
 from gcemil.errors import CohortError, GcemilError, UsageError
 from gcemil.features.encoders import EncoderSpec, PatchEncoder
 from gcemil.features.extract import EncodeSettings, encode_slides
+from gcemil.features.loaders import WeightSource
 from gcemil.features.patching import (
     PATCHES_SUFFIX,
     BatchReport,
@@ -72,9 +73,21 @@ def encode_cohort(
     classes: Sequence[str] | None = None,
     force: bool = False,
     on_slide: OnSlide,
+    cluster: str | None = None,
+    source: WeightSource | None = None,
 ) -> EncodedCohort:
     """Every slide as features in `out`; one that fails is reported and does not stop the others."""
-    report = encode_slides(slides, out, network, settings, rules=rules, force=force, on_slide=on_slide)
+    report = encode_slides(
+        slides,
+        out,
+        network,
+        settings,
+        rules=rules,
+        force=force,
+        on_slide=on_slide,
+        cluster=cluster,
+        source=source,
+    )
     link_slides(slides, out)
     # An encoder sees best what it was trained on.
     usual, side = network.spec.patch_px * 0.5, rules.patches.side

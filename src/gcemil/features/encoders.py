@@ -21,6 +21,7 @@ from jaxtyping import Float32, UInt8
 from torch import nn
 
 from gcemil.config import RANDOM_PREFIX
+from gcemil.config import Precision as NetworkPrecision
 from gcemil.errors import InputError, UsageError
 from gcemil.features.loaders import (
     Loader,
@@ -183,6 +184,8 @@ class PatchEncoder:
     device: torch.device
     fingerprint: str
     """Hash of the weights and of how pixels are prepared: equal for encoders that give equal features."""
+    asked: NetworkPrecision | None = None
+    """Numbers to compute in; None is the precision of the encoder's page on a GPU, and float32 elsewhere."""
     joined: tuple[PatchEncoder, ...] = ()
     """The encoders whose features stand side by side, for one that is several."""
 
@@ -196,34 +199,49 @@ class PatchEncoder:
         """The type in which the network computes."""
         if self.joined:
             return ", ".join(dict.fromkeys(part.precision for part in self.joined))
-        if self.device.type != "cuda" or self.spec.precision == "float32":
-            return "float32"
-        return f"{self.spec.precision} mixed"
+        return f"{self._half} mixed" if self._half else "float32"
+
+    @property
+    def _half(self) -> Precision | None:
+        """The half precision of the matrix products; None for float32."""
+        if self.asked is not None:
+            return "bfloat16" if self.asked == "bf16" else None
+        is_usual = self.device.type == "cuda" and self.spec.precision != "float32"
+        return self.spec.precision if is_usual else None
 
     @torch.inference_mode()
     def __call__(self, pixels: UInt8[np.ndarray, "b p p 3"]) -> Float32[np.ndarray, "b d"]:
         mean, deviation = (torch.tensor(values, device=self.device) for values in self.spec.colours)
+        # Colours stay side by side in memory (channels_last), in which convolutions are faster by half.
         images = torch.from_numpy(pixels).to(self.device).permute(0, 3, 1, 2).float() / 255
         images = (images - mean[:, None, None]) / deviation[:, None, None]
-        dtype = getattr(torch, self.spec.precision)
-        mixed = self.device.type == "cuda" and dtype is not torch.float32
-        with torch.autocast(self.device.type, dtype=dtype if mixed else torch.bfloat16, enabled=mixed):
+        dtype = getattr(torch, self._half or "bfloat16")
+        with torch.autocast(self.device.type, dtype=dtype, enabled=self._half is not None):
             features = self.network(images)
         return np.asarray(features.float().cpu().numpy())
 
 
-def load_encoder(name: str, *, source: WeightSource | None = None, device: str | None = None) -> PatchEncoder:
+def load_encoder(
+    name: str,
+    *,
+    source: WeightSource | None = None,
+    device: str | None = None,
+    precision: NetworkPrecision | None = None,
+) -> PatchEncoder:
     """The encoder of this name with its weights; a GPU is used where there is one."""
     name = resolve_name(name)
     if _JOIN not in name:
-        return prepare_encoder(name, find_encoder_spec(name), source=source, device=device)
+        spec = find_encoder_spec(name)
+        return prepare_encoder(name, spec, source=source, device=device, precision=precision)
     joined = find_encoder_spec(name)
     if source is not None and source.folder is not None:
         raise UsageError(
             f"--weights names the folder of one encoder, '{name}' is several. Encode each into its own --out, or leave "
             "--weights out: weights that were loaded once lie in the hub's cache."
         )
-    parts = tuple(load_encoder(part, source=source, device=device) for part in name.split(_JOIN))
+    parts = tuple(
+        load_encoder(part, source=source, device=device, precision=precision) for part in name.split(_JOIN)
+    )
     prints = " ".join(part.fingerprint for part in parts)
     spec = replace(joined, dim=sum(part.spec.dim for part in parts))
     return PatchEncoder(
@@ -232,6 +250,7 @@ def load_encoder(name: str, *, source: WeightSource | None = None, device: str |
         nn.Identity(),
         parts[0].device,
         hashlib.sha256(prints.encode()).hexdigest(),
+        precision,
         parts,
     )
 
@@ -300,14 +319,19 @@ def _timm_spec(model: str) -> EncoderSpec:
 
 
 def prepare_encoder(
-    name: str, spec: EncoderSpec, *, source: WeightSource | None = None, device: str | None = None
+    name: str,
+    spec: EncoderSpec,
+    *,
+    source: WeightSource | None = None,
+    device: str | None = None,
+    precision: NetworkPrecision | None = None,
 ) -> PatchEncoder:
     """The weights loaded, tried on one blank patch, and hashed."""
     chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     with explain_missing_weights(name, spec.page, spec.licence, _OFFLINE_ENCODER):
         network = spec.load(source or WeightSource())
     network.eval().requires_grad_(False).to(chosen)
-    encoder = PatchEncoder(name, spec, network, chosen, "")
+    encoder = PatchEncoder(name, spec, network, chosen, "", precision)
     width = encoder(np.zeros((1, spec.input_px, spec.input_px, 3), dtype=np.uint8)).shape[-1]
     if spec.dim not in (0, width):
         raise InputError(

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Literal
 
@@ -31,6 +32,7 @@ from gcemil.bags import store
 from gcemil.bags.arrays import read_coords
 from gcemil.bags.cohort import feature_file, read_card
 from gcemil.bags.fingerprint import file_fingerprint
+from gcemil.config import Precision
 from gcemil.errors import InputError, StoreError, UsageError
 from gcemil.features.encoders import PatchEncoder, load_encoder, resolve_name
 from gcemil.features.loaders import WeightSource
@@ -41,10 +43,10 @@ from gcemil.features.patching import (
     OnSlide,
     PatchingRules,
     SlideOutcome,
+    catch_failure,
     is_number,
     known_outcome,
     patches_path,
-    process_slides,
     read_patch_file,
     stated_settings,
     summary_file,
@@ -52,6 +54,7 @@ from gcemil.features.patching import (
     write_outcomes,
     write_summary,
 )
+from gcemil.processes import run_jobs
 from gcemil.slides.grid import PatchBatch, PatchGrid, PatchSettings, read_patches
 from gcemil.slides.reader import SlideReader, open_slide
 
@@ -89,20 +92,31 @@ def encode_slides(
     rules: PatchingRules | None = None,
     force: bool = False,
     on_slide: OnSlide = lambda done, total: None,
+    cluster: str | None = None,
+    source: WeightSource | None = None,
 ) -> BatchReport:
-    """Encode every slide, patching those that have no patches in `out`; `force` does again what was done with other settings."""
+    """Encode every slide, patching those that have no patches in `out`; `force` does again what was done with other settings.
+
+    On a Ray `cluster` every worker loads the encoder for itself, from `source`.
+    """
     chosen, rules = settings or EncodeSettings(), rules or PatchingRules()
     _refuse_mixed_encoders(out, encoder, replaced=set(slides) if force else set())
+    batch = Batch(out, rules, chosen, force)
+    if cluster is None:
+        ended: Iterator[BothOutcomes] = (batch.process(encoder, *job) for job in slides.items())
+    else:
+        on_node = replace(batch, out=out.resolve())
+        work = partial(_encode_in_worker, on_node, encoder.name, source, encoder.asked)
+        places = [(slide_id, path.resolve()) for slide_id, path in slides.items()]
+        ended = (both for _, both in run_jobs(work, places, 1, cluster=cluster, gpus=1))
+    found: dict[str, SlideOutcome] = {}
     patched: dict[str, SlideOutcome] = {}
-
-    def encode_one(slide_id: str, path: Path) -> SlideOutcome:
-        if not patches_path(out, rules.patches, slide_id).is_file():
-            patched[slide_id] = try_patching(path, slide_id, out, rules, force=False)
-            if patched[slide_id].is_problem:
-                return patched[slide_id]
-        return _encode_slide(slide_id, path, out, rules.patches, encoder, chosen, force=force)
-
-    outcomes = process_slides(slides, encode_one, on_slide)
+    for done, (outcome, of_patches) in enumerate(ended, start=1):
+        found[outcome.slide_id] = outcome
+        if of_patches is not None:
+            patched[outcome.slide_id] = of_patches
+        on_slide(done, len(slides))
+    outcomes = tuple(found[slide_id] for slide_id in slides)
     notes = _summarise_patches(out, rules.patches, patched)
     try:
         write_outcomes(out / "encoding.csv", COLUMNS, outcomes, done="encoded")
@@ -110,6 +124,54 @@ def encode_slides(
         # The features are safe by now.
         notes = (*notes, f"{error} Run the command again.")
     return BatchReport(outcomes, notes)
+
+
+BothOutcomes = tuple[SlideOutcome, SlideOutcome | None]
+"""What became of a slide, and of its patches where they were made now."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """How every slide of a command is encoded."""
+
+    out: Path
+    rules: PatchingRules
+    settings: EncodeSettings
+    force: bool
+
+    def process(self, encoder: PatchEncoder, slide_id: str, path: Path) -> BothOutcomes:
+        """Patch a slide that has no patches, and encode it; an error of one does not stop the others."""
+        patched = None
+        if not patches_path(self.out, self.rules.patches, slide_id).is_file():
+            patched = try_patching(path, slide_id, self.out, self.rules, force=False)
+            if patched.is_problem:
+                return patched, patched
+        work = partial(
+            _encode_slide,
+            slide_id,
+            path,
+            self.out,
+            self.rules.patches,
+            encoder,
+            self.settings,
+            force=self.force,
+        )
+        return catch_failure(slide_id, path, work), patched
+
+
+_load_in_worker = lru_cache(maxsize=1)(load_encoder)
+"""The encoder, loaded once by every worker."""
+
+
+def _encode_in_worker(
+    batch: Batch,
+    encoder: str,
+    source: WeightSource | None,
+    precision: Precision | None,
+    slide: tuple[str, Path],
+) -> BothOutcomes:
+    """One slide on a node of a cluster."""
+    return batch.process(_load_in_worker(encoder, source=source, precision=precision), *slide)
 
 
 def _summarise_patches(
@@ -317,9 +379,15 @@ def read_encoded_grid(path: Path) -> PatchGrid:
     return PatchGrid(coords, origin.patches, mpp, np.ones(len(coords)))
 
 
-def load_matching_encoder(origin: FeatureOrigin, *, source: WeightSource | None = None) -> PatchEncoder:
+def load_matching_encoder(
+    origin: FeatureOrigin,
+    *,
+    source: WeightSource | None = None,
+    device: str | None = None,
+    precision: Precision | None = None,
+) -> PatchEncoder:
     """The encoder of this origin, which must have the very weights that made the features."""
-    encoder = load_encoder(origin.encoder, source=source)
+    encoder = load_encoder(origin.encoder, source=source, device=device, precision=precision)
     if encoder.fingerprint != origin.fingerprint:
         raise InputError(
             f"The weights of '{origin.encoder}' here are not those that made the features of the run. "

@@ -197,7 +197,7 @@ def process_slides(
     """What became of every slide: an error of one does not stop the others."""
     outcomes = []
     for done, (slide_id, path) in enumerate(slides.items(), start=1):
-        outcomes.append(_catch_failure(slide_id, path, partial(work, slide_id, path)))
+        outcomes.append(catch_failure(slide_id, path, partial(work, slide_id, path)))
         on_slide(done, len(slides))
     return tuple(outcomes)
 
@@ -235,7 +235,7 @@ def find_slides(sources: Iterable[Path]) -> dict[str, Path]:
     return dict(sorted(slides.items()))
 
 
-def _catch_failure(slide_id: str, path: Path, work: Callable[[], SlideOutcome]) -> SlideOutcome:
+def catch_failure(slide_id: str, path: Path, work: Callable[[], SlideOutcome]) -> SlideOutcome:
     """The outcome of this work, or a failed one: an error of one slide does not stop the others."""
     try:
         return work()
@@ -245,7 +245,7 @@ def _catch_failure(slide_id: str, path: Path, work: Callable[[], SlideOutcome]) 
 
 def try_patching(path: Path, slide_id: str, out: Path, rules: PatchingRules, *, force: bool) -> SlideOutcome:
     """Patch one slide, or say why it failed."""
-    return _catch_failure(slide_id, path, partial(patch_slide, path, slide_id, out, rules, force=force))
+    return catch_failure(slide_id, path, partial(patch_slide, path, slide_id, out, rules, force=force))
 
 
 def patch_slide(

@@ -31,7 +31,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gcemil.errors import UsageError
-from gcemil.hosts.host import Embedded, GateMode, HostOutput, MilHost
+from gcemil.hosts.host import Embedded, GateMode, HostOutput, MilHost, find_device
 from gcemil.shapes import Coords, Features, LogGates, Logits, Scores
 
 ScoreSource = Literal["model", "slope", "keep-one"]
@@ -197,12 +197,6 @@ def adapt_model(model: Any, features: Features, *, is_number: bool = False) -> C
     if is_torchmil:
         return TorchmilHost(model, features.shape[1], n_outputs)
     return CallableHost(model, features.shape[1], n_outputs, takes_coords=takes_coords)
-
-
-def find_device(model: object) -> torch.device:
-    """Where the weights of a model are; the CPU for a function."""
-    parameters = model.parameters() if isinstance(model, nn.Module) else iter(())
-    return next((parameter.device for parameter in parameters), torch.device("cpu"))
 
 
 def slope(logits: Logits, gates: Float[Tensor, "n 1"], *, keeps_graph: bool) -> Scores:

@@ -127,7 +127,10 @@ class Camil(MilHost[ContextEmbedded]):
     ) -> Scores:
         shares = graph.shares if log_gates is None else graph.shares * log_gates.exp()[graph.neighbours]
         query: Float[Tensor, "n q"] = self.query(glob)
-        context = F.embedding_bag(graph.neighbours, self.key(glob), mode="sum", per_sample_weights=shares)
+        keys = self.key(glob)
+        # A product in half precision gives keys of another type than the shares.
+        shares = shares.to(keys.dtype)
+        context = F.embedding_bag(graph.neighbours, keys, mode="sum", per_sample_weights=shares)
         return (query * context).sum(dim=1) * query.shape[1] ** -0.5
 
     def attention_logits(self, fused: Float[Tensor, "n w"]) -> Scores:

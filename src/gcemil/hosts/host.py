@@ -20,17 +20,20 @@ Only the class itself counts: a subclass may embed or pool in its own way, so it
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gcemil.config import Precision
+from gcemil.device import computing_in
 from gcemil.errors import BagError, UsageError
 from gcemil.hosts.attention import ClosedForm
-from gcemil.row_blocks import mapped_rows
+from gcemil.row_blocks import mapped_rows, to_float32
 from gcemil.shapes import Coords, Features, Gates, LogGates, Logits, Scores, Selected
 
 GateMode = Literal["paper", "deletion"]
@@ -142,6 +145,8 @@ class MilHost(nn.Module, Generic[E]):
     """
 
     paper_gate: GatePosition = "logit"
+    precision: Precision = "32"
+    """Numbers in which a bag is embedded; everything after that is float32."""
     task_weights: Mapping[str, float] = {"bag": 1.0}
     """Weight of the task loss on the bag logits and on each of the auxiliary logits."""
 
@@ -152,6 +157,24 @@ class MilHost(nn.Module, Generic[E]):
         self.in_dim = in_dim
         self.n_outputs = n_outputs
         self.gate_mode: GateMode = gate_mode
+        self._elsewhere: tuple[MilHost[E], ...] = ()
+
+    def place(self, device: torch.device) -> None:
+        """Embed and pool on this device from now on, by a copy, where no gradient is wanted; bags and answers stay on the CPU.
+
+        All that asks about subsets, draws and writes can then be as it is. The weights must not change afterwards.
+        """
+        # In a tuple, so that torch does not count the copy among the weights.
+        self._elsewhere = () if device.type == "cpu" else (copy.deepcopy(self).to(device=device),)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy of this host may get other weights, and is placed anew.
+        return {**self.__dict__, "_elsewhere": ()}
+
+    @property
+    def elsewhere(self) -> MilHost[E] | None:
+        """The copy on the device, where there is one and it may be asked."""
+        return None if torch.is_grad_enabled() or not self._elsewhere else self._elsewhere[0]
 
     def embed(self, features: Features) -> E:
         """Every patch on its own."""
@@ -226,6 +249,14 @@ class MilHost(nn.Module, Generic[E]):
         target: Tensor | None = None,
     ) -> HostOutput:
         """Pool the patches; one whose log-gate is -inf is removed before anything sees it."""
+        if (copied := self.elsewhere) is not None:
+            given = (embedded, coords, log_gates, target)
+            bag, *others = moved(given, find_device(copied))
+            output: HostOutput = moved(
+                copied.aggregate(bag, others[0], log_gates=others[1], target=others[2]),
+                embedded.tokens.device,
+            )
+            return output
         if log_gates is None:
             return self.pool(embedded, coords, None, target)
         kept = torch.isfinite(log_gates)
@@ -257,12 +288,37 @@ def embedded_bag(host: Any, features: Features, factors: Gates | None = None) ->
         return embed_bag(features)
     pieces: list[Embedded] = []
 
-    def tensors(rows: Tensor, *factor: Tensor) -> list[Tensor]:
-        pieces[:] = [host.embed(rows * factor[0].unsqueeze(1) if factor else rows)]
-        return list(pieces[0].present().values())
+    def tensors(rows: Tensor, *factors: Tensor) -> list[Tensor]:
+        factor = list(factors)
+        home, copied = rows.device, getattr(host, "elsewhere", None)
+        if copied is not None:
+            rows, *factor = moved((rows, *factor), find_device(copied))
+        with computing_in(getattr(host, "precision", "32"), rows.device):
+            found = (copied or host).embed(rows * factor[0].unsqueeze(1) if factor else rows)
+        pieces[:] = [moved(found, home)]
+        return [to_float32(one) for one in pieces[0].present().values()]
 
     whole = mapped_rows(tensors, features, *([] if factors is None else [factors]))
     return pieces[0].with_tensors(dict(zip(pieces[0].present(), whole, strict=True)))
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """The same with every tensor in it on the device."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, Mapping):
+        return {name: moved(one, device) for name, one in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(moved(one, device) for one in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{one.name: moved(getattr(value, one.name), device) for one in fields(value)})
+    return value
+
+
+def find_device(model: object) -> torch.device:
+    """Where the weights of a model are; the CPU for a function."""
+    parameters = model.parameters() if isinstance(model, nn.Module) else iter(())
+    return next((parameter.device for parameter in parameters), torch.device("cpu"))
 
 
 def shortcut(host: object, name: str) -> Any:

@@ -125,9 +125,10 @@ PseudoInverse = IteratedInverse | SpectralInverse
 
 
 class GramPolynomial(torch.autograd.Function):
-    """q(C C^T) r, with its exact slopes."""
+    """q(C C^T) r, with its exact slopes; in float32 also where other products are in half precision."""
 
     @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)  # type: ignore[untyped-decorator]
     def forward(
         ctx: Any, root: Float[Tensor, "heads m m"], right: Float[Tensor, "heads m d"], iterations: int
     ) -> Float[Tensor, "heads m d"]:
@@ -140,6 +141,7 @@ class GramPolynomial(torch.autograd.Function):
         return vectors @ (narrow * seen)
 
     @staticmethod
+    @torch.amp.custom_bwd(device_type="cpu")  # type: ignore[untyped-decorator]
     @once_differentiable
     def backward(ctx: Any, slope: Float[Tensor, "heads m d"]) -> tuple[Tensor | None, Tensor | None, None]:
         root, vectors, seen, values, factors, slopes = ctx.saved_tensors

@@ -55,7 +55,7 @@ from gcemil.prefilter.student import (
     save_prefilter,
     score_crops,
 )
-from gcemil.runs.checkpoint import load_network
+from gcemil.runs.checkpoint import open_network
 from gcemil.runs.environment import package_version
 from gcemil.runs.folder import FoldParts, Run, RunFold, fold_parts
 from gcemil.shapes import Logits
@@ -87,11 +87,11 @@ class TaughtFold:
             return cut_crops(read_view(slide, settings.view_mpp), grid, settings.crop_px(grid.settings))
 
 
-def _open_taught_fold(run: Path, fold: int, slides: Mapping[str, Path]) -> TaughtFold:
+def _open_taught_fold(run: Path, fold: int, slides: Mapping[str, Path], device: str) -> TaughtFold:
     """The fold, its selector and its slide files; everything that is missing is refused before anything is read."""
     card, cohort = Run(run).open_cohort()
     folder = Run(run).fold(fold).path
-    network, _ = load_network(RunFold(folder).checkpoint)
+    network = open_network(RunFold(folder).checkpoint, device)[0]
     model = network.model
     if model is None:
         raise UsageError(f"{run} is a plain host: it has no selector to imitate. Train with --gce.")
@@ -142,12 +142,13 @@ def fit_prefilter(
     settings: PrefilterSettings | None = None,
     certificate: CertificateSettings | None = None,
     *,
+    device: str = "cpu",
     on_slide: Advance | None = None,
 ) -> PrefilterReport:
     """Distil, settle, and write the prefilter of one fold; `slides` gives the file of every slide by id."""
     started = time.monotonic()
     sight, promise = settings or PrefilterSettings(), certificate or CertificateSettings()
-    taught = _open_taught_fold(run, fold, slides)
+    taught = _open_taught_fold(run, fold, slides, device)
     n_train, n_val = len(taught.parts.train), len(taught.parts.val)
     tell = on_slide or (lambda done, total: None)
     lessons = []

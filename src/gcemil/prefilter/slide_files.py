@@ -22,6 +22,7 @@ from jaxtyping import Bool, Float, Int
 from gcemil.bags.bag import Bag, slide_bag
 from gcemil.bags.fingerprint import content_hash
 from gcemil.bags.foreign.source import plain_id
+from gcemil.config import Precision
 from gcemil.errors import InputError, RunError, UsageError
 from gcemil.explanation import slide_evidence
 from gcemil.features.encoders import PatchEncoder
@@ -154,6 +155,8 @@ class SlidePredictor:
         source: WeightSource | None = None,
         encoder: PatchEncoder | None = None,
         folds: tuple[FoldModel, ...] | None = None,
+        device: str | None = None,
+        precision: Precision | None = None,
     ) -> SlidePredictor:
         """Everything is checked before the first slide; an encoder and folds already loaded may be handed in."""
         folds = folds or load_fold_models(
@@ -165,7 +168,7 @@ class SlidePredictor:
             raise RunError(
                 f"The folds of {run} have prefilters of different encoders. Fit them again with 'gcemil prefilter'."
             )
-        ready = encoder if encoder is not None else load_matching_encoder(origin, source=source)
+        ready = encoder or load_matching_encoder(origin, source=source, device=device, precision=precision)
         if ready.fingerprint != origin.fingerprint:
             raise UsageError(
                 f"The encoder '{ready.name}' is not the one that made the features of {run}, '{origin.encoder}'."

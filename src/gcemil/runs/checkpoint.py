@@ -21,10 +21,12 @@ from torch import Tensor, nn
 
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.cohort import Task as CohortTask
-from gcemil.config import LARGEST_SIZE, HostSettings, TrainSettings
+from gcemil.config import LARGEST_SIZE, HostSettings, Precision, TrainSettings
+from gcemil.device import pick_device
 from gcemil.errors import GcemilError, InputError, RunError, StoreError, UsageError, error_text
 from gcemil.evidence.anchors import AnchorBank, BankKind
 from gcemil.files import atomic_write, is_file, parse_json, read_record, validate_as
+from gcemil.hosts.host import MilHost
 from gcemil.hosts.own import check_trust
 from gcemil.hosts.table import HOSTS, AnyHost, create_host, host_spec
 from gcemil.model import GceMil
@@ -135,6 +137,18 @@ def describe_network(loaded: LoadedNetwork, cohort: Cohort, settings: TrainSetti
             "hash": bank.hash,
         }
     return meta
+
+
+def open_network(
+    path: Path, device: str = "cpu", precision: Precision = "32"
+) -> tuple[LoadedNetwork, dict[str, Any]]:
+    """A trained network that embeds and pools on this device, in this precision, and answers on the CPU."""
+    loaded, meta = load_network(path)
+    loaded.host.precision = precision
+    # A class of the user's own need not be placed: it computes where its weights are.
+    if isinstance(loaded.host, MilHost):
+        loaded.host.place(pick_device(device))
+    return loaded, meta
 
 
 def load_network(path: Path, device: torch.device | str = "cpu") -> tuple[LoadedNetwork, dict[str, Any]]:

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from gcemil import __version__
-from gcemil.errors import UsageError
 
 PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "h5py", "entmax", "safetensors")
 
@@ -42,18 +41,6 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def pick_device(name: str) -> torch.device:
-    """The device asked for, such as cpu, cuda or cuda:1; auto takes CUDA, then MPS, then the CPU."""
-    counts = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available()), "cpu": 1}
-    if name == "auto":
-        return torch.device(next(kind for kind, count in counts.items() if count))
-    kind, _, number = name.partition(":")
-    if not (number or "0").isdecimal() or int(number or 0) >= counts.get(kind, 0):
-        available = ", ".join(kind for kind, count in counts.items() if count)
-        raise UsageError(f"Device '{name}' is not available here, only: {available}.")
-    return torch.device(name)
 
 
 def package_version(name: str) -> str | None:

@@ -17,6 +17,7 @@ from gcemil.bags.folds import read_fold
 from gcemil.bags.foreign.layouts import read_feature_file
 from gcemil.bags.foreign.source import UNKNOWN_ENCODER, ReadOptions
 from gcemil.bags.loader import SampleRule, load_bags
+from gcemil.config import Precision
 from gcemil.errors import UsageError
 from gcemil.explanation import Explanation, bag_tensors, explain_bag
 from gcemil.hosts.host import HostOutput
@@ -28,9 +29,8 @@ from gcemil.records import (
     write_adapter,
     write_representations,
 )
-from gcemil.runs.checkpoint import LoadedNetwork, load_network
+from gcemil.runs.checkpoint import LoadedNetwork, load_network, open_network
 from gcemil.runs.consensus import find_consensus
-from gcemil.runs.environment import pick_device
 from gcemil.runs.folder import FoldParts, Run, RunFold, fold_parts
 from gcemil.shapes import Logits
 from gcemil.tasks.task import ClassificationTask, MultilabelTask, RegressionTask, SurvivalTask, Task
@@ -77,12 +77,16 @@ class FoldModel:
 
 
 def load_fold_models(
-    run: Path, *, folds: Sequence[int] | None, needs_evidence: bool, device: str = "cpu"
+    run: Path,
+    *,
+    folds: Sequence[int] | None,
+    needs_evidence: bool,
+    device: str = "cpu",
+    precision: Precision = "32",
 ) -> tuple[FoldModel, ...]:
     """All trained folds of a run, or some."""
     chosen = Run(run).trained_folds() if folds is None else [Run(run).fold(fold) for fold in folds]
-    place = pick_device(device)
-    models = tuple(FoldModel(one.path, *load_network(one.checkpoint, place)) for one in chosen)
+    models = tuple(FoldModel(one.path, *open_network(one.checkpoint, device, precision)) for one in chosen)
     if needs_evidence and any(one.loaded.model is None for one in models):
         raise UsageError(f"{run} is a plain host, which has no evidence: only --mode full is possible.")
     return models

@@ -25,6 +25,7 @@ from gcemil.bags.fingerprint import content_hash, record_cohort
 from gcemil.bags.folds import read_fold, split_file
 from gcemil.bags.loader import sample_patches
 from gcemil.config import EvidenceSettings, TrainSettings
+from gcemil.device import pick_device
 from gcemil.errors import CohortError, ConfigError, RunError
 from gcemil.evidence.alignment import bank_from_examples
 from gcemil.evidence.anchors import AnchorBank
@@ -35,7 +36,6 @@ from gcemil.model import GceMil, bridge_kind
 from gcemil.processes import SHUTDOWN_TIMEOUT_S
 from gcemil.records import write_evidence
 from gcemil.runs.checkpoint import LoadedNetwork, build_host, load_network, save_network
-from gcemil.runs.environment import pick_device
 from gcemil.runs.folder import (
     FoldParts,
     Run,

@@ -27,6 +27,7 @@ from gcemil.bags.bag import Bag
 from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.bags.loader import SampleRule, load_bags
 from gcemil.config import TrainSettings
+from gcemil.device import computing_in
 from gcemil.errors import RunError
 from gcemil.explanation import bag_tensors
 from gcemil.files import validate_as, write_text
@@ -252,7 +253,7 @@ def train_epoch(
             )
         drawn = [_move_bag(*next(bags), device) for _ in window]
         outputs: Sequence[Evidence] = []
-        with torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16"):
+        with computing_in(settings.precision, device):
             if model is None:
                 terms = host_terms(loaded.host, task, drawn)
             else:

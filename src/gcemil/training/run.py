@@ -21,11 +21,12 @@ from gcemil.bags.folds import fold_indices, read_fold
 from gcemil.bags.targets import write_target_cohorts
 from gcemil.bags.validate import refuse_errors, validate
 from gcemil.config import TrackerName, TrainSettings
+from gcemil.device import pick_device
 from gcemil.errors import CohortError, RunError, UsageError
 from gcemil.files import LOCK_NAME, is_file, lock_folder, read_json, write_json, write_text
 from gcemil.processes import run_jobs
 from gcemil.runs.checkpoint import build_host, load_network
-from gcemil.runs.environment import describe_environment, one_thread, pick_device
+from gcemil.runs.environment import describe_environment, one_thread
 from gcemil.runs.folder import Run, fold_parts
 from gcemil.runs.targets import check_host_serves_targets
 from gcemil.runs.weights import resolve_pretrained_host
@@ -141,8 +142,10 @@ def _train_targets(
     return Run(out).write_summary()
 
 
-def evaluate_run(folder: Path, on_fold: Callable[[int, int], None] | None = None) -> dict[str, Any]:
-    """Predictions, metrics and evidence of every trained fold, and the summary."""
+def evaluate_run(
+    folder: Path, on_fold: Callable[[int, int], None] | None = None, *, device: str | None = None
+) -> dict[str, Any]:
+    """Predictions, metrics and evidence of every trained fold, and the summary; by default on the device of its settings."""
     run = Run(folder)
     # Before the lock, which would make the folder of a run that is not there.
     settings = run.card.settings
@@ -150,7 +153,7 @@ def evaluate_run(folder: Path, on_fold: Callable[[int, int], None] | None = None
         _, cohort = run.open_cohort()
         folds = run.trained_folds()
         for done, fold in enumerate(folds, start=1):
-            loaded, _ = load_network(fold.checkpoint, pick_device(settings.device))
+            loaded, _ = load_network(fold.checkpoint, pick_device(device or settings.device))
             parts = fold_parts(cohort, read_fold(cohort, fold.number))
             details: dict[str, Any] = {"warnings": [], "anchors": None}
             if is_file(fold.metrics):
@@ -161,7 +164,7 @@ def evaluate_run(folder: Path, on_fold: Callable[[int, int], None] | None = None
                 on_fold(done, len(folds))
         for target in run.targets.values():
             if target.is_begun:
-                evaluate_run(target.path, on_fold)
+                evaluate_run(target.path, on_fold, device=device)
         return run.write_summary()
 
 

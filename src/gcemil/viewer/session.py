@@ -124,9 +124,10 @@ class ViewerSession:
         *,
         tolerances: Tolerances | None = None,
         slides: Path | None = None,
+        device: str = "cpu",
     ) -> ViewerSession:
         """Open this fold, or the first that is trained; `slides` is a folder of slide files."""
-        opened = TrainedFold.open(run, list_trained_folds(run, fold)[0])
+        opened = TrainedFold.open(run, list_trained_folds(run, fold)[0], device=device)
         session = cls(opened, tolerances=tolerances, slides=slides)
         if slides is not None and not session.specs.keys() & session._slide_files.keys():
             raise UsageError(
