@@ -64,11 +64,11 @@ from torch import Tensor, nn
 
 from gcemil.diagnostics.trained_fold import PredictedBag, linear_form, predict_bag
 from gcemil.errors import UsageError
-from gcemil.evidence.spatial import common_step
+from gcemil.evidence.selector import common_step
 from gcemil.hosts.adapters import CallableHost
-from gcemil.hosts.attention import ClosedForm, LinearPooling
+from gcemil.hosts.attention import LinearPooling
 from gcemil.hosts.clam_sb import ClamSb
-from gcemil.hosts.host import Host, closed_form, shortcut
+from gcemil.hosts.host import ClosedForm, Host, closed_form, shortcut
 from gcemil.hosts.nystrom import NystromAttention
 from gcemil.row_blocks import is_large, mapped_rows, row_blocks, to_float32
 from gcemil.shapes import Coords, Logits, Scores, Selected

@@ -26,7 +26,7 @@ from gcemil.diagnostics.attribution import ATTRIBUTIONS, Attribution, supported_
 from gcemil.diagnostics.trained_fold import FoldBag, NetworkName, PredictedBag
 from gcemil.diagnostics.truth import oracle_scores
 from gcemil.errors import UsageError
-from gcemil.evidence.spatial import Neighbourhood, smoothed
+from gcemil.evidence.selector import Neighbourhood, smoothed
 from gcemil.hosts.host import Host
 from gcemil.recovery import subset_size, top_k
 from gcemil.rules import SMOOTHED
