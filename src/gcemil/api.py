@@ -33,8 +33,8 @@ from gcemil.bags.memory import as_array, iterate_items, make_cohort, read_bag_it
 from gcemil.config import EvidenceSettings, HostSettings, TrainSettings
 from gcemil.diagnostics.audit_inputs import check_answers, name_bag_in_errors
 from gcemil.diagnostics.bag_audit import Scoring, describe_table, judge_outcome, measure_risks, try_rules
-from gcemil.diagnostics.further_sets import find_further_sets
 from gcemil.diagnostics.snr import BagOutcome, OutputScale, RiskScale
+from gcemil.diagnostics.subsets import find_further_sets
 from gcemil.diagnostics.trained_fold import PredictedBag
 from gcemil.errors import UsageError
 from gcemil.evidence.anchors import AnchorBank
