@@ -31,8 +31,9 @@ from gcemil.bags.cohort import Cohort, Task
 from gcemil.bags.folds import Fold, carve_validation
 from gcemil.bags.memory import as_array, iterate_items, make_cohort, read_bag_item
 from gcemil.config import EvidenceSettings, HostSettings, TrainSettings
+from gcemil.diagnostics.audit import measure_risk_scale
 from gcemil.diagnostics.audit_inputs import check_answers, name_bag_in_errors
-from gcemil.diagnostics.bag_audit import Scoring, describe_table, judge_outcome, measure_risks, try_rules
+from gcemil.diagnostics.bag_audit import Scoring, describe_table, judge_outcome, try_rules
 from gcemil.diagnostics.snr import BagOutcome, OutputScale, RiskScale
 from gcemil.diagnostics.subsets import find_further_sets
 from gcemil.diagnostics.trained_fold import PredictedBag
@@ -432,7 +433,9 @@ def audit(
                 outcomes.append(outcome)
     if not rows:
         raise UsageError("There is no bag to audit. Give at least one bag.")
-    answers = OutputScale(network.n_outputs, measure_risks(network, outcomes))
+    # The unit of risk is that of the training bags where the model knows it.
+    spread = float(network.risk_spread) if isinstance(network, GceMil) else None
+    answers = OutputScale(network.n_outputs, measure_risk_scale(outcomes, network.n_outputs, spread))
     table = pd.DataFrame(
         [
             row | judge_outcome(answers, outcome, tolerances)

@@ -69,6 +69,9 @@ ONE_BAG_A_STEP: Changes = {
 }
 """What all publications share."""
 
+UNTIL_LOSS_RISES: Changes = {"epochs": 200, "chosen_from": 0.25, "chosen_by": "loss", "early_stopping": 20}
+"""What CLAM's authors do, and those of HDMIL after them."""
+
 HOSTS: dict[str, HostSpec] = {
     "abmil": HostSpec(
         "gcemil.hosts.abmil", "Abmil", "paper", parameters=657_283,
@@ -80,9 +83,7 @@ HOSTS: dict[str, HostSpec] = {
     "clam_sb": HostSpec(
         "gcemil.hosts.clam_sb", "ClamSb", "paper", parameters=790_791,
         published={
-            "learning_rate": 2e-4, "weight_decay": 1e-5, "epochs": 200,
-            "chosen_from": 0.25, "chosen_by": "loss", "early_stopping": 20,
-            "host.options": {"dropout": 0.25},
+            "learning_rate": 2e-4, "weight_decay": 1e-5, **UNTIL_LOSS_RISES, "host.options": {"dropout": 0.25},
         },
     ),
     "transmil": HostSpec(
@@ -133,17 +134,14 @@ HOSTS: dict[str, HostSpec] = {
     "hdmil": HostSpec(
         "gcemil.hosts.hdmil", "Hdmil", "deletion", options={"degree": 3}, parameters=827_906,
         published={
-            "learning_rate": 3e-4, "weight_decay": 1e-5, "epochs": 200,
-            "chosen_from": 0.25, "chosen_by": "loss", "early_stopping": 20,
+            "learning_rate": 3e-4, "weight_decay": 1e-5, **UNTIL_LOSS_RISES,
             "host.options": {"degree": 12, "dropout": 0.25, "normalisation": "joint"},
         },
     ),
     "clam_mb": HostSpec(
         "gcemil.hosts.clam_mb", "ClamMb", "paper", parameters=791_048,
         published={
-            "learning_rate": 2e-4, "weight_decay": 1e-5, "epochs": 200,
-            "chosen_from": 0.25, "chosen_by": "loss", "early_stopping": 20,
-            "host.options": {"dropout": 0.25},
+            "learning_rate": 2e-4, "weight_decay": 1e-5, **UNTIL_LOSS_RISES, "host.options": {"dropout": 0.25},
         },
     ),
     "acmil": HostSpec(

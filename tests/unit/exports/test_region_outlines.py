@@ -61,4 +61,3 @@ def test_patches_of_shifted_grids_are_outlined_to_the_pixel():
     (found,) = outline_squares(np.array([[0, 0], [7, 3]]), 10)
     expected = [(0, 0), (10, 0), (10, 3), (17, 3), (17, 13), (7, 13), (7, 10), (0, 10)]
     assert sorted(map(tuple, found[0].tolist())) == sorted(expected)
-    assert found.holes == ()
