@@ -19,8 +19,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from gcemil.errors import ConfigError, InputError
-from gcemil.files import check_finite_numbers, parse_yaml, read_yaml
-from gcemil.wording import comment_settings, describe_unknown_setting, readable
+from gcemil.files import check_finite_numbers, read_yaml
+from gcemil.wording import comment_settings, readable
 
 LARGEST_SIZE = 65_536
 """Of any layer, bank or rank: far beyond what helps, and small enough to be refused before memory runs out."""
@@ -424,30 +424,3 @@ def read_train_settings(path: Path) -> tuple[TrainSettings, bool]:
     # The file of a run holds its cohort beside its settings.
     is_run = isinstance(values, dict) and "settings" in values
     return TrainSettings.from_values(values["settings"] if is_run else values, file), is_run
-
-
-def with_overrides(settings: TrainSettings, overrides: list[str]) -> TrainSettings:
-    """The settings with dotted assignments applied, such as evidence.budget=0.1."""
-    values = settings.model_dump(mode="json")
-    for text in overrides:
-        path, found, value = text.partition("=")
-        if not found:
-            raise ConfigError(f"A setting is written key=value, such as epochs=20; got '{text}'.")
-        *parents, last = path.split(".")
-        if fault := describe_unknown_setting(path, TrainSettings):
-            raise ConfigError(fault)
-        target: Any = values
-        for parent in parents:
-            target = target[parent] if isinstance(target, dict) else None
-            if target is None:
-                raise ConfigError(
-                    f"'{path}' cannot be set: '{'.'.join(parents)}' is switched off in these settings."
-                )
-        try:
-            target[last] = parse_yaml(value, f"The value of '{path}'")
-        except InputError as error:
-            raise ConfigError(str(error)) from error
-    try:
-        return TrainSettings.model_validate(values)
-    except ValidationError as error:
-        raise ConfigError(f"{readable(error, TrainSettings)}.") from error

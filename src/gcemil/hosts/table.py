@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from gcemil.errors import ConfigError, UsageError
+from gcemil.errors import ConfigError, InputError, UsageError
 from gcemil.hosts import own
 from gcemil.wording import did_you_mean
 
@@ -262,3 +262,36 @@ def with_preset(settings: TrainSettings, preset: Preset) -> TrainSettings:
         changes["chosen_from"] = max(changes["chosen_from"], EARLIEST_SELECTABLE_EPOCH)
     host = settings.host.model_copy(update={"options": options})
     return settings.model_copy(update={**changes, "host": host})
+
+
+def with_overrides(settings: TrainSettings, overrides: list[str]) -> TrainSettings:
+    """The settings with dotted assignments applied, such as evidence.budget=0.1."""
+    from pydantic import ValidationError
+
+    from gcemil.config import TrainSettings
+    from gcemil.files import parse_yaml
+    from gcemil.wording import describe_unknown_setting, readable
+
+    values = settings.model_dump(mode="json")
+    for text in overrides:
+        path, found, value = text.partition("=")
+        if not found:
+            raise ConfigError(f"A setting is written key=value, such as epochs=20; got '{text}'.")
+        *parents, last = path.split(".")
+        if fault := describe_unknown_setting(path, TrainSettings):
+            raise ConfigError(fault)
+        target: Any = values
+        for parent in parents:
+            target = target[parent] if isinstance(target, dict) else None
+            if target is None:
+                raise ConfigError(
+                    f"'{path}' cannot be set: '{'.'.join(parents)}' is switched off in these settings."
+                )
+        try:
+            target[last] = parse_yaml(value, f"The value of '{path}'")
+        except InputError as error:
+            raise ConfigError(str(error)) from error
+    try:
+        return TrainSettings.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(f"{readable(error, TrainSettings)}.") from error
