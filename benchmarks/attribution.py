@@ -23,10 +23,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from captum.attr import FeatureAblation
 from torch import Tensor
 
-from gcemil.diagnostics.attribution import captum_occlusion, has_closed_form, occlusion, single
-from gcemil.diagnostics.trained_fold import predict_bag
+from gcemil.diagnostics.attribution import has_closed_form, occlusion, single
+from gcemil.diagnostics.trained_fold import PredictedBag, predict_bag
 from gcemil.hosts.table import HOSTS, create_host
 
 REQUIRED_SPEEDUP = 100.0
@@ -89,6 +90,19 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
+
+
+@torch.no_grad()
+def captum_occlusion(bag: PredictedBag) -> Tensor:
+    """f(X) - f(X without i) by captum, one pass per patch; the only patch of a bag has no complement."""
+
+    def kept_output(kept: Tensor) -> Tensor:
+        rows = kept[0] > 0
+        if not bool(rows.any()):
+            return bag.logit.unsqueeze(0)
+        return bag.asked.kept(rows).logits[bag.index].unsqueeze(0)
+
+    return FeatureAblation(kept_output).attribute(bag.logit.new_ones(1, len(bag)))[0]
 
 
 def make_bag(n_patches: int, width: int) -> tuple[Tensor, Tensor]:

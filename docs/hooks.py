@@ -16,9 +16,9 @@ import gcemil
 from gcemil.bags.cohort import CohortCard
 from gcemil.benchmark.grid import Grid
 from gcemil.cli.main import GROUPS, app
-from gcemil.config import TrainSettings, describe_field
+from gcemil.config import TrainSettings
 from gcemil.simulation.profile import Dials
-from gcemil.wording import model_within
+from gcemil.wording import describe_field, model_within
 
 ROOT = Path(__file__).parent
 SETTINGS = {

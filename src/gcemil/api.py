@@ -34,10 +34,11 @@ from gcemil.bags.memory import as_array, iterate_items, make_cohort, read_bag_it
 from gcemil.bags.targets import refuse_targets
 from gcemil.config import EvidenceSettings, HostSettings, TrainSettings
 from gcemil.device import pick_device
+from gcemil.diagnostics.audit import measure_risk_scale
 from gcemil.diagnostics.audit_inputs import check_answers, name_bag_in_errors
-from gcemil.diagnostics.bag_audit import Scoring, describe_table, judge_outcome, measure_risks, try_rules
-from gcemil.diagnostics.further_sets import find_further_sets
+from gcemil.diagnostics.bag_audit import Scoring, describe_table, judge_outcome, try_rules
 from gcemil.diagnostics.snr import BagOutcome, OutputScale, RiskScale
+from gcemil.diagnostics.subsets import find_further_sets
 from gcemil.diagnostics.trained_fold import PredictedBag
 from gcemil.errors import UsageError
 from gcemil.evidence.anchors import AnchorBank
@@ -477,7 +478,9 @@ def audit(
                 outcomes.append(outcome)
     if not rows:
         raise UsageError("There is no bag to audit. Give at least one bag.")
-    answers = OutputScale(network.n_outputs, measure_risks(network, outcomes))
+    # The unit of risk is that of the training bags where the model knows it.
+    spread = float(network.risk_spread) if isinstance(network, GceMil) else None
+    answers = OutputScale(network.n_outputs, measure_risk_scale(outcomes, network.n_outputs, spread))
     table = pd.DataFrame(
         [
             row | judge_outcome(answers, outcome, tolerances)

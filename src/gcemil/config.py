@@ -13,15 +13,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic.fields import FieldInfo
 
 from gcemil.errors import ConfigError, InputError
-from gcemil.files import check_finite_numbers, parse_yaml, read_yaml
-from gcemil.wording import did_you_mean, dotted_names, readable
+from gcemil.files import check_finite_numbers, read_yaml
+from gcemil.wording import comment_settings, readable
 
 LARGEST_SIZE = 65_536
 """Of any layer, bank or rank: far beyond what helps, and small enough to be refused before memory runs out."""
@@ -78,7 +77,7 @@ class Settings(BaseModel):
 
     def to_commented_yaml(self) -> str:
         """The same with what every setting means and accepts beside it."""
-        return "\n".join(_comment_lines(self, type(self), 0)) + "\n"
+        return "\n".join(comment_settings(self)) + "\n"
 
     @property
     def hash(self) -> str:
@@ -245,19 +244,6 @@ PAPER = EvidenceSettings(
 )
 """The paper read literally. Where it gives no formula (B, L_ground, what teaches alpha_cm), docs/departures.md has our reading."""
 
-PAPER_CONSTRAINED = PAPER.model_copy(update={"bridge": "proximal"})
-"""The same with a bridge fitted on pairs and held near the fit: the other reading of the paper's "Full" row."""
-
-PAPER_BUDGET = PAPER.model_copy(
-    update={
-        "bridge": "proximal",
-        "centre": "slide",
-        "grounding": "utility_kl",
-        "recovery": RecoverySettings(repair=True, drop_free_riders=False, until_sufficient=True),
-    }
-)
-"""All of the paper's parts (adapter, MLP, joint training, grounding by divergence) with a centre per slide and repair that is capped."""
-
 JOINT = EvidenceSettings(
     train_host=True,
     prompt_examples=0,
@@ -289,14 +275,25 @@ class Recipe:
     """Of the built-in hosts; None: the mode that was measured to be the better one."""
 
 
+def _paper(**changes: Any) -> Recipe:
+    return Recipe(PAPER.model_copy(update=changes), PAPER_TRAINING, "paper")
+
+
 RECIPES: dict[str, Recipe] = {
     "default": Recipe(EvidenceSettings()),
     "joint": Recipe(JOINT),
     # The name of joint before version 0.3.
     "taught": Recipe(JOINT),
-    "paper": Recipe(PAPER, PAPER_TRAINING, "paper"),
-    "paper_constrained": Recipe(PAPER_CONSTRAINED, PAPER_TRAINING, "paper"),
-    "paper_budget": Recipe(PAPER_BUDGET, PAPER_TRAINING, "paper"),
+    "paper": _paper(),
+    # A bridge fitted on pairs and held near the fit: the other reading of the paper's "Full" row.
+    "paper_constrained": _paper(bridge="proximal"),
+    # All of the paper's parts, with a centre per slide, grounding by divergence and repair that is capped.
+    "paper_budget": _paper(
+        bridge="proximal",
+        centre="slide",
+        grounding="utility_kl",
+        recovery=RecoverySettings(repair=True, drop_free_riders=False, until_sufficient=True),
+    ),
 }
 
 
@@ -437,80 +434,3 @@ def read_train_settings(path: Path) -> tuple[TrainSettings, bool]:
     # The file of a run holds its cohort beside its settings.
     is_run = isinstance(values, dict) and "settings" in values
     return TrainSettings.from_values(values["settings"] if is_run else values, file), is_run
-
-
-def with_overrides(settings: TrainSettings, overrides: list[str]) -> TrainSettings:
-    """The settings with dotted assignments applied, such as evidence.budget=0.1."""
-    values = settings.model_dump(mode="json")
-    for text in overrides:
-        path, found, value = text.partition("=")
-        if not found:
-            raise ConfigError(f"A setting is written key=value, such as epochs=20; got '{text}'.")
-        *parents, last = path.split(".")
-        _refuse_unknown(path)
-        target: Any = values
-        for parent in parents:
-            target = target[parent] if isinstance(target, dict) else None
-            if target is None:
-                raise ConfigError(
-                    f"'{path}' cannot be set: '{'.'.join(parents)}' is switched off in these settings."
-                )
-        try:
-            target[last] = parse_yaml(value, f"The value of '{path}'")
-        except InputError as error:
-            raise ConfigError(str(error)) from error
-    try:
-        return TrainSettings.model_validate(values)
-    except ValidationError as error:
-        raise ConfigError(f"{readable(error, TrainSettings)}.") from error
-
-
-def _refuse_unknown(path: str) -> None:
-    """Raise ConfigError for a key that does not exist, with the closest one and those of the same stage."""
-    known = list(dotted_names(TrainSettings))
-    if path in known or path.startswith("host.options."):
-        return
-    above = path
-    while above and not any(name.startswith(f"{above}.") for name in known):
-        above = above.rpartition(".")[0]
-    depth = above.count(".") + 1 if above else 0
-    stage = [name for name in known if name.count(".") == depth and name.startswith(above)]
-    raise ConfigError(
-        f"There is no setting '{path}'.{did_you_mean(path, [*stage, *known])} There are: {', '.join(stage)}. "
-        "'gcemil config' explains all of them."
-    )
-
-
-def _comment_lines(settings: Settings, shape: type[BaseModel], depth: int) -> list[str]:
-    """One line per setting, its meaning and what it accepts above it; stages are indented."""
-    indent, lines = "  " * depth, []
-    for name, one in shape.model_fields.items():
-        value = getattr(settings, name)
-        said = describe_field(one)
-        lines += [f"{indent}# {said}"] if said else []
-        if isinstance(value, Settings):
-            lines += [f"{indent}{name}:", *_comment_lines(value, type(value), depth + 1)]
-            continue
-        # Within a list, because a plain value alone is dumped with an end-of-document mark.
-        shown = yaml.safe_dump(
-            [settings.model_dump(mode="json")[name]], default_flow_style=True, width=10_000
-        )
-        lines.append(f"{indent}{name}: {shown.strip()[1:-1]}")
-    return lines
-
-
-def describe_field(field: FieldInfo) -> str:
-    """What a setting means, and what it accepts."""
-    parts = [field.annotation, *get_args(field.annotation)]
-    accepted = [" | ".join(map(str, get_args(part))) for part in parts if get_origin(part) is Literal][:1]
-    bounds = [text for one in field.metadata if (text := _describe_bound(one))]
-    tail = "; ".join([*accepted, *([" and ".join(bounds)] if bounds else [])])
-    said = (field.description or "").rstrip()
-    return f"{said} ({tail})" if tail and said else said or tail
-
-
-def _describe_bound(bound: object) -> str:
-    for name, text in {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}.items():
-        if (value := getattr(bound, name, None)) is not None:
-            return f"{text} {value:,g}" if abs(value) < 1e6 else ""
-    return ""

@@ -26,8 +26,7 @@ from gcemil.evidence.bridge import create_bridge
 from gcemil.evidence.coverage import ClassUtility, RiskPathways, anchor_coverage, patch_concept_presence
 from gcemil.evidence.gates import Gate
 from gcemil.evidence.head import EvidenceHead
-from gcemil.evidence.selector import LIKENESS_WEIGHT_WITHOUT_ANCHORS, Selector, class_likeness
-from gcemil.evidence.spatial import Neighbourhood
+from gcemil.evidence.selector import LIKENESS_WEIGHT_WITHOUT_ANCHORS, Neighbourhood, Selector, class_likeness
 from gcemil.hosts.host import (
     Embedded,
     Host,

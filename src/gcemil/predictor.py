@@ -11,8 +11,8 @@ from torch import Tensor
 
 from gcemil.errors import UsageError
 from gcemil.evidence.head import EvidenceHead, top_count
-from gcemil.hosts.attention import ClosedForm
 from gcemil.hosts.host import (
+    ClosedForm,
     Embedded,
     Host,
     HostOutput,

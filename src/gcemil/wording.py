@@ -9,7 +9,7 @@ import types
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -194,3 +194,58 @@ def _initials(name: str) -> str:
 def _shorten(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}…"
+
+
+# Settings in words
+
+
+def describe_unknown_setting(path: str, shape: type[BaseModel]) -> str | None:
+    """Why there is no setting of this dotted name, with the closest one and those of the same stage; None if there is."""
+    known = list(dotted_names(shape))
+    if path in known or path.startswith("host.options."):
+        return None
+    above = path
+    while above and not any(name.startswith(f"{above}.") for name in known):
+        above = above.rpartition(".")[0]
+    depth = above.count(".") + 1 if above else 0
+    stage = [name for name in known if name.count(".") == depth and name.startswith(above)]
+    return (
+        f"There is no setting '{path}'.{did_you_mean(path, [*stage, *known])} There are: {', '.join(stage)}. "
+        "'gcemil config' explains all of them."
+    )
+
+
+def comment_settings(settings: BaseModel, depth: int = 0) -> list[str]:
+    """One line per setting, its meaning and what it accepts above it; stages are indented."""
+    import yaml
+    from pydantic import BaseModel
+
+    indent, lines, plain = "  " * depth, [], settings.model_dump(mode="json")
+    for name, one in type(settings).model_fields.items():
+        value = getattr(settings, name)
+        said = describe_field(one)
+        lines += [f"{indent}# {said}"] if said else []
+        if isinstance(value, BaseModel):
+            lines += [f"{indent}{name}:", *comment_settings(value, depth + 1)]
+            continue
+        # Within a list, because a plain value alone is dumped with an end-of-document mark.
+        shown = yaml.safe_dump([plain[name]], default_flow_style=True, width=10_000)
+        lines.append(f"{indent}{name}: {shown.strip()[1:-1]}")
+    return lines
+
+
+def describe_field(field: Any) -> str:
+    """What a setting means, and what it accepts."""
+    parts = [field.annotation, *get_args(field.annotation)]
+    accepted = [" | ".join(map(str, get_args(part))) for part in parts if get_origin(part) is Literal][:1]
+    bounds = [text for one in field.metadata if (text := _describe_bound(one))]
+    tail = "; ".join([*accepted, *([" and ".join(bounds)] if bounds else [])])
+    said = (field.description or "").rstrip()
+    return f"{said} ({tail})" if tail and said else said or tail
+
+
+def _describe_bound(bound: object) -> str:
+    for name, text in {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}.items():
+        if (value := getattr(bound, name, None)) is not None:
+            return f"{text} {value:,g}" if abs(value) < 1e6 else ""
+    return ""

@@ -50,7 +50,7 @@ def test_training_one_fold_runs_few_files(classification_runs, tmp_path):
     cohort = str(classification_runs.cohort)
     files = files_run("train", cohort, "--folds", "0", "--epochs", "1", "--jobs", "1", "--out", str(tmp_path))
     assert "training/loop.py" in files
-    check_count(files, 56)
+    check_count(files, 52)
 
 
 @pytest.mark.slow
@@ -58,7 +58,7 @@ def test_diagnosing_the_budget_runs_few_files(classification_runs, tmp_path):
     run = shutil.copytree(classification_runs.gce, tmp_path / "run")
     files = files_run("diagnose", str(run), "--only", "budget", "--jobs", "1")
     assert "diagnostics/budget.py" in files
-    check_count(files, 51)
+    check_count(files, 47)
 
 
 @pytest.mark.slow
@@ -67,10 +67,10 @@ def test_explaining_one_slide_runs_few_files(classification_runs, tmp_path):
     files = files_run("explain", str(classification_runs.gce), "--slide", slide, "--out", str(tmp_path))
     assert "exports/explain.py" in files
     # Two of them tell regions apart and outline them.
-    check_count(files, 50)
+    check_count(files, 47)
 
 
 def test_printing_one_table_runs_few_files(tmp_path):
     files = files_run("tables", str(toy_results(tmp_path).folder), "--table", "task")
     assert "cli/benchmark.py" in files
-    check_count(files, 8)
+    check_count(files, 7)

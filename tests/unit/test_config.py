@@ -8,10 +8,9 @@ from gcemil.config import (
     HostSettings,
     RecoverySettings,
     TrainSettings,
-    with_overrides,
 )
 from gcemil.errors import ConfigError
-from gcemil.hosts.table import HOSTS, create_host, patch_limit, with_preset
+from gcemil.hosts.table import HOSTS, create_host, patch_limit, with_overrides, with_preset
 from gcemil.runs.checkpoint import build_host
 
 

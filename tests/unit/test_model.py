@@ -9,7 +9,7 @@ from gcemil.errors import BagError, UsageError
 from gcemil.evidence.anchors import AnchorBank, PaperResponse
 from gcemil.evidence.bridge import FreeBridge, IdentityBridge, ProximalBridge
 from gcemil.evidence.coverage import WEIGHT_GAIN, anchor_coverage
-from gcemil.evidence.spatial import Neighbourhood
+from gcemil.evidence.selector import Neighbourhood
 from gcemil.model import EvidenceOutput, GatedOutput, GceMil, bridge_kind
 
 

@@ -23,11 +23,10 @@ from gcemil.config import (
     Preset,
     Settings,
     TrainSettings,
-    with_overrides,
 )
 from gcemil.errors import ConfigError, UsageError
 from gcemil.hosts.own import folder_name
-from gcemil.hosts.table import host_spec, with_preset, with_recipe
+from gcemil.hosts.table import host_spec, with_overrides, with_preset, with_recipe
 from gcemil.simulation.profile import load_profile, resolve_dials
 
 Arm = Literal[

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import typer
 
 from gcemil.errors import UsageError
-from gcemil.hosts.table import HOSTS, host_spec, with_preset, with_recipe
+from gcemil.hosts.table import HOSTS, host_spec, with_overrides, with_preset, with_recipe
 
 if TYPE_CHECKING:
     from gcemil.config import TrainSettings
@@ -213,7 +213,7 @@ def resolve_settings(
     precision: str | None = None,
 ) -> TrainSettings:
     """Settings from the file or the preset, then the options, then the assignments."""
-    from gcemil.config import HostSettings, TrainSettings, read_train_settings, with_overrides
+    from gcemil.config import HostSettings, TrainSettings, read_train_settings
     from gcemil.hosts.own import check_trust
 
     if config is not None and preset != "common":

@@ -22,8 +22,6 @@ from collections.abc import Sequence
 from functools import cache
 from statistics import fmean
 
-import torch
-
 from gcemil.diagnostics.budget import RuleTable
 from gcemil.diagnostics.rules import attribute_patches, choose_attributions, score_rules
 from gcemil.diagnostics.snr import RISK_TOLERANCE, OutputScale
@@ -85,28 +83,17 @@ def measure_adaptive(
     own_rule = "attention" if fold.model is None else "gce_soft"
     explainers = {name: choose_attributions(fold.host_of(name), attributions) for name in fold.networks}
     table = RuleTable(fold)
-    generator = torch.Generator().manual_seed(fold.seed)
     while (bag := (yield "test")) is not None:
-        random = torch.rand(len(bag), generator=generator)
         ((size, is_reached),) = walk(bag, [tolerance])
         figures: Figures = {"reached_share": float(is_reached), "capped_share": float(not is_reached)}
         for network in fold.networks:
             rivals = attribute_patches(bag.predict(network), explainers[network])
             scored = score_rules(
-                bag, network, random=random, attributions=rivals, ours=("gce_soft",), smooth=True
+                bag, network, random=bag.random, attributions=rivals, ours=("gce_soft",), smooth=True
             )
             for rule, scores in scored.items():
                 is_own = network == "wrapped" and rule == own_rule
                 table.add(bag, network, rule, scores, {ADAPTIVE: size}, figures if is_own else None)
-    settings = {
-        "mean_budget": mean_budget,
-        "tolerances": ladder,
-        "step_fraction": step_fraction,
-        "max_fraction": max_fraction,
-        "risk_tolerance": risk_tolerance,
-        "attributions": None if attributions is None else list(attributions),
-        "seed": fold.seed,
-    }
     listed = ", ".join(f"{one:g}" for one in ladder)
     shown = f"({len(shares)} validation bags, mean share of patches {mean_share:.4f})"
     note = (
@@ -116,7 +103,8 @@ def measure_adaptive(
         else f"Fold {fold.fold}: no tolerance of {listed} keeps the mean budget of {mean_budget:g}; the largest, "
         f"{tolerance:g}, is used {shown}."
     )
-    return table.to_finding("adaptive", settings, [note] if fold.model is not None else [note, NO_SELECTOR])
+    notes = [note] if fold.model is not None else [note, NO_SELECTOR]
+    return table.to_finding("adaptive", {"tolerances": ladder}, notes)
 
 
 def list_sizes(n_patches: int, step_fraction: float, max_fraction: float) -> list[int]:

@@ -18,8 +18,6 @@ How the means are taken without losing digits stands in hosts/attention.py; what
 tables use blocks: at most 29 square pieces of the patch grid (runs of rows where a bag has no coordinates), each removed
 or kept alone, and every patch of a block gets its score.
 
-`captum_occlusion` is one pass per patch through captum's FeatureAblation: the closed form must equal it.
-
 Gradients score by the slope of the predicted output f:
 
   saliency              sum_d |df / dh_id|                               how much a patch could move f, without a sign
@@ -58,17 +56,16 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from captum.attr import FeatureAblation  # type: ignore[import-untyped]
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from gcemil.diagnostics.trained_fold import PredictedBag, linear_form, predict_bag
 from gcemil.errors import UsageError
-from gcemil.evidence.spatial import common_step
+from gcemil.evidence.selector import common_step
 from gcemil.hosts.adapters import CallableHost
-from gcemil.hosts.attention import ClosedForm, LinearPooling
+from gcemil.hosts.attention import LinearPooling
 from gcemil.hosts.clam_sb import ClamSb
-from gcemil.hosts.host import Host, closed_form, shortcut
+from gcemil.hosts.host import ClosedForm, Host, closed_form, shortcut
 from gcemil.hosts.nystrom import NystromAttention
 from gcemil.row_blocks import is_large, mapped_rows, row_blocks, to_float32
 from gcemil.shapes import Coords, Logits, Scores, Selected
@@ -108,33 +105,22 @@ MAX_BLOCKS = 29
 """With the whole bag, 30 passes."""
 
 
-def captum_occlusion(bag: PredictedBag) -> Scores:
-    """f(X) - f(X without i) by captum, one pass per patch."""
-    return _captum_ablation(bag, torch.arange(len(bag), device=bag.logit.device))
-
-
+@torch.no_grad()
 def block_occlusion(bag: PredictedBag) -> Scores:
     """f(X) - f(X without the block of i)."""
-    return _captum_ablation(bag, patch_blocks(bag.coords, len(bag)).to(bag.logit.device))
+    return _read_blocks(bag, lambda blocks, block: bag.logit - _kept_logit(bag, blocks != block))
 
 
 @torch.no_grad()
 def block_single(bag: PredictedBag) -> Scores:
     """f(the block of i alone)."""
+    return _read_blocks(bag, lambda blocks, block: _kept_logit(bag, blocks == block))
+
+
+def _read_blocks(bag: PredictedBag, read: Callable[[Int[Tensor, "n"], int], Float[Tensor, ""]]) -> Scores:
+    """One number per block, given to each of its patches."""
     blocks = patch_blocks(bag.coords, len(bag)).to(bag.logit.device)
-    alone = [_kept_logit(bag, blocks == block) for block in range(int(blocks.max()) + 1)]
-    return torch.stack(alone)[blocks]
-
-
-@torch.no_grad()
-def _captum_ablation(bag: PredictedBag, groups: Int[Tensor, "n"]) -> Scores:
-    """The fall of the predicted output when each group of patches is removed."""
-
-    def kept_output(kept: Float[Tensor, "1 n"]) -> Float[Tensor, "1"]:
-        return _kept_logit(bag, kept[0] > 0).unsqueeze(0)
-
-    present = bag.logit.new_ones(1, len(bag))
-    return FeatureAblation(kept_output).attribute(present, feature_mask=groups.unsqueeze(0))[0]
+    return torch.stack([read(blocks, block) for block in range(int(blocks.max()) + 1)])[blocks]
 
 
 def _kept_logit(bag: PredictedBag, kept: Selected) -> Float[Tensor, ""]:

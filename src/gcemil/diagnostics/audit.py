@@ -137,7 +137,7 @@ def audit_model(
     n_with_truth = len(trials.get("oracle", ()))
     if n_with_truth < len(specs):
         trials.pop("oracle", None)
-    scale = measure_risk_scale([trial.outcome for trial in trials["random"]], task)
+    scale = measure_risk_scale([trial.outcome for trial in trials["random"]], task.n_outputs)
     table = _AuditTable(trials, targets, task, OutputScale(task.n_outputs, scale), tolerances)
     full = torch.stack([trial.outcome.full for trial in trials["random"]])
     whole = task.metrics(targets, task.prediction(full))
@@ -375,12 +375,14 @@ def _chance_notes(whole: Mapping[str, float]) -> Iterator[str]:
             )
 
 
-def measure_risk_scale(outcomes: Sequence[BagOutcome], task: Task) -> RiskScale:
-    """Mean and deviation of the audited bags' own risks; classes need none."""
-    if task.n_outputs > 1:
+def measure_risk_scale(
+    outcomes: Sequence[BagOutcome], n_outputs: int, spread: float | None = None
+) -> RiskScale:
+    """Mean of the audited bags' own risks, and their deviation where no other is known; classes need neither."""
+    if n_outputs > 1:
         return RiskScale()
     risks = [float(outcome.full[0]) for outcome in outcomes]
-    deviation = float(np.std(risks))
+    deviation = float(np.std(risks)) if spread is None else spread
     if not deviation > 0:
         raise UsageError(
             f"The model answers {risks[0]:g} for all {len(risks)} bags: its answers have no unit, and nothing to explain."

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gcemil.bags.bag import Bag
 from gcemil.bags.memory import as_array
-from gcemil.diagnostics.snr import BagOutcome, OutputScale, RiskScale, Tolerances, bag_outcome, judge_subset
+from gcemil.diagnostics.snr import BagOutcome, OutputScale, Tolerances, bag_outcome, judge_subset
 from gcemil.errors import UsageError
 from gcemil.explanation import Interventions, bag_tensors, explain_bag
 from gcemil.findings import Count, compare_counts
@@ -63,15 +63,6 @@ def try_rules(
     chosen["random"] = top_k(torch.from_numpy(draw).to(device), int(first.sum())), None
     for rule, (selected, log_gates) in chosen.items():
         yield rule, selected, bag_outcome(interventions, selected, log_gates, full=full.logits)
-
-
-def measure_risks(network: Any, outcomes: Sequence[BagOutcome]) -> RiskScale:
-    """The unit of risk: that of the training bags where the model knows it, else the spread of these bags."""
-    if network.n_outputs > 1:
-        return RiskScale()
-    risks = [float(outcome.full[0]) for outcome in outcomes]
-    spread = float(network.risk_spread) if isinstance(network, GceMil) else float(np.std(risks))
-    return RiskScale(float(np.mean(risks)), spread)
 
 
 def judge_outcome(

@@ -167,20 +167,19 @@ def estimate_completeness(fold: TrainedFold) -> Pass[Completeness | None]:
     """eta and L_q from the validation bags; None without a wrapper or without such bags."""
     if fold.model is None:
         return None
-    generator = torch.Generator().manual_seed(fold.seed)
     found: list[Variation] = []
     while (bag := (yield "val")) is not None:
-        found += _measure_variations(fold.model, bag, generator)
+        found += _measure_variations(fold.model, bag)
     return fit_completeness(found)
 
 
 @torch.no_grad()
-def _measure_variations(model: GceMil, bag: FoldBag, generator: torch.Generator) -> Iterator[Variation]:
+def _measure_variations(model: GceMil, bag: FoldBag) -> Iterator[Variation]:
     """One for the evidence and one for each rival; truth has no part in an estimate."""
-    full, random = bag.wrapped.full(), torch.rand(len(bag), generator=generator)
+    full = bag.wrapped.full()
     weights, responses = model.anchor_weights(full.logits), model.responses(bag.features)
     output_scale = bag.fold.output_scale("wrapped")
-    for subset in take_subsets(bag, "wrapped", random, budget=1.0):
+    for subset in take_subsets(bag, "wrapped", budget=1.0):
         if subset.rule != "oracle":
             kept = bag.wrapped.kept(subset.selected)
             yield Variation(
@@ -195,26 +194,25 @@ def measure_bounds(fold: TrainedFold) -> Pass[Finding]:
     """Curvature, greedy bound and utility of every test bag, for the evidence and its rivals at the same size."""
     if fold.model is None:
         return Finding("bounds", (), notes=("The run has no wrapper, so it has no coverage to bound.",))
-    generator = torch.Generator().manual_seed(fold.seed)
     slides: list[dict[str, Any]] = []
     while (bag := (yield "test")) is not None:
-        slides += _bound_records(fold.model, bag, generator)
+        slides += _bound_records(fold.model, bag)
     rows = mean_rows([{**record, "network": "wrapped"} for record in slides], ("rule", "network"))
     note = (
         "Curvature is 1 as soon as one patch adds nothing to all the others, and then the factor is 1 - 1/e: a bound for the "
         "worst case, far below what greedy selection reaches."
     )
-    return Finding("bounds", rows, slides=tuple(slides), notes=(note,), settings={"seed": fold.seed})
+    return Finding("bounds", rows, slides=tuple(slides), notes=(note,))
 
 
 @torch.no_grad()
-def _bound_records(model: GceMil, bag: FoldBag, generator: torch.Generator) -> list[dict[str, Any]]:
+def _bound_records(model: GceMil, bag: FoldBag) -> list[dict[str, Any]]:
     """One record per rule: what the anchors of the predicted class are worth in its subset."""
-    full, random = bag.wrapped.full(), torch.rand(len(bag), generator=generator)
+    full = bag.wrapped.full()
     weights, responses = model.anchor_weights(full.logits).double(), model.responses(bag.features).double()
     whole = float(anchor_coverage(torch.ones(len(bag), dtype=torch.float64), responses) @ weights)
     curvature = total_curvature(responses, weights)
-    subsets = list(take_subsets(bag, "wrapped", random, budget=model.settings.budget))
+    subsets = list(take_subsets(bag, "wrapped", budget=model.settings.budget))
     # All of a bag's rules take as many patches as its evidence.
     greedy = greedy_subset(responses, weights, int(subsets[0].selected.sum()))
 

@@ -17,8 +17,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-import torch
-
 from gcemil.diagnostics.measurements import RECOVERED, Groups, MeasuredGroup, measure_prefixes
 from gcemil.diagnostics.rules import RANKED, attribute_patches, choose_attributions, score_rules
 from gcemil.diagnostics.snr import score_where_defined
@@ -49,21 +47,19 @@ def measure_budget(
         budgets = BUDGETS if fold.model is None else (*BUDGETS, RECOVERED)
     chosen = {network: choose_attributions(fold.host_of(network), attributions) for network in fold.networks}
     table = RuleTable(fold)
-    generator = torch.Generator().manual_seed(fold.seed)
     while (bag := (yield "test")) is not None:
-        random = torch.rand(len(bag), generator=generator)
         sizes = bag_sizes(bag, budgets)
         for network in fold.networks:
             attributed = attribute_patches(bag.predict(network), chosen[network])
             scores = score_rules(
-                bag, network, random=random, attributions=attributed, ours=RANKED, smooth=True
+                bag, network, random=bag.random, attributions=attributed, ours=RANKED, smooth=True
             )
             for rule, values in scores.items():
                 table.add(bag, network, rule, values, sizes)
         # A large bag must be gone before the next one is read.
         del bag
     named = {network: list(names) for network, names in chosen.items()}
-    return table.to_finding("budget", {"budgets": list(budgets), "attributions": named, "seed": fold.seed})
+    return table.to_finding("budget", {"budgets": list(budgets), "attributions": named})
 
 
 def bag_sizes(bag: FoldBag, budgets: Sequence[float | str]) -> dict[str, int]:

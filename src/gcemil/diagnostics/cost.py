@@ -127,10 +127,9 @@ def measure_inference_cost(
     folder = Run(fold.run).fold(fold.fold).path
     filtered = None if fold.model is None else read_matching_cost(folder, fold.specs())
     every = -(-len(fold.specs()) // timed_bags)
-    generator = torch.Generator().manual_seed(fold.seed)
     numbers = itertools.count()
     while (bag := (yield "test")) is not None:
-        modes = list(list_modes(bag, budget, generator, filtered))
+        modes = list(list_modes(bag, budget, filtered))
         for mode in modes:
             logits.setdefault(mode.name, []).append(mode.predict())
         if next(numbers) % every == 0:
@@ -148,7 +147,6 @@ def measure_inference_cost(
         slides=tuple(slides),
         notes=tuple(cost_notes(fold, utility, filtered)),
         settings={
-            "repeats": repeats,
             "bags": len(fold.specs()),
             "timed_bags": len(range(0, len(fold.specs()), every)),
             "timed_occlusions_per_bag": repeats,
@@ -160,9 +158,7 @@ def measure_inference_cost(
     )
 
 
-def list_modes(
-    bag: FoldBag, budget: float, generator: torch.Generator, filtered: PrefilterCost | None
-) -> Iterator[InferenceMode]:
+def list_modes(bag: FoldBag, budget: float, filtered: PrefilterCost | None) -> Iterator[InferenceMode]:
     """Every mode of the bag; the whole bag comes first, controls and the prefilter last."""
     fold, features, coords = bag.fold, bag.features, bag.coords
     network = fold.networks[0]
@@ -203,7 +199,7 @@ def list_modes(
                 return Interventions(host, features, coords).kept(choose()).logits
 
             yield build_subset_mode(mode, network, host, bag, choose(), attribution_found)
-    for subset in take_subsets(bag, network, torch.rand(len(bag), generator=generator), budget=budget):
+    for subset in take_subsets(bag, network, budget=budget):
         if subset.rule in CONTROLS:
             yield build_subset_mode(subset.rule, network, host, bag, subset.selected)
     if filtered is not None:

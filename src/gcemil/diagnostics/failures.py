@@ -18,7 +18,7 @@ states no thresholds, so its rates are no yardstick for ours; random, attention 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -87,12 +87,10 @@ def measure_failures(
     tolerances = Tolerances(sufficiency_tolerance, necessity_tolerance)
     lines = Thresholds(ambiguity, min_concordance, artifact_share, intended_weight_share, severe_count)
     numbers = artifact_concepts(fold.cohort, artifacts)
-    generator = torch.Generator().manual_seed(fold.seed)
     records: list[Record] = []
     by_pixels = 0
     while (bag := (yield "test")) is not None:
-        random = torch.rand(len(bag), generator=generator)
-        subsets = list(measure_rules(bag, random, budget=fold.own_budget))
+        subsets = list(measure_rules(bag, budget=fold.own_budget))
         concepts = None if numbers is None else truth_column(fold.cohort, bag.bag, "concept")
         artifact_numbers = torch.tensor(numbers or (), dtype=torch.long)
         is_artifact = None if concepts is None else torch.isin(concepts, artifact_numbers)
@@ -107,13 +105,6 @@ def measure_failures(
         rows=tuple(_failure_rows(records, fold)),
         slides=tuple(records),
         notes=tuple(_failure_notes(fold, records, by_pixels)),
-        settings={
-            "sufficiency_tolerance": sufficiency_tolerance,
-            "necessity_tolerance": necessity_tolerance,
-            **asdict(lines),
-            "artifacts": None if artifacts is None else list(artifacts),
-            "seed": fold.seed,
-        },
     )
 
 

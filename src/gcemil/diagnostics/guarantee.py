@@ -192,15 +192,7 @@ def measure_guarantee(
             rows.append(row)
             slides += lines
             notes += explain_refusal(labels, certificate, confidence)
-    settings = {
-        "alpha": alpha,
-        "confidence": confidence,
-        "fractions": list(fractions),
-        "risk_tolerance": risk_tolerance,
-    }
-    return Finding(
-        "guarantee", tuple(rows), slides=tuple(slides), notes=tuple(dict.fromkeys(notes)), settings=settings
-    )
+    return Finding("guarantee", tuple(rows), slides=tuple(slides), notes=tuple(dict.fromkeys(notes)))
 
 
 def _rank_bags(

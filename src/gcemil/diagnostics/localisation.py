@@ -197,13 +197,10 @@ def measure_localisation(
         slides=details,
         notes=localisation_notes(judged["val"], judged["test"], excluded),
         settings={
-            "min_overlap": min_overlap,
-            "microns_per_pixel": microns_per_pixel,
             "isolated_microns": ISOLATED_MICRONS,
             "neighbourhood": 8,
             "froc_rates": list(PAPER_RATES),
             "froc_official_rates": list(OFFICIAL_RATES),
-            "seed": fold.seed,
         },
     )
 

@@ -88,7 +88,6 @@ class Measurement(RuleSubset):
 
 def measure_rules(
     bag: FoldBag,
-    random: Scores,
     *,
     budget: float,
     rivals: Mapping[NetworkName, Mapping[str, Attribution]] | None = None,
@@ -98,7 +97,7 @@ def measure_rules(
     for network in bag.fold.networks:
         view = bag.predict(network)
         own = None if rivals is None else rivals[network]
-        for subset in take_subsets(bag, network, random, budget=budget, rivals=own):
+        for subset in take_subsets(bag, network, budget=budget, rivals=own):
             outcome = view.outcome(subset.selected, gated_logits(bag, subset.rule))
             yield _add_measurement(bag, network, subset, size, outcome)
 

@@ -72,26 +72,20 @@ def measure_posthoc(
         budget = RECOVERED if fold.model is not None else fold.own_budget
     chosen = {network: choose_attributions(fold.host_of(network), attributions) for network in fold.networks}
     table = RuleTable(fold)
-    generator = torch.Generator().manual_seed(fold.seed)
     while (bag := (yield "test")) is not None:
-        random = torch.rand(len(bag), generator=generator)
         sizes = bag_sizes(bag, (budget,))
         for network in fold.networks:
             view, output_scale = bag.predict(network), fold.output_scale(network)
             attributed, ratios = _time_attributions(bag, view.host, chosen[network], clock)
             if network == "wrapped" and fold.model is not None:
                 ratios |= _time_evidence(bag, fold.model, clock)
-            rules = score_rules(bag, network, random=random, attributions=attributed, ours=RANKED)
+            rules = score_rules(bag, network, random=bag.random, attributions=attributed, ours=RANKED)
             for rule, scores in rules.items():
                 figures = curve_figures(*flipping_curves(view, ranking(scores), output_scale))
                 more = {**figures, "runtime_ratio": ratios.get(rule)}
                 table.add(bag, network, rule, scores, sizes, more)
-    settings = {
-        "budget": budget,
-        "attributions": {network: list(names) for network, names in chosen.items()},
-        "removed_shares": list(REMOVED_SHARES),
-        "seed": fold.seed,
-    }
+    named = {network: list(names) for network, names in chosen.items()}
+    settings = {"budget": budget, "attributions": named, "removed_shares": list(REMOVED_SHARES)}
     return table.to_finding("posthoc", settings)
 
 

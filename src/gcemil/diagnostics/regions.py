@@ -136,17 +136,15 @@ def measure_regions(
     judges = {
         network: RegionJudge(fold.output_scale(network), tolerances, max_regions) for network in fold.networks
     }
-    generator = torch.Generator().manual_seed(fold.seed)
     records: list[dict[str, Any]] = []
     placeless: list[str] = []
     while (bag := (yield "test")) is not None:
-        random = torch.rand(len(bag), generator=generator)
         if bag.bag.coords is None:
             placeless.append(bag.spec.bag_id)
             continue
         for network, judge in judges.items():
             view = bag.predict(network)
-            for subset in take_subsets(bag, network, random, budget=budget):
+            for subset in take_subsets(bag, network, budget=budget):
                 labels = {"bag_id": bag.spec.bag_id, "rule": subset.rule, "network": network}
                 records.append({**labels, **judge_rule(bag.bag, view, subset, judge)})
     notes = []
@@ -163,13 +161,7 @@ def measure_regions(
         rows=mean_rows(records, ("rule", "network")),
         slides=tuple(records),
         notes=tuple(notes),
-        settings={
-            "sufficiency_tolerance": sufficiency_tolerance,
-            "necessity_tolerance": necessity_tolerance,
-            "budget": budget,
-            "max_regions": max_regions,
-            "seed": fold.seed,
-        },
+        settings={"budget": budget},
     )
 
 

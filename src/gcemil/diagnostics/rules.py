@@ -26,7 +26,7 @@ from gcemil.diagnostics.attribution import ATTRIBUTIONS, Attribution, supported_
 from gcemil.diagnostics.trained_fold import FoldBag, NetworkName, PredictedBag
 from gcemil.diagnostics.truth import oracle_scores
 from gcemil.errors import UsageError
-from gcemil.evidence.spatial import Neighbourhood, smoothed
+from gcemil.evidence.selector import Neighbourhood, smoothed
 from gcemil.hosts.host import Host
 from gcemil.recovery import subset_size, top_k
 from gcemil.rules import SMOOTHED
@@ -99,7 +99,6 @@ class RuleSubset:
 def take_subsets(
     bag: FoldBag,
     network: NetworkName,
-    random: Scores,
     *,
     budget: float,
     rivals: Mapping[str, Attribution] | None = None,
@@ -108,7 +107,7 @@ def take_subsets(
 
     `budget` gives the size where there is no wrapper.
     """
-    scores = score_rules(bag, network, random=random)
+    scores = score_rules(bag, network, random=bag.random)
     explanation = bag.explanation
     selected = None if explanation is None else explanation.recovery.selected
     size = subset_size(len(bag), budget) if selected is None else int(selected.sum())

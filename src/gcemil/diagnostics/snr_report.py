@@ -23,7 +23,6 @@ Rules that are judged (rules.py), each at the size of the recovered evidence:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -90,13 +89,11 @@ def measure_snr(
     tolerances = Tolerances(sufficiency_tolerance, necessity_tolerance, recoverability_tolerance)
     budget = fold.own_budget if budget is None else budget
     complete = yield from estimate_completeness.steps(fold)
-    generator = torch.Generator().manual_seed(fold.seed)
     rivals = {network: choose_attributions(fold.host_of(network), RIVALS) for network in fold.networks}
     groups = Groups()
     slides: list[dict[str, Any]] = []
     while (bag := (yield "test")) is not None:
-        random = torch.rand(len(bag), generator=generator)
-        for one in measure_rules(bag, random, budget=budget, rivals=rivals):
+        for one in measure_rules(bag, budget=budget, rivals=rivals):
             record = _snr_record(bag, one, tolerances, complete, budget=budget, slope_points=slope_points)
             groups.add({"rule": one.rule, "network": one.network}, bag.target, one.outcome, record)
             slides.append(record)
@@ -105,13 +102,7 @@ def measure_snr(
         rows=tuple(snr_rows(groups, fold.task, complete)),
         slides=tuple(slides),
         notes=tuple(_snr_notes(fold, groups, complete)),
-        settings={
-            **{f"{name}_tolerance": value for name, value in asdict(tolerances).items()},
-            "budget": budget,
-            "runaway_budgets": RUNAWAY_BUDGETS,
-            "slope_points": slope_points,
-            "seed": fold.seed,
-        },
+        settings={"budget": budget, "runaway_budgets": RUNAWAY_BUDGETS},
     )
 
 

@@ -98,38 +98,11 @@ def measure_stability(
         if pairs is not None:
             pairs.add(bag)
         del bag
-    settings = {
-        "dropout": dropout,
-        "noise": noise,
-        "repeats": repeats,
-        "risk_tolerance": risk_tolerance,
-        "share": share,
-        "attributions": list(attributions),
-    }
     if pairs is None:
         note = "Across seeds: not measured, since no run of another seed was given."
-        return _stability_finding(records, settings, (note,))
-    across, perturbed = pairs.to_finding(), _stability_finding(records, settings, ())
-    return replace(
-        across,
-        rows=across.rows + perturbed.rows,
-        slides=across.slides + perturbed.slides,
-        settings=perturbed.settings | across.settings,
-    )
-
-
-def measure_across_runs(
-    folds: Sequence[TrainedFold],
-    *,
-    risk_tolerance: float = RISK_TOLERANCE,
-    share: float = FIXED_SHARE,
-    attributions: Sequence[str] = RIVALS,
-) -> Finding:
-    """The evidence of several runs that share cohort and fold, every two of them a pair."""
-    pairs = _SeedPairs(folds, share, risk_tolerance, attributions)
-    for bag in folds[0].bags("test"):
-        pairs.add(bag)
-    return pairs.to_finding()
+        return _stability_finding(records, notes=(note,))
+    seeds = [one.settings.seed for one in (fold, *others)]
+    return _stability_finding([*pairs.records, *records], {"seeds": seeds}, pairs.list_differences())
 
 
 class _SeedPairs:
@@ -145,7 +118,7 @@ class _SeedPairs:
         _check_runs(folds)
         self._rules = _EvidenceRules(folds[0].seed, share, risk_tolerance, attributions)
         self._folds = folds
-        self._records: list[Record] = []
+        self.records: list[Record] = []
 
     def add(self, bag: FoldBag) -> None:
         """Compare what every rule takes from the bag under every two runs; `bag` is of the first."""
@@ -155,22 +128,17 @@ class _SeedPairs:
         for key in (key for key in found[0] if all(key in one for one in found)):
             judged = [one[key] for one in found]
             figures = pair_figures(key, list(combinations(judged, 2)), judged, bag.truth, rows)
-            self._records.append({**_labels(bag, key, SEEDS), **figures})
+            self.records.append({**_labels(bag, key, SEEDS), **figures})
 
-    def to_finding(self) -> Finding:
-        """Rows and slides across seeds, and what else than the seed differs between the runs."""
-        settings = {
-            "seeds": [fold.settings.seed for fold in self._folds],
-            "risk_tolerance": self._rules.risk_tolerance,
-            "share": self._rules.share,
-        }
+    def list_differences(self) -> tuple[str, ...]:
+        """What else than the seed differs between the runs."""
         notes, first = [], self._folds[0]
         for fold in self._folds[1:]:
             if fold.settings.seed == first.settings.seed:
                 notes.append(f"{fold.run.name} and {first.run.name} were trained with the same seed.")
             if fold.settings.model_copy(update={"seed": first.settings.seed}) != first.settings:
                 notes.append(f"{fold.run.name} and {first.run.name} differ in more than the seed.")
-        return _stability_finding(self._records, settings, tuple(notes))
+        return tuple(notes)
 
 
 def _judge_perturbed(
@@ -213,10 +181,10 @@ def _labels(bag: FoldBag, key: RuleKey, perturbation: str) -> Record:
 
 
 def _stability_finding(
-    records: Sequence[Record], settings: dict[str, Any], notes: tuple[str, ...]
+    records: Sequence[Record], settings: dict[str, Any] | None = None, notes: tuple[str, ...] = ()
 ) -> Finding:
     rows = mean_rows(records, ("rule", "network", "perturbation"))
-    return Finding("stability", rows, slides=tuple(records), notes=notes, settings=settings)
+    return Finding("stability", rows, slides=tuple(records), notes=notes, settings=settings or {})
 
 
 def _check_runs(folds: Sequence[TrainedFold]) -> None:

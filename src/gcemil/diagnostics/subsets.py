@@ -19,6 +19,12 @@ defines a subset although every slide has one: the mean is over every candidate 
 Counts of its sufficient-prefix rows fall with k: k is the step of the search and not its limit. `remove_union_j` is
 over the slides that have j subsets, so its columns speak of different slides; `remove_random` takes as many random
 patches out as all subsets of the slide have together.
+
+The same search serves one explained slide, whose evidence is the first of the sets:
+
+  alternative 2, 3    disjoint from the evidence and from each other; each alone keeps the class and loses at most delta_s
+                      of Phi (the shortest next parts of the ranking)
+  turning             the smallest set found whose removal makes the network predict the class that was asked against
 """
 
 from __future__ import annotations
@@ -32,7 +38,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gcemil.diagnostics.rules import score_rules
-from gcemil.diagnostics.snr import RISK_TOLERANCE, OutputScale
+from gcemil.diagnostics.snr import RISK_TOLERANCE, OutputScale, Tolerances, judge_subset
 from gcemil.diagnostics.trained_fold import (
     Measure,
     Order,
@@ -46,8 +52,9 @@ from gcemil.diagnostics.trained_fold import (
 from gcemil.diagnostics.truth import precision
 from gcemil.errors import UsageError
 from gcemil.findings import Figures, Finding, mean_rows
+from gcemil.records import FurtherSet
 from gcemil.recovery import members, rank_scores, ranking
-from gcemil.shapes import Logits, Selected
+from gcemil.shapes import Logits, Scores, Selected
 
 SIZES = (8, 16, 32)
 MAX_SUBSETS = 3
@@ -120,15 +127,7 @@ def measure_subsets(
                     slides.append(
                         {"bag_id": bag.bag.bag_id, "rule": rule, "network": network, "k": k, **figures}
                     )
-    settings = {
-        "sizes": list(sizes),
-        "tolerance": tolerance,
-        "risk_tolerance": risk_tolerance,
-        "seed": seed,
-        "part": part,
-        "max_subsets": MAX_SUBSETS,
-        "max_steps": MAX_STEPS,
-    }
+    settings = {"max_subsets": MAX_SUBSETS, "max_steps": MAX_STEPS}
     rows = mean_rows(slides, ("rule", "network", "k"))
     return Finding("subsets", rows, slides=tuple(slides), settings=settings)
 
@@ -185,3 +184,66 @@ def subset_figures(
         first = members(candidates[0].patches, n_patches=len(view))
         figures["precision"] = precision(first, truth)
     return figures
+
+
+# Sets beside the evidence of one slide
+
+
+@torch.no_grad()
+def find_disjoint_sets(
+    view: PredictedBag, selected: Selected, scores: Scores, judge: Sufficiency
+) -> list[Selected]:
+    """The evidence and up to two further sets that each carry the prediction; none where the evidence does not."""
+    if not bool(judge.holds(view.full.logits, view.kept(selected).unsqueeze(0))[0]):
+        return []
+    order = ranking(scores)
+    found = disjoint_candidates(
+        view, order[~selected[order]], judge, k=SIZES[0], steps=MAX_STEPS, n_sets=MAX_SUBSETS - 1
+    )
+    return [selected, *(members(one.patches, n_patches=len(view)) for one in found if one.is_sufficient)]
+
+
+@torch.no_grad()
+def find_further_sets(
+    view: PredictedBag,
+    selected: Selected,
+    scores: Scores,
+    scale: OutputScale,
+    tolerances: Tolerances,
+    names: Sequence[str],
+    *,
+    turning: Selected | None = None,
+    against: int | None = None,
+) -> tuple[FurtherSet, ...]:
+    """The second and third set that carry the prediction, where the first one does, and the set that turns it."""
+    disjoint = find_disjoint_sets(view, selected, scores, Sufficiency(scale, tolerances.sufficiency))
+    sets = [(f"alternative {number}", one) for number, one in enumerate(disjoint[1:], start=2)]
+    if turning is not None and against is not None:
+        sets.append((f"removal turns it into {names[against]}", turning))
+    return tuple(_judge(name, one, view, scale, tolerances, names) for name, one in sets)
+
+
+def _judge(
+    name: str,
+    selected: Selected,
+    view: PredictedBag,
+    scale: OutputScale,
+    tolerances: Tolerances,
+    names: Sequence[str],
+) -> FurtherSet:
+    outcome = view.outcome(selected)
+    outputs = scale.read(outcome)
+    verdict = judge_subset(outputs, tolerances)
+    classes = None if scale.is_number else names
+    return FurtherSet(
+        name=name,
+        patches=tuple(selected.nonzero().flatten().tolist()),
+        kept=outputs.kept,
+        removed=outputs.removed,
+        kept_class=None if classes is None else classes[int(outcome.kept.argmax())],
+        removed_class=None
+        if classes is None or outcome.removed is None
+        else classes[int(outcome.removed.argmax())],
+        sufficient=verdict.sufficient,
+        necessary=None if outputs.removed is None else verdict.necessary,
+    )

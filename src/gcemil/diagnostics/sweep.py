@@ -40,9 +40,8 @@ def measure_sweep(
     """Evidence, random and oracle in every cell of threshold x coverage target."""
     if not thresholds or not coverage_targets:
         raise UsageError("A sweep needs at least one threshold and one coverage target.")
-    settings = {"thresholds": list(thresholds), "coverage_targets": list(coverage_targets)}
     if fold.model is None:
-        return Finding("sweep", (), notes=("The run has no gates to sweep over.",), settings=settings)
+        return Finding("sweep", (), notes=("The run has no gates to sweep over.",))
     generator = torch.Generator().manual_seed(fold.seed)
     groups = Groups()
     while (bag := (yield "test")) is not None:
@@ -55,7 +54,7 @@ def measure_sweep(
         values = {name: metrics[name] for name in ("keep_only_drop", "complement_degradation")}
         rows.append(mean_row(labels, group.records, values))
     notes = tuple(groups.explain_missing_metric(fold.task))
-    return Finding("sweep", tuple(rows), notes=notes, settings=settings)
+    return Finding("sweep", tuple(rows), notes=notes)
 
 
 def _sweep_cell(

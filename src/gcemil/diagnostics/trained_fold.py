@@ -22,8 +22,9 @@ Other hosts pool every prefix that is asked for.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, update_wrapper
 from pathlib import Path
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar
@@ -43,6 +44,7 @@ from gcemil.diagnostics.snr import RISK_TOLERANCE, BagOutcome, OutputScale, Risk
 from gcemil.diagnostics.truth import true_evidence, true_regions
 from gcemil.errors import RunError, UsageError
 from gcemil.explanation import Explanation, Interventions, bag_tensors, explain_bag
+from gcemil.findings import Finding
 from gcemil.hosts.attention import LinearPooling
 from gcemil.hosts.host import Embedded, Host, HostOutput, check_bag, check_finite, embedded_bag, shortcut
 from gcemil.model import GceMil
@@ -116,10 +118,12 @@ class NetworkBag:
 class FoldBag(NetworkBag):
     """A bag of the fold's cohort, under its network and under the plain host."""
 
-    def __init__(self, spec: BagSpec, bag: Bag, fold: TrainedFold) -> None:
+    def __init__(self, spec: BagSpec, bag: Bag, fold: TrainedFold, random: Scores | None = None) -> None:
         super().__init__(bag, fold)
         self.spec = spec
         self.fold = fold
+        self.random = torch.zeros(len(bag)) if random is None else random
+        """One draw per patch, the same for every diagnostic and network."""
         self.measurements: dict[MeasurementKey, tuple[Any, ...]] = {}
         """What was measured on the bag so far (measurements.py)."""
         self._predicted: dict[NetworkName, PredictedBag] = {}
@@ -250,25 +254,45 @@ class TrainedFold(FoldNetwork):
 
     def bags(self, part: PartName = "test") -> Iterator[FoldBag]:
         """All patches of every bag of the part; one bag in memory at a time."""
+        generator = torch.Generator().manual_seed(self.seed)
         for spec, bag in load_bags(self.cohort, self.specs(part), rule=SampleRule(), ahead=2):
-            yield FoldBag(spec, bag, self)
+            yield FoldBag(spec, bag, self, torch.rand(len(bag), generator=generator))
             # Let go of it: the next bag is read while this name would still hold the last.
             del bag
 
 
 T = TypeVar("T")
 P = ParamSpec("P")
+NOT_SETTINGS = ("others", "clock")
+"""Options of a pass that are no values."""
 Pass = Generator[PartName, FoldBag | None, T]
 """A measurement that shares its bags with others: it yields the part it wants a bag of, is sent one bag after another, and None
 after the last. It may read several parts, in the order train, val, test."""
 
 
 class Measure(Generic[P, T]):
-    """A decorator that makes a pass a function of the fold, which reads the bags itself; `steps` is the pass."""
+    """A decorator that makes a pass a function of the fold, which reads the bags itself; `steps` is the pass.
 
-    def __init__(self, steps: Callable[Concatenate[TrainedFold, P], Pass[T]]) -> None:
-        self.steps = steps
-        update_wrapper(self, steps)
+    The settings of a finding are the options of its pass, unless the finding says otherwise.
+    """
+
+    def __init__(self, measure: Callable[Concatenate[TrainedFold, P], Pass[T]]) -> None:
+        self._measure = measure
+        update_wrapper(self, measure)
+
+    def steps(self, fold: TrainedFold, *args: P.args, **options: P.kwargs) -> Pass[T]:
+        """The pass, and its options in what it found."""
+        found = yield from self._measure(fold, *args, **options)
+        if not isinstance(found, Finding):
+            return found
+        asked = inspect.signature(self._measure).bind(fold, *args, **options)
+        asked.apply_defaults()
+        plain = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in list(asked.arguments.items())[1:]
+            if name not in NOT_SETTINGS
+        }
+        return replace(found, settings={"seed": fold.seed, **plain, **found.settings})
 
     def __call__(self, fold: TrainedFold, /, *args: P.args, **options: P.kwargs) -> T:
         return run_passes(fold, {"only": self.steps(fold, *args, **options)})["only"]

@@ -9,6 +9,15 @@ Responses r_im in (0, 1), from the cosines of the bridge:
   calibrated  r = sigma(4 (cos - delta_m) / s_m), delta_m the 95 % quantile and s_m the sd over reference patches
 
 With the paper's constants a patch at a right angle to every anchor already responds 0.23 to each.
+
+An anchor made of patches, whether somebody named them or a prompt found them, is the direction that sets their mean apart:
+
+  mu, Sigma   mean and covariance of the reference patches of the training fold
+  B(h)        = h - mu
+  a_m         = (Sigma + lambda I)^-1 (mean of the patches of concept m - mu),   lambda = 3 tr(Sigma) / d
+
+Features of one encoder share a large mean, and most of their spread is common to all tissue; cosines of raw features see little
+else. The bridge is fixed and costs nothing: anchors live in feature space.
 """
 
 import hashlib
@@ -158,9 +167,6 @@ class AnchorBank:
             >>> gcemil.anchors.from_examples(examples, torch.randn(60, 8)).prompts
             ('tumour', 'stroma')
         """
-        # Imported here because alignment imports this module.
-        from gcemil.evidence.alignment import bank_from_examples
-
         return bank_from_examples(examples, patches, source="given patches", note="")
 
     @classmethod
@@ -278,3 +284,35 @@ def create_response(kind: str, n_anchors: int) -> PaperResponse | CalibratedResp
     if kind == "calibrated":
         return CalibratedResponse(n_anchors)
     raise UsageError(f"There is no response curve '{kind}'. Choose paper or calibrated.")
+
+
+RIDGE = 3.0
+"""Of the mean variance; with less of it one example per concept is mostly its own noise."""
+
+
+def directions_of_means(
+    means: Float[Tensor, "m d"], reference: Float[Tensor, "p d"], *, ridge: float = RIDGE
+) -> Float[Tensor, "m d"]:
+    """(Sigma + lambda I)^-1 (mean - mu): what sets each mean of patches apart from the reference patches."""
+    wide = reference.double()
+    centred = wide - wide.mean(dim=0)
+    covariance = centred.T @ centred / len(wide)
+    scale = covariance.diagonal().mean()
+    if not bool(scale > 0):
+        raise InputError(
+            f"The {len(reference)} reference patches are all alike, so nothing can be told apart by them."
+        )
+    covariance.diagonal().add_(ridge * scale)
+    offsets = means.double() - wide.mean(dim=0)
+    return torch.linalg.solve(covariance, offsets.T).T.to(means.dtype)
+
+
+def bank_from_examples(
+    examples: Mapping[str, Float[Tensor, "_ d"]], reference: Float[Tensor, "p d"], *, source: str, note: str
+) -> AnchorBank:
+    """One anchor per concept in feature space; the provenance says how many examples each has."""
+    means = torch.stack([rows.float().mean(dim=0) for rows in examples.values()])
+    counts = sorted({len(rows) for rows in examples.values()})
+    per_concept = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    provenance = f"examples: {per_concept} patches per concept, {source}{note}"
+    return AnchorBank(directions_of_means(means, reference), tuple(examples), provenance, "examples")

@@ -4,7 +4,12 @@
   proximal    the same map, fitted on pairs and held near the fit by |B - B0|^2 / |W0|^2      "constrained"
   frozen      the fit itself                                                                 "constrained"
   identity    B(h) = h, for anchors that live in feature space (prototypes)
-  centred     B(h) = h - mu, for anchors made of patches: examples, and prompts read through patches (alignment.py)
+  centred     B(h) = h - mu, for anchors made of patches: examples, and prompts read through patches (anchors.py)
+
+A fit is made on pairs: the same patches seen by the patch encoder and by the text-aligned one.
+
+  ridge         min |Y - X W^T - b|^2 + lambda P s |W|^2, s the mean variance of a feature: lambda has no unit
+  reduced rank  W_q = P P^T W, P the q leading principal directions of the fitted values
 
 No bridge forms B(h) for a cosine. The M inner products need M vectors in feature space. The norm needs |h| (identity,
 centred), or R h and the q x q Gram matrix of L (affine kinds).
@@ -15,7 +20,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gcemil.errors import InputError, UsageError
-from gcemil.evidence.alignment import reduced_rank_fit
 from gcemil.row_blocks import LinearRead, SquaredNorms, apply_reads
 from gcemil.shapes import AnchorEmbeddings, Features, Responses, Scores
 
@@ -237,3 +241,52 @@ def create_bridge(kind: str, in_dim: int, anchor_dim: int, *, rank: int = DEFAUL
     if kind not in BRIDGES:
         raise UsageError(f"There is no bridge '{kind}'. Choose one of {', '.join(BRIDGES)}.")
     return BRIDGES[kind](in_dim, anchor_dim, rank=rank)
+
+
+# Fits on pairs
+
+PairedFeatures = Float[Tensor, "p d"]
+PairedAnchorSpace = Float[Tensor, "p a"]
+
+
+def ridge_fit(
+    features: PairedFeatures, anchor_space: PairedAnchorSpace, ridge: float
+) -> tuple[Float[Tensor, "a d"], Float[Tensor, "a"]]:
+    """Weight and bias of the ridge regression from features to the anchor space."""
+    if ridge <= 0:
+        raise InputError(f"The ridge must be positive, got {ridge}. 0.01 is a usual choice.")
+    centred, anchor_centred = _centred_pairs(features, anchor_space)
+    gram = centred.T @ centred
+    gram.diagonal().add_(ridge * gram.diagonal().mean())
+    weight = torch.linalg.solve(gram, centred.T @ anchor_centred).T
+    bias = anchor_space.double().mean(dim=0) - weight @ features.double().mean(dim=0)
+    return weight.to(features.dtype), bias.to(features.dtype)
+
+
+def reduced_rank_fit(
+    features: PairedFeatures, anchor_space: PairedAnchorSpace, *, ridge: float, rank: int
+) -> tuple[Float[Tensor, "a q"], Float[Tensor, "q d"], Float[Tensor, "a"]]:
+    """The ridge fit held to `rank` directions, left right h + bias; the same map when rank = min(d, a)."""
+    weight, _ = ridge_fit(features.double(), anchor_space.double(), ridge)
+    centred, _ = _centred_pairs(features, anchor_space)
+    fitted = weight @ (centred.T @ centred) @ weight.T
+    left = torch.linalg.eigh(fitted).eigenvectors[:, -rank:].flip(1)
+    right = left.T @ weight
+    bias = anchor_space.double().mean(dim=0) - left @ (right @ features.double().mean(dim=0))
+    return left.to(features.dtype), right.to(features.dtype), bias.to(features.dtype)
+
+
+def _centred_pairs(
+    features: PairedFeatures, anchor_space: PairedAnchorSpace
+) -> tuple[PairedFeatures, PairedAnchorSpace]:
+    """Both sides in float64 without their means."""
+    # Gram matrices square the condition number, so float32 would lose half the digits.
+    centred = features.double() - features.double().mean(dim=0)
+    anchor_centred = anchor_space.double() - anchor_space.double().mean(dim=0)
+    if len(features) < 2 or not bool(centred.any()) or not bool(torch.isfinite(centred).all()):
+        raise InputError(f"A bridge needs at least two distinct, finite pairs, got {len(features)} rows.")
+    if not bool(anchor_centred.any()) or not bool(torch.isfinite(anchor_centred).all()):
+        raise InputError(
+            "The anchor-space side of the pairs is constant or not finite. Embed the pairs again."
+        )
+    return centred, anchor_centred

@@ -20,9 +20,9 @@ import torch
 
 from gcemil.bags.bag import Bag, grid_stride
 from gcemil.config import TrainSettings
-from gcemil.diagnostics.further_sets import find_further_sets
 from gcemil.diagnostics.regions import RegionJudge, find_regions
 from gcemil.diagnostics.snr import BagOutputs, OutputScale, RiskScale, Tolerances, bag_outcome, judge_subset
+from gcemil.diagnostics.subsets import find_further_sets
 from gcemil.diagnostics.trained_fold import (
     DEFAULT_BUDGET,
     FoldNetwork,

@@ -19,13 +19,19 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gcemil.errors import UsageError
-from gcemil.hosts.attention import ClosedForm, GatedAttention, patch_values, value_contributions
-from gcemil.hosts.branch_pool import BranchPoolEmbedded, branch_weights, branch_without_each
-from gcemil.hosts.host import GateMode, HostOutput, MilHost
-from gcemil.shapes import Coords, Features, LogGates, Logits, Selected
+from gcemil.hosts.attention import (
+    BranchPoolEmbedded,
+    BranchPoolHost,
+    GatedAttention,
+    branch_weights,
+    branch_without_each,
+    value_contributions,
+)
+from gcemil.hosts.host import ClosedForm, GateMode, HostOutput
+from gcemil.shapes import Coords, LogGates, Logits, Selected
 
 
-class Acmil(MilHost[BranchPoolEmbedded]):
+class Acmil(BranchPoolHost):
     lrp_constants = ("attention",)
 
     def __init__(
@@ -54,10 +60,6 @@ class Acmil(MilHost[BranchPoolEmbedded]):
         self.n_masked, self.masked_share = n_masked, masked_share
         self.diversity_weight = diversity_weight
         self.task_weights = {"bag": 1.0} | {f"branch_{k}": 1 / n_branches for k in range(n_branches)}
-
-    def embed(self, features: Features) -> BranchPoolEmbedded:
-        tokens: Float[Tensor, "n w"] = self.project(features)
-        return BranchPoolEmbedded(tokens, self.attention(tokens), patch_values(tokens, self.head))
 
     def pool(
         self,

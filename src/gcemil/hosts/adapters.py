@@ -1,4 +1,4 @@
-"""A class becomes a host: one of ours, a user's, or any callable over a bag behind an adapter (also torchmil's models).
+"""A class of a user becomes a host, or any callable over a bag behind an adapter (also torchmil's models).
 
 A black box has one place for a gate, its input. So a soft gate multiplies the features in both modes, and in deletion
 mode (the default here) a gate of exactly 0 removes the row before the model is called.
@@ -21,9 +21,7 @@ from __future__ import annotations
 
 import inspect
 import math
-import traceback
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 import torch
@@ -32,6 +30,7 @@ from torch import Tensor, nn
 
 from gcemil.errors import UsageError
 from gcemil.hosts.host import Embedded, GateMode, HostOutput, MilHost, find_device
+from gcemil.hosts.table import construct, describe_failure
 from gcemil.shapes import Coords, Features, LogGates, Logits, Scores
 
 ScoreSource = Literal["model", "slope", "keep-one"]
@@ -274,40 +273,6 @@ def create_own(
     return host
 
 
-def construct(name: str, host_class: type, given: Mapping[str, Any], options: Mapping[str, object]) -> Any:
-    """An object of the class: `given` as far as its constructor takes it, and every option."""
-    parameters = inspect.signature(host_class).parameters
-    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    accepted = [
-        key
-        for key, parameter in parameters.items()
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY) and key not in given
-    ]
-    if unknown := sorted(option for option in options if option not in accepted and not takes_all):
-        raise UsageError(
-            f"Host '{name}' has no option '{unknown[0]}'. It accepts: {', '.join(accepted) or 'none'}."
-        )
-    taken = {key: value for key, value in given.items() if key in parameters or takes_all}
-    if given.get("gate_mode") is not None and "gate_mode" not in taken:
-        raise UsageError(f"Host '{name}' takes no gate_mode. Leave host.gate_mode empty.")
-    if taken.get("gate_mode", "") is None:
-        del taken["gate_mode"]
-    arguments = {**taken, **options}
-    for key, parameter in parameters.items():
-        if key in accepted and parameter.default is parameter.empty and key not in arguments:
-            raise UsageError(
-                f"Host '{name}' cannot be made: its constructor needs '{key}'. gcemil gives in_dim, n_outputs and "
-                f"gate_mode under these names; give the rest with --set host.options.{key}=VALUE."
-            )
-    try:
-        return host_class(**arguments)
-    except (TypeError, ValueError, RuntimeError, ArithmeticError, AssertionError) as error:
-        made_with = f"the options {dict(options)}" if options else "its default options"
-        raise UsageError(
-            f"Host '{name}' cannot be made with {made_with} ({describe_failure(error)})."
-        ) from error
-
-
 def adapt_module(
     name: str, module_class: type, given: Mapping[str, Any], options: Mapping[str, object]
 ) -> CallableHost:
@@ -377,10 +342,3 @@ def check_output(name: str, output: Any, n_outputs: int) -> None:
                 f"Host '{name}' gives {part} of shape {tuple(tensor.shape)} for {PROBED_PATCHES} patches and {n_outputs} "
                 f"outputs; it is to be ({length},)."
             )
-
-
-def describe_failure(error: BaseException) -> str:
-    """What went wrong in a host, and in which line of which file."""
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f", {Path(frames[-1].filename).name} line {frames[-1].lineno}" if frames else ""
-    return f"{type(error).__name__}: {error}{where}"

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from gcemil.hosts.attention import GatedAttention
-from gcemil.hosts.attention_pool import AttentionEmbedded, AttentionPoolHost, create_projection
+from gcemil.hosts.attention import AttentionEmbedded, AttentionPoolHost, GatedAttention, create_projection
 from gcemil.hosts.host import GateMode
 from gcemil.shapes import Features
 

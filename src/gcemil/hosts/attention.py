@@ -1,4 +1,4 @@
-"""Attention pooling, shared by the hosts that pool linearly, and the shortcuts it allows.
+"""Attention pooling: the bases of the hosts that use it, and the shortcuts it allows.
 
   a = softmax_n(z + log pi),   M = sum_i a_i m_i,   logits = W M + b
 A log-gate on the logit is exact deletion: weight_i = pi_i e^{z_i} / sum_j pi_j e^{z_j}.
@@ -9,20 +9,24 @@ Closed form of leaving one out:
   M_-i = sum_{j != i} a_j m_j / (1 - a_i) = M + a_i / (1 - a_i) (M - m_i)
 The division loses every digit as a_i approaches 1: what the others hold is then the rounding error of M. So a patch of
 weight above 1/2, of which a bag has at most one, is left out by pooling the others anew; for all others 1 - a_i >= 1/2.
+
+AttentionPoolHost   one attention over projected patches: abmil, clam_sb, ibmil, additive, mean, linear
+BranchPoolHost      several softmaxes over the patches: acmil, clam_mb; branch b pools with A_b = softmax(z_b)
+A subclass creates `project`, `attention` and `head`, and names linear_form in its own body if it holds (host.py, shortcuts).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gcemil.shapes import Coords, LogGates, Logits, Scores, Selected
+from gcemil.hosts.host import Embedded, HostOutput, MilHost
+from gcemil.shapes import Coords, Features, LogGates, Logits, Scores, Selected
 
 CHUNK = 256
 """Pooled vectors that a head sees at once: few enough to stay in the cache."""
@@ -112,14 +116,6 @@ class LinearPooling:
         return self.read_out(self.readings)[:, index]
 
 
-@dataclass(frozen=True)
-class ClosedForm:
-    """One logit of an embedded bag, given by its index, without and with only each patch."""
-
-    without: Callable[[Any, Coords | None, int], Scores]
-    alone: Callable[[Any, int], Scores]
-
-
 def softmax(attention_logits: Scores) -> Scores:
     """The weights of ordinary attention pooling."""
     return torch.softmax(attention_logits, dim=0)
@@ -146,3 +142,120 @@ def read_means_without_each(
                 means[patch - start] = weights_of(attention_logits[others]) @ rows[others]
         readings.append(head(means))
     return torch.cat(readings)
+
+
+@dataclass(frozen=True)
+class AttentionEmbedded(Embedded):
+    attention_logits: Scores
+    values: Float[Tensor, "n c"] | None = None
+    """The head's reading of each patch alone, kept so that pooling twice does not compute it twice."""
+
+
+class AttentionPoolHost(MilHost[AttentionEmbedded]):
+    """a = softmax(z + log pi), M = sum a_i m_i, logits = head(M)."""
+
+    project: nn.Module
+    attention: nn.Module
+    head: nn.Linear
+
+    def embed(self, features: Features) -> AttentionEmbedded:
+        tokens: Float[Tensor, "n w"] = self.project(features)
+        return AttentionEmbedded(tokens, self.attention(tokens).squeeze(1), self.read_patches(tokens))
+
+    def read_patches(self, tokens: Float[Tensor, "n w"]) -> Float[Tensor, "n c"] | None:
+        """The head's reading of each patch; None where the logits are not linear in the bag feature."""
+        return patch_values(tokens, self.head)
+
+    def read_bag(self, bag_feature: Float[Tensor, "w"]) -> Logits:
+        """The logits of a bag feature."""
+        logits: Tensor = self.head(bag_feature)
+        return logits
+
+    def patch_scores(self, embedded: AttentionEmbedded, logits: Logits) -> Scores:
+        """Where the host looked, one raw number per patch."""
+        return embedded.attention_logits
+
+    def compute_losses(
+        self, embedded: AttentionEmbedded, log_gates: LogGates | None, target: Tensor
+    ) -> dict[str, Tensor]:
+        """Losses of the host's own, already weighted."""
+        return {}
+
+    def pool(
+        self,
+        embedded: AttentionEmbedded,
+        coords: Coords | None,
+        log_gates: LogGates | None,
+        target: Tensor | None,
+    ) -> HostOutput:
+        weights = attention_weights(embedded.attention_logits, log_gates)
+        bag_feature = weights @ embedded.tokens
+        logits = self.read_bag(bag_feature)
+        values = embedded.values
+        return HostOutput(
+            logits=logits,
+            bag_feature=bag_feature,
+            scores=self.patch_scores(embedded, logits),
+            contributions=None if values is None else value_contributions(weights, values, logits),
+            losses={} if target is None else self.compute_losses(embedded, log_gates, target),
+        )
+
+    def linear_form(self, embedded: AttentionEmbedded) -> LinearPooling:
+        """The head's readings, made anew where gradients are to pass through them."""
+        readings = embedded.values
+        if readings is None or torch.is_grad_enabled():
+            readings = self.head(embedded.tokens)
+        return LinearPooling(embedded.attention_logits, readings)
+
+
+def create_projection(in_dim: int, width: int, dropout: float) -> nn.Sequential:
+    """relu(E h) with dropout: the first layer of most hosts."""
+    return nn.Sequential(nn.Linear(in_dim, width), nn.ReLU(), nn.Dropout(dropout))
+
+
+def init_xavier(network: nn.Module) -> None:
+    """Xavier-normal weights and zero biases of all linear layers."""
+    for module in network.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_normal_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+
+@dataclass(frozen=True)
+class BranchPoolEmbedded(Embedded):
+    attention_logits: Float[Tensor, "n b"]
+    values: Float[Tensor, "n c"]
+
+
+class BranchPoolHost(MilHost[BranchPoolEmbedded]):
+    """Several attentions, and one head that reads every patch."""
+
+    project: nn.Module
+    attention: nn.Module
+    head: nn.Linear
+
+    def embed(self, features: Features) -> BranchPoolEmbedded:
+        tokens: Float[Tensor, "n w"] = self.project(features)
+        return BranchPoolEmbedded(tokens, self.attention(tokens), patch_values(tokens, self.head))
+
+
+def branch_weights(
+    attention_logits: Float[Tensor, "n b"], log_gates: LogGates | None
+) -> Float[Tensor, "n b"]:
+    """The softmax of every branch, the gate entering before each."""
+    if log_gates is not None:
+        attention_logits = attention_logits + log_gates.unsqueeze(1)
+    return torch.softmax(attention_logits, dim=0)
+
+
+def centred_shares(shares: Float[Tensor, "n c"], logits: Logits) -> Scores:
+    """The share of each patch in the predicted output, less its mean share where there are several outputs."""
+    if len(logits) == 1:
+        return shares[:, 0]
+    return predicted_column(shares, logits) - shares.mean(dim=1)
+
+
+def branch_without_each(attention_logits: Scores, values: Scores) -> Scores:
+    """The mean of the values under one branch, once without each patch."""
+    return read_means_without_each(attention_logits, values.unsqueeze(1), torch.ravel)

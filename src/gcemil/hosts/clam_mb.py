@@ -10,23 +10,23 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
-from gcemil.hosts.attention import ClosedForm, patch_values, predicted_column
-from gcemil.hosts.attention_pool import create_projection
-from gcemil.hosts.branch_pool import (
+from gcemil.hosts.attention import (
     BranchPoolEmbedded,
+    BranchPoolHost,
     branch_weights,
     branch_without_each,
     centred_shares,
+    create_projection,
+    predicted_column,
 )
 from gcemil.hosts.clam_sb import InstanceClustering, clam_attention
-from gcemil.hosts.host import GateMode, HostOutput, MilHost
-from gcemil.shapes import Coords, Features, LogGates, Logits, Selected
+from gcemil.hosts.host import ClosedForm, GateMode, HostOutput
+from gcemil.shapes import Coords, LogGates, Logits, Selected
 
 
-class ClamMb(InstanceClustering, MilHost[BranchPoolEmbedded]):
+class ClamMb(InstanceClustering, BranchPoolHost):
     lrp_constants = ("attention",)
 
     def __init__(
@@ -47,10 +47,6 @@ class ClamMb(InstanceClustering, MilHost[BranchPoolEmbedded]):
         self.attention = clam_attention(width, hidden, n_outputs, dropout)
         self.head = nn.Linear(width, n_outputs)
         self.add_instance_heads(width, n_sampled=n_sampled, subtyping=subtyping, instance_loss=instance_loss)
-
-    def embed(self, features: Features) -> BranchPoolEmbedded:
-        tokens: Float[Tensor, "n w"] = self.project(features)
-        return BranchPoolEmbedded(tokens, self.attention(tokens), patch_values(tokens, self.head))
 
     def pool(
         self,

@@ -26,8 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gcemil.errors import UsageError
-from gcemil.hosts.attention import GatedAttention
-from gcemil.hosts.attention_pool import AttentionEmbedded, AttentionPoolHost, create_projection
+from gcemil.hosts.attention import AttentionEmbedded, AttentionPoolHost, GatedAttention, create_projection
 from gcemil.hosts.host import GateMode
 from gcemil.shapes import LogGates, Scores
 

@@ -24,8 +24,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gcemil.hosts.attention import ClosedForm, predicted_column, read_means_without_each
-from gcemil.hosts.host import Embedded, GateMode, HostOutput, MilHost
+from gcemil.hosts.attention import predicted_column, read_means_without_each
+from gcemil.hosts.host import ClosedForm, Embedded, GateMode, HostOutput, MilHost
 from gcemil.shapes import Coords, Features, LogGates, Logits, Scores, Selected
 
 

@@ -32,7 +32,6 @@ from torch import Tensor, nn
 
 from gcemil.errors import UsageError
 from gcemil.hosts.attention import (
-    ClosedForm,
     GatedAttention,
     attention_weights,
     patch_values,
@@ -40,7 +39,7 @@ from gcemil.hosts.attention import (
     softmax,
     value_contributions,
 )
-from gcemil.hosts.host import Embedded, GateMode, HostOutput, MilHost, pool_rows
+from gcemil.hosts.host import ClosedForm, Embedded, GateMode, HostOutput, MilHost, pool_rows
 from gcemil.shapes import Coords, Features, Gates, LogGates, Logits, Scores, Selected
 
 DISTILLATIONS = ("afs", "max", "maxmin")

@@ -27,10 +27,15 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from gcemil.errors import UsageError
-from gcemil.hosts.attention import CHUNK, ClosedForm, GatedAttention, read_means_without_each
-from gcemil.hosts.attention_pool import create_projection, init_xavier
+from gcemil.hosts.attention import (
+    CHUNK,
+    GatedAttention,
+    create_projection,
+    init_xavier,
+    read_means_without_each,
+)
 from gcemil.hosts.clam_sb import instance_loss
-from gcemil.hosts.host import Embedded, GateMode, GatePosition, HostOutput, MilHost, pool_rows
+from gcemil.hosts.host import ClosedForm, Embedded, GateMode, GatePosition, HostOutput, MilHost, pool_rows
 from gcemil.shapes import Coords, Features, LogGates, Logits, Scores, Selected
 
 NORMALISATIONS = ("branch", "joint")

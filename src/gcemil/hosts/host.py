@@ -32,7 +32,6 @@ from torch import Tensor, nn
 from gcemil.config import Precision
 from gcemil.device import computing_in
 from gcemil.errors import BagError, UsageError
-from gcemil.hosts.attention import ClosedForm
 from gcemil.row_blocks import mapped_rows, to_float32
 from gcemil.shapes import Coords, Features, Gates, LogGates, Logits, Scores, Selected
 
@@ -77,6 +76,14 @@ class HostOutput:
     """Further predictions the task loss applies to, weighted by the host's `task_weights`."""
     losses: Mapping[str, Float[Tensor, ""]] = field(default_factory=dict)
     """Host-internal losses, already weighted; empty without a target."""
+
+
+@dataclass(frozen=True)
+class ClosedForm:
+    """One logit of an embedded bag, given by its index, without and with only each patch."""
+
+    without: Callable[[Any, Coords | None, int], Scores]
+    alone: Callable[[Any, int], Scores]
 
 
 @dataclass(frozen=True)
@@ -201,7 +208,7 @@ class MilHost(nn.Module, Generic[E]):
         else:
             check_gates(gates, n_patches=len(features))
             embedded = None if self.reweights_features else embedded_bag(self, features)
-            output = self._gated(features, embedded, coords, log_with_zero(gates), target)
+            output = self.gated(features, embedded, coords, log_with_zero(gates), target=target)
         check_finite(output, features)
         return output
 
@@ -213,23 +220,13 @@ class MilHost(nn.Module, Generic[E]):
     def gated(
         self,
         features: Features,
-        embedded: E,
+        embedded: E | None,
         coords: Coords | None,
         log_gates: LogGates,
         *,
         target: Tensor | None = None,
     ) -> HostOutput:
-        """The bag under log-gates. Only a factor on the features has to embed again."""
-        return self._gated(features, embedded, coords, log_gates, target)
-
-    def _gated(
-        self,
-        features: Features,
-        embedded: E | None,
-        coords: Coords | None,
-        log_gates: LogGates,
-        target: Tensor | None,
-    ) -> HostOutput:
+        """The bag under log-gates; only a factor on the features, or a missing embedding, has to embed again."""
         bias: LogGates | None = log_gates
         if embedded is None or self.reweights_features:
             embedded = self.embed_scaled(features, log_gates.exp(), embedded)

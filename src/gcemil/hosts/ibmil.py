@@ -31,8 +31,7 @@ from sklearn.preprocessing import normalize
 from torch import Tensor, nn
 
 from gcemil.errors import UsageError
-from gcemil.hosts.attention import LinearPooling
-from gcemil.hosts.attention_pool import AttentionEmbedded, AttentionPoolHost, create_projection
+from gcemil.hosts.attention import AttentionEmbedded, AttentionPoolHost, LinearPooling, create_projection
 from gcemil.hosts.host import GateMode, Stage
 from gcemil.shapes import Logits
 

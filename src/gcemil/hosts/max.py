@@ -14,9 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gcemil.hosts.attention import ClosedForm, predicted_column
-from gcemil.hosts.attention_pool import create_projection
-from gcemil.hosts.host import Embedded, GateMode, HostOutput, MilHost
+from gcemil.hosts.attention import create_projection, predicted_column
+from gcemil.hosts.host import ClosedForm, Embedded, GateMode, HostOutput, MilHost
 from gcemil.shapes import Coords, Features, LogGates, Logits, Scores, Selected
 
 

@@ -11,8 +11,12 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from gcemil.hosts.attention import value_contributions
-from gcemil.hosts.attention_pool import AttentionEmbedded, AttentionPoolHost, create_projection
+from gcemil.hosts.attention import (
+    AttentionEmbedded,
+    AttentionPoolHost,
+    create_projection,
+    value_contributions,
+)
 from gcemil.hosts.host import GateMode
 from gcemil.shapes import Features, Logits, Scores
 

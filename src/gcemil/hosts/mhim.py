@@ -27,12 +27,14 @@ from torch import Tensor, nn
 
 from gcemil.errors import UsageError
 from gcemil.hosts.attention import (
+    AttentionEmbedded,
     LinearPooling,
     attention_weights,
+    create_projection,
+    init_xavier,
     patch_values,
     value_contributions,
 )
-from gcemil.hosts.attention_pool import AttentionEmbedded, create_projection, init_xavier
 from gcemil.hosts.host import GateMode, GatePosition, HostOutput, MilHost, Stage
 from gcemil.shapes import Coords, Features, Gates, LogGates, Scores, Selected
 

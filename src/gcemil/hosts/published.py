@@ -283,61 +283,54 @@ def chosen(*names: str) -> Callable[[Sizes], dict[str, object]]:
     return lambda sizes: {name: sizes[name] for name in names}
 
 
-GATED_ATTENTION = (
-    *layer("attention_net.0", "width in_dim", "project.0"),
-    *layer("attention_net.3.attention_a.0", "hidden width", "attention.content"),
-    *layer("attention_net.3.attention_b.0", "hidden width", "attention.gate"),
-)
 WITHOUT_GATE: dict[str, Any] = {
     "absent": ("attention.gate.weight",),
     "buffers": {"attention.gate.bias": OPEN},
 }
-ABMIL = WeightLayout(
-    rows=(
-        *layer("feature_extractor_part2.0", "width in_dim", "project.0"),
-        *layer("attention_V.0", "hidden width", "attention.content"),
-        *layer("attention_U.0", "hidden width", "attention.gate"),
-        *layer("attention_w", "1 hidden", "attention.score"),
-        *layer("classifier.0", "n_outputs width", "head"),
-    ),
-    options=chosen("width", "hidden"),
-    two_classes={"head.weight": prepend_zero_logit, "head.bias": prepend_zero_logit},
+
+
+def attention_pool(
+    project: str,
+    content: str,
+    gate: str | None,
+    score: str,
+    head: tuple[Row, ...],
+    *,
+    branches: str = "1",
+    **layout: Any,
+) -> WeightLayout:
+    """A projection, an attention with a gate or without one, and a head."""
+    rows = (
+        *layer(project, "width in_dim", "project.0"),
+        *layer(content, "hidden width", "attention.content"),
+        *(layer(gate, "hidden width", "attention.gate") if gate else ()),
+        *layer(score, f"{branches} hidden", "attention.score"),
+        *head,
+    )
+    shared = {"options": chosen("width", "hidden")} | ({} if gate else WITHOUT_GATE)
+    return WeightLayout(rows=rows, **{**shared, **layout})
+
+
+ABMIL_CLASSES: dict[str, Any] = {
+    "two_classes": {"head.weight": prepend_zero_logit, "head.bias": prepend_zero_logit}
+}
+ABMIL_HEAD = layer("classifier.0", "n_outputs width", "head")
+MIL_LAB_HEAD = layer("classifier", "n_outputs width", "head")
+ABMIL = attention_pool(
+    "feature_extractor_part2.0", "attention_V.0", "attention_U.0", "attention_w", ABMIL_HEAD, **ABMIL_CLASSES
 )
-ABMIL_PLAIN = replace(
-    ABMIL,
-    rows=(
-        *layer("feature_extractor_part2.0", "width in_dim", "project.0"),
-        *layer("attention.0", "hidden width", "attention.content"),
-        *layer("attention.2", "1 hidden", "attention.score"),
-        *layer("classifier.0", "n_outputs width", "head"),
-    ),
-    needs=("attention.0.weight",),
-    **WITHOUT_GATE,
-)
-MIL_LAB_POOLING = (
-    *layer("patch_embed.0", "width in_dim", "project.0"),
-    *layer("classifier", "n_outputs width", "head"),
-)
-ABMIL_MIL_LAB = replace(
-    ABMIL,
-    rows=(
-        *MIL_LAB_POOLING,
-        *layer("global_attn.attention_a.0", "hidden width", "attention.content"),
-        *layer("global_attn.attention_b.0", "hidden width", "attention.gate"),
-        *layer("global_attn.attention_c", "1 hidden", "attention.score"),
-    ),
-    needs=("patch_embed.0.weight", "global_attn.attention_c.weight"),
-)
-ABMIL_MIL_LAB_PLAIN = replace(
-    ABMIL,
-    rows=(
-        *MIL_LAB_POOLING,
-        *layer("global_attn.0", "hidden width", "attention.content"),
-        *layer("global_attn.3", "1 hidden", "attention.score"),
-    ),
-    needs=("patch_embed.0.weight", "global_attn.0.weight"),
-    **WITHOUT_GATE,
-)
+ABMIL_PLAIN = attention_pool(
+    "feature_extractor_part2.0", "attention.0", None, "attention.2", ABMIL_HEAD,
+    needs=("attention.0.weight",), **ABMIL_CLASSES,
+)  # fmt: skip
+ABMIL_MIL_LAB = attention_pool(
+    "patch_embed.0", "global_attn.attention_a.0", "global_attn.attention_b.0", "global_attn.attention_c",
+    MIL_LAB_HEAD, needs=("patch_embed.0.weight", "global_attn.attention_c.weight"), **ABMIL_CLASSES,
+)  # fmt: skip
+ABMIL_MIL_LAB_PLAIN = attention_pool(
+    "patch_embed.0", "global_attn.0", None, "global_attn.3", MIL_LAB_HEAD,
+    needs=("patch_embed.0.weight", "global_attn.0.weight"), **ABMIL_CLASSES,
+)  # fmt: skip
 
 
 def torchmil_abmil(*, gated: bool, projected: bool) -> WeightLayout:
@@ -363,7 +356,7 @@ def torchmil_abmil(*, gated: bool, projected: bool) -> WeightLayout:
             *(["feat_ext.0.weight"] if projected else []),
             *(["pool.fc_gated.weight"] if gated else []),
         ),
-        two_classes=ABMIL.two_classes,
+        **ABMIL_CLASSES,
         absent=absent,
         buffers={} if gated else WITHOUT_GATE["buffers"],
         caveats=(
@@ -375,52 +368,30 @@ def torchmil_abmil(*, gated: bool, projected: bool) -> WeightLayout:
 ABMIL_TORCHMIL = tuple(
     torchmil_abmil(gated=gated, projected=projected) for gated in (True, False) for projected in (True, False)
 )
+CLAM_ATTENTION = ("attention_net.0", "attention_net.3.attention_a.0", "attention_net.3.attention_b.0")
+CLAM_PLAIN_ATTENTION = ("attention_net.0", "attention_net.3.0", None)
 CLAM_HEADS = (
     *layer("classifiers", "n_outputs width", "head"),
     *layer("instance_classifiers.{c}", "2 width", "instance_heads.{c}"),
-)
-CLAM_SB = WeightLayout(
-    rows=(
-        *GATED_ATTENTION,
-        *layer("attention_net.3.attention_c", "1 hidden", "attention.score"),
-        *CLAM_HEADS,
-    ),
-    options=chosen("width", "hidden"),
-)
-CLAM_SB_PLAIN = replace(
-    CLAM_SB,
-    rows=(
-        *layer("attention_net.0", "width in_dim", "project.0"),
-        *layer("attention_net.3.0", "hidden width", "attention.content"),
-        *layer("attention_net.3.3", "1 hidden", "attention.score"),
-        *CLAM_HEADS,
-    ),
-    needs=("attention_net.3.0.weight",),
-    **WITHOUT_GATE,
 )
 CLAM_MB_HEADS = (
     Row("classifiers.{c}.weight", "1 width", "head.weight", first_row),
     Row("classifiers.{c}.bias", "1", "head.bias", first_row),
     *layer("instance_classifiers.{c}", "2 width", "instance_heads.{c}"),
 )
-CLAM_MB = replace(
-    CLAM_SB,
-    rows=(
-        *GATED_ATTENTION,
-        *layer("attention_net.3.attention_c", "n_outputs hidden", "attention.score"),
-        *CLAM_MB_HEADS,
-    ),
+CLAM_SB, CLAM_MB = (
+    attention_pool(*CLAM_ATTENTION, "attention_net.3.attention_c", heads, branches=branches)
+    for heads, branches in ((CLAM_HEADS, "1"), (CLAM_MB_HEADS, "n_outputs"))
 )
-CLAM_MB_PLAIN = replace(
-    CLAM_MB,
-    rows=(
-        *layer("attention_net.0", "width in_dim", "project.0"),
-        *layer("attention_net.3.0", "hidden width", "attention.content"),
-        *layer("attention_net.3.3", "n_outputs hidden", "attention.score"),
-        *CLAM_MB_HEADS,
-    ),
-    needs=("attention_net.3.0.weight",),
-    **WITHOUT_GATE,
+CLAM_SB_PLAIN, CLAM_MB_PLAIN = (
+    attention_pool(
+        *CLAM_PLAIN_ATTENTION,
+        "attention_net.3.3",
+        heads,
+        branches=branches,
+        needs=("attention_net.3.0.weight",),
+    )
+    for heads, branches in ((CLAM_HEADS, "1"), (CLAM_MB_HEADS, "n_outputs"))
 )
 ACMIL = WeightLayout(
     rows=(
@@ -547,17 +518,16 @@ CAMIL = WeightLayout(
     options=lambda sizes: {"width": None, "hidden": sizes["hidden"], "convolution": "heads"},
     two_classes=ABMIL.two_classes,
 )
-HDMIL = WeightLayout(
-    rows=(
-        *GATED_ATTENTION,
-        *layer("attention_net.3.attention_c", "n_outputs hidden", "attention.score"),
+HDMIL = attention_pool(
+    *CLAM_ATTENTION,
+    "attention_net.3.attention_c",
+    (
         Row("classifiers.{c}.act_fun.0.cheby_coeffs", "width 1 terms", "bag_heads.coefficients"),
         Row(
-            "instance_classifiers.{c}.act_fun.0.cheby_coeffs",
-            "width 2 terms",
-            "instance_heads.coefficients",
+            "instance_classifiers.{c}.act_fun.0.cheby_coeffs", "width 2 terms", "instance_heads.coefficients"
         ),
     ),
+    branches="n_outputs",
     options=lambda sizes: {**chosen("width", "hidden")(sizes), "degree": sizes["terms"] - 1},
 )
 

@@ -5,12 +5,15 @@ A name is one of these, one that an installed package registers, or the import p
 
 from __future__ import annotations
 
+import inspect
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gcemil.errors import ConfigError, UsageError
+from gcemil.errors import ConfigError, InputError, UsageError
 from gcemil.hosts import own
 from gcemil.wording import did_you_mean
 
@@ -69,6 +72,9 @@ ONE_BAG_A_STEP: Changes = {
 }
 """What all publications share."""
 
+UNTIL_LOSS_RISES: Changes = {"epochs": 200, "chosen_from": 0.25, "chosen_by": "loss", "early_stopping": 20}
+"""What CLAM's authors do, and those of HDMIL after them."""
+
 HOSTS: dict[str, HostSpec] = {
     "abmil": HostSpec(
         "gcemil.hosts.abmil", "Abmil", "paper", parameters=657_283,
@@ -80,9 +86,7 @@ HOSTS: dict[str, HostSpec] = {
     "clam_sb": HostSpec(
         "gcemil.hosts.clam_sb", "ClamSb", "paper", parameters=790_791,
         published={
-            "learning_rate": 2e-4, "weight_decay": 1e-5, "epochs": 200,
-            "chosen_from": 0.25, "chosen_by": "loss", "early_stopping": 20,
-            "host.options": {"dropout": 0.25},
+            "learning_rate": 2e-4, "weight_decay": 1e-5, **UNTIL_LOSS_RISES, "host.options": {"dropout": 0.25},
         },
     ),
     "transmil": HostSpec(
@@ -133,17 +137,14 @@ HOSTS: dict[str, HostSpec] = {
     "hdmil": HostSpec(
         "gcemil.hosts.hdmil", "Hdmil", "deletion", options={"degree": 3}, parameters=827_906,
         published={
-            "learning_rate": 3e-4, "weight_decay": 1e-5, "epochs": 200,
-            "chosen_from": 0.25, "chosen_by": "loss", "early_stopping": 20,
+            "learning_rate": 3e-4, "weight_decay": 1e-5, **UNTIL_LOSS_RISES,
             "host.options": {"degree": 12, "dropout": 0.25, "normalisation": "joint"},
         },
     ),
     "clam_mb": HostSpec(
         "gcemil.hosts.clam_mb", "ClamMb", "paper", parameters=791_048,
         published={
-            "learning_rate": 2e-4, "weight_decay": 1e-5, "epochs": 200,
-            "chosen_from": 0.25, "chosen_by": "loss", "early_stopping": 20,
-            "host.options": {"dropout": 0.25},
+            "learning_rate": 2e-4, "weight_decay": 1e-5, **UNTIL_LOSS_RISES, "host.options": {"dropout": 0.25},
         },
     ),
     "acmil": HostSpec(
@@ -213,15 +214,54 @@ def create_host(
         )
     host_class = spec.load()
     given = {"in_dim": in_dim, "n_outputs": n_outputs, "gate_mode": gate_mode or spec.default_gate_mode}
-    if own.is_import_path(name):
+    if name not in HOSTS and own.is_import_path(name):
         # Naming a class in a call is consent to run its code, also for runs that name the same class.
         own.trust_host(name)
-    # Torch comes with it, which a list of names must not need.
-    adapters = import_module("gcemil.hosts.adapters")
-    host: AnyHost = (adapters.create_own if spec.is_own else adapters.construct)(
-        name, host_class, given, options
-    )
+    # Torch comes with the adapters, which a list of names must not need.
+    make = import_module("gcemil.hosts.adapters").create_own if spec.is_own else construct
+    host: AnyHost = make(name, host_class, given, options)
     return host
+
+
+def construct(name: str, host_class: type, given: Mapping[str, Any], options: Mapping[str, object]) -> Any:
+    """An object of the class: `given` as far as its constructor takes it, and every option."""
+    parameters = inspect.signature(host_class).parameters
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    accepted = [
+        key
+        for key, parameter in parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY) and key not in given
+    ]
+    if unknown := sorted(option for option in options if option not in accepted and not takes_all):
+        raise UsageError(
+            f"Host '{name}' has no option '{unknown[0]}'. It accepts: {', '.join(accepted) or 'none'}."
+        )
+    taken = {key: value for key, value in given.items() if key in parameters or takes_all}
+    if given.get("gate_mode") is not None and "gate_mode" not in taken:
+        raise UsageError(f"Host '{name}' takes no gate_mode. Leave host.gate_mode empty.")
+    if taken.get("gate_mode", "") is None:
+        del taken["gate_mode"]
+    arguments = {**taken, **options}
+    for key, parameter in parameters.items():
+        if key in accepted and parameter.default is parameter.empty and key not in arguments:
+            raise UsageError(
+                f"Host '{name}' cannot be made: its constructor needs '{key}'. gcemil gives in_dim, n_outputs and "
+                f"gate_mode under these names; give the rest with --set host.options.{key}=VALUE."
+            )
+    try:
+        return host_class(**arguments)
+    except (TypeError, ValueError, RuntimeError, ArithmeticError, AssertionError) as error:
+        made_with = f"the options {dict(options)}" if options else "its default options"
+        raise UsageError(
+            f"Host '{name}' cannot be made with {made_with} ({describe_failure(error)})."
+        ) from error
+
+
+def describe_failure(error: BaseException) -> str:
+    """What went wrong in a host, and in which line of which file."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f", {Path(frames[-1].filename).name} line {frames[-1].lineno}" if frames else ""
+    return f"{type(error).__name__}: {error}{where}"
 
 
 def patch_limit(settings: TrainSettings) -> int | None:
@@ -264,3 +304,36 @@ def with_preset(settings: TrainSettings, preset: Preset) -> TrainSettings:
         changes["chosen_from"] = max(changes["chosen_from"], EARLIEST_SELECTABLE_EPOCH)
     host = settings.host.model_copy(update={"options": options})
     return settings.model_copy(update={**changes, "host": host})
+
+
+def with_overrides(settings: TrainSettings, overrides: list[str]) -> TrainSettings:
+    """The settings with dotted assignments applied, such as evidence.budget=0.1."""
+    from pydantic import ValidationError
+
+    from gcemil.config import TrainSettings
+    from gcemil.files import parse_yaml
+    from gcemil.wording import describe_unknown_setting, readable
+
+    values = settings.model_dump(mode="json")
+    for text in overrides:
+        path, found, value = text.partition("=")
+        if not found:
+            raise ConfigError(f"A setting is written key=value, such as epochs=20; got '{text}'.")
+        *parents, last = path.split(".")
+        if fault := describe_unknown_setting(path, TrainSettings):
+            raise ConfigError(fault)
+        target: Any = values
+        for parent in parents:
+            target = target[parent] if isinstance(target, dict) else None
+            if target is None:
+                raise ConfigError(
+                    f"'{path}' cannot be set: '{'.'.join(parents)}' is switched off in these settings."
+                )
+        try:
+            target[last] = parse_yaml(value, f"The value of '{path}'")
+        except InputError as error:
+            raise ConfigError(str(error)) from error
+    try:
+        return TrainSettings.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(f"{readable(error, TrainSettings)}.") from error

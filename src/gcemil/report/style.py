@@ -22,6 +22,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+from gcemil.records import MODE_WORDS
 from gcemil.rules import RIVAL_COLOR, RULES, find_rule
 
 EVIDENCE_COLOR, ATTENTION_COLOR = RULES["evidence"].color, RULES["attention"].color
@@ -33,16 +34,9 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h")
 INK, MUTED, LINE = "#23272b", "#667078", "#d9dee2"
 DASHED: Any = {"color": MUTED, "linewidth": 1, "linestyle": (0, (4, 2))}
 """A line that marks a limit."""
-MODE_NAMES = {
-    "full": "all patches",
-    "head": "evidence head",
-    "gce": "host and evidence",
-    "soft": "gated",
-    "discrete": "evidence alone",
-    "opinion": "second opinion",
-}
-"""What a prediction of each mode is made from."""
-ARMS = {"plain": "plain host, all patches", **MODE_NAMES, "full": "host, all patches"}
+MODE_NAMES = {**MODE_WORDS, "full": "all patches", "head": "evidence head"}
+"""What a prediction of each mode is made from, in a narrow column."""
+ARMS = {"plain": "plain host, all patches", **MODE_NAMES, "full": MODE_WORDS["full"]}
 """The modes, and the plain host of another run."""
 ARM_COLORS = {
     "plain": INK,

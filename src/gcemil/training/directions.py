@@ -3,14 +3,14 @@
 Before training, each prompt is represented by the training patches closest to it:
   1. fit the bridge on pairs
   2. take the first patches of every training slide by smoothed cosine, and of these the first over all slides
-  3. the anchor is the direction of their mean, as if somebody had named these patches (alignment.py)
+  3. the anchor is the direction of their mean, as if somebody had named these patches (evidence/anchors.py)
 Text encoder and bridge both blur; the patches are tissue of the cohort's own encoder. Few patches are taken from one slide,
 so that no slide dominates. No label is read.
 
 After training, the direction of the patches that decide each class:
   m_c  mean, over the training slides correctly predicted as c, of the patches that support c most (half smoothed on the
        grid), minus the mean of the reference patches
-  d_c  = Sigma^-1 m_c, Sigma the ridged covariance of the reference patches (evidence/alignment.py)
+  d_c  = Sigma^-1 m_c, Sigma the ridged covariance of the reference patches (evidence/anchors.py)
 A host judges the patches of a new slide on that slide alone; all training slides together are a steadier guide to what its
 classes rest on. Only training labels are read.
 """
@@ -29,11 +29,10 @@ from torch import Tensor
 from gcemil.bags.bag import Bag
 from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.bags.loader import SampleRule, load_bags
-from gcemil.evidence.alignment import directions_of_means
-from gcemil.evidence.anchors import AnchorBank
+from gcemil.evidence.anchors import AnchorBank, directions_of_means
 from gcemil.evidence.bridge import Bridge, CentredBridge
 from gcemil.evidence.head import ABSENT_QUANTILE, fit_class_head, fit_risk_head, fit_value_head
-from gcemil.evidence.spatial import Neighbourhood, smoothed
+from gcemil.evidence.selector import Neighbourhood, smoothed
 from gcemil.explanation import bag_tensors, explain_bag, lesion_strength
 from gcemil.hosts.host import Embedded, Host, embedded_bag
 from gcemil.model import GceMil

@@ -27,8 +27,7 @@ from gcemil.bags.loader import sample_patches
 from gcemil.config import EvidenceSettings, TrainSettings
 from gcemil.device import pick_device
 from gcemil.errors import CohortError, ConfigError, RunError
-from gcemil.evidence.alignment import bank_from_examples
-from gcemil.evidence.anchors import AnchorBank
+from gcemil.evidence.anchors import AnchorBank, bank_from_examples
 from gcemil.evidence.bridge import CentredBridge, create_bridge
 from gcemil.explanation import Explanation, slide_evidence
 from gcemil.files import lock_folder, write_json, write_table

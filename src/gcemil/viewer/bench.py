@@ -29,10 +29,9 @@ from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from gcemil.bags.cohort import read_slide_bounds
-from gcemil.diagnostics.further_sets import find_disjoint_sets
 from gcemil.diagnostics.regions import find_regions
 from gcemil.diagnostics.snr import BagOutcome, Tolerances
-from gcemil.diagnostics.subsets import Sufficiency
+from gcemil.diagnostics.subsets import Sufficiency, find_disjoint_sets
 from gcemil.errors import UsageError
 from gcemil.evidence.coverage import anchor_coverage
 from gcemil.exports.certificate import Prediction, Predictions, describe_direction

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from benchmarks.attribution import captum_occlusion
 
 from builders.occlusion_loops import keep_one, leave_one_out
 from builders.wrappers import prepared_host, tensor_bag
 from gcemil.diagnostics.attribution import (
-    captum_occlusion,
     has_closed_form,
     occlusion,
     single,

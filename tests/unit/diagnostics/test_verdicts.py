@@ -2,7 +2,6 @@ from collections import Counter
 
 import pandas as pd
 import pytest
-import torch
 
 from builders.folds import few_bags
 from builders.runs import TrainedRuns
@@ -37,11 +36,7 @@ def test_a_whole_bag_leaves_nothing_behind_and_is_not_necessary():
 
 def judged_fold(run, *, against=None, budget=0.05):
     fold = TrainedFold.open(run, 0, against=against)
-    generator = torch.Generator().manual_seed(0)
-    return [
-        (bag, list(measure_rules(bag, torch.rand(len(bag), generator=generator), budget=budget)))
-        for bag in fold.bags()
-    ]
+    return [(bag, list(measure_rules(bag, budget=budget))) for bag in fold.bags()]
 
 
 def test_every_rule_has_the_size_of_the_evidence(classification_runs: TrainedRuns):

@@ -5,7 +5,6 @@ import torch
 from torch import Tensor
 
 from gcemil.errors import InputError, UsageError
-from gcemil.evidence.alignment import ridge_fit
 from gcemil.evidence.bridge import (
     BRIDGES,
     Bridge,
@@ -13,6 +12,7 @@ from gcemil.evidence.bridge import (
     FrozenBridge,
     ProximalBridge,
     create_bridge,
+    ridge_fit,
 )
 
 WIDTHS = [

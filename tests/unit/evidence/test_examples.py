@@ -6,7 +6,7 @@ import torch
 
 from gcemil.config import EvidenceSettings
 from gcemil.errors import InputError
-from gcemil.evidence.alignment import bank_from_examples, directions_of_means
+from gcemil.evidence.anchors import bank_from_examples, directions_of_means
 from gcemil.hosts.table import create_host
 from gcemil.model import GceMil, bridge_kind
 

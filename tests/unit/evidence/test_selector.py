@@ -6,8 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from gcemil.evidence.selector import Selector, class_likeness, log_odds, normal_rank, standardised_attention
-from gcemil.evidence.spatial import Neighbourhood
+from gcemil.evidence.selector import (
+    Neighbourhood,
+    Selector,
+    class_likeness,
+    log_odds,
+    normal_rank,
+    standardised_attention,
+)
 from gcemil.row_blocks import apply_reads
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gcemil.evidence.spatial import Neighbourhood, common_step, normalised_coords, smoothed
+from gcemil.evidence.selector import Neighbourhood, common_step, normalised_coords, smoothed
 
 
 def grid(columns: int, rows: int, *, step: int = 256) -> Tensor:

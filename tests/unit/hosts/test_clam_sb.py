@@ -3,7 +3,7 @@ from math import exp, log, log1p
 import pytest
 import torch
 
-from gcemil.hosts.attention_pool import AttentionEmbedded
+from gcemil.hosts.attention import AttentionEmbedded
 from gcemil.hosts.clam_sb import ClamSb
 
 

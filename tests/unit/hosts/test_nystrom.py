@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from builders.published import published_iteration
 from gcemil.evidence.gates import straight_through
 from gcemil.hosts.nystrom import NystromAttention, attended
 
@@ -47,18 +48,6 @@ def test_with_as_many_landmarks_as_tokens_gates_give_exact_gated_attention():
     exact = attended(query, key, value, log_gates)
     expected = layer.project(exact.transpose(0, 1).flatten(1))
     torch.testing.assert_close(layer(tokens, log_gates), expected, rtol=0, atol=1e-6)
-
-
-def published_iteration(matrix, iterations):
-    """The Nyströmformer's iteration, written as its paper writes it."""
-    inverse = matrix.mT / (matrix.sum(-1).max() * matrix.sum(-2).max())
-    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype)
-    for _ in range(iterations):
-        product = matrix @ inverse
-        inverse = (
-            0.25 * inverse @ (13 * identity - product @ (15 * identity - product @ (7 * identity - product)))
-        )
-    return inverse
 
 
 def spelled_out(layer, tokens, log_gates):

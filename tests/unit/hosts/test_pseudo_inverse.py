@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from builders.published import published_iteration
 from gcemil.hosts.pseudo_inverse import IteratedInverse, SpectralInverse, pseudo_inverse
 
 WAYS = pytest.mark.parametrize("way", [IteratedInverse, SpectralInverse])
@@ -16,18 +17,6 @@ def row_stochastic(seed=0, *, size=6, sharpness=4.0):
 
 def thin(columns=2, seed=1, *, size=6):
     return torch.randn(3, size, columns, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def published_iteration(matrix, iterations):
-    """The Nyströmformer's iteration, written as its paper writes it."""
-    inverse = matrix.mT / (matrix.sum(-1).max() * matrix.sum(-2).max())
-    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype)
-    for _ in range(iterations):
-        product = matrix @ inverse
-        inverse = (
-            0.25 * inverse @ (13 * identity - product @ (15 * identity - product @ (7 * identity - product)))
-        )
-    return inverse
 
 
 @WAYS
