@@ -102,7 +102,7 @@ def compose(
     text_like: bool = typer.Option(
         False, "--text-like", help="Also write a stand-in for a text bank with pairs, from held-out patches."
     ),
-    encoder: str = typer.Option("efficientnet_lite0", help="Images only: an encoder of docs/features.md."),
+    encoder: str = typer.Option("efficientnet_lite0", help="Images only: an encoder of docs/encoders.md."),
     weights: Path | None = WEIGHTS,
     patient_pattern: str | None = typer.Option(
         None, help="Images only: a regular expression whose group is the patient in the name of an image."
