@@ -423,7 +423,7 @@ def read_train_settings(path: Path) -> tuple[TrainSettings, bool]:
     try:
         values = read_yaml(file)
     except InputError as error:
-        raise ConfigError(f"{error} 'gcemil config' prints a file to start from.") from error
+        raise ConfigError(f"{error} 'gcemil train --print-config' prints a file to start from.") from error
     # The file of a run holds its cohort beside its settings.
     is_run = isinstance(values, dict) and "settings" in values
     return TrainSettings.from_values(values["settings"] if is_run else values, file), is_run
@@ -467,7 +467,7 @@ def _refuse_unknown(path: str) -> None:
     stage = [name for name in known if name.count(".") == depth and name.startswith(above)]
     raise ConfigError(
         f"There is no setting '{path}'.{did_you_mean(path, [*stage, *known])} There are: {', '.join(stage)}. "
-        "'gcemil config' explains all of them."
+        "'gcemil train --print-config' explains all of them."
     )
 
 

@@ -178,7 +178,7 @@ for _group, _commands in GROUPS.items():
 @app.callback(invoke_without_command=True)
 def global_options(
     context: typer.Context,
-    version: bool = typer.Option(False, "--version", help="Print the version and leave."),
+    version: bool = typer.Option(False, "--version", help="Print the version and exit."),
     quiet: bool = typer.Option(False, "--quiet", help="Print results and errors, no progress."),
     verbose: bool = typer.Option(
         False, "--verbose", help="Print a line for every step, in place of a progress bar."

@@ -1,7 +1,7 @@
 """Options that several commands share: one name, one meaning, one default.
 
---seed     where random numbers start; the same seed gives the same result
---jobs     how many pieces of the work are done side by side
+--seed     the random seed; the same seed gives the same result
+--jobs     how many pieces of the work run in parallel
 --device   where the network computes: auto, cpu, cuda, cuda:1 or mps
 """
 
@@ -95,17 +95,17 @@ RECOVERABILITY: Any = typer.Option(0.01, min=0, help="Largest gap between gates 
 def seed_option(what: str, default: int | None = 0) -> Any:
     """--seed, which means the same everywhere; `what` is what it decides here."""
     return typer.Option(
-        default, "--seed", min=0, help=f"Where random numbers start ({what}); the same seed, the same result."
+        default, "--seed", min=0, help=f"Random seed ({what}); the same seed gives the same result."
     )
 
 
 def jobs_option(
     what: str, *, default: int | None = None, otherwise: str = "one per core", old: str = ""
 ) -> Any:
-    """--jobs, which means the same everywhere; `what` is what is done side by side here."""
+    """--jobs, which means the same everywhere; `what` is what runs in parallel here."""
     names = ("--jobs", *([old] if old else []))
     tail = f"; {otherwise} by default" if default is None else ""
-    return typer.Option(default, *names, min=1, help=f"How many are done side by side: {what}{tail}.")
+    return typer.Option(default, *names, min=1, help=f"How many run in parallel: {what}{tail}.")
 
 
 def refuse_beside_config(context: typer.Context, config: Path | None) -> None:

@@ -208,7 +208,7 @@ class RunFold(_Folder):
                 f"{self.metrics} does not exist: the fold is not finished. Train it with 'gcemil train'."
             )
         return read_record(
-            self.metrics, FoldMetrics, error=RunError, remedy="Make it again with 'gcemil evaluate'."
+            self.metrics, FoldMetrics, error=RunError, remedy="Make it again with 'gcemil train RUN --again'."
         )
 
     def read_history(self) -> list[Record]:

@@ -43,7 +43,7 @@ def render_performance(context: Context) -> Section:
         describe = describe_survival if run.task == "survival" else describe_classes
         plates = list(describe(context, draw_sample(context, folds, "head")))
     else:
-        remedy = f"gcemil evaluate {quote_path(run.folder)}"
+        remedy = f"gcemil train {quote_path(run.folder)} --again"
         context.list_missing("A fold has no table of predictions, so metrics have no interval.", remedy)
     tests = None if against is None else context.find("significance")
     if against is None and run.is_wrapped:
