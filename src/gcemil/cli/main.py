@@ -98,7 +98,7 @@ app = typer.Typer(
     name="gcemil",
     cls=Commands,
     help="Faithful evidence for multiple-instance learning on whole-slide images.",
-    epilog="--quiet, --verbose and --debug may stand before or after any command. 'gcemil COMMAND --help' has an example of each.",
+    epilog="--quiet, --verbose and --debug can be given before or after any command. 'gcemil COMMAND --help' has an example of each.",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

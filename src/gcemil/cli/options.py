@@ -59,7 +59,7 @@ HOST: Any = typer.Option(
 GCE: Any = typer.Option(True, "--gce/--no-gce", help="Wrap the host with evidence, or train it plain.")
 RECIPE: Any = typer.Option(
     "default",
-    help="Ours; ours with the host trained by its evidence too (joint, formerly taught); or the paper read literally, with a free or a constrained bridge.",
+    help="default; joint (formerly taught): the evidence also trains the host; paper...: the paper read literally, with a free or a constrained bridge.",
 )
 PRESET: Any = typer.Option("common", help="The common recipe, or how the authors of the host train it.")
 CONFIG: Any = typer.Option(
