@@ -242,7 +242,7 @@ def _print_certificate(certificate: Certificate) -> None:
             for one in certificate.anchors
         ]
         print_table(
-            f"recovery ended: {certificate.stop_reason}", ("anchor", "coverage", "target", "covered"), anchors
+            "coverage of the anchors by the evidence", ("anchor", "coverage", "target", "covered"), anchors
         )
     if certificate.regions:
         words = {True: "yes", False: "no", None: "not asked"}
