@@ -105,7 +105,7 @@ app = typer.Typer(
 
 WELCOME = f"""gcemil {__version__}: faithful evidence for multiple-instance learning on whole-slide images.
 
-  gcemil demo               train on simulated slides and write a report; a minute, nothing to download
+  gcemil demo               train on simulated slides and write a report; a few minutes, nothing to download
   gcemil inspect PATH       what your features are (TRIDENT, CLAM, STAMP, torchmil), and the command to use them
   gcemil doctor             what is installed on this machine, and what is missing
 
