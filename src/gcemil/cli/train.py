@@ -208,7 +208,7 @@ def adopt(
         print_json(adopted.summary)
         return
     print_table(
-        f"{host} {dict(adopted.settings.host.options)}",
+        f"{host} {dict(adopted.settings.host.options) or ''}".strip(),
         ("fold", "weights", "judged on"),
         [
             (number, path, f"{len(parts.test)} test, {len(parts.val)} validation")
