@@ -72,9 +72,9 @@ def _commands_page() -> Iterator[str]:
 
     tree = typer.main.get_command(app)
     yield "# Commands\n"
-    yield "`gcemil --help` lists the commands in these groups, `gcemil COMMAND --help` prints what stands here."
-    yield "`--quiet`, `--verbose` and `--debug` may stand before or after any command."
-    yield "Exit codes: 0 fine, 1 a problem was found, 2 the command was not understood, 130 stopped with Ctrl-C.\n"
+    yield "`gcemil --help` lists the commands in these groups; `gcemil COMMAND --help` prints the text of this page."
+    yield "`--quiet`, `--verbose` and `--debug` can be given before or after any command."
+    yield "Exit codes: 0 success, 1 a problem was found, 2 the command is invalid, 130 stopped with Ctrl-C.\n"
     for group, commands in GROUPS.items():
         yield f"## {group}\n"
         for name in commands:
@@ -178,7 +178,7 @@ FIRST_NAMES = (
 API_INTRODUCTION = """\
 # Python
 
-What `import gcemil` offers; everything else may change without notice. A [tutorial](../tutorials/python.md) goes through it.
+The public names of `import gcemil`; everything else may change without notice. See also the [tutorial](../tutorials/python.md).
 
 ```python
 import gcemil
@@ -188,7 +188,7 @@ evidence = gcemil.explain(model, bag)               # indices, scores, predictio
 table = gcemil.audit(my_module, bags, my_scores)    # any model, any explanation: a row per bag and rule
 ```
 
-`gcemil.hosts` makes hosts (`gcemil.hosts.create_host`), `gcemil.anchors` is another name of `gcemil.AnchorBank`.
+`gcemil.hosts.create_host` creates a built-in host. `gcemil.anchors` is an alias of `gcemil.AnchorBank`.
 
 ## Main names
 """

@@ -41,14 +41,14 @@ def run_notebook(path: Path, folder: Path) -> Any:
     return notebook
 
 
-def strip_notebook(notebook: Any) -> Any:
-    """Text alone, without counters, colours and times: running it again changes nothing but what it prints."""
+def strip_notebook(notebook: Any, folder: Path) -> Any:
+    """Text alone, without counters, colours, times and the folder: running it again changes nothing but what it prints."""
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.execution_count = None
             printed = "".join(output.text for output in cell.outputs if output.output_type == "stream")
             # Jupyter asks for colours; a page has none.
-            plain = re.sub(r"\x1b\[[0-9;]*m", "", printed)
+            plain = re.sub(r"\x1b\[[0-9;]*m", "", printed).replace(f"{folder}/", "")
             cell.outputs = [new_output("stream", name="stdout", text=plain)] if plain else []
         cell.metadata = {}
     notebook.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
@@ -59,5 +59,5 @@ if __name__ == "__main__":
     for found in sorted(HERE.glob("*.ipynb")):
         if not sys.argv[1:] or found.stem in sys.argv[1:]:
             with tempfile.TemporaryDirectory() as aside:
-                nbformat.write(strip_notebook(run_notebook(found, Path(aside))), found)
+                nbformat.write(strip_notebook(run_notebook(found, Path(aside)), Path(aside)), found)
             print(f"ran {found.name}")

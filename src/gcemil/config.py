@@ -104,9 +104,9 @@ class RecoverySettings(Settings):
     max_fraction: float = Field(0.10, gt=0, le=1)
     """Repair takes no more than this share of the bag."""
     sufficiency_tolerance: float = Field(0.05, ge=0)
-    """Kept alone, sufficient evidence moves the output by no more than this."""
+    """Largest change of the output from sufficient evidence alone."""
     necessity_tolerance: float = Field(0.05, ge=0)
-    """Removed, necessary evidence moves the output by no less than this."""
+    """Smallest change of the output without necessary evidence."""
     until_sufficient: bool = False
     """After repair, add patches by score until the set predicts what the gates predict (the paper's Mechanism 6)."""
     recoverability_tolerance: float = Field(0.01, ge=0)
@@ -129,17 +129,17 @@ class EvidenceSettings(Settings):
     ground_prototypes: bool = False
     """Let prototypes act on scores, gates and repair as prompts do. They are tissue, not concepts."""
     bridge: BridgeKind = "auto"
-    """auto: centred for examples and for prompts read through patches, proximal for other text banks, identity for prototypes."""
+    """auto: centred for examples and for prompts represented by patches, proximal for other text banks, identity for prototypes."""
     prompt_examples: int = Field(30, ge=0, le=LARGEST_SIZE)
-    """Under bridge auto, a prompt is read through this many training patches that answer to it most; 0 reads the prompt itself."""
+    """Under bridge auto, this many training patches that respond most to a prompt represent it; 0 uses the prompt itself."""
     bridge_rank: int = Field(128, ge=1, le=LARGEST_SIZE)
     """Rank of the learned bridges."""
     bridge_weight: float = Field(1.0, ge=0)
-    """Weight of what holds a proximal bridge near its fit."""
+    """Weight of the loss that keeps a proximal bridge near its fit."""
     head: bool = True
-    """Let the evidence vote: F mixes the host with the class utility of the anchors, by a weight chosen on validation slides."""
+    """Mix the host with the evidence head, by a weight chosen on validation slides."""
     responses: Literal["calibrated", "paper"] = "calibrated"
-    """How the likeness of a patch to an anchor becomes a response from 0 to 1."""
+    """How the cosine of a patch and an anchor becomes a response from 0 to 1."""
     adapter_rank: int = Field(32, ge=1, le=LARGEST_SIZE)
     """Rank of the low-rank map that adapts features to the anchors."""
     hidden: int = Field(32, ge=1, le=LARGEST_SIZE)
@@ -149,9 +149,9 @@ class EvidenceSettings(Settings):
     centre: Literal["slide", "zero"] = "slide"
     """What scores are compared with: a centre of the slide (nu_x), or the paper's 0."""
     budget: float = Field(0.05, gt=0, le=1)
-    """The share of patches meant to be evidence (rho)."""
+    """The share of patches that evidence may take (rho)."""
     min_patches: int = Field(8, ge=1)
-    """Evidence is never meant to be fewer patches, one per anchor; this matters to bags below 160."""
+    """The budget is never below this number of patches; it matters for bags below 160."""
     temperature_start: float = Field(1.0, gt=0)
     """Softness of the gates in the first epoch."""
     temperature_end: float | None = Field(None, gt=0)
@@ -165,7 +165,7 @@ class EvidenceSettings(Settings):
     contribution_term: bool = True
     """The selector reads signed contributions, where the host has them."""
     likeness_term: bool = True
-    """The selector reads how alike a patch is to those that decided the training slides of the likely classes."""
+    """The selector reads how similar a patch is to decisive patches of training slides of the likely classes."""
     smoothing: float = Field(0.5, ge=0, le=1)
     """Share of the score that is its 3x3 neighbourhood's mean."""
     train_host: bool = False
@@ -177,7 +177,7 @@ class EvidenceSettings(Settings):
     ungated_share: float = Field(0.8, ge=0, lt=1)
     """Share of the task loss on the bag without gates."""
     budget_weight: float = Field(0.1, ge=0)
-    """Weight of the loss that holds the evidence to its budget (lambda_b)."""
+    """Weight of the loss that keeps the gates within the budget (lambda_b)."""
     grounding: Literal["utility_kl", "literal", "none"] = "utility_kl"
     """The loss that ties gates to the anchors; literal is the paper's."""
     grounding_weight: float = Field(0.5, ge=0)
@@ -185,9 +185,9 @@ class EvidenceSettings(Settings):
     divergence_weight: float = Field(0.2, ge=0)
     """Weight of the divergence from the anchors' choice to the gates, inside that loss."""
     sufficiency_weight: float = Field(0.25, ge=0)
-    """Weight of the loss that asks for the same answer from the evidence alone."""
+    """Weight of the loss for the right prediction from the evidence alone."""
     necessity_weight: float = Field(1.0, ge=0)
-    """Classification: weight of the loss that asks for no answer without the evidence."""
+    """Classification: weight of the loss for an undecided prediction without the evidence."""
     risk_necessity_weight: float = Field(0.0, ge=0)
     """The same for survival. A mean risk is a prediction and not silence, so it is off."""
     necessity_margin: float = Field(3.0, ge=1)
@@ -350,11 +350,11 @@ class TrainSettings(Settings):
     learning_rate: float | None = Field(None, gt=0)
     """null: the rate of the host table, 5e-4 for most."""
     weight_decay: float = Field(1e-5, ge=0)
-    """Pull of all weights towards 0."""
+    """Weight decay of the optimiser."""
     optimizer: Literal["adamw", "adam", "lookahead_radam"] = "adamw"
     """How weights are updated."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """Decay of the optimiser's two averages."""
+    """Decay rates of the optimiser's two moving averages."""
     schedule: Literal["cosine", "constant", "step"] = "cosine"
     """cosine: down to final_rate; step: a fifth of the rate from half-way on."""
     final_rate: float = Field(0.0, ge=0)
@@ -376,7 +376,7 @@ class TrainSettings(Settings):
     sampling: Literal["blocks", "patches"] = "blocks"
     """4x4 blocks of the grid, or single patches."""
     early_stopping: int | None = Field(None, ge=1)
-    """Stop after so many epochs without a better validation."""
+    """Stop after this many epochs without improvement on validation slides."""
     chosen_from: float = Field(EARLIEST_SELECTABLE_EPOCH, ge=0, le=1)
     """No epoch before this share of the schedule is chosen; 1 takes the last."""
     chosen_by: Literal["metric", "loss"] = "metric"
@@ -384,11 +384,11 @@ class TrainSettings(Settings):
     keep_epochs: bool = False
     """After every epoch store the representations of validation and test bags, for the report's t-SNE."""
     precision: Precision = "32"
-    """Numbers of the matrix products: float32, or bfloat16 with weights and losses in float32."""
+    """Precision of matrix products: float32, or bfloat16 with weights and losses in float32."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1 or mps; auto takes a GPU if there is one."""
     seed: int = Field(0, ge=0)
-    """Where random numbers start."""
+    """Random seed."""
 
     def count_epochs(self, n_bags: int, *, survival: bool) -> int:
         """Passes over so many training bags."""
@@ -430,7 +430,7 @@ def read_train_settings(path: Path) -> tuple[TrainSettings, bool]:
     try:
         values = read_yaml(file)
     except InputError as error:
-        raise ConfigError(f"{error} 'gcemil config' prints a file to start from.") from error
+        raise ConfigError(f"{error} 'gcemil train --print-config' prints a file to start from.") from error
     # The file of a run holds its cohort beside its settings.
     is_run = isinstance(values, dict) and "settings" in values
     return TrainSettings.from_values(values["settings"] if is_run else values, file), is_run

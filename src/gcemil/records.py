@@ -33,7 +33,7 @@ MODE_WORDS = {
 }
 """How a bag is predicted, with the words for it."""
 MODES = tuple(MODE_WORDS)
-REMEDY = "Make it again with 'gcemil evaluate'."
+REMEDY = "Make it again with 'gcemil train RUN --again'."
 OPTIONAL = ("coords", "anchor_weights", "fold_share")
 """Columns that an evidence file may lack."""
 

@@ -211,7 +211,7 @@ def describe_unknown_setting(path: str, shape: type[BaseModel]) -> str | None:
     stage = [name for name in known if name.count(".") == depth and name.startswith(above)]
     return (
         f"There is no setting '{path}'.{did_you_mean(path, [*stage, *known])} There are: {', '.join(stage)}. "
-        "'gcemil config' explains all of them."
+        "'gcemil train --print-config' explains all of them."
     )
 
 

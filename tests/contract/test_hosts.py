@@ -34,9 +34,9 @@ OPTIONS = {name: {"landmarks": 16} for name in NYSTROM}
 
 
 LAWS = {
-    "the same gate everywhere is no gate": UNIFORM_GATE_IS_NO_GATE,
-    "a gate of exactly 0 is the removal of the row": ZERO_GATE_IS_DELETION,
-    "a gate that vanishes without being 0 is that removal too": VANISHING_GATE_IS_DELETION,
+    "equal gates for all patches have no effect": UNIFORM_GATE_IS_NO_GATE,
+    "a gate of 0 is the same as removing the row": ZERO_GATE_IS_DELETION,
+    "so is the limit of a gate that tends to 0": VANISHING_GATE_IS_DELETION,
     "the order of rows does not matter": {mode: set(NAMES) - ORDER_MATTERS for mode in MODES},
 }
 

@@ -51,7 +51,7 @@ MISTAKES = [
     ("train cohort --out new --no-gce --set evidence.budget=0.1", 2, "'evidence.budget' cannot be set: 'evidence' is switched off in these settings."),
     ("train cohort --out new --device gpu", 2, "device: a device is auto, cpu, cuda, cuda:1 or mps (got 'gpu')."),
     ("train cohort --out new --config settings.yaml", 2, f"settings.yaml: there is no key 'lr'. Did you mean learning_rate? There are: {SETTINGS}"),
-    ("train cohort --out new --config missing.yaml", 2, "missing.yaml does not exist. 'gcemil config' prints a file to start from."),
+    ("train cohort --out new --config missing.yaml", 2, "missing.yaml does not exist. 'gcemil train --print-config' prints a file to start from."),
     ("train cohort --out new --config notes.txt", 2, "notes.txt holds no settings. Write them as 'key: value', one to a line."),
     ("train cohort --out new --config gce --host dsmil", 2, "--host and --config both say how to train. Leave --host out, or change the file's settings with --set host.name=NAME."),
     ("train cohort --out new --host abmill", 2, f"Unknown host 'abmill'. Did you mean abmil? Choose one of: {HOSTS}; or name a class of your own as package.module:Class."),

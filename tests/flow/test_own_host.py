@@ -26,7 +26,7 @@ from gcemil.hosts.adapters import CallableHost
 from gcemil.hosts.table import HOSTS, HostSpec, create_host, host_spec
 from gcemil.viewer.session import ViewerSession
 
-PAGE = Path(__file__).parents[2] / "docs" / "hosts.md"
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "own_host.md"
 OURS = "test_own_host:QuarterPool"
 PLAIN = "test_own_host:PlainMean"
 
@@ -351,7 +351,7 @@ class TestRegisteredHosts:
 
 
 class TestThePage:
-    """docs/hosts.md: the host to copy, trained as the page says."""
+    """docs/howto/own_host.md: the host to copy, trained as the page says."""
 
     @pytest.fixture
     def written(self, cohort, tmp_path, monkeypatch):

@@ -78,5 +78,7 @@ def test_settings_come_from_a_file_a_run_or_its_folder(tmp_path):
     ):
         settings, found = read_train_settings(path)
         assert (settings.epochs, found) == (epochs, is_run)
-    with pytest.raises(ConfigError, match="none.yaml does not exist. 'gcemil config' prints a file"):
+    with pytest.raises(
+        ConfigError, match="none.yaml does not exist. 'gcemil train --print-config' prints a file"
+    ):
         read_train_settings(tmp_path / "none.yaml")

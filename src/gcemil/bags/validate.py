@@ -231,7 +231,7 @@ def _feature_problems(
         return
     if layout.is_slow:
         what = f"features are stored in chunks of {layout.chunks}, which read slowly"
-        remedy = f"Rewrite them with 'gcemil repack {shlex.quote(str(path.resolve().parent))}'."
+        remedy = f"Rewrite them with 'gcemil import {shlex.quote(str(path.resolve().parent))} --repack'."
         yield Problem(slide_id, what, remedy, level="warning")
     yield from _coord_problems(slide_id, path, shape[0], layouts)
     yield from _value_problems(slide_id, path, first_with)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 FAMILIES = " ".join(shipped_names("anchors"))
 
-app = typer.Typer(help="Anchors from text, and the bridge from features to them.")
+app = typer.Typer(help="Make anchors from examples, from text or from a review.")
 
 
 @app.command("list")

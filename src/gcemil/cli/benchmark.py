@@ -27,7 +27,7 @@ def benchmark(
     dry_run: bool = typer.Option(False, "--dry-run", help="Show the plan and an estimate, and run nothing."),
     as_json: bool = JSON,
 ) -> None:
-    """Train and diagnose every fold of a grid; a grid that was stopped goes on where it was.
+    """Train and diagnose every fold of a grid; if it is stopped, run it again to continue.
 
     Example: gcemil benchmark grids/smoke.yaml --out results/smoke
     """

@@ -19,7 +19,7 @@ def inspect(
     path: Path = typer.Argument(help="Any file or folder."),
     as_json: bool = JSON,
 ) -> None:
-    """Say what a file or folder is (CLAM, TRIDENT, STAMP, torchmil, ours), and the command to use it with.
+    """Tell what a file or folder is (CLAM, TRIDENT, STAMP, torchmil, gcemil), and which command to run next.
 
     Example: gcemil inspect trident_job/20x_256px_0px_overlap/features_uni_v1
     """
@@ -67,13 +67,13 @@ def import_(
         help="Leave out slides that cannot be read or have NaN, and record them in cohort.yaml.",
     ),
     classes: str | None = CLASSES,
-    splits: Path | None = typer.Option(None, help="The tool's split files, to be taken over."),
+    splits: Path | None = typer.Option(None, help="The split files of the tool."),
     official_split: bool = typer.Option(
         False, "--official-split", help="Recipe with an official test set (camelyon16): take it as fold 0."
     ),
     copy: bool = typer.Option(False, "--copy", help="Copy features instead of linking to them."),
     patch_size: int | None = typer.Option(
-        None, min=1, help="Patch size in level-0 pixels, where no file tells."
+        None, min=1, help="Patch size in level-0 pixels, if no file states it."
     ),
     mpp: str | None = typer.Option(
         None,
@@ -160,7 +160,7 @@ def validate(
     cohort: Path = typer.Argument(help="A cohort folder."),
     as_json: bool = JSON,
 ) -> None:
-    """Find everything that would spoil training: files, values, ids, labels, leakage, survival coding.
+    """Check a cohort before training: files, values, ids, labels, leakage, survival coding.
 
     Exits with 1 when there is an error; warnings alone exit with 0.
 

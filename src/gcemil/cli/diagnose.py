@@ -211,7 +211,7 @@ def review(
     trust_host: list[str] = TRUST_HOST,
     as_json: bool = JSON,
 ) -> None:
-    """Ask how far a reviewer agrees with the evidence, and with attention at the same number of patches.
+    """Measure how far a reviewer agrees with the evidence, and with attention at the same number of patches.
 
     Marks are regions or points of the class accept, reject or missed. A patch is judged when marks cover at least half of
     it: positive under accept or missed, negative under reject. Precision, recall and Cohen's kappa come with bootstrap
@@ -277,7 +277,7 @@ def audit(
     part: Part = typer.Option("test", help="Which bags of the fold; all needs no folds."),
     fold: int = typer.Option(0, min=0, help="The fold the model was not trained on."),
     budget: float = typer.Option(0.05, min=0, max=1, help="Share of patches every rule may keep."),
-    arrays: Arrays = typer.Option("torch", help="What the callable is handed."),
+    arrays: Arrays = typer.Option("torch", help="What the callable receives."),
     repeats: int = typer.Option(
         3, min=0, help="Changed versions of each bag, for stability; 0 leaves it out."
     ),
@@ -287,7 +287,7 @@ def audit(
     seed: int = seed_option("random subsets and perturbations"),
     as_json: bool = JSON,
 ) -> None:
-    """Keep and remove the patches an explanation names, beside random patches and, where known, the true ones.
+    """Test an explanation of any model: keep and remove its patches, beside random patches and, if known, the true ones.
 
     The callable gets float32 features (n, d) and integer coords (n, 2) of one bag, all of it or some of its patches, and
     returns logits (one per class, in the order of cohort.yaml, or one risk), or the tuple (logits, scores) with one score

@@ -264,7 +264,7 @@ def _print_certificate(certificate: Certificate) -> None:
             for one in certificate.anchors
         ]
         print_table(
-            f"recovery ended: {certificate.stop_reason}", ("anchor", "coverage", "target", "covered"), anchors
+            "coverage of the anchors by the evidence", ("anchor", "coverage", "target", "covered"), anchors
         )
     if certificate.regions:
         words = {True: "yes", False: "no", None: "not asked"}
@@ -307,12 +307,12 @@ def export(
         None, min=0, help="One fold; by default the first that is trained, for --wsidata all."
     ),
     license_name: str = typer.Option(
-        "unknown", "--license", help="The licence of the model, as the card shall name it."
+        "unknown", "--license", help="The licence of the model, for the model card."
     ),
     trust_host: list[str] = TRUST_HOST,
     as_json: bool = JSON,
 ) -> None:
-    """Give a model away without its run and cohort, or its evidence to tools that read SpatialData.
+    """Export a model without its run and cohort, or evidence as SpatialData.
 
     A folder of --pretrained is opened by gcemil.from_pretrained and taken by 'gcemil predict' in place of a run.
 

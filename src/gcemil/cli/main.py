@@ -98,14 +98,14 @@ app = typer.Typer(
     name="gcemil",
     cls=Commands,
     help="Faithful evidence for multiple-instance learning on whole-slide images.",
-    epilog="--quiet, --verbose and --debug may stand before or after any command. 'gcemil COMMAND --help' has an example of each.",
+    epilog="--quiet, --verbose and --debug can be given before or after any command. 'gcemil COMMAND --help' has an example of each.",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 WELCOME = f"""gcemil {__version__}: faithful evidence for multiple-instance learning on whole-slide images.
 
-  gcemil demo               train on simulated slides and write a report; a minute, nothing to download
+  gcemil demo               train on simulated slides and write a report; a few minutes, nothing to download
   gcemil inspect PATH       what your features are (TRIDENT, CLAM, STAMP, torchmil), and the command to use them
   gcemil doctor             what is installed on this machine, and what is missing
 
@@ -178,7 +178,7 @@ for _group, _commands in GROUPS.items():
 @app.callback(invoke_without_command=True)
 def global_options(
     context: typer.Context,
-    version: bool = typer.Option(False, "--version", help="Print the version and leave."),
+    version: bool = typer.Option(False, "--version", help="Print the version and exit."),
     quiet: bool = typer.Option(False, "--quiet", help="Print results and errors, no progress."),
     verbose: bool = typer.Option(
         False, "--verbose", help="Print a line for every step, in place of a progress bar."

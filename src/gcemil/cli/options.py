@@ -1,7 +1,7 @@
 """Options that several commands share: one name, one meaning, one default.
 
---seed     where random numbers start; the same seed gives the same result
---jobs     how many pieces of the work are done side by side
+--seed     the random seed; the same seed gives the same result
+--jobs     how many pieces of the work run in parallel
 --device   where the network computes: auto, cpu, cuda, cuda:1 or mps
 --precision   in which numbers: 32 or bf16
 """
@@ -60,7 +60,7 @@ HOST: Any = typer.Option(
 GCE: Any = typer.Option(True, "--gce/--no-gce", help="Wrap the host with evidence, or train it plain.")
 RECIPE: Any = typer.Option(
     "default",
-    help="Ours; ours with the host trained by its evidence too (joint, formerly taught); or the paper read literally, with a free or a constrained bridge.",
+    help="default; joint (formerly taught): the evidence also trains the host; paper...: the paper read literally, with a free or a constrained bridge.",
 )
 PRESET: Any = typer.Option("common", help="The common recipe, or how the authors of the host train it.")
 CONFIG: Any = typer.Option(
@@ -129,17 +129,17 @@ def find_cluster(engine: Engine, address: str | None) -> str | None:
 def seed_option(what: str, default: int | None = 0) -> Any:
     """--seed, which means the same everywhere; `what` is what it decides here."""
     return typer.Option(
-        default, "--seed", min=0, help=f"Where random numbers start ({what}); the same seed, the same result."
+        default, "--seed", min=0, help=f"Random seed ({what}); the same seed gives the same result."
     )
 
 
 def jobs_option(
     what: str, *, default: int | None = None, otherwise: str = "one per core", old: str = ""
 ) -> Any:
-    """--jobs, which means the same everywhere; `what` is what is done side by side here."""
+    """--jobs, which means the same everywhere; `what` is what runs in parallel here."""
     names = ("--jobs", *([old] if old else []))
     tail = f"; {otherwise} by default" if default is None else ""
-    return typer.Option(default, *names, min=1, help=f"How many are done side by side: {what}{tail}.")
+    return typer.Option(default, *names, min=1, help=f"How many run in parallel: {what}{tail}.")
 
 
 def refuse_beside_config(context: typer.Context, config: Path | None) -> None:

@@ -233,7 +233,7 @@ def prefilter(
     trust_host: list[str] = TRUST_HOST,
     as_json: bool = JSON,
 ) -> None:
-    """Distil the selector of every fold into a student that sees slides at low magnification only.
+    """Train a small model per fold that selects at low magnification which patches to encode.
 
     The keep rate, and how doubtful an answer from kept patches may be, are settled on the validation slides. Then
     'gcemil predict RUN slide.svs --mode prefilter' encodes only the patches the student keeps, and all of them where

@@ -46,7 +46,7 @@ def report(
     trust_host: list[str] = TRUST_HOST,
     as_json: bool = JSON,
 ) -> None:
-    """Write a report that opens from disk, asks nothing of the network, and says what is missing.
+    """Write an HTML report that opens from disk, needs no network, and says what is missing.
 
     Figures are also written to RUN/figures as PNG and SVG.
 
@@ -138,7 +138,7 @@ def view(
     necessity: float = NECESSITY,
     recoverability: float = RECOVERABILITY,
 ) -> None:
-    """Serve the run to your own browser: slides, layers, and a bench that keeps and removes patches.
+    """Look at a run in the browser, and keep and remove patches by hand.
 
     Listens on this machine alone; the address works once, and a new one is printed when a used one is opened again.
     Ctrl-C ends it. Reviews are saved in RUN/fold_<k>/reviews, nothing else is written.

@@ -27,7 +27,7 @@ Size = Literal["tiny", "default", "wide", "full"]
 def simulate(
     profile: str = typer.Argument(help=f"One of: {PROFILES}."),
     out: Path = typer.Option(..., help="The cohort folder to write."),
-    size: Size = typer.Option("default", help="Rung of the size ladder; see docs/simulator.md."),
+    size: Size = typer.Option("default", help="Number and size of slides; see docs/simulator.md."),
     slides: int | None = typer.Option(None, min=5, help="Number of slides, in place of the size's."),
     dim: int | None = typer.Option(None, min=8, help="Feature width, in place of the size's."),
     dial: list[str] = typer.Option([], help="A dial of the simulator as name=value; may be repeated."),
@@ -44,7 +44,7 @@ def simulate(
 ) -> None:
     """Simulate a cohort with known evidence: features, labels, anchors, pairs, and the truth per patch.
 
-    A simulation that was stopped goes on when the same command is given again.
+    If a simulation is stopped, run the same command again to continue.
 
     Example: gcemil simulate bracs --slides 60 --out cohorts/bracs
     """
@@ -88,7 +88,7 @@ def compose(
         None, help="A YAML file with any of the settings below; options overrule it."
     ),
     background: list[str] = typer.Option(
-        [], help="A class of patches that means nothing, as NAME or NAME=share; may be repeated."
+        [], help="A class of patches unrelated to the label, as NAME or NAME=share; may be repeated."
     ),
     label: list[str] = typer.Option(
         [],
@@ -112,7 +112,7 @@ def compose(
     text_like: bool = typer.Option(
         False, "--text-like", help="Also write a stand-in for a text bank with pairs, from held-out patches."
     ),
-    encoder: str = typer.Option("efficientnet_lite0", help="Images only: an encoder of docs/features.md."),
+    encoder: str = typer.Option("efficientnet_lite0", help="Images only: an encoder of docs/encoders.md."),
     weights: Path | None = WEIGHTS,
     patient_pattern: str | None = typer.Option(
         None, help="Images only: a regular expression whose group is the patient in the name of an image."
@@ -125,9 +125,9 @@ def compose(
     force: bool = typer.Option(False, "--force", help="Write into a folder that holds something else."),
     as_json: bool = JSON,
 ) -> None:
-    """Compose slides of labelled patches, so that evidence is known while features are real.
+    """Compose slides from labelled patches of real tissue, so that their evidence is known.
 
-    No patch of a test slide stands on a training slide, nor any of its patients where they are known.
+    No patch of a test slide, and no patient if they are known, is on a training slide.
 
     Example: gcemil compose patches.h5 --background normal --label healthy= --label cancer=tumour --out cohorts/composed
     """

@@ -44,7 +44,7 @@ def encode(
     slides: list[Path] = typer.Argument(help="Slide files, or folders of them."),
     out: Path = typer.Option(..., help="The cohort folder to write."),
     encoder: str = typer.Option(
-        "efficientnet_lite0", help="An encoder of docs/features.md, or any model of timm as timm:<name>."
+        "efficientnet_lite0", help="An encoder of docs/encoders.md, or any model of timm as timm:<name>."
     ),
     batch_size: int = typer.Option(32, min=1, help="Patches the model sees at once."),
     jobs: int = jobs_option("threads that read patches ahead of the model", default=2, old="--workers"),

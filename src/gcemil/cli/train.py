@@ -50,7 +50,7 @@ def train(
         None, help="Start the host from these: a file as 'gcemil adopt' reads it, or a run, fold by fold."
     ),
     freeze_host: bool = typer.Option(
-        False, "--freeze-host", help="Never change the host: only the evidence around it learns."
+        False, "--freeze-host", help="Never change the host; only find its evidence."
     ),
     host_from: Path | None = typer.Option(
         None,
@@ -91,7 +91,7 @@ def train(
 ) -> None:
     """Train, choose the epoch on validation, evaluate on test, write the evidence of the test slides.
 
-    With --host-weights RUN --freeze-host the evidence of a model that is already trained is learned around it.
+    With --host-weights RUN --freeze-host it finds the evidence of a trained model without changing it.
 
     Example: gcemil train cohorts/bracs --host abmil --out runs/bracs_abmil
     """
@@ -191,11 +191,11 @@ def adopt(
         "all", "--folds", "--fold", help="all, or numbers such as 0,2: the splits these weights belong to."
     ),
     setting: list[str] = typer.Option(
-        [], "--set", help="What weights do not tell, such as host.options.distillation=max."
+        [], "--set", help="What the weights do not tell, such as host.options.distillation=max."
     ),
     as_json: bool = JSON,
 ) -> None:
-    """Read a trained model, in its authors' naming or in ours, and make it a run that every other command opens.
+    """Turn the weights of a trained model into a run that every other command opens.
 
     Nothing in the file is executed. The result is the plain host; 'gcemil train --host-weights RUN --freeze-host' then
     learns its evidence without changing it.
@@ -212,7 +212,7 @@ def adopt(
         print_json(adopted.summary)
         return
     print_table(
-        f"{host} {dict(adopted.settings.host.options)}",
+        f"{host} {dict(adopted.settings.host.options) or ''}".strip(),
         ("fold", "weights", "judged on"),
         [
             (number, path, f"{len(parts.test)} test, {len(parts.val)} validation")

@@ -282,7 +282,7 @@ def read_predictions(path: Path, task: Task) -> BagPredictions:
             raise ValueError("it has no test bag")
     except ValueError as error:
         raise RunError(
-            f"{path} is no table of predictions ({error}). Make it again with 'gcemil evaluate'."
+            f"{path} is no table of predictions ({error}). Make it again with 'gcemil train RUN --again'."
         ) from error
     return BagPredictions(
         tuple(row["slide_id"] for row in rows),

@@ -375,7 +375,7 @@ def read_feature_place(path: Path, *, mpp: float | None = None) -> SlidePlace:
 
 
 def read_cohort_place(cohort: Cohort, slide_id: str) -> SlidePlace:
-    """A slide of a cohort, with the thumbnail that 'gcemil patch' made."""
+    """A slide of a cohort, with the thumbnail that 'gcemil encode' made."""
     place = read_place(cohort.feature_file(slide_id), read_slide_attributes(cohort.folder, slide_id))
     thumbnail = read_own_thumbnail(cohort.folder, slide_id)
     file = cohort.folder / "thumbnails" / f"{slide_id}.jpg"

@@ -37,7 +37,7 @@ def write_wsidata(run: Path, folder: Path, *, fold: int | None = None) -> list[P
     todo = {path.stem: (own, path) for own in folds for path in sorted((own.path / "evidence").glob("*.h5"))}
     if not todo:
         raise RunError(
-            f"{run} has no evidence files. A plain host has none; make others with 'gcemil evaluate {run}'."
+            f"{run} has no evidence files. A plain host has none; make others with 'gcemil train {run} --again'."
         )
     targets = {slide_id: folder / f"{slide_id}.zarr" for slide_id in todo}
     if there := [path for path in targets.values() if path.exists()]:

@@ -292,7 +292,7 @@ def _encode_slide(
     coords_attributes = store.attributes(patch_file, "coords")
     if coords_attributes.get("slide_fingerprint") != file_fingerprint(path):
         raise InputError(
-            f"{patch_file} was made from another file than {path}. Patch it again with 'gcemil patch --force'."
+            f"{patch_file} was made from another file than {path}. Patch it again with 'gcemil encode --patches-only --force'."
         )
     patches_fingerprint = file_fingerprint(patch_file)
     fingerprint = settings_fingerprint(encoder, patches_fingerprint, settings.dtype)
@@ -337,7 +337,7 @@ class FeatureOrigin:
     dtype: FeatureType
     patches: PatchSettings
     rules: str = field(compare=False)
-    """Hash of the tissue rules and patch settings of `gcemil patch`; a mask of a slide's own is in it."""
+    """Hash of the tissue rules and patch settings of `gcemil encode --patches-only`; a mask of a slide's own is in it."""
 
 
 def read_feature_origin(path: Path) -> FeatureOrigin:

@@ -1,4 +1,4 @@
-"""Slides in; coordinates, thumbnails and pictures to check out: `gcemil patch`.
+"""Slides in; coordinates, thumbnails and pictures to check out: `gcemil encode --patches-only`.
 
 Slides are patched one by one. The coordinates are written last and atomically, so a slide that has them is done and an
 interrupted batch goes on where it stopped. A slide that fails is a line in the result and does not stop the others.
@@ -99,12 +99,12 @@ def write_patch_file(
 
 
 def read_patch_file(path: Path) -> PatchGrid:
-    """The grid of a file that `gcemil patch` wrote."""
+    """The grid of a file that `gcemil encode --patches-only` wrote."""
     found = store.attributes(path, "coords")
     if missing := [key for key in PATCH_NUMBERS if not is_number(found.get(key))]:
         raise StoreError(
             f"{path}: 'coords' has no attribute '{missing[0]}' that is a number, so the pixel size is unknown. "
-            "Make it again with 'gcemil patch'."
+            "Make it again with 'gcemil encode --patches-only'."
         )
     share = store.read(path, "tissue_share").astype(np.float64)
     return PatchGrid(read_coords(path), stated_settings(found), float(found["level0_mpp"]), share)

@@ -118,7 +118,7 @@ def read_fold_predictions(fold: FoldData, plain: FoldData | None = None) -> Fold
     except (KeyError, OverflowError, ValueError) as error:
         raise RunError(
             f"{fold.files.path}: a table of predictions has a value that is no class or number ({error}). "
-            "Make it again with 'gcemil evaluate'."
+            "Make it again with 'gcemil train RUN --again'."
         ) from error
     return FoldPredictions(
         cases=np.array([row["case_id"] for row in rows]),

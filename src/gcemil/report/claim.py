@@ -139,7 +139,7 @@ class Claim:
         lost = sum(bool(theirs[bag] and not held[bag]) for bag in shared)
         whose = "" if rival.network else " of the host"
         head = f"Best rival at the same size, {rival.words}{whose}: {rival.both.words}."
-        paired = f"the evidence alone holds in {won}, the rival alone in {lost}"
+        paired = f"only the evidence holds in {won}, only the rival in {lost}"
         if rival.both.held >= self.own.both.held:
             how = "does better than" if rival.both.held > self.own.both.held else "does as well as"
             return f"{head} It {how} the evidence ({paired})."

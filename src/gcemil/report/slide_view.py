@@ -1,6 +1,6 @@
 """One slide of a run as pictures need it: its evidence, where its patches lie, and their colours as pixels.
 
-A cohort may keep thumbnails/<slide>.jpg, the scanned part of the slide as `gcemil patch` writes it, and slides/<slide>.*, the
+A cohort may keep thumbnails/<slide>.jpg, the scanned part of the slide as `gcemil encode` writes it, and slides/<slide>.*, the
 slide file itself. Both are optional; without them a picture shows the grid of patches.
 
 A slide of 50,000 patches is drawn as an image, never as 50,000 shapes, so that a figure stays small and crisp. The

@@ -211,7 +211,7 @@ class RunFold(_Folder):
                 f"{self.metrics} does not exist: the fold is not finished. Train it with 'gcemil train'."
             )
         return read_record(
-            self.metrics, FoldMetrics, error=RunError, remedy="Make it again with 'gcemil evaluate'."
+            self.metrics, FoldMetrics, error=RunError, remedy="Make it again with 'gcemil train RUN --again'."
         )
 
     def read_history(self) -> list[Record]:
@@ -427,11 +427,11 @@ def describe_vote(weights: Sequence[float] | None) -> str | None:
         return None
     mean = sum(weights) / len(weights)
     if mean == 0:
-        return "The evidence has no vote: on validation slides the host alone does at least as well, so gce is the host."
+        return "The evidence head has weight 0: on validation slides the host alone does at least as well, so the joint prediction is that of the host."
     if mean == 1:
-        return "The evidence decides alone: the host has no say in gce."
+        return "The evidence head has weight 1: the joint prediction is its own."
     spread = "" if len(weights) == 1 else f" (folds {min(weights):.0%} to {max(weights):.0%})"
-    return f"The evidence carries {mean:.0%} of the gce prediction{spread}, the host the rest."
+    return f"The evidence head has a weight of {mean:.0%} in the joint prediction{spread}, the host the rest."
 
 
 # The bags of a fold

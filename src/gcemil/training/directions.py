@@ -81,7 +81,7 @@ def anchor_prompts_in_patches(
         patches = torch.cat([patches, to_float32(features[best.indices])])
         first = cosines.topk(min(count, len(cosines)), dim=0)
         cosines, patches = first.values, patches.take_along_dim(first.indices.unsqueeze(2), dim=0)
-    provenance = f"{bank.provenance}, met in training patches, {len(cosines)} per prompt"
+    provenance = f"{bank.provenance}, each prompt represented by {len(cosines)} training patches"
     directions = directions_of_means(patches.mean(dim=0), reference)
     return AnchorBank(directions, bank.prompts, provenance, "prompt_patches")
 

@@ -281,7 +281,10 @@ def test_slow_chunks_are_a_warning_with_the_command(cohort):
         file.create_dataset("features", data=features(), chunks=(1, 8))
         file["coords"] = grid_coords(12)
     where, _, remedy = the_one(cohort.folder, "warning")
-    assert (where, remedy) == ("s003_0", f"Rewrite them with 'gcemil repack {cohort.folder / 'features'}'.")
+    assert (where, remedy) == (
+        "s003_0",
+        f"Rewrite them with 'gcemil import {cohort.folder / 'features'} --repack'.",
+    )
 
 
 def test_examples_that_the_card_names_have_to_be_there_and_fit(cohort):

@@ -35,8 +35,8 @@ def test_a_command_offers_what_its_table_holds(choices, known):
 @pytest.mark.parametrize(
     ("option", "meaning"),
     [
-        ("--seed", "Where random numbers start ("),
-        ("--jobs", "How many are done side by side: "),
+        ("--seed", "Random seed ("),
+        ("--jobs", "How many run in parallel: "),
         ("--device", "Where the network computes: "),
     ],
 )

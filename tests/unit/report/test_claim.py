@@ -48,7 +48,7 @@ def test_a_rival_that_does_better_is_named_and_said_to_do_better():
     text = " ".join(claim.sentences())
     assert "in 2 of 4 test slides" in text
     assert "Best rival at the same size, contribution of the plain host: 3 of 4." in text
-    assert "It does better than the evidence (the evidence alone holds in 0, the rival alone in 1)." in text
+    assert "It does better than the evidence (only the evidence holds in 0, only the rival in 1)." in text
     # The wrapped network's attention is shown, and is no rival: it is nobody else's model.
     assert "attention of the plain host 1 of 4; attention of the wrapped host 4 of 4" in text
 

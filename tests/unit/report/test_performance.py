@@ -154,7 +154,7 @@ def test_the_section_compares_the_mixture_with_the_host_and_says_who_decides(mea
     line = ["Macro-F1", "host, all patches", "0.800", "0.800", "+0.000", "0.000 to 0.000"]
     assert re.search("".join(f"<td[^>]*>{re.escape(cell)}</td>" for cell in line), text)
     assert "no difference in any draw" in text
-    assert "The evidence carries 25% of the gce prediction" in text
+    assert "The evidence head has a weight of 25% in the joint prediction" in text
     names = {path.stem for path in (measured.folder / "figures").glob("*.svg")}
     assert names == {
         "roc", "precision_recall", "calibration", "confusion", "learning", "prediction_folds",

@@ -41,7 +41,7 @@ def test_a_damaged_config_is_named(tmp_path, text):
 )  # fmt: skip
 def test_damaged_metrics_are_named(tmp_path, value):
     folder = write_fold(tmp_path, 0, value)
-    with pytest.raises(RunError, match=r"metrics\.json is .*gcemil evaluate"):
+    with pytest.raises(RunError, match=r"metrics\.json is .*gcemil train RUN --again"):
         RunFold(folder).read_metrics()
 
 

@@ -54,7 +54,7 @@ def test_a_prompt_becomes_the_patches_that_answer_to_it(cohort):
     bags = cohort.bags[:5]
     met, read = model_of(cohort, bags, prompt_examples=6), model_of(cohort, bags, prompt_examples=0)
     assert met.bank.prompts == read.bank.prompts == ("tumour nests", "other")
-    assert met.bank.provenance == "file anchors.h5, met in training patches, 6 per prompt"
+    assert met.bank.provenance == "file anchors.h5, each prompt represented by 6 training patches"
     assert isinstance(met.bridge, CentredBridge)
     assert isinstance(read.bridge, ProximalBridge)
     assert met.is_grounded
@@ -63,8 +63,8 @@ def test_a_prompt_becomes_the_patches_that_answer_to_it(cohort):
 
 def test_no_slide_speaks_alone(cohort):
     alone, together = model_of(cohort, cohort.bags[5:]), model_of(cohort, cohort.bags)
-    assert alone.bank.provenance.endswith(f"{PROMPT_PATCHES_PER_SLIDE} per prompt")
-    assert together.bank.provenance.endswith(f"{6 * PROMPT_PATCHES_PER_SLIDE} per prompt")
+    assert alone.bank.provenance.endswith(f" {PROMPT_PATCHES_PER_SLIDE} training patches")
+    assert together.bank.provenance.endswith(f" {6 * PROMPT_PATCHES_PER_SLIDE} training patches")
     assert concept_cosine(together) > concept_cosine(alone)
 
 

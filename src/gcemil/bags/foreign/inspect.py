@@ -210,7 +210,7 @@ def _inspect_hdf5(path: Path) -> Inspection:
         for name, one in datasets.items()
     ]
     problems = [
-        f"'{name}' is stored in chunks of {one.chunks}, which reads an order of magnitude slower: gcemil repack {_quote(path)}"
+        f"'{name}' is stored in chunks of {one.chunks}, which reads an order of magnitude slower: gcemil import {_quote(path)} --repack"
         for name, one in datasets.items()
         if one.is_slow
     ]

@@ -146,7 +146,7 @@ def _draw_history(context: Context) -> Picture | None:
 def _draw_anchors(context: Context, slides: Sequence[SlideEvidence]) -> Picture | None:
     """Anchors of one fold: prototypes of another fold are other anchors."""
     if not slides:
-        remedy = f"gcemil evaluate {quote_path(context.run.folder)}"
+        remedy = f"gcemil train {quote_path(context.run.folder)} --again"
         context.list_missing("The fold has no evidence files.", remedy)
         return None
     recovery = context.run.evidence.recovery

@@ -41,7 +41,7 @@ def render_performance(context: Context) -> Section:
         draws = draw_metrics(folds, modes, run.task_metrics, seed=context.seed)
         plates = list(describe_performance(context, draw_sample(context, folds, "head")))
     else:
-        remedy = f"gcemil evaluate {quote_path(run.folder)}"
+        remedy = f"gcemil train {quote_path(run.folder)} --again"
         context.list_missing("A fold has no table of predictions, so metrics have no interval.", remedy)
     tests = None if against is None else context.find("significance")
     if against is None and run.is_wrapped:

@@ -47,12 +47,12 @@ def test_the_same_problem_of_many_files_is_one_line_with_a_remedy_for_the_folder
     problems = [one for one in inspect(folder).problems if "slower" in one and "features" in one]
     assert len(problems) == 1
     assert problems[0].startswith("3 of 3 files looked at: ")
-    assert problems[0].endswith(f"gcemil repack {folder}")
+    assert problems[0].endswith(f"gcemil import {folder} --repack")
 
 
 def test_t7_slow_chunks_are_a_problem_with_its_remedy(tmp_path):
     path = clam_features(tmp_path, "A", grid(8, 512))
-    assert any("order of magnitude slower: gcemil repack" in problem for problem in inspect(path).problems)
+    assert any("order of magnitude slower: gcemil import" in problem for problem in inspect(path).problems)
     store.repack(path)
     assert inspect(path).problems == ()
 
