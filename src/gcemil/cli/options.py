@@ -37,10 +37,10 @@ Tracker = Literal["tensorboard", "mlflow", "wandb", "none"]
 
 def _trust_hosts(names: list[str]) -> list[str]:
     """Consent to import these classes where a run names them."""
-    from gcemil.hosts.own import trust_host
+    from gcemil.hosts.own import trust_in_command
 
     for name in names:
-        trust_host(name)
+        trust_in_command(name)
     return names
 
 
@@ -49,7 +49,7 @@ TRUST_HOST: Any = typer.Option(
     "--trust-host",
     metavar="PACKAGE.MODULE:CLASS",
     callback=_trust_hosts,
-    help="A run trained with a host of your own: let it import this class, which RUNS ITS CODE.",
+    help="A run trained with a host of your own: let it import this class, which RUNS ITS CODE. Remembered for this run.",
 )
 HOST: Any = typer.Option(
     "abmil",
