@@ -137,6 +137,7 @@ class HeatMapName(StrEnum):
     attention = "attention"
     marginal_gain = "marginal_gain"
     fold_share = "fold_share"
+    class_ = "class"
     evidence_score = "evidence_score"
     attention_score = "attention_score"
 
@@ -152,7 +153,7 @@ UNIT: Any = typer.Option(
 HEATMAP: Any = typer.Option(
     [],
     "--heatmap",
-    help="Also write this measurement of all patches as a pyramidal OME-TIFF that lies on the slide; may be given several times.",
+    help="Also write this measurement of all patches as a pyramidal OME-TIFF that lies on the slide (class: a map of every class); may be given several times.",
 )
 
 
