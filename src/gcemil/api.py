@@ -43,6 +43,7 @@ from gcemil.explanation import bag_tensors, explain_bag, slide_evidence
 from gcemil.exports.evidence import Evidence
 from gcemil.hosts.adapters import adapt_model, find_device
 from gcemil.hosts.host import Host
+from gcemil.hosts.table import is_untrained
 from gcemil.model import GceMil
 from gcemil.outputs import ClassQuestion, create_output
 from gcemil.runs.checkpoint import (
@@ -102,6 +103,13 @@ def wrap(
     if reference is None and not (isinstance(host, Host) and isinstance(anchors, AnchorBank)):
         raise UsageError(
             "Give patches=, features (n, width) of training slides: anchors and host are fitted to them."
+        )
+    if is_untrained(host):
+        warnings.warn(
+            "The host has the weights it was created with: it is untrained, and its evidence means nothing. "
+            "Load its state_dict first, or train it with gcemil.fit.",
+            UserWarning,
+            stacklevel=2,
         )
     wrapped = host if isinstance(host, Host) else adapt_model(host, reference, is_risk=task == "survival")  # type: ignore[arg-type]
     model = GceMil(
@@ -338,6 +346,8 @@ def explain(
     """
     network = model.network if isinstance(model, FittedModel) else model
     if not isinstance(network, GceMil):
+        if isinstance(network, str | Path):
+            raise UsageError(f"Open the model first: gcemil.explain(gcemil.load({str(network)!r}), bag).")
         raise UsageError(f"A {type(network).__name__} has no evidence. Put it into gcemil.wrap first.")
     kind, given = network.output_kind, read_bag_item(bag, "bag")
     names = kind.names(model.classes if isinstance(model, FittedModel) else ())

@@ -131,9 +131,7 @@ def test_text_anchors_are_reached_through_pairs():
     pairs = patches, patches @ projection
     model = gcemil.fit(make_bags(), LABELS, anchors=bank, pairs=pairs, epochs=1)
     assert model.network.bank.prompts == ("a", "b", "c")
-    wrapped = gcemil.wrap(
-        gcemil.create_host("abmil", in_dim=DIM, n_outputs=2), bank, patches=patches, pairs=pairs
-    )
+    wrapped = gcemil.wrap(model.loaded.host, bank, patches=patches, pairs=pairs)
     assert gcemil.explain(wrapped, make_bags()[0]).to_frame()["anchor: a"].notna().all()
 
 
@@ -330,3 +328,27 @@ def test_a_torchmil_model_is_wrapped_and_audited():
 def test_what_cannot_be_used_is_refused_with_a_remedy(call, error, words):
     with pytest.raises(error, match=words):
         call()
+
+
+def test_paths_may_be_strings(classification_runs, tmp_path):
+    cohort, run = str(classification_runs.cohort), str(tmp_path / "run")
+    assert gcemil.Cohort.load(cohort).folder == classification_runs.cohort
+    settings = gcemil.TrainSettings(epochs=1, min_steps=1, min_epochs=1, evidence=None)
+    gcemil.train_run(cohort, run, settings, folds=[0], jobs=1)
+    loaded, _ = gcemil.load_network(f"{run}/fold_0/checkpoint.safetensors")
+    gcemil.save_pretrained(f"{run}/fold_0", str(tmp_path / "given"))
+    again = gcemil.load(str(tmp_path / "given")).network.state_dict()
+    assert all(torch.equal(again[name], one) for name, one in loaded.network.state_dict().items())
+    with pytest.raises(
+        UsageError, match=r"Open the model first: gcemil\.explain\(gcemil\.load\('runs/mine'\)"
+    ):
+        gcemil.explain("runs/mine", torch.randn(4, 8))
+
+
+def test_an_untrained_host_says_so_and_one_with_other_weights_does_not():
+    patches = torch.randn(40, 8)
+    fresh, other = (gcemil.create_host("abmil", in_dim=8, n_outputs=2) for _ in range(2))
+    with pytest.warns(UserWarning, match="it is untrained, and its evidence means nothing"):
+        gcemil.wrap(fresh, 2, patches=patches)
+    other.load_state_dict(fresh.state_dict())
+    gcemil.wrap(other, 2, patches=patches)

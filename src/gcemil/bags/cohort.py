@@ -98,8 +98,9 @@ class Cohort:
     slides: tuple[SlideRow, ...]
 
     @staticmethod
-    def load(folder: Path) -> Cohort:
+    def load(folder: Path | str) -> Cohort:
         """The cohort in this folder; tables that contradict themselves are refused."""
+        folder = Path(folder)
         card, table = read_card(folder), folder / "slides.csv"
         rows = read_table(table, SLIDE_COLUMNS[card.task])
         raise_first(check_slides(rows, card), table)

@@ -221,7 +221,22 @@ def create_host(
     host: AnyHost = (adapters.create_own if spec.is_own else adapters.construct)(
         name, host_class, given, options
     )
+    vars(host)["drawn_weights"] = mark_weights(host)
     return host
+
+
+def mark_weights(host: AnyHost) -> tuple[float, ...] | None:
+    """A sum per weight: the host is untrained while they are those that were drawn. None for weights that are not there."""
+    weights = [one.detach() for one in host.parameters()]
+    return (
+        None if any(one.is_meta for one in weights) else tuple(float(one.double().sum()) for one in weights)
+    )
+
+
+def is_untrained(host: object) -> bool:
+    """Whether a host of `create_host` still has the weights it was created with."""
+    drawn = getattr(host, "drawn_weights", None)
+    return bool(drawn) and drawn == mark_weights(host)  # type: ignore[arg-type]
 
 
 def patch_limit(settings: TrainSettings) -> int | None:

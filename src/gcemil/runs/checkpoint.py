@@ -130,8 +130,11 @@ def describe_network(loaded: LoadedNetwork, cohort: Cohort, settings: TrainSetti
     return meta
 
 
-def load_network(path: Path, device: torch.device | str = "cpu") -> tuple[LoadedNetwork, dict[str, Any]]:
+def load_network(
+    path: Path | str, device: torch.device | str = "cpu"
+) -> tuple[LoadedNetwork, dict[str, Any]]:
     """A trained network in evaluation mode and what it was saved with, from its checkpoint or from an exported fold."""
+    path = Path(path)
     if path.is_dir():
         path = path / PRETRAINED_WEIGHTS
     described, remedy = path, TRAIN_AGAIN
