@@ -4,6 +4,7 @@ import doctest
 import importlib
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -328,6 +329,36 @@ def test_a_torchmil_model_is_wrapped_and_audited():
 def test_what_cannot_be_used_is_refused_with_a_remedy(call, error, words):
     with pytest.raises(error, match=words):
         call()
+
+
+class StampForm(torch.nn.Module):
+    """The form of STAMP's VisionTransformer: a batch axis, keyword coordinates, and a class token that reads all tiles."""
+
+    def __init__(self, in_dim, n_outputs, dim=8):
+        super().__init__()
+        self.class_token = torch.nn.Parameter(torch.randn(dim))
+        self.project_features = torch.nn.Linear(in_dim, dim)
+        self.attention = torch.nn.MultiheadAttention(dim, 2, batch_first=True)
+        self.mlp_head = torch.nn.Linear(dim, n_outputs)
+
+    def forward(self, bags, *, coords, mask):
+        tokens = torch.cat([self.class_token.expand(1, 1, -1), self.project_features(bags)], dim=1)
+        places = torch.cat([torch.zeros(1, 1, 2), coords], dim=1)
+        tokens = tokens + 1e-4 * places.sum(dim=2, keepdim=True)
+        attended, _ = self.attention(tokens, tokens, tokens, need_weights=False)
+        return self.mlp_head((tokens + attended)[:, 0])
+
+
+def test_the_documented_wrapper_of_a_stamp_transformer_is_explained():
+    page = (Path(__file__).parents[2] / "docs" / "hosts.md").read_text()
+    code = page.partition("class StampViT")[2].partition("```")[0]
+    features, coords = torch.randn(30, 8), 256 * torch.randint(0, 9, (30, 2))
+    names = {"torch": torch, "gcemil": gcemil, "vit": StampForm(8, 2).eval(), "features": features,
+             "coords": coords, "training_patches": torch.randn(60, 8)}  # fmt: skip
+    exec(f"class StampViT{code}", names)
+    expected = names["vit"](features[None], coords=0.25 * coords[None].float(), mask=None)[0]
+    found = list(names["evidence"].prediction.values())
+    assert found == pytest.approx(torch.softmax(expected, 0).tolist(), abs=1e-5)
 
 
 def test_paths_may_be_strings(classification_runs, tmp_path):
