@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gcemil.errors import UsageError
-from gcemil.hosts.consent import recall_consent, remember_consent, run_of
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
@@ -100,6 +99,9 @@ def check_trust(name: str, source: object, *, option: str = "--trust-host") -> N
     """A class that a file names is imported only with the user's consent; a host by plain name needs none."""
     if not is_import_path(name):
         return
+    # Imported here: it writes files, which the names of the hosts do not need.
+    from gcemil.hosts.consent import recall_consent, remember_consent, run_of
+
     run = run_of(source)
     if name in trusted_hosts():
         if run is not None and name in _named_in_command:
