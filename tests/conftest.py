@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from typing import TYPE_CHECKING
 
 # Workers of pytest-xdist share the cores; more threads than that only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Consent that a test gives is not the user's.
+os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="gcemil_tests_")
 
 import pytest
 import torch

@@ -47,6 +47,7 @@ from gcemil.explanation import bag_tensors, explain_bag, slide_evidence
 from gcemil.exports.evidence import Evidence
 from gcemil.hosts.adapters import adapt_model
 from gcemil.hosts.host import Host, find_device
+from gcemil.hosts.table import is_untrained
 from gcemil.model import GceMil
 from gcemil.outputs import ClassQuestion, Output, ValueOutput, create_output
 from gcemil.runs.checkpoint import (
@@ -108,6 +109,13 @@ def wrap(
     if reference is None and not (isinstance(host, Host) and isinstance(anchors, AnchorBank)):
         raise UsageError(
             "Give patches=, features (n, width) of training slides: anchors and host are fitted to them."
+        )
+    if is_untrained(host):
+        warnings.warn(
+            "The host has the weights it was created with: it is untrained, and its evidence means nothing. "
+            "Load its state_dict first, or train it with gcemil.fit.",
+            UserWarning,
+            stacklevel=2,
         )
     is_number = task in ("survival", "regression")
     wrapped = host if isinstance(host, Host) else adapt_model(host, reference, is_number=is_number)  # type: ignore[arg-type]
@@ -381,6 +389,8 @@ def explain(
     """
     network = model.network if isinstance(model, FittedModel) else model
     if not isinstance(network, GceMil):
+        if isinstance(network, str | Path):
+            raise UsageError(f"Open the model first: gcemil.explain(gcemil.load({str(network)!r}), bag).")
         raise UsageError(f"A {type(network).__name__} has no evidence. Put it into gcemil.wrap first.")
     kind, given = network.output_kind, read_bag_item(bag, "bag")
     if isinstance(model, FittedModel):

@@ -112,15 +112,26 @@ def find_class_evidence(
     return ClassEvidence(asked, search.shrink(found), found.scores, turning)
 
 
-def _class_rankings(
-    host: Host, features: Tensor, embedded: Any, coords: Tensor | None, asked: AskedOutput
+def measure_class_support(
+    host: Host, features: Tensor, embedded: Any, coords: Tensor | None, questions: Sequence[AskedOutput]
 ) -> list[Scores]:
-    rankings = []
+    """For each question the slope of its log-odds by each patch's log-gate: above 0 the patch speaks for the class.
+
+    Empty for a host without gradients.
+    """
     with torch.enable_grad():
         log_gates = torch.zeros(len(features), device=features.device, requires_grad=True)
         logits = host.gated(features, embedded, coords, log_gates).logits
-        if logits.requires_grad:
-            rankings.append(torch.autograd.grad(asked.margins(logits.unsqueeze(0))[0], log_gates)[0])
+        if not logits.requires_grad:
+            return []
+        margins = [asked.margins(logits.unsqueeze(0))[0] for asked in questions]
+        return [torch.autograd.grad(one, log_gates, retain_graph=True)[0] for one in margins]
+
+
+def _class_rankings(
+    host: Host, features: Tensor, embedded: Any, coords: Tensor | None, asked: AskedOutput
+) -> list[Scores]:
+    rankings = measure_class_support(host, features, embedded, coords, [asked])
     form = closed_form(host)
     if form is not None and len(features) > 1:
         outputs = range(asked.n_outputs)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -140,6 +141,33 @@ def test_layers_toggle(visit):
     assert drawn(visit) > outlines
     assert page.get_attribute("body", "data-layers").startswith("gate")
     assert visit.complaints == []
+
+
+def test_colours_go_by_rank_and_a_threshold_selects_the_highest(visit):
+    page, slide = visit.page, visit.session.slide(visit.slide_id)
+    page.check("#heat input[value=attention]")
+    assert page.inner_text("#low") == "lowest"
+    page.fill("#threshold", "900")
+    assert page.inner_text("#threshold-value") == "highest 10%"
+    page.click("#mark-above")
+    visit.settle()
+    evidence = json.loads(visit.downloaded("export-json"))
+    scores = slide.full.scores.numpy()[slide.rows]
+    ranks = (scores[:, None] >= scores[None, :]).mean(axis=1)
+    assert {patch["index"] for patch in evidence["patches"]} == set(np.flatnonzero(ranks >= 0.9).tolist())
+    page.check("#heat input[value=class_1]")
+    assert page.inner_text("#legend").startswith(f"speaks for {slide.classes[1]}, low to high by rank")
+    assert visit.complaints == []
+
+
+def test_legend_and_numbers_of_a_patch_lie_beside_the_slide(visit):
+    page = visit.page
+    stage = page.locator("#stage").bounding_box()
+    page.mouse.move(stage["x"] + stage["width"] / 2, stage["y"] + stage["height"] / 2)
+    for name in ("legend", "hover"):
+        box = page.locator(f"#{name}").bounding_box()
+        beside = box["x"] + box["width"] <= stage["x"] or box["y"] >= stage["y"] + stage["height"]
+        assert beside, (name, box, stage)
 
 
 def test_a_slide_is_found_by_its_label_and_opened(visit):

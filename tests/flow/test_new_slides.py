@@ -8,6 +8,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from tifffile import imread
 
 from builders.commands import answer, gcemil, refused, succeeded
 from builders.geojson_rules import violations
@@ -315,5 +316,14 @@ class TestExplanationsOfNewSlides:
         message = refused(*command, "--heatmap", "gate", error=GcemilError)
         assert "only: attention_score" in message
         assert not list(tmp_path.iterdir())
-        succeeded(*command, "--heatmap", "attention")
+        succeeded(*command, "--heatmap", "attention", "--heatmap", "class")
         assert (tmp_path / "heatmap_attention_score.ome.tif").is_file()
+        luad, lusc = (imread(tmp_path / f"heatmap_class_{name}.ome.tif") for name in ("LUAD", "LUSC"))
+        assert luad.shape == lusc.shape
+        assert (luad != lusc).any()
+
+    def test_a_risk_has_no_map_per_class(self, survival_runs, tmp_path):
+        slide = Cohort.load(survival_runs.cohort).slides[0].slide_id
+        command = ("explain", survival_runs.gce, "--slide", slide, "--out", tmp_path)
+        message = refused(*command, "--heatmap", "class", error=GcemilError)
+        assert "has no measurement 'class' to map, only: evidence_score" in message

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 import textwrap
 import types
@@ -23,6 +24,7 @@ from gcemil.benchmark.runner import Ending, execute
 from gcemil.errors import RunError, UsageError
 from gcemil.hosts import own
 from gcemil.hosts.adapters import CallableHost
+from gcemil.hosts.consent import consent_file
 from gcemil.hosts.table import HOSTS, HostSpec, create_host, host_spec
 from gcemil.viewer.session import ViewerSession
 
@@ -107,8 +109,10 @@ class Failing(QuarterPool):
 
 
 @pytest.fixture(autouse=True)
-def no_consent_from_elsewhere(monkeypatch):
+def no_consent_from_elsewhere(monkeypatch, tmp_path_factory):
     monkeypatch.setenv(own.TRUST_VARIABLE, "")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("settings")))
+    monkeypatch.setattr(own, "_named_in_command", set())
 
 
 @pytest.fixture(scope="module")
@@ -299,6 +303,34 @@ class TestConsent:
         )
         assert "add --host their_hosts:Theirs" in message
         assert not Path("was_imported").exists()
+
+    def test_consent_of_the_command_line_is_remembered_until_the_file_changes(
+        self, foreign_run, tmp_path, monkeypatch
+    ):
+        command("evaluate", foreign_run, "--trust-host", "their_hosts:Theirs")
+        other = shutil.copytree(foreign_run, tmp_path / "other")
+
+        def as_a_new_process():
+            forget(tmp_path)
+            monkeypatch.setenv(own.TRUST_VARIABLE, "")
+            own._named_in_command.clear()
+
+        as_a_new_process()
+        command("evaluate", foreign_run)
+        as_a_new_process()
+        assert "add --trust-host their_hosts:Theirs" in refused("evaluate", other)
+        with Path("their_hosts.py").open("a") as file:
+            file.write("# more\n")
+        assert "has changed since you trusted it" in refused("evaluate", foreign_run)
+        assert not Path("was_imported").exists()
+        consent_file().write_text("{broken")
+        assert "has changed" not in refused("evaluate", foreign_run)
+
+    def test_who_trains_a_host_is_not_asked_again(self, cohort, tmp_path, monkeypatch):
+        command("train", cohort.folder, "--host", PLAIN, "--out", tmp_path / "run", "--folds", "0",
+                "--epochs", 1, "--jobs", 1, "--no-gce")  # fmt: skip
+        monkeypatch.setenv(own.TRUST_VARIABLE, "")
+        command("evaluate", tmp_path / "run")
 
     def test_consent_by_environment_and_then_the_host_is_gone(self, foreign_run, monkeypatch):
         monkeypatch.setenv(own.TRUST_VARIABLE, f"{OURS}, their_hosts:Theirs")

@@ -4,6 +4,7 @@ import doctest
 import importlib
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -145,9 +146,7 @@ def test_text_anchors_are_reached_through_pairs():
     pairs = patches, patches @ projection
     model = gcemil.fit(make_bags(), LABELS, anchors=bank, pairs=pairs, epochs=1)
     assert model.network.bank.prompts == ("a", "b", "c")
-    wrapped = gcemil.wrap(
-        gcemil.create_host("abmil", in_dim=DIM, n_outputs=2), bank, patches=patches, pairs=pairs
-    )
+    wrapped = gcemil.wrap(model.loaded.host, bank, patches=patches, pairs=pairs)
     assert gcemil.explain(wrapped, make_bags()[0]).to_frame()["anchor: a"].notna().all()
 
 
@@ -347,3 +346,57 @@ def test_a_torchmil_model_is_wrapped_and_audited():
 def test_what_cannot_be_used_is_refused_with_a_remedy(call, error, words):
     with pytest.raises(error, match=words):
         call()
+
+
+class StampForm(torch.nn.Module):
+    """The form of STAMP's VisionTransformer: a batch axis, keyword coordinates, and a class token that reads all tiles."""
+
+    def __init__(self, in_dim, n_outputs, dim=8):
+        super().__init__()
+        self.class_token = torch.nn.Parameter(torch.randn(dim))
+        self.project_features = torch.nn.Linear(in_dim, dim)
+        self.attention = torch.nn.MultiheadAttention(dim, 2, batch_first=True)
+        self.mlp_head = torch.nn.Linear(dim, n_outputs)
+
+    def forward(self, bags, *, coords, mask):
+        tokens = torch.cat([self.class_token.expand(1, 1, -1), self.project_features(bags)], dim=1)
+        places = torch.cat([torch.zeros(1, 1, 2), coords], dim=1)
+        tokens = tokens + 1e-4 * places.sum(dim=2, keepdim=True)
+        attended, _ = self.attention(tokens, tokens, tokens, need_weights=False)
+        return self.mlp_head((tokens + attended)[:, 0])
+
+
+def test_the_documented_wrapper_of_a_stamp_transformer_is_explained():
+    page = (Path(__file__).parents[2] / "docs" / "hosts.md").read_text()
+    code = page.partition("class StampViT")[2].partition("```")[0]
+    features, coords = torch.randn(30, 8), 256 * torch.randint(0, 9, (30, 2))
+    names = {"torch": torch, "gcemil": gcemil, "vit": StampForm(8, 2).eval(), "features": features,
+             "coords": coords, "training_patches": torch.randn(60, 8)}  # fmt: skip
+    exec(f"class StampViT{code}", names)
+    expected = names["vit"](features[None], coords=0.25 * coords[None].float(), mask=None)[0]
+    found = list(names["evidence"].prediction.values())
+    assert found == pytest.approx(torch.softmax(expected, 0).tolist(), abs=1e-5)
+
+
+def test_paths_may_be_strings(classification_runs, tmp_path):
+    cohort, run = str(classification_runs.cohort), str(tmp_path / "run")
+    assert gcemil.Cohort.load(cohort).folder == classification_runs.cohort
+    settings = gcemil.TrainSettings(epochs=1, min_steps=1, min_epochs=1, evidence=None)
+    gcemil.train_run(cohort, run, settings, folds=[0], jobs=1)
+    loaded, _ = gcemil.load_network(f"{run}/fold_0/checkpoint.safetensors")
+    gcemil.save_pretrained(f"{run}/fold_0", str(tmp_path / "given"))
+    again = gcemil.load(str(tmp_path / "given")).network.state_dict()
+    assert all(torch.equal(again[name], one) for name, one in loaded.network.state_dict().items())
+    with pytest.raises(
+        UsageError, match=r"Open the model first: gcemil\.explain\(gcemil\.load\('runs/mine'\)"
+    ):
+        gcemil.explain("runs/mine", torch.randn(4, 8))
+
+
+def test_an_untrained_host_says_so_and_one_with_other_weights_does_not():
+    patches = torch.randn(40, 8)
+    fresh, other = (gcemil.create_host("abmil", in_dim=8, n_outputs=2) for _ in range(2))
+    with pytest.warns(UserWarning, match="it is untrained, and its evidence means nothing"):
+        gcemil.wrap(fresh, 2, patches=patches)
+    other.load_state_dict(fresh.state_dict())
+    gcemil.wrap(other, 2, patches=patches)

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from gcemil.outputs import ClassOutput, RiskOutput, Tolerances, Verdict
-from gcemil.search import Search
+from builders.wrappers import prepared_host, tensor_bag
+from gcemil.outputs import AskedOutput, ClassOutput, RiskOutput, Tolerances, Verdict
+from gcemil.search import Search, measure_class_support
 
 FULL = torch.tensor([0.0, 2.0])
 
@@ -120,3 +121,27 @@ def test_where_growing_does_not_help_the_budget_is_kept():
     assert (int(found.selected.sum()), found.verdict.is_faithful) == (1, False)
     with pytest.raises(ValueError, match="no size"):
         search(voting_host([2.0])).choose(BY_INDEX, [])
+
+
+@pytest.mark.parametrize("name", ["abmil", "dsmil", "clam_mb"])
+def test_class_support_is_how_the_log_odds_move_with_the_weight_of_a_patch(name):
+    host, (features, coords) = prepared_host(name, mode="deletion"), tensor_bag(20)
+    questions = [AskedOutput(3, index) for index in range(3)]
+    embedded = host.embed(features)
+    support = measure_class_support(host, features, embedded, coords, questions)
+    assert len(support) == 3
+    for patch in (0, 7):
+        step = torch.zeros(20).index_fill(0, torch.tensor([patch]), 0.02)
+        with torch.no_grad():
+            after, before = (host.gated(features, embedded, coords, sign * step).logits for sign in (1, -1))
+        for asked, found in zip(questions, support, strict=True):
+            moved = (asked.margins(after.unsqueeze(0)) - asked.margins(before.unsqueeze(0)))[0] / 0.04
+            assert float(found[patch]) == pytest.approx(float(moved), rel=0.05, abs=2e-4)
+
+
+def test_of_two_classes_what_speaks_for_one_speaks_against_the_other():
+    host, (features, coords) = prepared_host("abmil", n_outputs=2), tensor_bag(20)
+    questions = [AskedOutput(2, 0), AskedOutput(2, 1)]
+    first, second = measure_class_support(host, features, host.embed(features), coords, questions)
+    torch.testing.assert_close(first, -second)
+    assert float(first.abs().max()) > 0

@@ -109,8 +109,9 @@ class Cohort:
     slides: tuple[SlideRow, ...]
 
     @staticmethod
-    def load(folder: Path) -> Cohort:
+    def load(folder: Path | str) -> Cohort:
         """The cohort in this folder; tables that contradict themselves are refused."""
+        folder = Path(folder)
         card, table = read_card(folder), folder / "slides.csv"
         rows = read_table(table, card.columns)
         raise_first(check_slides(rows, card), table)

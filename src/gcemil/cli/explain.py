@@ -303,6 +303,9 @@ def export(
         None,
         help="Write <slide>.zarr of every test slide into this folder: SpatialData, as LazySlide and wsidata read it.",
     ),
+    onnx: Path | None = typer.Option(
+        None, help="Write host and evidence head of one fold as this ONNX file, for any number of patches."
+    ),
     fold: int | None = typer.Option(
         None, min=0, help="One fold; by default the first that is trained, for --wsidata all."
     ),
@@ -314,20 +317,26 @@ def export(
 ) -> None:
     """Export a model without its run and cohort, or evidence as SpatialData.
 
-    A folder of --pretrained is opened by gcemil.from_pretrained and taken by 'gcemil predict' in place of a run.
+    A folder of --pretrained is opened by gcemil.load and taken by 'gcemil predict' in place of a run. An ONNX file
+    is compared with the network before it is written.
 
     Example: gcemil export runs/bracs_abmil --pretrained models/bracs_abmil --fold 0
     """
     from gcemil.runs.folder import Run
 
-    if pretrained is None and wsidata is None:
-        raise UsageError("Say what to export: --pretrained FOLDER, --wsidata FOLDER, or both.")
+    if pretrained is None and wsidata is None and onnx is None:
+        raise UsageError("Say what to export: --pretrained FOLDER, --onnx FILE or --wsidata FOLDER.")
     written: dict[str, list[str]] = {}
+    if pretrained is not None or onnx is not None:
+        chosen = Run(run).trained_folds()[0] if fold is None else Run(run).fold(fold)
     if pretrained is not None:
         from gcemil.runs.pretrained import save_pretrained
 
-        chosen = Run(run).trained_folds()[0] if fold is None else Run(run).fold(fold)
         written["pretrained"] = [str(save_pretrained(chosen.path, pretrained, license_name=license_name))]
+    if onnx is not None:
+        from gcemil.exports.onnx import write_onnx
+
+        written["onnx"] = [str(write_onnx(chosen.checkpoint, onnx))]
     if wsidata is not None:
         from gcemil.exports.wsidata import write_wsidata
 

@@ -38,10 +38,10 @@ Tracker = Literal["tensorboard", "mlflow", "wandb", "none"]
 
 def _trust_hosts(names: list[str]) -> list[str]:
     """Consent to import these classes where a run names them."""
-    from gcemil.hosts.own import trust_host
+    from gcemil.hosts.own import trust_in_command
 
     for name in names:
-        trust_host(name)
+        trust_in_command(name)
     return names
 
 
@@ -50,7 +50,7 @@ TRUST_HOST: Any = typer.Option(
     "--trust-host",
     metavar="PACKAGE.MODULE:CLASS",
     callback=_trust_hosts,
-    help="A run trained with a host of your own: let it import this class, which RUNS ITS CODE.",
+    help="A run trained with a host of your own: let it import this class, which RUNS ITS CODE. Remembered for this run.",
 )
 HOST: Any = typer.Option(
     "abmil",
@@ -173,6 +173,7 @@ class HeatMapName(StrEnum):
     attention = "attention"
     marginal_gain = "marginal_gain"
     fold_share = "fold_share"
+    class_ = "class"
     evidence_score = "evidence_score"
     attention_score = "attention_score"
 
@@ -188,7 +189,7 @@ UNIT: Any = typer.Option(
 HEATMAP: Any = typer.Option(
     [],
     "--heatmap",
-    help="Also write this measurement of all patches as a pyramidal OME-TIFF that lies on the slide; may be given several times.",
+    help="Also write this measurement of all patches as a pyramidal OME-TIFF that lies on the slide (class: a map of every class); may be given several times.",
 )
 
 

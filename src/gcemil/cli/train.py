@@ -126,8 +126,13 @@ def train(
     from gcemil.bags.cohort import Cohort
     from gcemil.bags.folds import fold_indices
     from gcemil.cli.training_progress import print_summary, show_training, suggest_next
+    from gcemil.hosts.consent import remember_consent
+    from gcemil.hosts.own import is_import_path
     from gcemil.training.run import planned_epochs, train_run
 
+    if is_import_path(settings.host.name):
+        # Who trains a host has named it; later commands on this run need not ask again.
+        remember_consent(settings.host.name, out.resolve())
     chosen = parse_folds(folds) or fold_indices(cohort)
     n_epochs = planned_epochs(Cohort.load(cohort), settings, chosen)
     with show_training(chosen, n_epochs, out) as watch:

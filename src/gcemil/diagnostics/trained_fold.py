@@ -48,6 +48,7 @@ from gcemil.findings import Finding
 from gcemil.hosts.attention import LinearPooling
 from gcemil.hosts.host import Embedded, Host, HostOutput, check_bag, check_finite, embedded_bag, shortcut
 from gcemil.model import GceMil
+from gcemil.outputs import AskedOutput
 from gcemil.recovery import members
 from gcemil.runs.checkpoint import open_network
 from gcemil.runs.folder import (
@@ -56,6 +57,7 @@ from gcemil.runs.folder import (
     RunCard,
     fold_parts,
 )
+from gcemil.search import measure_class_support
 from gcemil.shapes import Logits, Scores, Selected
 from gcemil.tasks.task import Task, create_task, stacked_targets, target_tensor
 
@@ -369,6 +371,15 @@ class PredictedBag:
     def logit(self) -> Float[Tensor, ""]:
         """The explained output on the whole bag."""
         return self.full.logits[self.index]
+
+    @cached_property
+    def class_support(self) -> list[Scores]:
+        """How much each patch speaks for each class; empty for a risk, and for a host without gradients."""
+        n_outputs = len(self.full.logits)
+        if n_outputs == 1:
+            return []
+        questions = [AskedOutput(n_outputs, index) for index in range(n_outputs)]
+        return measure_class_support(self.host, self.features, self.embedded, self.coords, questions)
 
     @cached_property
     def asked(self) -> Interventions:

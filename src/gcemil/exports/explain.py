@@ -289,6 +289,10 @@ def explain_bag_slide(
         regions=None if regions is None else regions.of_slide(slide_id, rows),
         certificate=certificate,
         place=place,
+        measure_classes=lambda: {
+            name: support.numpy()[rows]
+            for name, support in zip(source.names, source.view.class_support, strict=False)
+        },
         folder=folder if asked is None else folder / re.sub(r"[^\w.-]+", "_", chosen.rule),
         further=tuple(
             (one, np.array([row - rows.start for row in one.patches if rows.start <= row < rows.stop], int))

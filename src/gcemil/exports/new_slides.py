@@ -48,6 +48,7 @@ from gcemil.runs.predict import (
     value_names,
 )
 from gcemil.runs.seen_slides import SeenSlides, SlidePart
+from gcemil.slides.dicom import join_series, name_slide
 from gcemil.slides.reader import ANY_EXTENSIONS, IMAGE_EXTENSIONS
 
 FEATURE_EXTENSIONS = (".h5", ".hdf5", ".pt")
@@ -152,8 +153,8 @@ def find_inputs(sources: Sequence[Path], *, out: Path | None = None) -> FoundInp
     """
     taken: dict[str, Path] = {}
     beside: list[Path] = []
-    for path in (file for source in sources for file in _expand(source, out)):
-        slide_id = plain_id(path.name)
+    for name, path in join_series(file for source in sources for file in _expand(source, out)):
+        slide_id = plain_id(name)
         other = taken.setdefault(slide_id, path)
         if other.resolve() == path.resolve():
             continue
@@ -303,7 +304,8 @@ class NewSlides:
 
     def _least_seen(self, path: Path) -> tuple[SlidePart, tuple[FoldModel, ...]]:
         """The folds that saw least of a slide, and its part in them."""
-        part, folders = self.seen.least_seen([one.folder for one in self.models], plain_id(path.name), path)
+        folders = [one.folder for one in self.models]
+        part, folders = self.seen.least_seen(folders, plain_id(name_slide(path)), path)
         return part, tuple(one for one in self.models if one.folder in folders)
 
     def _predict_unless_done(self, slide_id: str, path: Path, out: Path, again: bool) -> NewPrediction:

@@ -6,6 +6,7 @@ ExplainedSlide   the same with its certificate and where it lies; `gcemil explai
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -39,7 +40,9 @@ from gcemil.exports.overlay import SlidePlace, Thumbnail, choose_thumbnail, draw
 from gcemil.files import write_json
 from gcemil.records import FurtherSet, SlideEvidence, write_evidence
 
-HEATMAPS = ("evidence_score", "gate", "attention_score", "marginal_gain", "fold_share")
+CLASS_MAPS = "class"
+"""Stands for a heat map of every class: how much each patch speaks for it."""
+HEATMAPS = ("evidence_score", "gate", "attention_score", "marginal_gain", "fold_share", CLASS_MAPS)
 """Measurements that a heat map can show; a run without the wrapper has attention alone."""
 
 
@@ -190,6 +193,8 @@ class ExplainedSlide(SlideExport):
     place: SlidePlace
     folder: Path
     """Where its files lie unless a caller names another folder."""
+    measure_classes: Callable[[], dict[str, Real[np.ndarray, "n"]]] = dict
+    """How much each patch speaks for each class, computed when a map asks for it."""
 
     def list_further(self, bounds: Bounds) -> Iterator[dict[str, Any]]:
         """The patches of the sets beside the evidence as QuPath tiles, a class for every set."""
@@ -265,6 +270,10 @@ class ExplainedSlide(SlideExport):
         if self.further:
             tiles = self.list_further(place.bounds)
             files["further"] = ("further_sets.geojson", partial(write_geojson, features=tiles))
+        if CLASS_MAPS in heatmaps and (by_class := self.measure_classes()):
+            maps = {"class_" + re.sub(r"[^\w.-]+", "_", one): values for one, values in by_class.items()}
+            known = {**known, **maps}
+            heatmaps = [name for one in heatmaps for name in (maps if one == CLASS_MAPS else [one])]
         for name in heatmaps:
             if name not in known:
                 names = ", ".join(one for one in HEATMAPS if one in known)

@@ -37,6 +37,7 @@ from gcemil.bags.fingerprint import file_fingerprint
 from gcemil.bags.foreign.source import plain_id
 from gcemil.errors import GcemilError, InputError, StoreError, UsageError, describe_failure
 from gcemil.files import write_table, write_text
+from gcemil.slides.dicom import join_series
 from gcemil.slides.grid import PatchGrid, PatchSettings, patch_grid, probe_patches
 from gcemil.slides.mask_files import find_mask_file, read_mask, tissue_geojson
 from gcemil.slides.reader import ANY_EXTENSIONS, SLIDE_EXTENSIONS, SlideReader, magnification, open_slide
@@ -223,8 +224,8 @@ def find_slides(sources: Iterable[Path]) -> dict[str, Path]:
                 f"{source} does not exist.{near_path(source)} Give slide files, or a folder of them."
             )
     slides: dict[str, Path] = {}
-    for path in sorted(files):
-        name = plain_id(path.name)
+    for given, path in join_series(sorted(files)):
+        name = plain_id(given)
         if slides.setdefault(name, path) != path:
             raise UsageError(f"{slides[name]} and {path} would both be slide '{name}'. Rename one of them.")
     if not slides:

@@ -180,6 +180,9 @@ def adapt_model(model: Any, features: Features, *, is_number: bool = False) -> C
     called = getattr(model, "forward", model)
     takes_coords = not is_torchmil and "coords" in inspect.signature(called).parameters
     features = features.to(find_device(model))
+    # A model that reads coordinates may not do without; those of these patches are not known.
+    row = torch.arange(len(features), device=features.device)
+    places = torch.stack([row % 64, row // 64], dim=1) if takes_coords else None
 
     def is_logits(value: Tensor) -> bool:
         """Whether it is one answer for the bag, and not one for every patch."""
@@ -189,8 +192,8 @@ def adapt_model(model: Any, features: Features, *, is_number: bool = False) -> C
         if is_torchmil:
             output = getattr(model, "predict")(features.unsqueeze(0))  # noqa: B009
         else:
-            model = match_batch_axis(model, features, None, takes_coords=takes_coords, is_logits=is_logits)
-            output = model(features, None) if takes_coords else model(features)
+            model = match_batch_axis(model, features, places, takes_coords=takes_coords, is_logits=is_logits)
+            output = model(features, places) if takes_coords else model(features)
     n_outputs = torch.as_tensor(unpack_answer(output)[0]).numel()
     n_outputs = 2 if n_outputs == 1 and not is_number else n_outputs
     if is_torchmil:

@@ -85,14 +85,38 @@ def trusted_hosts() -> list[str]:
     return [name.strip() for name in os.environ.get(TRUST_VARIABLE, "").split(",") if name.strip()]
 
 
+_named_in_command: set[str] = set()
+"""Hosts that the command line names with --trust-host: consent that is kept for the run it opens."""
+
+
+def trust_in_command(name: str) -> None:
+    """As `trust_host`, and remembered for the runs that this command opens."""
+    trust_host(name)
+    _named_in_command.add(name)
+
+
 def check_trust(name: str, source: object, *, option: str = "--trust-host") -> None:
     """A class that a file names is imported only with the user's consent; a host by plain name needs none."""
-    if is_import_path(name) and name not in trusted_hosts():
-        split_path(name, f"{source}: host")
-        raise UsageError(
-            f"{source} names the host '{name}', which is not part of gcemil: opening it would run that code. "
-            f"If you trust it, add {option} {name} (or set {TRUST_VARIABLE}={name})."
-        )
+    if not is_import_path(name):
+        return
+    # Imported here: it writes files, which the names of the hosts do not need.
+    from gcemil.hosts.consent import recall_consent, remember_consent, run_of
+
+    run = run_of(source)
+    if name in trusted_hosts():
+        if run is not None and name in _named_in_command:
+            remember_consent(name, run)
+        return
+    split_path(name, f"{source}: host")
+    consent = None if run is None else recall_consent(name, run)
+    if consent:
+        trust_host(name)
+        return
+    changed = " Its file has changed since you trusted it." if consent is False else ""
+    raise UsageError(
+        f"{source} names the host '{name}', which is not part of gcemil: opening it would run that code.{changed} "
+        f"If you trust it, add {option} {name} (or set {TRUST_VARIABLE}={name})."
+    )
 
 
 def import_object(name: str, what: str) -> Any:

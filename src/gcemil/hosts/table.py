@@ -220,6 +220,7 @@ def create_host(
     # Torch comes with the adapters, which a list of names must not need.
     make = import_module("gcemil.hosts.adapters").create_own if spec.is_own else construct
     host: AnyHost = make(name, host_class, given, options)
+    vars(host)["drawn_weights"] = mark_weights(host)
     return host
 
 
@@ -262,6 +263,20 @@ def describe_failure(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     where = f", {Path(frames[-1].filename).name} line {frames[-1].lineno}" if frames else ""
     return f"{type(error).__name__}: {error}{where}"
+
+
+def mark_weights(host: AnyHost) -> tuple[float, ...] | None:
+    """A sum per weight: the host is untrained while they are those that were drawn. None for weights that are not there."""
+    weights = [one.detach() for one in host.parameters()]
+    return (
+        None if any(one.is_meta for one in weights) else tuple(float(one.double().sum()) for one in weights)
+    )
+
+
+def is_untrained(host: object) -> bool:
+    """Whether a host of `create_host` still has the weights it was created with."""
+    drawn = getattr(host, "drawn_weights", None)
+    return bool(drawn) and drawn == mark_weights(host)  # type: ignore[arg-type]
 
 
 def patch_limit(settings: TrainSettings) -> int | None:

@@ -55,6 +55,7 @@ from gcemil.runs.predict import (
     load_fold_models,
     predict_new_bag,
 )
+from gcemil.slides.dicom import name_slide
 from gcemil.slides.grid import PatchGrid, patch_grid
 from gcemil.slides.reader import ANY_EXTENSIONS, SlideReader, open_slide
 from gcemil.slides.tissue import find_tissue
@@ -185,7 +186,7 @@ class SlidePredictor:
     @torch.no_grad()
     def predict(self, path: Path, *, mpp: float | None = None) -> SlideFilePrediction:
         """One slide file; `mpp` serves where it does not state its pixel size."""
-        watch, slide_id = Stopwatch(), plain_id(path.name)
+        watch, slide_id = Stopwatch(), plain_id(name_slide(path))
         with open_slide(path, fallback_mpp=mpp) as slide:
             with watch.part("tissue"):
                 grid = patch_grid(slide, find_tissue(slide), self.origin.patches)

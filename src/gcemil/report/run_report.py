@@ -20,7 +20,7 @@ from gcemil.report.sections.controls import render_controls
 from gcemil.report.sections.examples import choose_examples, render_examples
 from gcemil.report.sections.failures import render_failures
 from gcemil.report.sections.grid import render_grid_page
-from gcemil.report.sections.headline import render_lead
+from gcemil.report.sections.headline import render_claim, render_lead
 from gcemil.report.sections.mechanism import render_mechanism
 from gcemil.report.sections.performance import render_performance
 from gcemil.report.sections.provenance import render_provenance
@@ -71,6 +71,7 @@ def render_sections(context: Context, on_step: OnStep | None = None) -> list[Sec
     examples = choose_examples(context.run) if context.run.is_wrapped else {}
     makers: list[Callable[[Context], Section | None]] = [
         render_performance,
+        render_claim,
         render_snr,
         render_controls,
         partial(render_examples, chosen=examples),

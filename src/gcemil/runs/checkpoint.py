@@ -140,7 +140,7 @@ def describe_network(loaded: LoadedNetwork, cohort: Cohort, settings: TrainSetti
 
 
 def open_network(
-    path: Path, device: str = "cpu", precision: Precision = "32"
+    path: Path | str, device: str = "cpu", precision: Precision = "32"
 ) -> tuple[LoadedNetwork, dict[str, Any]]:
     """A trained network that embeds and pools on this device, in this precision, and answers on the CPU."""
     loaded, meta = load_network(path)
@@ -151,8 +151,11 @@ def open_network(
     return loaded, meta
 
 
-def load_network(path: Path, device: torch.device | str = "cpu") -> tuple[LoadedNetwork, dict[str, Any]]:
+def load_network(
+    path: Path | str, device: torch.device | str = "cpu"
+) -> tuple[LoadedNetwork, dict[str, Any]]:
     """A trained network in evaluation mode and what it was saved with, from its checkpoint or from an exported fold."""
+    path = Path(path)
     if path.is_dir():
         path = path / PRETRAINED_WEIGHTS
     described, remedy = path, TRAIN_AGAIN

@@ -82,8 +82,9 @@ evidence = gcemil.explain(model, bag)
 Record = dict[str, Any]
 
 
-def save_pretrained(fold: Path, folder: Path, *, license_name: str = UNKNOWN_LICENSE) -> Path:
+def save_pretrained(fold: Path | str, folder: Path | str, *, license_name: str = UNKNOWN_LICENSE) -> Path:
     """Write a trained fold (RUN/fold_<k>, or the first of RUN) as a folder that `from_pretrained` opens."""
+    fold, folder = Path(fold), Path(folder)
     source = Run(fold).trained_folds()[0] if Run(fold).is_begun else RunFold(fold)
     loaded, network = load_network(source.checkpoint)
     snr = source.finding("snr")

@@ -42,13 +42,13 @@ BETWEEN_TICKS_S = 2.0
 
 
 def train_run(
-    cohort_folder: Path,
-    out: Path,
+    cohort_folder: Path | str,
+    out: Path | str,
     settings: TrainSettings,
     *,
     folds: Sequence[int] | None = None,
     jobs: int | None = None,
-    host_from: Path | None = None,
+    host_from: Path | str | None = None,
     tracker: TrackerName | None = None,
     on_epoch: OnFoldEpoch | None = None,
     on_bag: OnFoldBag | None = None,
@@ -59,6 +59,8 @@ def train_run(
     takes the numbers of every epoch; None: what the run had before, or TensorBoard where it is installed.
     """
     check_tracker(tracker)
+    cohort_folder, out = Path(cohort_folder), Path(out)
+    host_from = None if host_from is None else Path(host_from)
     cohort = Cohort.load(cohort_folder)
     train_cohort = _train_targets if cohort.card.task == "multilabel" else _train_cohort
     return train_cohort(

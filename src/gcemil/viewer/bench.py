@@ -62,13 +62,24 @@ class _Layer:
     def describe(self) -> dict[str, Any]:
         """What the page needs to draw it."""
         low, high = self.natural or (float(self.values.min()), float(self.values.max()))
-        return {"key": self.key, "label": self.label, "kind": self.kind, "low": low, "high": high}
+        # A score without a scale of its own is coloured by rank, as in the heat maps and overlays.
+        ranked = self.kind == "heat" and self.natural is None
+        return {
+            "key": self.key,
+            "label": self.label,
+            "kind": self.kind,
+            "low": low,
+            "high": high,
+            "ranked": ranked,
+        }
 
 
 def slide_layers(slide: OpenedSlide) -> list[_Layer]:
     """Every layer the slide has, in the order of the page."""
     share, rows, evidence = (0.0, 1.0), slide.rows, slide.evidence
     layers = [_Layer("attention", "attention of the host", "heat", slide.full.scores.numpy()[rows])]
+    for index, (name, support) in enumerate(zip(slide.classes, slide.class_support, strict=False)):
+        layers.append(_Layer(f"class_{index}", f"speaks for {name}", "heat", support.numpy()[rows]))
     if evidence is not None:
         layers += [
             _Layer("gate", "gate", "heat", evidence.gates, share),

@@ -29,7 +29,7 @@ from gcemil.hosts.host import HostOutput
 from gcemil.records import SlideEvidence
 from gcemil.recovery import subset_size, top_k
 from gcemil.runs.folder import Run
-from gcemil.shapes import Logits, Selected
+from gcemil.shapes import Logits, Scores, Selected
 from gcemil.viewer.tiles import GridTiles, ThumbnailTiles, Tiles, open_slide_tiles
 
 OPEN_SLIDES, OPEN_PATCHES = 3, 150_000
@@ -72,6 +72,16 @@ class OpenedSlide:
     def rule(self) -> str:
         """What chose the patches."""
         return EVIDENCE_RULE if self.evidence is not None else "attention top-k"
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes; those of a risk are not asked for."""
+        return tuple(name.removeprefix("prob_") for name in self.fold.task.prediction_names)
+
+    @cached_property
+    def class_support(self) -> list[Scores]:
+        """How much each patch of the bag speaks for each class, as far as the host can say."""
+        return self.bench.predict("wrapped").class_support
 
     @cached_property
     def tile(self) -> Callable[[int, int, int], bytes]:

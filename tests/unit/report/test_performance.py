@@ -161,7 +161,7 @@ def test_the_section_compares_the_mixture_with_the_host_and_says_who_decides(mea
     }  # fmt: skip
     assert (
         "Without a lesion (class normal): evidence is confirmed on 12% of 8 slides tested"
-        in headline.render_lead(context)
+        in headline.render_claim(context).body
     )
 
 

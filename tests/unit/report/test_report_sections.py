@@ -59,7 +59,7 @@ def toy_run(tmp_path):
 
 
 def test_the_headline_counts_the_slides_that_hold(toy_run):
-    text = headline.render_lead(context_of(toy_run.folder))
+    text = headline.render_claim(context_of(toy_run.folder)).body
     assert "<b>1 of 3</b> test slides" in text
     assert "random 0 of 3" in text
     assert "25.0 % of the patches" in text
@@ -69,7 +69,7 @@ def test_the_headline_counts_the_slides_that_hold(toy_run):
 def test_without_the_diagnostic_the_headline_gives_its_command(tmp_path):
     run = run_folder(tmp_path / "a run")
     run.fold(0, ["s0"])
-    text = headline.render_lead(context_of(run.folder))
+    text = headline.render_claim(context_of(run.folder)).body
     assert "Not measured" in text
     assert f"gcemil diagnose &#39;{run.folder}&#39; --only snr" in text
 
@@ -78,7 +78,7 @@ def test_a_run_without_the_wrapper_is_judged_by_its_attention(tmp_path):
     run = run_folder(tmp_path / "host", wrapped=False)
     run.fold(0, ["s0"], wrapped=False)
     run.snr(0, [judged_slide("s0", rule="attention")])
-    text = headline.render_lead(context_of(run.folder))
+    text = headline.render_claim(context_of(run.folder)).body
     assert "Attention is sufficient and necessary in <b>1 of 1</b>" in text
     assert "The run has no wrapper" in text
     assert mechanism.render_mechanism(context_of(run.folder), None) is None

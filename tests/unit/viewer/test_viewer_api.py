@@ -165,6 +165,9 @@ def test_layers_are_the_arrays_of_the_evidence_and_the_truth_file(client, slide,
     assert by_key["anchor_1"] == pytest.approx(slide.evidence.responses[:, 1])
     truth = store.read(classification_runs.cohort / "truth" / f"{slide.slide_id}.h5", "evidence")
     assert (by_key["truth"] == truth).all()
+    assert by_key["class_0"] == pytest.approx(slide.class_support[0].numpy(), rel=1e-5)
+    ranked = {layer["key"] for layer in about["layers"] if layer["ranked"]}
+    assert ranked == {"attention", "class_0", "class_1", "evidence_score", "marginal_gain"}
 
 
 def test_the_scale_is_known_where_a_file_states_it(classification_runs, tmp_path):
@@ -256,7 +259,8 @@ def test_a_run_without_the_wrapper_is_shown_with_its_attention(classification_ru
     client, name = visitor(session), next(iter(session.specs))
     about = client.get(f"/api/slides/{name}").json()
     assert about["rule"] == "attention top-k"
-    assert [layer["key"] for layer in about["layers"]] == ["attention", "evidence", "truth"]
+    keys = [layer["key"] for layer in about["layers"]]
+    assert keys == ["attention", "class_0", "class_1", "evidence", "truth"]
     slide = session.slide(name)
     found = judged(client, slide, slide.chosen.numpy(), everything(slide))
     assert found["predictions"]["gated"] is None

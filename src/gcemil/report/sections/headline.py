@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from gcemil.exports.certificate import CRITERIA, VerdictName
 from gcemil.report.claim import Claim
-from gcemil.report.html import render
+from gcemil.report.html import Section, render, render_section
 from gcemil.report.sections.context import Context
 from gcemil.runs.folder import Run
 
@@ -33,7 +33,7 @@ WORDS: dict[VerdictName, tuple[str, str]] = {
 
 
 def render_lead(context: Context) -> Markup:
-    """Title, facts and the answer."""
+    """Title, facts, and what a reader must know first."""
     run = context.run
     facts = [
         run.cohort.name if run.card is None else run.card.name,
@@ -42,18 +42,27 @@ def render_lead(context: Context) -> Markup:
         f"{context.count_units(len(run.bags))} tested",
         f"seed {run.settings.seed}",
     ]
-    if run.claim is None:
-        context.list_unmeasured("snr")
     return render(
         "lead.html",
         title=run.folder.name or str(run.folder),
         facts=facts,
         warning=Run(run.folder).model_warning,
-        no_evidence=describe_false_evidence(context),
-        claim=run.claim,
-        command=context.diagnose_command("snr"),
         cautions=list_cautions(context),
-        **({} if run.claim is None else _describe_answer(context, run.claim)),
+    )
+
+
+def render_claim(context: Context) -> Section:
+    """The answer, counted."""
+    claim = context.run.claim
+    if claim is None:
+        context.list_unmeasured("snr")
+    return render_section(
+        "claim",
+        "Does the evidence hold?",
+        no_evidence=describe_false_evidence(context),
+        claim=claim,
+        command=context.diagnose_command("snr"),
+        **({} if claim is None else _describe_answer(context, claim)),
     )
 
 

@@ -39,9 +39,9 @@ function endLasso(event) {
 }
 
 function markAbove() {
-  const values = page.slide.values[heatLayer().key];
-  const lowest = thresholdValue();
-  mark(Array.from(values.keys()).filter((i) => values[i] >= lowest), "new");
+  const found = shares(heatLayer());
+  const lowest = lowestShare();
+  mark(Array.from(found.keys()).filter((i) => found[i] >= lowest), "new");
 }
 
 const zoom = (factor) => { picture.viewport.zoomBy(factor); picture.viewport.applyConstraints(); };

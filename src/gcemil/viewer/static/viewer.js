@@ -56,7 +56,7 @@ async function open(name) {
   const map = new PatchMap(new Int32Array(bytes, 0, 2 * n), about.patch_size);
   const marks = new Uint8Array(n);
   for (const { patch, mark } of about.marks) marks[patch] = mark === "accept" ? ACCEPTED : REJECTED;
-  page.slide = { ...about, name, n, values, map, marks, subsets: null };
+  page.slide = { ...about, name, n, values, map, marks, subsets: null, shares: {} };
   // Slides of one case share a bag, so they share S, P and what can be undone.
   if (!page.benches.has(about.bag_id)) page.benches.set(about.bag_id, newBench(about));
   $("slide").value = name;
@@ -160,7 +160,7 @@ function showLegend() {
   const now = bench();
   const selected = now.S.every((one, i) => one === now.chosen[i]) ? "selected patches, under test: now the evidence" : "selected patches, under test";
   const lines = [];
-  if (layer) lines.push(["ramp", "", `${layer.label}, low to high`]);
+  if (layer) lines.push(["ramp", "", `${layer.label}, low to high${layer.ranked ? " by rank" : ""}`]);
   for (const key of ["evidence", "S", "truth"]) {
     if (page.shown.has(key) && (key === "S" || label(key))) lines.push(["", setColor(key), key === "S" ? selected : label(key)]);
   }
@@ -182,9 +182,32 @@ function heatLayer() {
   return page.slide.layers.find((layer) => layer.key === page.heat) || null;
 }
 
-function thresholdValue() {
-  const layer = heatLayer();
-  return layer ? layer.low + ($("threshold").value / 1000) * (layer.high - layer.low) : 0;
+// What the colours and the threshold of a layer go by: its rank where a score has no scale of its own, else its value.
+function shares(layer) {
+  const known = page.slide.shares;
+  if (known[layer.key]) return known[layer.key];
+  const values = page.slide.values[layer.key];
+  const span = layer.high - layer.low || 1;
+  const found = Float32Array.from(values, (value) => (value - layer.low) / span);
+  if (layer.ranked) {
+    const order = Uint32Array.from(values.keys()).sort((a, b) => values[a] - values[b]);
+    // Equal values share the rank of the last of them.
+    for (let i = order.length - 1, rank = 0; i >= 0; i--) {
+      if (i === order.length - 1 || values[order[i]] !== values[order[i + 1]]) rank = i + 1;
+      found[order[i]] = rank / order.length;
+    }
+  }
+  known[layer.key] = found;
+  return found;
+}
+
+function lowestShare() {
+  return $("threshold").value / 1000;
+}
+
+function describeThreshold(layer) {
+  if (layer.ranked) return `highest ${((1 - lowestShare()) * 100).toFixed(0)}%`;
+  return short(layer.low + lowestShare() * (layer.high - layer.low));
 }
 
 function short(value) {
@@ -196,9 +219,9 @@ function rebuild() {
   const { slide } = page;
   if (!slide) return;
   const layer = heatLayer();
-  $("low").textContent = layer ? short(layer.low) : "";
-  $("high").textContent = layer ? short(layer.high) : "";
-  $("threshold-value").textContent = layer ? short(thresholdValue()) : "";
+  $("low").textContent = layer ? (layer.ranked ? "lowest" : short(layer.low)) : "";
+  $("high").textContent = layer ? (layer.ranked ? "highest" : short(layer.high)) : "";
+  $("threshold-value").textContent = layer ? describeThreshold(layer) : "";
   $("mark-above").disabled = !layer;
   page.rasters = [];
   page.outlines = [];
@@ -228,11 +251,10 @@ function outline(color, isMember, width = 5) {
 }
 
 function heatColors(layer) {
-  const values = page.slide.values[layer.key];
-  const colors = new Uint32Array(values.length);
-  const lowest = thresholdValue();
-  const span = layer.high - layer.low || 1;
-  for (let i = 0; i < values.length; i++) if (values[i] >= lowest) colors[i] = heatColor((values[i] - layer.low) / span);
+  const found = shares(layer);
+  const colors = new Uint32Array(found.length);
+  const lowest = lowestShare();
+  for (let i = 0; i < found.length; i++) if (found[i] >= lowest) colors[i] = heatColor(found[i]);
   return colors;
 }
 

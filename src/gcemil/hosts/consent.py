@@ -1,0 +1,78 @@
+"""Consent to import the host of a run, kept on this machine: the run, the import path, and a hash of its files.
+
+A file that has changed since is another piece of code and asks again. Nothing in a run folder can give consent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from contextlib import suppress
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from gcemil.files import atomic_write
+
+CONSENTS = "trusted_hosts.json"
+
+
+def consent_file() -> Path:
+    """Where consent is kept: the folder for settings of the user."""
+    folder = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(folder) if folder else Path.home() / ".config") / "gcemil" / CONSENTS
+
+
+def run_of(source: object) -> Path | None:
+    """The run that a file or folder belongs to; None for what is no path."""
+    if not isinstance(source, Path):
+        return None
+    folder = source if source.is_dir() else source.parent
+    return (folder.parent if folder.name.startswith("fold_") else folder).resolve()
+
+
+def hash_module(name: str) -> str | None:
+    """Hash of the file of a module and of the packages around it, none of which is imported; None if not found."""
+    places, found = [*sys.path, str(Path.cwd())], hashlib.sha256()
+    parts = name.split(".")
+    for count in range(1, len(parts) + 1):
+        spec = PathFinder.find_spec(".".join(parts[:count]), places)
+        if spec is None:
+            return None
+        if spec.origin is not None:
+            try:
+                found.update(Path(spec.origin).read_bytes())
+            except OSError:
+                return None
+        places = list(spec.submodule_search_locations or [])
+    return found.hexdigest()
+
+
+def remember_consent(host: str, run: Path) -> None:
+    """Keep that this run may import its host, as the files are now; where nothing can be written it asks again."""
+    known, digest = _read(), hash_module(host.partition(":")[0])
+    if digest is None or known.get(str(run), {}).get(host) == digest:
+        return
+    known[str(run)] = {**known.get(str(run), {}), host: digest}
+    with suppress(OSError):
+        path = consent_file()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as temporary:
+            temporary.write_text(json.dumps(known, indent=1))
+
+
+def recall_consent(host: str, run: Path) -> bool | None:
+    """Whether the host is the one consented to; False if its files have changed, None without consent."""
+    digest = _read().get(str(run), {}).get(host)
+    return None if digest is None else digest == hash_module(host.partition(":")[0])
+
+
+def _read() -> dict[str, dict[str, str]]:
+    """Every consent; a file that cannot be understood holds none."""
+    try:
+        found = json.loads(consent_file().read_text())
+    except (OSError, ValueError):
+        return {}
+    runs = found.items() if isinstance(found, dict) else []
+    return {run: dict(hosts) for run, hosts in runs if isinstance(hosts, dict)}
