@@ -19,7 +19,8 @@ from gcemil.cli import main
 
 HELP = "See 'gcemil {} --help'."
 HOSTS = "abmil, clam_sb, transmil, dsmil, dtfd, ibmil, mhim, camil, hdmil, clam_mb, acmil, additive, mean, max, linear"
-PROFILES = "biomarker, bracs, brca, camelyon16, kirc, kirp, luad, nsclc, panda, stad, ucec"
+RECIPES = "bracs, brca, camelyon16, kirc, kirp, luad, nsclc, panda, stad, ucec"
+PROFILES = f"biomarker, {RECIPES}"
 SETTINGS = "host, evidence, epochs, min_steps, min_epochs, learning_rate, weight_decay, optimizer, betas, schedule, final_rate, clip, …"
 FOLDS = "cohort has no fold 9; its folds are 0, 1, 2, 3, 4. Give --folds or --fold one of these."
 NO_COHORT = "cohrt does not exist. Did you mean cohort? Give a cohort folder, as 'gcemil import' or 'gcemil encode' writes it."
@@ -100,7 +101,7 @@ MISTAKES = [
     ("import trident --labels labels.csv --time month --event stage --out new", 2, "labels.csv has no column 'month'. Its columns are: slide_id, case_id, label, stage. Name two of them with --time and --event."),
     ("import trident --labels others.csv --out new", 1, "others.csv has one row per case_id ('X1' …), and no slide begins with one of them ('P0-0' …). Add a column slide_id, or for STAMP give --slide-table."),
     ("import trident --labels labels.csv --out cohort", 2, "cohort is not an empty folder. Choose another one, or replace the cohort with --force."),
-    ("import trident --recipe braks --out new", 2, f"Unknown recipe 'braks'. Did you mean bracs? Choose one of: {PROFILES}."),
+    ("import trident --recipe braks --out new", 2, f"Unknown recipe 'braks'. Did you mean bracs? Choose one of: {RECIPES}."),
     ("encode nowhere --out new", 2, "nowhere does not exist. Give slide files, or a folder of them."),
     ("encode empty --out new", 2, "No slides found in empty. Slides are files that end in .ome.tiff, .ome.tif, .svs, …"),
     ("simulate lung --out new", 2, f"Unknown profile 'lung'. Choose one of: {PROFILES}."),

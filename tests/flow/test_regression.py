@@ -118,6 +118,8 @@ def test_diagnostics_report_figures_and_viewer(folder, tmp_path):
 def test_a_foreign_model_is_audited_by_its_r2(folder, tmp_path, monkeypatch):
     (tmp_path / "lab_value.py").write_text("def burden(features):\n    return features.mean(dim=0)[:1]\n")
     monkeypatch.syspath_prepend(str(tmp_path))
+    # The audit writes audit.json where it runs.
+    monkeypatch.chdir(tmp_path)
     found = answer("audit", folder / "cohort", "--model", "lab_value:burden", "--repeats", 1)
     assert "r2" in found["rows"][0]["values"]
 
