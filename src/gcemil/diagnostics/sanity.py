@@ -18,6 +18,7 @@ Fits are short: FIT_STEPS bags of at most FIT_PATCHES patches, at the rate of th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,7 +35,7 @@ from gcemil.errors import InputError
 from gcemil.explanation import explain_bag
 from gcemil.findings import Figures, Finding, Row
 from gcemil.hosts.host import Host
-from gcemil.hosts.table import host_spec
+from gcemil.hosts.table import AnyHost, host_spec
 from gcemil.recovery import random_k, subset_size, top_k
 from gcemil.runs.checkpoint import build_host
 from gcemil.runs.learning import CHANCE, Z95, bootstrap_error
@@ -68,11 +69,12 @@ class Control:
 
     @property
     def row(self) -> Row:
-        passed = None if self.passed is None else float(self.passed)
+        # NaN is a figure that does not exist.
+        value, beside = (float(one) if math.isfinite(one) else None for one in (self.value, self.beside))
         values: Figures = {
-            "control_value": self.value,
-            "control_beside": self.beside,
-            "control_passed": passed,
+            "control_value": value,
+            "control_beside": beside,
+            "control_passed": None if self.passed is None else float(self.passed),
         }
         return Row({"control": self.name}, values)
 
@@ -132,14 +134,14 @@ def _sample(bag: FoldBag, generator: torch.Generator) -> Sample:
     return Sample(bag.features[rows].float(), coords, bag.target)
 
 
-def _fresh_hosts(fold: TrainedFold, count: int) -> list[Host]:
+def _fresh_hosts(fold: TrainedFold, count: int) -> list[AnyHost]:
     """Hosts as the settings of the run name them, untrained; none where the run has a host of another kind."""
     if fold.settings.host.is_frozen or not isinstance(fold.host, nn.Module):
         return []
     return [_fresh_host(fold, fold.seed + number) for number in range(count)]
 
 
-def _fresh_host(fold: TrainedFold, seed: int) -> Host:
+def _fresh_host(fold: TrainedFold, seed: int) -> AnyHost:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         host = build_host(
@@ -185,7 +187,7 @@ def _holds(bag: FoldBag) -> bool:
     return outputs.full_kept_gap <= tolerance and (outputs.removal_gap or 0.0) >= tolerance
 
 
-def _fit(fold: TrainedFold, bags: Sequence[Sample], targets: Tensor, steps: int) -> Host:
+def _fit(fold: TrainedFold, bags: Sequence[Sample], targets: Tensor, steps: int) -> AnyHost:
     """A fresh host after a short fit of the task loss."""
     task, settings, host = fold.task, fold.settings, _fresh_host(fold, fold.seed + 10)
     rate = settings.learning_rate or host_spec(settings.host.name).learning_rate
@@ -211,7 +213,7 @@ def _fit(fold: TrainedFold, bags: Sequence[Sample], targets: Tensor, steps: int)
                 if loss is None:
                     continue
                 optimizer.zero_grad(set_to_none=True)
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]
                 nn.utils.clip_grad_norm_(learned, 5.0)
                 optimizer.step()
                 host.after_step()
