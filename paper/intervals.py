@@ -120,12 +120,13 @@ def weighted_mean(weights: np.ndarray, values: np.ndarray) -> Draws:
 
 
 class Outcome(NamedTuple):
-    """A subset of every slide: what is predicted on X, X_S and X_notS, and |Phi(X_pi) - Phi(X_S)|."""
+    """A subset of every slide: what is predicted on X, X_S and X_notS, |Phi(X_pi) - Phi(X_S)|, and its ranking against the truth."""
 
     full: np.ndarray
     kept: np.ndarray
     removed: np.ndarray
     gap: np.ndarray
+    average_precision: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,7 +175,8 @@ class Place:
         phi = rows[["phi_full", "phi_kept", "phi_removed"]].to_numpy(float).T
         classes = rows[["class_full", "class_kept", "class_removed"]].to_numpy(float).T
         answered = phi if np.isnan(classes[0]).all() else classes
-        return Outcome(*answered, np.abs(rows.phi_gated - rows.phi_kept).to_numpy(float))
+        gap = np.abs(rows.phi_gated - rows.phi_kept).to_numpy(float)
+        return Outcome(*answered, gap, rows.average_precision.to_numpy(float))
 
     def measurements(self, arm: str) -> pd.DataFrame:
         path = self.fold(arm).diagnostics / "measurements.csv.gz"
@@ -200,9 +202,9 @@ class Place:
             raise MissingFigureError(f"{arm}: {diagnostic} {labels}")
         return table
 
-    def has_not_learned(self, arm: str) -> bool:
-        """Whether the plain host or the network of the arm is at chance, or has not fitted its training slides."""
-        found = (self.fold(name).read_metrics().details.learning for name in {"host", arm})
+    def has_not_learned(self, *arms: str) -> bool:
+        """Whether the plain host or the network of an arm is at chance, or has not fitted its training slides."""
+        found = (self.fold(name).read_metrics().details.learning for name in {"host", *arms} - {""})
         return any(describe_learning([one]) is not None for one in found if one is not None)
 
 
@@ -313,6 +315,17 @@ def degradation_by_grounding(place: Place, arm: str) -> Effect:
     return Effect(full.value - none.value, None if full.ceiling is None else full.ceiling - none.value)
 
 
+def precision_by_grounding(place: Place, arm: str) -> Effect:
+    """Average precision of the evidence's ranking against the truth, of the full method less that without grounding."""
+    full, none = (
+        weighted_mean(
+            place.slides.weights, place.subset(one, "evidence", "wrapped", RECOVERED).average_precision
+        )
+        for one in (arm, "grounding_none")
+    )
+    return Effect(full - none, 1 - none)
+
+
 def metric_by_budget(place: Place, arm: str) -> Effect:
     """The gated prediction at a budget of 5 % less that at 1 %; ceiling: the full bag of the larger budget."""
     small = place.slides.score(place.predicted("budget_0.01", "soft"))
@@ -331,6 +344,24 @@ def jaccard_across_seeds(place: Place, arm: str) -> Effect:
         for rule, network in (("evidence", "wrapped"), ("attention", "plain"))
     )
     return Effect(own - attention, 1 - attention)
+
+
+def jaccard_under(kind: str) -> Callable[[Place, str], Effect]:
+    """The overlap of the evidence of a bag and its perturbed copy, less that of attention."""
+
+    def effect(place: Place, arm: str) -> Effect:
+        table = place.details(arm, "stability")
+        table = table[table.perturbation.str.startswith(kind)]
+        own, attention = (
+            table[(table.rule == rule) & (table.network == network)]
+            for rule, network in (("evidence", "wrapped"), ("attention", "plain"))
+        )
+        if own.empty or attention.empty:
+            raise MissingFigureError(f"{arm}: {kind}")
+        rival = _slide_mean(attention, "jaccard")
+        return Effect(_slide_mean(own, "jaccard") - rival, 1 - rival)
+
+    return effect
 
 
 def two_subsets(place: Place, arm: str) -> Effect:
@@ -382,6 +413,8 @@ class Comparison:
     arms: tuple[str, ...]
     datasets: tuple[str, ...] = ()
     """None: all."""
+    beside: str = ""
+    """A variant that the effect is taken from, whose network must have learned too."""
     largest_host: bool = False
     """The largest of the hosts in place of their mean."""
 
@@ -391,20 +424,23 @@ GAIN_ARMS = (*WRAPPED, "examples", "prototypes", "host_long")
 COMPARISONS: dict[str, Comparison] = {
     "classification": Comparison(gain, GAIN_ARMS, CLASSES),
     "survival": Comparison(gain, GAIN_ARMS, RISKS),
-    "components": Comparison(gap_less("naive_selector"), (PARTS,)),
+    "components": Comparison(gap_less("naive_selector"), (PARTS,), beside="naive_selector"),
     "intervention": Comparison(keep_only, WRAPPED),
     "same_budget_short": Comparison(metric_of_subset, WRAPPED, ("bracs",)),
     "same_budget": Comparison(degradation, WRAPPED, ("bracs",)),
     "diagnostics_bracs": Comparison(gap_of_gates, WRAPPED, ("bracs",), largest_host=True),
     "diagnostics": Comparison(own_degradation, WRAPPED),
     "stability": Comparison(jaccard_across_seeds, (DEFAULT,)),
+    "stability with patches missing": Comparison(jaccard_under("dropout"), (DEFAULT,)),
+    "stability with noise": Comparison(jaccard_under("noise"), (DEFAULT,)),
     "posthoc": Comparison(metric_against_occlusion, WRAPPED),
     "minimal_subsets": Comparison(two_subsets, (DEFAULT,)),
     "localisation": Comparison(dice_gain, WRAPPED),
     "localisation of the set": Comparison(dice_gain_of_set, WRAPPED),
-    "budget": Comparison(metric_by_budget, (PARTS,)),
-    "selector": Comparison(gap_less("selector_top_k"), (PARTS,)),
-    "grounding": Comparison(degradation_by_grounding, (PARTS,)),
+    "budget": Comparison(metric_by_budget, (PARTS,), beside="budget_0.01"),
+    "selector": Comparison(gap_less("selector_top_k"), (PARTS,), beside="selector_top_k"),
+    "grounding": Comparison(degradation_by_grounding, (PARTS,), beside="grounding_none"),
+    "average precision by grounding": Comparison(precision_by_grounding, (PARTS,), beside="grounding_none"),
     "cost": Comparison(relative_cost, (DEFAULT,)),
 }
 
@@ -462,7 +498,7 @@ def _measure_arm(name: str, comparison: Comparison, arm: str, places: Sequence[P
             Interval(
                 name, arm, host, float(value[0]), float(low), float(high),
                 float(np.mean(ceilings)) if ceilings else None,
-                len(own), sum(place.has_not_learned(arm) for place, _ in own),
+                len(own), sum(place.has_not_learned(arm, comparison.beside) for place, _ in own),
             )
         )  # fmt: skip
     return lines

@@ -23,7 +23,7 @@ from paper.measured import Measured, Query, select_values
 from paper.prediction import host_name
 from paper.tables import TABLES
 
-Verdict = Literal["reproduced", "not reproduced", "undecided", "cannot be compared"]
+Verdict = Literal["reproduced", "not reproduced", "undecided", "cannot be compared", "not measured"]
 Labels = tuple[str, ...]
 """Row labels that a line must all have; * matches anything."""
 HALF = 0.5
@@ -71,8 +71,10 @@ class Check:
 
 def judge(check: Check, paper: float | None, ours: Interval | None) -> Verdict:
     """The verdict by the rules of this module."""
-    if check.kind == "level" or paper is None or ours is None:
+    if check.kind == "level" or paper is None:
         return "cannot be compared"
+    if ours is None:
+        return "not measured"
     if check.kind == "bound":
         return "reproduced" if ours.high <= paper else "not reproduced" if ours.low > paper else "undecided"
     limit, sign = HALF * abs(paper), 1 if paper > 0 else -1
@@ -106,8 +108,8 @@ CHECKS: dict[str, Check] = {
     ),
     "diagnostics_bracs": Check(
         "largest C-D gap of a host", "*cd_gap", WRAPPED, combine=max, kind="bound",
-        remark="The default reads its gates at a temperature near 0, where gates and set agree by construction; the paper's parts are "
-        "read at 0.4.",
+        remark="The default leaves free riders out of the set after its gates were read, so gates and set differ; the paper's parts are read "
+        "at a temperature of 0.4.",
     ),
     "diagnostics": Check(
         "complement degradation, mean over hosts and datasets", "*.complement_degradation", WRAPPED, kind="level",
@@ -144,7 +146,7 @@ CHECKS: dict[str, Check] = {
         ("TITAN + constrained bridge (Full)",), ("No grounding",),
     ),
     "encoders": Check(
-        "gain over encoders, hosts and both datasets", "delta",
+        "gain over encoders, hosts and both datasets", "delta", kind="level",
         remark="No encoder is run on simulated features, and the paper's three need real slides or gated weights.",
     ),
     "cost": Check(
@@ -153,8 +155,15 @@ CHECKS: dict[str, Check] = {
     ),
 }  # fmt: skip
 """By table. One that is not here is text, or its figures hang on thresholds that the paper does not give."""
-SECOND_ROWS = {"localisation": "localisation of the set"}
-"""A second comparison under the same heading."""
+SECOND_ROWS = {
+    "localisation": ("localisation of the set",),
+    "stability": ("stability with patches missing", "stability with noise"),
+    "grounding": ("average precision by grounding",),
+}
+"""Further comparisons under the same heading."""
+UNPRINTED = (*SECOND_ROWS["stability"], *SECOND_ROWS["grounding"])
+"""Of these the paper prints no figure."""
+UNPRINTED_NOTE = "The paper prints no such figure, so there is an interval and no verdict."
 TEXT_TABLES = ("definitions", "failure_audit", "anchor_protocol", "capacity", "dataset_card")
 ARMS = {
     DEFAULT: "default (prompts)",
@@ -186,17 +195,20 @@ class Finding:
     @property
     def sentence(self) -> str:
         """What was asked, what came out, and what a reader must know."""
+        if self.name in UNPRINTED:
+            return UNPRINTED_NOTE
         said = [f"{self.check.question[:1].upper()}{self.check.question[1:]}."]
         if not self.lines:
             said.append("Not measured here.")
         for arm in (DEFAULT, PARTS):
-            if (line := self.line(arm)) is not None and self.check.kind != "level":
-                said.append(f"{_explain(self, arm, line)}")
+            if self.verdict(arm) not in ("cannot be compared", "not measured"):
+                said.append(_explain(self, arm))
         return " ".join([*said, self.check.remark]).strip()
 
 
-def _explain(finding: Finding, arm: str, line: Interval) -> str:
+def _explain(finding: Finding, arm: str) -> str:
     """The verdict on an arm in a sentence."""
+    line = finding.line(arm)
     verdict, paper = finding.verdict(arm), finding.paper or 0.0
     who = f"{ARMS[arm][:1].upper()}{ARMS[arm][1:]}" if arm == DEFAULT else ARMS[arm]
     if finding.check.kind == "bound":
@@ -205,7 +217,7 @@ def _explain(finding: Finding, arm: str, line: Interval) -> str:
     half = f"half of the paper's effect ({HALF * paper:+.3f})"
     where = {"reproduced": "above", "not reproduced": "below", "undecided": "on both sides of"}[verdict]
     text = f"{who}: {verdict}; the interval lies {where} {half}."
-    if verdict != "reproduced" and line.ceiling is not None and line.ceiling < HALF * paper:
+    if verdict != "reproduced" and line and line.ceiling is not None and line.ceiling < HALF * paper:
         text += f" The ceiling itself is {line.ceiling:+.3f}, so there is no room for it on these hosts and slides."
     return text
 
@@ -215,13 +227,9 @@ def judge_tables(measured: Measured, paper: PaperFigures) -> list[Finding]:
     found = []
     for name, check in CHECKS.items():
         number = check.number(TABLES[name](measured, paper))
-        names = (name, SECOND_ROWS.get(name, name))
-        lines = tuple(one for one in measured.intervals if one.comparison in names)
-        own = tuple(one for one in lines if one.comparison == name)
-        found.append(Finding(name, check, number, own))
-        if name in SECOND_ROWS:
-            more = tuple(one for one in lines if one.comparison != name)
-            found.append(Finding(SECOND_ROWS[name], check, number, more))
+        for one in (name, *SECOND_ROWS.get(name, ())):
+            lines = tuple(line for line in measured.intervals if line.comparison == one)
+            found.append(Finding(one, check, None if one in UNPRINTED else number, lines))
     return found
 
 
@@ -259,9 +267,10 @@ def render_page(measured: Measured, paper: PaperFigures) -> str:
             judged = (
                 one.verdict(arm) if line is not None or one.check.kind == "level" or not one.lines else "-"
             )
-            cells += [_interval(line), judged, _ceiling(line)]
+            mark = " †" if line is not None and line.at_chance else ""
+            cells += [_interval(line) + mark, judged, _ceiling(line, one.check)]
         lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", *describe_levels(measured), ""]
+    lines += ["", "† one of its networks has not learned.", "", *describe_levels(measured), ""]
     for one in found:
         lines += [f"## {one.name}", "", one.sentence, ""]
         if one.lines:
@@ -288,7 +297,6 @@ def describe_grid(measured: Measured) -> str:
 
 def describe_levels(measured: Measured) -> list[str]:
     """The task metric of plain hosts, and which networks have not learned."""
-    lines = ["Plain hosts, Macro-F1 or C-index, mean of seeds:", "", "| host | "]
     names = [one.name for one in measured.cohorts]
     lines = [
         "Plain hosts (Macro-F1 or C-index, mean of seeds):",
@@ -331,7 +339,9 @@ def _details(finding: Finding) -> list[str]:
         runs = f"{one.runs}" + (
             f", {one.at_chance} with a network that has not learned" if one.at_chance else ""
         )
-        lines.append(f"| {ARMS[one.arm]} | {who} | {_interval(one)} | {verdict} | {_ceiling(one)} | {runs} |")
+        lines.append(
+            f"| {ARMS[one.arm]} | {who} | {_interval(one)} | {verdict} | {_ceiling(one, finding.check)} | {runs} |"
+        )
     return [*lines, ""]
 
 
@@ -343,9 +353,9 @@ def _interval(line: Interval | None) -> str:
     return "-" if line is None else f"{line.value:.3f} [{line.low:.3f}, {line.high:.3f}]"
 
 
-def _ceiling(line: Interval | None) -> str:
-    """The ceiling, and the share of it that is reached; none where the ceiling is not above 0."""
+def _ceiling(line: Interval | None, check: Check) -> str:
+    """The ceiling, and the share of it that is reached; no share of a bound, whose best value is the least."""
     if line is None or line.ceiling is None:
         return "-"
-    share = f", {line.value / line.ceiling:.0%}" if line.ceiling > 0 and line.value > 0 else ""
-    return f"{line.ceiling:.3f}{share}"
+    has_share = check.kind != "bound" and line.ceiling > 0 and line.value > 0
+    return f"{line.ceiling:.3f}{f', {line.value / line.ceiling:.0%}' if has_share else ''}"

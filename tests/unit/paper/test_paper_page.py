@@ -40,8 +40,9 @@ def test_a_verdict_follows_from_the_interval(kind, low, high, verdict):
     assert judge(Check("", kind=kind), 0.10, interval(low, high)) == verdict
 
 
-def test_what_was_not_measured_or_printed_cannot_be_compared():
-    assert judge(Check(""), 0.10, None) == "cannot be compared"
+def test_what_was_not_measured_is_said_and_what_was_not_printed_cannot_be_compared():
+    assert judge(Check(""), 0.10, None) == "not measured"
+    assert judge(Check("", kind="level"), 0.10, None) == "cannot be compared"
     assert judge(Check(""), None, interval(0.1, 0.2)) == "cannot be compared"
 
 
@@ -81,6 +82,7 @@ def test_a_network_that_has_not_learned_is_named_and_counted(tmp_path):
     weak = UnlearnedRun("bracs", "abmil", "host", 0, "at chance")
     text = page(tmp_path, interval(0.1, 0.2, at_chance=3), unlearned=(weak,))
     assert "| 4, 3 with a network that has not learned |" in text
+    assert "| 0.150 [0.100, 0.200] † | reproduced |" in text
     assert "have not fitted their training slides: bracs, abmil, host, seed 0." in text
 
 
