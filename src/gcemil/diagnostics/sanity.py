@@ -32,7 +32,6 @@ from gcemil.bags.bag import Bag
 from gcemil.diagnostics.snr import RISK_TOLERANCE
 from gcemil.diagnostics.trained_fold import FoldBag, Measure, Pass, PredictedBag, TrainedFold, predict_bag
 from gcemil.errors import InputError
-from gcemil.explanation import explain_bag
 from gcemil.findings import Figures, Finding, Row
 from gcemil.hosts.host import Host
 from gcemil.hosts.table import AnyHost, host_spec
@@ -176,10 +175,8 @@ def _without_signal(bag: FoldBag, centre: Tensor, deviation: Tensor, generator: 
 
 def _holds(bag: FoldBag) -> bool:
     """Whether the evidence, of a plain host the attended 5 %, is sufficient and necessary."""
-    model = bag.fold.model
-    if model is not None:
-        verdict = explain_bag(model, bag.bag).verdict
-        return verdict.is_sufficient and verdict.is_necessary
+    if (explanation := bag.explanation) is not None:
+        return explanation.verdict.is_sufficient and explanation.verdict.is_necessary
     view = bag.predict("wrapped")
     selected = top_k(view.full.scores, subset_size(len(bag), bag.fold.own_budget))
     outputs = bag.fold.output_scale("wrapped").read(view.outcome(selected))
