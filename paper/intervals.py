@@ -415,6 +415,8 @@ class Comparison:
     """None: all."""
     beside: str = ""
     """A variant that the effect is taken from, whose network must have learned too."""
+    is_gain: bool = False
+    """A gain counts networks that have not learned, which is an outcome; evidence of such networks says nothing."""
     largest_host: bool = False
     """The largest of the hosts in place of their mean."""
 
@@ -422,8 +424,8 @@ class Comparison:
 CLASSES, RISKS = ("bracs", "camelyon16"), ("kirc",)
 GAIN_ARMS = (*WRAPPED, "examples", "prototypes", "host_long")
 COMPARISONS: dict[str, Comparison] = {
-    "classification": Comparison(gain, GAIN_ARMS, CLASSES),
-    "survival": Comparison(gain, GAIN_ARMS, RISKS),
+    "classification": Comparison(gain, GAIN_ARMS, CLASSES, is_gain=True),
+    "survival": Comparison(gain, GAIN_ARMS, RISKS, is_gain=True),
     "components": Comparison(gap_less("naive_selector"), (PARTS,), beside="naive_selector"),
     "intervention": Comparison(keep_only, WRAPPED),
     "same_budget_short": Comparison(metric_of_subset, WRAPPED, ("bracs",)),
@@ -487,7 +489,10 @@ def _measure_arm(name: str, comparison: Comparison, arm: str, places: Sequence[P
     lines = []
     for host in [ALL, *hosts] if len(hosts) > 1 else [ALL] if hosts else []:
         own = [(place, effect) for place, effect in effects if host in (ALL, place.host)]
-        groups = [[effect for place, effect in own if place.host == one] for one in hosts]
+        if host == ALL and not comparison.is_gain:
+            # Over all hosts, the networks that have learned; where none has, all.
+            own = [one for one in own if not one[0].has_not_learned(arm, comparison.beside)] or own
+        groups = [group for one in hosts if (group := [effect for place, effect in own if place.host == one])]
         if comparison.largest_host and host == ALL:
             value = np.max([join_runs([one.value for one in group]) for group in groups], axis=0)
         else:

@@ -18,7 +18,7 @@ from typing import Literal
 
 from gcemil.tables import Table
 from paper.comparison import PaperFigures
-from paper.intervals import ALL, DEFAULT, PARTS, Interval
+from paper.intervals import ALL, COMPARISONS, DEFAULT, PARTS, Interval
 from paper.measured import Measured, Query, select_values
 from paper.prediction import host_name
 from paper.tables import TABLES
@@ -75,6 +75,9 @@ def judge(check: Check, paper: float | None, ours: Interval | None) -> Verdict:
         return "cannot be compared"
     if ours is None:
         return "not measured"
+    learned = ours.at_chance < ours.runs or COMPARISONS[ours.comparison].is_gain
+    if not learned:
+        return "cannot be compared"
     if check.kind == "bound":
         return "reproduced" if ours.high <= paper else "not reproduced" if ours.low > paper else "undecided"
     limit, sign = HALF * abs(paper), 1 if paper > 0 else -1
@@ -240,7 +243,7 @@ def render_page(measured: Measured, paper: PaperFigures) -> str:
     lines = [
         "# The paper's tables",
         "",
-        *HEADLINES,
+        *summarise(main),
         "",
         "Written by `python -m paper page` from `paper/results`; `python -m paper` prints it, and `python -m paper tables` prints "
         "all cells of all tables.",
@@ -251,7 +254,7 @@ def render_page(measured: Measured, paper: PaperFigures) -> str:
         "*Default* is the recipe of this package with prompts; *the paper's parts* is the recipe `paper_budget`: joint training, "
         "adapter, MLP score, grounding and repair, within the budget. An effect is *reproduced* if the whole 95 % interval is at least half of the "
         "paper's, *not reproduced* if the whole interval is less, and *undecided* otherwise; a bound is reproduced if the whole "
-        "interval is below the paper's. Intervals are bootstraps over slides and runs (`paper/intervals.py`). The *ceiling* is what the true patches reach "
+        "interval is below the paper's. Evidence of networks that have not learned is left out over all hosts, and not judged. Intervals are bootstraps over slides and runs (`paper/intervals.py`). The *ceiling* is what the true patches reach "
         "on the same network and slides; where the effect is not one of patches, its largest possible value. The share is the "
         "estimate over the ceiling.",
         "",
@@ -270,7 +273,7 @@ def render_page(measured: Measured, paper: PaperFigures) -> str:
             mark = " †" if line is not None and line.at_chance else ""
             cells += [_interval(line) + mark, judged, _ceiling(line, one.check)]
         lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", "† one of its networks has not learned.", "", *describe_levels(measured), ""]
+    lines += ["", "† rests on networks that have not learned.", "", *describe_levels(measured), ""]
     for one in found:
         lines += [f"## {one.name}", "", one.sentence, ""]
         if one.lines:
@@ -284,7 +287,30 @@ def render_page(measured: Measured, paper: PaperFigures) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-HEADLINES: tuple[str, ...] = ()
+def summarise(found: list[Finding]) -> list[str]:
+    """Three lines: which claims hold, which do not, and for both on which hosts."""
+    lines = []
+    for verdict, words in (
+        ("reproduced", "Hold"),
+        ("not reproduced", "Do not hold"),
+        ("undecided", "Undecided at this size"),
+    ):
+        parts = []
+        for arm, who in ((DEFAULT, "default"), (PARTS, "the paper's parts")):
+            names = [name for one in found if (name := _name_hosts(one, arm, verdict))]
+            parts.append(f"{who}: {', '.join(names) or 'none'}")
+        lines.append(f"- **{words}.** {'; '.join(parts)}.")
+    return lines
+
+
+def _name_hosts(finding: Finding, arm: str, verdict: Verdict) -> str:
+    """The comparison, with the hosts of this verdict where hosts differ; empty where none has it."""
+    own = [one for one in finding.lines if one.arm == arm and one.host != ALL]
+    verdicts = {one.host: judge(finding.check, finding.paper, one) for one in own}
+    if len(set(verdicts.values())) < 2:
+        return finding.name if finding.verdict(arm) == verdict else ""
+    hosts = [host_name(host) for host, said in verdicts.items() if said == verdict]
+    return f"{finding.name} ({', '.join(hosts)})" if hosts else ""
 
 
 def describe_grid(measured: Measured) -> str:

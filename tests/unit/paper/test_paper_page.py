@@ -46,6 +46,15 @@ def test_what_was_not_measured_is_said_and_what_was_not_printed_cannot_be_compar
     assert judge(Check(""), None, interval(0.1, 0.2)) == "cannot be compared"
 
 
+def test_evidence_of_networks_that_have_not_learned_is_not_judged():
+    assert (
+        judge(Check(""), 0.10, interval(0.2, 0.3, comparison="posthoc", at_chance=4)) == "cannot be compared"
+    )
+    assert judge(Check(""), 0.10, interval(0.2, 0.3, comparison="posthoc", at_chance=3)) == "reproduced"
+    # That a network does not learn is an outcome of a gain.
+    assert judge(Check(""), 0.10, interval(-0.3, -0.2, at_chance=4)) == "not reproduced"
+
+
 def test_a_loss_in_the_paper_is_held_against_a_loss():
     assert judge(Check(""), -0.10, interval(-0.30, -0.06)) == "reproduced"
     assert judge(Check(""), -0.10, interval(0.06, 0.30)) == "not reproduced"
@@ -76,6 +85,19 @@ def test_every_comparison_has_an_interval_a_ceiling_and_a_sentence(tmp_path):
     assert "Of 19 comparisons 18 were not measured." in text
     for name in CHECKS:
         assert f"## {name}\n" in text
+
+
+def test_three_lines_say_which_claims_hold_on_which_hosts(tmp_path):
+    text = page(
+        tmp_path,
+        interval(0.10, 0.20),
+        interval(0.10, 0.20, host="abmil"),
+        interval(-0.20, -0.10, host="dsmil"),
+        interval(0.0, 0.9, comparison="survival"),
+    )
+    assert "- **Hold.** default: classification (ABMIL); the paper's parts: none." in text
+    assert "- **Do not hold.** default: classification (DSMIL); the paper's parts: none." in text
+    assert "- **Undecided at this size.** default: survival; the paper's parts: none." in text
 
 
 def test_a_network_that_has_not_learned_is_named_and_counted(tmp_path):
