@@ -114,8 +114,9 @@ def measure_sanity(fold: TrainedFold, *, steps: int = FIT_STEPS, bags: int = FIT
             f"attention of fresh weights should rank patches otherwise, mean |Spearman| at most {MOST_ALIKE}"
         )
         controls.append(Control("random_weights", expected, own, fresh, bool(own <= MOST_ALIKE)))
-        controls.append(_shuffle_labels(fold, train, test, steps, generator))
-        controls.append(_plant_shortcut(fold, train, test, steps, generator))
+        plain = _fit(fold, train, torch.stack([one.target for one in train]), steps)
+        controls.append(_shuffle_labels(fold, plain, train, test, steps, generator))
+        controls.append(_plant_shortcut(fold, plain, train, test, steps, generator))
     real, empty = np.array(held, dtype=float).mean(axis=0)
     expected = f"random patches should have sufficient and necessary evidence on at most {MOST_FALSE:.0%} of the bags"
     controls.append(Control("no_signal", expected, empty, real, bool(empty <= MOST_FALSE)))
@@ -219,14 +220,19 @@ def _fit(fold: TrainedFold, bags: Sequence[Sample], targets: Tensor, steps: int)
 
 
 def _shuffle_labels(
-    fold: TrainedFold, train: Sequence[Sample], test: Sequence[Sample], steps: int, generator: torch.Generator
+    fold: TrainedFold,
+    plain: Host,
+    train: Sequence[Sample],
+    test: Sequence[Sample],
+    steps: int,
+    generator: torch.Generator,
 ) -> Control:
-    """A host fitted to labels in random order, beside one fitted to the true labels."""
+    """A host fitted to labels in random order, beside the plain one, which was fitted to the true labels."""
     targets = torch.stack([one.target for one in train])
     order = torch.randperm(len(targets), generator=generator)
     figure = "AUC" if fold.task.n_outputs > 1 else "C-index"
     shuffled, error = _score(fold, _fit(fold, train, targets[order], steps), test)
-    true, true_error = _score(fold, _fit(fold, train, targets, steps), test)
+    true, true_error = _score(fold, plain, test)
     learned = true - Z95 * true_error > CHANCE
     expected = f"after labels in random order the interval of the {figure} should hold {CHANCE}"
     passed = abs(shuffled - CHANCE) <= Z95 * error
@@ -250,9 +256,14 @@ def _score(fold: TrainedFold, host: Host, test: Sequence[Sample]) -> tuple[float
 
 
 def _plant_shortcut(
-    fold: TrainedFold, train: Sequence[Sample], test: Sequence[Sample], steps: int, generator: torch.Generator
+    fold: TrainedFold,
+    plain: Host,
+    train: Sequence[Sample],
+    test: Sequence[Sample],
+    steps: int,
+    generator: torch.Generator,
 ) -> Control:
-    """A host fitted to bags of which one class is marked, beside one fitted to bags without marks."""
+    """A host fitted to bags of which one class is marked, beside the plain one, which saw no mark."""
     targets = torch.stack([one.target for one in train])
     pooled = torch.cat([one.features for one in train])
     signs = torch.randint(0, 2, (pooled.shape[1],), generator=generator) * 2 - 1
@@ -264,7 +275,7 @@ def _plant_shortcut(
         _put_mark(one, mark, generator)[0] if bool(is_chosen) else one
         for one, is_chosen in zip(train, chosen, strict=True)
     ]
-    misled, plain = _fit(fold, marked, targets, steps), _fit(fold, train, targets, steps)
+    misled = _fit(fold, marked, targets, steps)
     planted = [_put_mark(one, mark, generator) for one in test]
     with torch.no_grad():
         views = [predict_bag(misled, one.features, one.coords) for one, _ in planted]
