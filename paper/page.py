@@ -372,11 +372,12 @@ def _details(finding: Finding) -> list[str]:
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
+    # Minus zero would be printed as a loss.
+    return "-" if value is None else f"{round(value, 3) + 0.0:.3f}"
 
 
 def _interval(line: Interval | None) -> str:
-    return "-" if line is None else f"{line.value:.3f} [{line.low:.3f}, {line.high:.3f}]"
+    return "-" if line is None else f"{_number(line.value)} [{_number(line.low)}, {_number(line.high)}]"
 
 
 def _ceiling(line: Interval | None, check: Check) -> str:
@@ -384,4 +385,4 @@ def _ceiling(line: Interval | None, check: Check) -> str:
     if line is None or line.ceiling is None:
         return "-"
     has_share = check.kind != "bound" and line.ceiling > 0 and line.value > 0
-    return f"{line.ceiling:.3f}{f', {line.value / line.ceiling:.0%}' if has_share else ''}"
+    return f"{_number(line.ceiling)}{f', {line.value / line.ceiling:.0%}' if has_share else ''}"
