@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
@@ -28,6 +29,7 @@ Labels = tuple[str, ...]
 """Row labels that a line must all have; * matches anything."""
 HALF = 0.5
 SIGNIFICANT = 0.05
+GRIDS = Path(__file__).parent / "grids"
 
 
 def share_significant(found: list[float]) -> float:
@@ -258,7 +260,7 @@ def render_page(measured: Measured, paper: PaperFigures) -> str:
         "on the same network and slides; where the effect is not one of patches, its largest possible value. The share is the "
         "estimate over the ceiling.",
         "",
-        count_verdicts(main),
+        f"{count_verdicts(main)} {describe_missing(measured)}",
         "",
         "| comparison | paper | default | verdict | ceiling, share | the paper's parts | verdict | ceiling, share |",
         "|---|---|---|---|---|---|---|---|",
@@ -311,6 +313,13 @@ def _name_hosts(finding: Finding, arm: str, verdict: Verdict) -> str:
         return finding.name if finding.verdict(arm) == verdict else ""
     hosts = [host_name(host) for host, said in verdicts.items() if said == verdict]
     return f"{finding.name} ({', '.join(hosts)})" if hosts else ""
+
+
+def describe_missing(measured: Measured) -> str:
+    """The reduced grids that have not been run."""
+    planned = sorted(path.stem for path in GRIDS.glob("reduced*.yaml"))
+    missing = [f"`{name}`" for name in planned if name not in measured.grids]
+    return f"Grids that have not been run: {', '.join(missing) or 'none'}."
 
 
 def describe_grid(measured: Measured) -> str:
