@@ -1,4 +1,4 @@
-"""The tables of docs/results.md, from results/vote/*.json (benchmarks/vote.py) and results/runs.csv (benchmarks/collect.py).
+"""The tables of docs/results.md, from results/vote/*.json (benchmarks/vote.py), results/runs.csv (benchmarks/collect.py) and results/sanity/*.json.
 
 python benchmarks/results_tables.py
 """
@@ -18,11 +18,15 @@ RIVALS = ("attention", "contribution", "occlusion")
 
 def main() -> None:
     votes = {path.stem: json.loads(path.read_text()) for path in sorted((RESULTS / "vote").glob("*.json"))}
+    controls = {
+        path.stem: json.loads(path.read_text()) for path in sorted((RESULTS / "sanity").glob("*.json"))
+    }
     runs = pd.read_csv(RESULTS / "runs.csv", keep_default_na=False)
     for title, rows in (
         ("Prediction", [prediction(name, one) for name, one in votes.items()]),
         ("Place and verdict", [place(name, one) for name, one in votes.items()]),
         ("Curves", [curves(name, one) for name, one in votes.items()]),
+        ("Controls", [sanity(name, one) for name, one in controls.items()]),
         ("Runs", runs.to_dict("records")),
     ):
         print(f"## {title}\n\n{format_table(rows)}\n")
@@ -78,6 +82,18 @@ def curves(name: str, vote: dict[str, Any]) -> dict[str, Any]:
         row[f"AUKC - {rival}"] = interval(less[rival]["aukc"])
         row[f"removal - {rival}"] = interval(less[rival]["removal"])
     return row | {"MSK": number(evidence["msk"]), "SHI": number(evidence["shi"])}
+
+
+def sanity(name: str, finding: dict[str, Any]) -> dict[str, Any]:
+    """What each control of the diagnostic `sanity` shows, in brackets the figure beside it, and its verdict."""
+    words = {1.0: "pass", 0.0: "fail", None: "says nothing"}
+    return {"run": name} | {
+        row["labels"]["control"].replace("_", " "): (
+            f"{number(row['values']['control_value'])} ({number(row['values']['control_beside'])}) "
+            f"{words[row['values']['control_passed']]}"
+        )
+        for row in finding["rows"]
+    }
 
 
 def pair(ours: dict[str, Any], theirs: dict[str, Any], name: str) -> str:

@@ -1,4 +1,4 @@
-"""Print the tables of the paper, write the page about them, or collect the figures of a grid; see README.md."""
+"""Print the comparisons with their intervals and verdicts; print all tables, write the page, or collect a grid. See README.md."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ PAGE = Path(__file__).parents[1] / "docs" / "paper.md"
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run one of the three commands."""
+    """Print the page, or run one of the three commands."""
     parser = argparse.ArgumentParser(prog="python -m paper", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = parser.add_subparsers(dest="command")
     tables = commands.add_parser("tables", help="print tables: the paper's lines and ours")
     tables.add_argument("--table", action="append", choices=ALL_TABLES, help="a table; all by default")
     tables.add_argument("--format", choices=FORMATS, default="markdown", help="csv has one line per cell")
@@ -39,6 +39,9 @@ def main(arguments: list[str] | None = None) -> None:
         )
     options = parser.parse_args(arguments)
     try:
+        if options.command is None:
+            print(render_page(read_measured(), paper_figures()), end="")
+            return
         measured = read_measured(options.results)
         if options.command == "collect":
             print(f"wrote {write_measured(measured, options.out)}")

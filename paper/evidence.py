@@ -90,9 +90,9 @@ SNR_HEADERS = {
 EVIDENCE = Query(source="snr", labels={"rule": "evidence", "class": "all"})
 """The recovered evidence, over all classes."""
 CONTROL_ROWS: dict[str, tuple[str, Labels]] = {
-    "attention": ("attention of the plain host", {"rule": "attention", "network": "plain"}),
-    "random": ("random patches", {"rule": "random", "network": "wrapped"}),
-    "oracle": ("oracle (truth first)", {"rule": "oracle", "network": "wrapped"}),
+    "control.attention": ("attention of the plain host", {"rule": "attention", "network": "plain"}),
+    "control.random": ("random patches", {"rule": "random", "network": "wrapped"}),
+    "control.oracle": ("oracle (truth first)", {"rule": "oracle", "network": "wrapped"}),
 }
 """The last rows of tables about the evidence: the same number of patches by attention, by chance and by the truth."""
 
@@ -368,7 +368,8 @@ LOCALISATION_COLUMNS = {
 }
 """Our metric, and the paper's column beside it. The paper does not say over which slides its specificity is."""
 MAP_NOTE = (
-    "The map of a host is its attention, that of GCE its gates; each is thresholded on validation slides."
+    "The map of a host is its attention, that of GCE its evidence scores; each is thresholded on validation slides. The set is the "
+    "recovered evidence, which has no threshold."
 )
 
 
@@ -381,11 +382,13 @@ def localisation_table(measured: Measured, paper: PaperFigures) -> Table:
     for host in (host for host in list_hosts(measured) if table.row(f"{host}.host") or host in ran):
         name = host_name(host)
         attention = base.where(host=host, labels={"rule": "attention", "network": "plain"})
-        gates = base.where(host=host, labels={"rule": "gates", "network": "wrapped"})
+        scores = base.where(host=host, labels={"rule": "evidence scores", "network": "wrapped"})
+        found = base.where(host=host, labels={"rule": "evidence", "network": "wrapped"})
         rows += [
             TableRow(f"{host}.host", (name,), attention),
-            TableRow(f"{host}.gce", (f"{name}+GCE",), gates),
-            TableRow(f"{host}.delta", (f"{name} Δ",), gates, baseline=attention),
+            TableRow(f"{host}.gce", (f"{name}+GCE",), scores),
+            TableRow(f"{host}.delta", (f"{name} Δ",), scores, baseline=attention),
+            TableRow(f"{host}.set", (f"{name}+GCE, set",), found),
         ]
     rows += [
         TableRow(f"control.{rule}", (rule,), base.where(labels={"rule": rule}), comparison=None)

@@ -1,6 +1,6 @@
 """The measured figures as one long table, and the selections that tables make from it.
 
-results/figures.csv.gz has a line per figure: cohort, host, label (arm or variant), seed, fold (-1: the whole run), source
+results/intervals.csv holds the estimates with intervals (intervals.py). results/figures.csv.gz has a line per figure: cohort, host, label (arm or variant), seed, fold (-1: the whole run), source
 (`task` or a diagnostic), the row labels of the finding (`by_rule`, `by_network`, ...), metric and value. An empty value
 was measured and is not defined. results/facts.json describes the cohorts and holds the tests over slides.
 
@@ -14,12 +14,12 @@ A `Query` selects one figure; `select_values` returns its values as a Series ind
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -27,12 +27,17 @@ import pandas as pd
 from gcemil.benchmark.figures import RUN, MeasuredRun, list_runs, read_figures
 from gcemil.benchmark.results import Results, read_cohort_record, read_log
 from gcemil.rules import find_rule
+from gcemil.runs.folder import Run
+from gcemil.runs.learning import describe_learning
+
+if TYPE_CHECKING:
+    from paper.intervals import Interval
 
 ANY_ENCODER = "*"
 UNIT = ["cohort", "host", "seed", "fold"]
 """What a value was measured on; values of two arms are paired by it."""
 RESULTS = Path(__file__).parent / "results"
-FIGURES, FACTS = "figures.csv.gz", "facts.json"
+FIGURES, FACTS, INTERVALS = "figures.csv.gz", "facts.json", "intervals.csv"
 USED_LABELS = ["by_mode", "by_network", "by_rule", "by_perturbation"]
 NO_ROWS = pd.DataFrame({name: [] for name in (*UNIT, "value")}).set_index(UNIT, drop=False)
 EMPTY = NO_ROWS.value
@@ -86,6 +91,16 @@ class SlideTest(NamedTuple):
     """Slides whose two predictions differ; where there is none, p is 1."""
 
 
+class UnlearnedRun(NamedTuple):
+    """A run whose network is no better than chance, or has not fitted its training slides."""
+
+    cohort: str
+    host: str
+    label: str
+    seed: int
+    reason: str
+
+
 @dataclass(frozen=True)
 class Measured:
     """All figures of a results folder."""
@@ -93,6 +108,8 @@ class Measured:
     rows: pd.DataFrame
     cohorts: tuple[CohortFacts, ...]
     slide_tests: tuple[SlideTest, ...] = ()
+    intervals: tuple[Interval, ...] = ()
+    unlearned: tuple[UnlearnedRun, ...] = ()
     grids: tuple[str, ...] = ()
     seconds: float = 0.0
     """Of all executions, on one worker each."""
@@ -148,7 +165,13 @@ def read_measured(folder: Path = RESULTS) -> Measured:
     facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
     cohorts = tuple(CohortFacts(**cohort) for cohort in facts.pop("cohorts"))
     tests = tuple(SlideTest(**test) for test in facts.pop("slide_tests"))
-    return Measured(rows, cohorts, tests, tuple(facts["grids"]), facts["seconds"])
+    unlearned = tuple(UnlearnedRun(**run) for run in facts.get("unlearned", ()))
+    intervals: tuple[Interval, ...] = ()
+    if (folder / INTERVALS).is_file():
+        from paper.intervals import read_intervals
+
+        intervals = tuple(read_intervals(folder / INTERVALS))
+    return Measured(rows, cohorts, tests, intervals, unlearned, tuple(facts["grids"]), facts["seconds"])
 
 
 def write_measured(measured: Measured, folder: Path) -> Path:
@@ -165,13 +188,18 @@ def write_measured(measured: Measured, folder: Path) -> Path:
         "seconds": round(measured.seconds, 1),
         "cohorts": [asdict(cohort) for cohort in measured.cohorts],
         "slide_tests": [test._asdict() for test in measured.slide_tests],
+        "unlearned": [run._asdict() for run in measured.unlearned],
     }
     (folder / FACTS).write_text(json.dumps(facts) + "\n", encoding="utf-8")
+    from paper.intervals import write_intervals
+
+    write_intervals(measured.intervals, folder / INTERVALS)
     return folder / FIGURES
 
 
 def collect(folder: Path) -> Measured:
     """The figures of a results folder of `gcemil benchmark`, its cohorts and the tests over slides."""
+    from paper.intervals import measure_effects
     from paper.slide_tests import run_slide_tests
 
     results, runs = Results(folder), list_runs(folder)
@@ -195,7 +223,21 @@ def collect(folder: Path) -> Measured:
         grids=tuple(grid.name for grid in results.grids()),
         seconds=sum(line["seconds"] for line in read_log(results) if line["event"] == "end"),
     )
-    return replace(measured, slide_tests=tuple(run_slide_tests(measured, runs, holders)))
+    measured = replace(
+        measured,
+        slide_tests=tuple(run_slide_tests(measured, runs, holders)),
+        unlearned=tuple(list_unlearned(runs)),
+    )
+    return replace(measured, intervals=tuple(measure_effects(measured, runs)))
+
+
+def list_unlearned(runs: Sequence[MeasuredRun]) -> Iterator[UnlearnedRun]:
+    """The runs that are at chance or have not fitted their training slides; a finished fold decides."""
+    for run in runs:
+        found = [fold.read_metrics().details.learning for fold in Run(run.folder).finished_folds()]
+        reason = describe_learning([one for one in found if one is not None])
+        if reason is not None:
+            yield UnlearnedRun(run.cohort, run.host, run.label, run.seed, reason)
 
 
 def list_host_holders(runs: Sequence[MeasuredRun]) -> list[MeasuredRun]:

@@ -103,6 +103,8 @@ class RecoverySettings(Settings):
     """Anchors below this share of the largest weight do not count."""
     max_fraction: float = Field(0.10, gt=0, le=1)
     """Repair takes no more than this share of the bag."""
+    shortlist: int | None = Field(None, ge=1)
+    """Repair adds only from so many patches of largest gate; null: from all (the paper's Proposition 2)."""
     sufficiency_tolerance: float = Field(0.05, ge=0)
     """Largest change of the output from sufficient evidence alone."""
     necessity_tolerance: float = Field(0.05, ge=0)

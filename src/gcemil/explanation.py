@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from gcemil.bags.bag import Bag
+from gcemil.config import RecoverySettings
 from gcemil.errors import BagError, UsageError
 from gcemil.evidence.coverage import anchor_coverage, marginal_gains, utility
 from gcemil.hosts.host import Embedded, Host, HostOutput, ask_subsets, check_bag, embedded_bag
@@ -33,13 +34,11 @@ from gcemil.recovery import (
     ranking,
     recover,
     subset_size,
+    top_k,
 )
 from gcemil.row_blocks import is_large
 from gcemil.search import find_class_evidence, find_evidence_of_host, open_only
 from gcemil.shapes import LogGates, Scores, Selected
-
-UNREPAIRED_GATES = {"sigmoid_threshold", "top_k"}
-"""Rows of the paper's selector table that are a threshold, or a number of patches, and nothing else."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,9 +231,9 @@ def _grow(model: GceMil, output: EvidenceOutput, coords: Tensor | None, found: R
 
 
 def _recover(model: GceMil, output: EvidenceOutput) -> Recovery:
-    settings, gate = model.settings.recovery, model.settings.gate
+    settings = model.settings.recovery
     weights = model.anchor_weights(output.answer.logits)
-    repairs = settings.repair and gate not in UNREPAIRED_GATES and model.is_grounded
+    repairs = settings.repair and model.is_grounded
     found = recover(
         output.gates,
         output.responses,
@@ -244,9 +243,14 @@ def _recover(model: GceMil, output: EvidenceOutput) -> Recovery:
         max_fraction=_largest_fraction(model, output),
         reachable=settings.reachable,
         min_weight_share=settings.min_weight_share,
-        shortlist=None if repairs else torch.zeros_like(output.opened),
+        shortlist=_shortlist(settings, output.gates) if repairs else torch.zeros_like(output.opened),
     )
     return found if repairs or settings.repair else replace(found, stop_reason=StopReason.GATES)
+
+
+def _shortlist(settings: RecoverySettings, gates: Tensor) -> Selected | None:
+    """The patches that repair may add; None: all."""
+    return None if settings.shortlist is None else top_k(gates, min(settings.shortlist, len(gates)))
 
 
 def _largest_fraction(model: GceMil, output: EvidenceOutput) -> float:

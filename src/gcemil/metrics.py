@@ -224,6 +224,11 @@ _FIGURES: dict[tuple[Criterion, Direction], dict[str, tuple[str, str]]] = {
         "prediction_flip": ("Prediction flips", "Share of pairs whose predictions from the evidence differ."),
         "output_gap": ("Output gap", "mean |Phi - Phi| of two predictions from the evidence."),
     },
+    ("stability", "neither"): {
+        "control_value": ("Shows", "What a control of `sanity` shows; its note says what it should show."),
+        "control_beside": ("Beside it", "The same figure where the control is not applied."),
+        "control_passed": ("Passed", "1 if the control shows what it should; none if it says nothing."),
+    },
     ("size", "higher"): {
         "reached_share": (
             "Reached",

@@ -11,6 +11,7 @@ from gcemil.bags.bag import case_bag, slide_bag
 from gcemil.errors import BagError, UsageError
 from gcemil.evidence.anchors import AnchorBank
 from gcemil.evidence.coverage import anchor_coverage, utility
+from gcemil.evidence.gates import GATES
 from gcemil.explanation import (
     Interventions,
     explain_bag,
@@ -92,6 +93,7 @@ def test_recovery_takes_the_settings_and_the_predicted_class(n_outputs):
         ("reachable", False),
         ("min_weight_share", 1.0),
         ("repair", False),
+        ("shortlist", 1),
     ],
 )
 def test_every_recovery_setting_is_honoured(changed, value):
@@ -137,6 +139,25 @@ def test_without_repair_the_evidence_is_what_the_gate_opened():
     explanation = explain_bag(make_model(recovery={"repair": False, "max_fraction": 1.0}), make_slide())
     assert torch.equal(explanation.recovery.selected, explanation.output.opened)
     assert len(explanation.recovery.added) == 0
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_every_gate_is_repaired(gate):
+    """A gate that is left out of repair would have another C-D gap for that reason alone."""
+    recovery = {"coverage_target": 0.99, "max_fraction": 1.0, "reachable": True, "min_weight_share": 0.0}
+    explanation = explain_bag(make_model(recovery=recovery, gate=gate), make_slide())
+    found = explanation.recovery
+    assert len(found.added) > 0 or bool((found.coverage >= found.targets - 1e-6).all())
+
+
+def test_repair_adds_from_the_shortlist_alone():
+    recovery = {"coverage_target": 0.99, "max_fraction": 1.0, "min_weight_share": 0.0}
+    free = explain_bag(make_model(recovery=recovery), make_slide()).recovery
+    model = make_model(recovery={**recovery, "shortlist": 12})
+    explanation = explain_bag(model, make_slide())
+    first = ranking(explanation.output.gates)[:12].tolist()
+    assert len(free.added) > 12
+    assert set(explanation.recovery.added.tolist()) <= set(first)
 
 
 def test_prototypes_are_shown_but_do_not_repair():

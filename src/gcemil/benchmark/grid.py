@@ -19,6 +19,9 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import AfterValidator, Field, NonNegativeInt, model_validator
 
 from gcemil.config import (
+    RECIPES as RECIPE_TABLE,
+)
+from gcemil.config import (
     HostSettings,
     Preset,
     Settings,
@@ -34,6 +37,8 @@ Arm = Literal[
 ]
 PLAIN_ARMS: tuple[Arm, ...] = ("host", "host_long", "host_paper")
 """Arms without the wrapper. They have no evidence; diagnostics see them beside the wrapped arms."""
+RECIPE = "recipe"
+"""Key of a variant that names a recipe in place of the default one."""
 MOST_TRIALS = 64
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -122,7 +127,8 @@ class Grid(Settings):
         ("host", "gce"), description="Plain and wrapped hosts, and fairness controls."
     )
     variants: dict[str, Overrides] = Field(
-        default_factory=dict, description="Ablations of the arm gce: name, then settings by dotted name."
+        default_factory=dict,
+        description="Ablations of the arm gce: name, then settings by dotted name; 'recipe' names one to start from.",
     )
     search: dict[str, tuple[Any, ...]] = Field(
         default_factory=dict,
@@ -206,6 +212,10 @@ class Grid(Settings):
         for name, whole in by_name.items():
             if unknown := sorted(set(getattr(self, name)) - set(getattr(self, whole))):
                 raise ValueError(f"{name} names '{unknown[0]}', which is not among the {whole}")
+        for name, values in self.variants.items():
+            if (recipe := values.get(RECIPE, "default")) not in RECIPE_TABLE:
+                known = ", ".join(RECIPE_TABLE)
+                raise ValueError(f"variant '{name}' names the recipe '{recipe}'; there are: {known}")
         changes = (self.settings, *self.settings_by_host.values(), *self.variants.values(), self.search)
         for key in (key for settings in changes for key in settings):
             if key in {"seed", "device", "host.name", "host", "evidence"}:
@@ -344,14 +354,16 @@ def run_settings(grid: Grid, key: RunKey) -> TrainSettings:
     settings = TrainSettings(
         host=HostSettings(name=key.host), seed=key.seed, device="cuda" if grid.resources.gpus else "cpu"
     )
-    settings = with_recipe(settings, RECIPES.get(key.arm, "default"), plain=key.is_plain)
+    own = {**grid.variants, **grid.trials}[key.variant] if key.variant else {}
+    recipe = own.get(RECIPE, RECIPES.get(key.arm, "default"))
+    settings = with_recipe(settings, recipe, plain=key.is_plain)
     settings = with_preset(settings, grid.preset)
     changes = [
         (name, value)
         for name, value in (*grid.settings.items(), *grid.settings_by_host.get(key.host, {}).items())
         if not (key.is_plain and name.startswith("evidence."))
     ]
-    changes += {**grid.variants, **grid.trials}[key.variant].items() if key.variant else []
+    changes += [(name, value) for name, value in own.items() if name != RECIPE]
     # JSON is read back by YAML as the same value.
     settings = with_overrides(settings, [f"{name}={json.dumps(value)}" for name, value in changes])
     if key.arm == "host_long":

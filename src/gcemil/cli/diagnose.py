@@ -41,7 +41,7 @@ def diagnose(
     against: Path | None = typer.Option(
         None, help="The run of the plain host on the same cohort: more rivals."
     ),
-    only: str | None = typer.Option(None, help="Names such as snr,budget; all by default."),
+    only: str | None = typer.Option(None, help="Names such as snr,budget; by default all but sanity."),
     folds: str = FOLDS,
     everything: bool = typer.Option(
         False, "--all", help="Print every row and every figure, not only those that answer the question."

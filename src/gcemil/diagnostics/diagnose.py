@@ -25,7 +25,7 @@ import torch
 from gcemil.bags.fingerprint import content_hash
 from gcemil.diagnostics.measurements import write_measurements
 from gcemil.diagnostics.table import DIAGNOSTICS as DIAGNOSTICS
-from gcemil.diagnostics.table import SIGNIFICANCE
+from gcemil.diagnostics.table import ON_REQUEST, SIGNIFICANCE
 from gcemil.diagnostics.trained_fold import Measure, TrainedFold, read_risk_scale, run_passes
 from gcemil.errors import UsageError
 from gcemil.files import lock_folder
@@ -156,10 +156,11 @@ def diagnose_run(
 
 
 def _choose_names(names: Sequence[str] | None, comparison: Comparison) -> list[str]:
-    """The diagnostics asked for; all, where none is named."""
+    """The diagnostics asked for; all that train nothing, where none is named."""
     possible = [*DIAGNOSTICS, SIGNIFICANCE]
     if names is None:
-        return possible if comparison.against is not None else list(DIAGNOSTICS)
+        left_out = ON_REQUEST if comparison.against is not None else (*ON_REQUEST, SIGNIFICANCE)
+        return [name for name in possible if name not in left_out]
     if unknown := [name for name in names if name not in possible]:
         raise UsageError(
             f"Unknown diagnostic '{unknown[0]}'.{did_you_mean(unknown[0], possible)} Choose from: {', '.join(possible)}."

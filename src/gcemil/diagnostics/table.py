@@ -25,9 +25,12 @@ DIAGNOSTICS: dict[str, tuple[str, str]] = {
         "How near is repair to the best coverage, and what is promised of it?",
     ),
     "sweep": ("sweep:measure_sweep", "How do threshold and coverage target move the result?"),
+    "sanity": ("sanity:measure_sanity", "Do the figures notice a model that knows nothing?"),
 }
 """module:function and question of the diagnostics of one fold. `significance` compares two runs over their folds and is made beside them."""
 SIGNIFICANCE = "significance"
+ON_REQUEST = ("sanity",)
+"""Not measured unless they are named: they train hosts of their own."""
 QUESTIONS = {name: question for name, (_, question) in DIAGNOSTICS.items()} | {
     SIGNIFICANCE: "Is the run better than the plain host, and how surely?"
 }

@@ -7,6 +7,7 @@ import pytest
 from builders.grids import small_grid
 from gcemil.benchmark.grid import Grid, plan_runs, plan_work, run_settings
 from gcemil.benchmark.runner import check_diagnostics
+from gcemil.config import RECIPES
 from gcemil.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
@@ -81,13 +82,30 @@ def test_a_grid_of_the_repository_loads_plans_and_is_named_like_its_file(path):
 
 
 def test_grids_that_share_a_cohort_mean_the_same_cohort_and_runs():
-    """All but `smoke` and `paper` may be run into one results folder."""
+    """The reduced grids of the paper are run into one results folder, and all others but `smoke` and `paper` into another."""
     cohorts, settings = {}, {}
     for path in ALL_GRIDS:
         grid = Grid.load(path)
         if grid.name in ("smoke", "paper"):
             continue
+        folder = "reduced" if grid.name.startswith("reduced") else "others"
         for name, cohort in grid.cohorts.items():
-            assert cohorts.setdefault(name, cohort) == cohort
+            assert cohorts.setdefault((folder, name), cohort) == cohort
         for key in plan_runs(grid):
-            assert settings.setdefault(key.run_path, run_settings(grid, key)) == run_settings(grid, key)
+            place = (folder, key.run_path)
+            assert settings.setdefault(place, run_settings(grid, key)) == run_settings(grid, key)
+
+
+def test_a_variant_may_start_from_a_recipe():
+    grid = small_grid(variants={"parts": {"recipe": "paper_budget", "evidence.budget": 0.1}})
+    key = next(key for key in plan_runs(grid) if key.label == "parts")
+    settings = run_settings(grid, key)
+    assert settings.evidence == RECIPES["paper_budget"].evidence.model_copy(update={"budget": 0.1})
+    assert settings.host.gate_mode == "paper"
+
+
+def test_a_recipe_that_does_not_exist_is_refused():
+    with pytest.raises(
+        ValueError, match="variant 'parts' names the recipe 'papr'; there are: default, joint"
+    ):
+        small_grid(variants={"parts": {"recipe": "papr"}})

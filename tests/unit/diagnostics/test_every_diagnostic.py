@@ -21,6 +21,7 @@ OPTIONS = {
     "cost": {"repeats": 1, "timed_bags": 1},
     "guarantee": {"alpha": 0.5},
     "sweep": {"thresholds": (0.3, 0.7), "coverage_targets": (None, 0.95)},
+    "sanity": {"steps": 20, "bags": 8},
 }
 WITH_TRUTH = ("snr", "budget", "posthoc", "adaptive", "subsets", "sweep")
 WITH_METRIC = ("snr", "budget", "posthoc", "adaptive", "sweep")

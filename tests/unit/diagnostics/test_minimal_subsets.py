@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from builders.folds import few_bags
 from builders.runs import TrainedRuns
 from builders.wrappers import prepared_host, tensor_bag
 from gcemil.diagnostics import subsets
@@ -141,3 +142,23 @@ def test_no_prefix_underflows_however_far_apart_the_attention_logits_lie(name):
 def test_a_size_without_patches_is_an_error(classification_runs: TrainedRuns):
     with pytest.raises(UsageError, match="each at least 1, got \\[8, 0\\]"):
         subsets.measure_subsets(TrainedFold.open(classification_runs.host, 0), sizes=(8, 0))
+
+
+def test_sizes_seed_and_tolerance_are_the_papers(classification_runs: TrainedRuns):
+    fold = few_bags(TrainedFold.open(classification_runs.host, 0), 4)
+    found = subsets.measure_subsets(fold)
+    assert found.settings["sizes"] == [8, 16, 32]
+    assert (found.settings["seed"], found.settings["tolerance"], found.settings["max_subsets"]) == (
+        42,
+        0.05,
+        3,
+    )
+    assert {row.labels["k"] for row in found.rows} == {"8", "16", "32"}
+    assert found.slides == subsets.measure_subsets(fold, sizes=(8, 16, 32), tolerance=0.05, seed=42).slides
+    assert found.slides != subsets.measure_subsets(fold, seed=7).slides
+
+
+@pytest.mark.parametrize(("drop", "is_sufficient"), [(0.049, True), (0.051, False)])
+def test_a_subset_may_lose_a_twentieth_of_the_probability(drop, is_sufficient):
+    full, kept = (torch.tensor([[0.0, torch.tensor(p).logit()]]) for p in (0.9, 0.9 - drop))
+    assert Sufficiency(OutputScale(2, RiskScale())).holds(full[0], kept).tolist() == [is_sufficient]

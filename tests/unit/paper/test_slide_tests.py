@@ -3,7 +3,6 @@
 import csv
 
 import pytest
-from paper.page import judge_table
 
 from builders.results import ResultsFolder, gce_folds, host_folds, made_table, texts
 from gcemil.errors import RunError
@@ -50,7 +49,6 @@ def test_one_fold_has_a_test_over_its_slides(tmp_path):
     # One fold has no test over folds, and its lines do not stand there empty.
     assert not [line for line in made.lines if line.row_labels[1].startswith("paired t")]
     assert texts(made, "DSMIL+GCE", SWAPS) == ["missing"] * 4
-    assert judge_table(made).ours == 0.0
 
 
 def test_a_trained_host_is_the_other_side_and_both_tests_stand_beside_each_other(tmp_path):
@@ -68,8 +66,6 @@ def test_a_trained_host_is_the_other_side_and_both_tests_stand_beside_each_other
     assert texts(made, "ABMIL+GCE", SWAPS)[0] == "0.125"
     # Differences of 0.1 and 0.2: t = 3 with one degree of freedom.
     assert texts(made, "ABMIL+GCE", "paired t")[0] == "0.205"
-    # The verdict is that of the test over slides alone.
-    assert judge_table(made).ours == 0.0
 
 
 def test_risks_are_tested_too(tmp_path):

@@ -1,6 +1,6 @@
 """Diagnostics that are a table each: is there one answer, does it stay, what can be promised, and what does it cost?
 
-subsets, regions, stability, guarantee, adaptive and sweep make one section, cost another.
+subsets, regions, stability, guarantee, adaptive, sweep and sanity make one section, cost another.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ METRICS_OF = {
     "adaptive": ADAPTIVE,
     "bounds": ("utility_share", "greedy_share", "greedy_factor", "curvature"),
     "sweep": SWEEP,
+    "sanity": ("control_value", "control_beside", "control_passed"),
 }
 OF_WRAPPED_RUNS = ("bounds", "sweep")
 """Diagnostics of gates and coverage, which a plain host does not have."""
 HEADINGS = {**RULE_HEADINGS, "k": "k", "perturbation": "What changed", "method": "Method"}
-ORIGINAL: tuple[str, ...] = ("k", "threshold", "coverage_target", "perturbation")
+ORIGINAL: tuple[str, ...] = ("k", "threshold", "coverage_target", "perturbation", "control")
 """Labels shown as they stand."""
 BLOCKS = ("k", "perturbation", "method", "comparison")
 """Lines compete only where this label is the same."""
