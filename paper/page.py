@@ -136,10 +136,10 @@ CHECKS: dict[str, Check] = {
         remark="The map is that of the continuous evidence scores, with a threshold chosen on validation slides.",
     ),
     "significance_classification": Check(
-        "share of p-values below 0.05", combine=share_significant, remark="A test over slides for each host and dataset, without correction.",
+        "share of p-values below 0.05, Macro-F1", combine=share_significant, remark="A test over slides for each host and dataset, without correction.",
     ),
     "significance_survival": Check(
-        "share of p-values below 0.05", combine=share_significant, remark="A test over slides for each host and dataset, without correction.",
+        "share of p-values below 0.05, C-index", combine=share_significant, remark="A test over slides for each host and dataset, without correction.",
     ),
     "budget": Check("Macro-F1 at a budget of 0.05 minus that at 0.01", "macro_f1", ("0.05",), ("0.01",)),
     "selector": Check(
@@ -300,19 +300,20 @@ def summarise(found: list[Finding]) -> list[str]:
         parts = []
         for arm, who in ((DEFAULT, "default"), (PARTS, "the paper's parts")):
             names = [name for one in found if (name := _name_hosts(one, arm, verdict))]
-            parts.append(f"{who}: {', '.join(names) or 'none'}")
-        lines.append(f"- **{words}.** {'; '.join(parts)}.")
+            parts.append(f"*{who}*: {'; '.join(names) or 'none'}.")
+        lines.append(f"- **{words}.** {' '.join(parts)}")
     return lines
 
 
 def _name_hosts(finding: Finding, arm: str, verdict: Verdict) -> str:
     """The comparison, with the hosts of this verdict where hosts differ; empty where none has it."""
+    claim = finding.check.question if finding.name in CHECKS else finding.name
     own = [one for one in finding.lines if one.arm == arm and one.host != ALL]
     verdicts = {one.host: judge(finding.check, finding.paper, one) for one in own}
     if len(set(verdicts.values())) < 2:
-        return finding.name if finding.verdict(arm) == verdict else ""
+        return claim if finding.verdict(arm) == verdict else ""
     hosts = [host_name(host) for host, said in verdicts.items() if said == verdict]
-    return f"{finding.name} ({', '.join(hosts)})" if hosts else ""
+    return f"{claim} ({', '.join(hosts)})" if hosts else ""
 
 
 def describe_missing(measured: Measured) -> str:

@@ -49,7 +49,7 @@ def test_a_measured_run_beside_its_host_has_a_page_with_every_section(classifica
     path = write_report(gce, gce / "report.html", against=classification_runs.host)
     text = path.read_text(encoding="utf-8")
     assert ids_of(text) == [
-        "performance", "snr", "examples", "mechanism", "truth", "failures", "slides", "provenance", "missing",
+        "performance", "claim", "snr", "examples", "mechanism", "truth", "failures", "slides", "provenance", "missing",
     ]  # fmt: skip
     slides = read_run_data(gce).slides("snr")
     own = [one for one in slides if (one["rule"], one["network"]) == ("evidence", "wrapped")]

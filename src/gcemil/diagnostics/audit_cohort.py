@@ -55,9 +55,9 @@ def audit_cohort(
     """Audit a model on one part of a cohort; a model named by module is imported, which runs its code."""
     cohort = Cohort.load(folder)
     refuse_targets(cohort)
+    parts = None if part == "all" else fold_parts(cohort, read_fold(cohort, fold))
     own = open_network(Run(Path(model)).fold(fold).checkpoint, device)[0] if Path(model).is_dir() else None
     task = create_task(cohort, TrainSettings(), (0.0, 1.0) if own is None else own.label_scale)
-    parts = None if part == "all" else fold_parts(cohort, read_fold(cohort, fold))
     specs = cohort.bags if parts is None else getattr(parts, part)
     targets = stacked_targets(specs)
     task.check(targets, where=f"{folder}, fold {fold}, part {part}")

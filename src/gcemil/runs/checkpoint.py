@@ -81,7 +81,8 @@ class NetworkRecord(BaseModel):
     def _agrees_with_itself(self) -> NetworkRecord:
         if (self.settings.evidence is None) != (self.bank is None):
             raise ValueError("a wrapped host has anchors, a plain one has none")
-        if len(self.classes) != (0 if self.task == "survival" else self.n_outputs):
+        is_number = self.task in ("survival", "regression")
+        if len(self.classes) != (0 if is_number else self.n_outputs):
             raise ValueError(f"{len(self.classes)} classes for {self.n_outputs} outputs")
         return self
 
