@@ -222,8 +222,8 @@ class FittedModel:
             >>> model = gcemil.fit([torch.randn(20, 8) + number % 2 for number in range(12)], [0, 1] * 6, epochs=1)
             >>> file = Path(tempfile.mkdtemp()) / "new.h5"
             >>> store.write(file, {"features": torch.randn(30, 8).numpy()})
-            >>> [path.name for path, _ in model.predict_files([file])]
-            ['new.h5']
+            >>> next(model.predict_files([file]))[0].name
+            'new.h5'
         """
         files = ((Path(path), read_new_slide(Path(path), self.record)[0]) for path in paths)
         with closing(run_ahead(files, 1, size=lambda pair: pair[1].features.nbytes)) as ready:

@@ -98,7 +98,10 @@ def test_three_lines_say_which_claims_hold_on_which_hosts(tmp_path):
     gain = "gain in Macro-F1 over the plain host"
     assert f"- **Hold.** *default*: {gain} (ABMIL). *the paper's parts*: none." in text
     assert f"- **Do not hold.** *default*: {gain} (DSMIL). *the paper's parts*: none." in text
-    assert "- **Undecided at this size.** *default*: gain in C-index over the plain host. *the paper's parts*: none." in text
+    assert (
+        "- **Undecided at this size.** *default*: gain in C-index over the plain host. *the paper's parts*: none."
+        in text
+    )
 
 
 def test_a_network_that_has_not_learned_is_named_and_counted(tmp_path):
