@@ -26,7 +26,7 @@ ranking that is sufficient and necessary at the tolerances with which `gcemil au
 
 Intervals are 95 % of 1,000 bootstraps over slides, paired.
 
-  python benchmarks/vote.py RUN [--judge RUN2] [--json FILE] [--csv FILE.csv.gz]
+  python benchmarks/vote.py RUN [--judge RUN2] [--slides N] [--json FILE] [--csv FILE.csv.gz]
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ import argparse
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +75,11 @@ def main() -> None:
     parser.add_argument("--judge", type=Path, help="A run on the same cohort with another seed.")
     parser.add_argument("--json", type=Path, help="Where to write what is printed.")
     parser.add_argument("--csv", type=Path, help="Where to write one row per slide and rule, gzipped.")
+    parser.add_argument("--slides", type=int, help="The first so many test slides, for hosts that are slow.")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     fold = TrainedFold.open(arguments.run, 0)
-    slides, rules = measure_slides(fold, arguments.judge)
+    slides, rules = measure_slides(fold, arguments.judge, arguments.slides)
     text = json.dumps(summarise(fold, slides, rules), indent=1)
     print(text)
     if arguments.csv:
@@ -86,7 +88,9 @@ def main() -> None:
         arguments.json.write_text(text + "\n", encoding="utf-8")
 
 
-def measure_slides(fold: TrainedFold, judge: Path | None = None) -> tuple[pd.DataFrame, pd.DataFrame]:
+def measure_slides(
+    fold: TrainedFold, judge: Path | None = None, limit: int | None = None
+) -> tuple[pd.DataFrame, pd.DataFrame]:
     """One row per test slide, and one per slide and rule."""
     if judge is not None:
         Run(fold.run).check_same_cohort(judge)
@@ -95,7 +99,7 @@ def measure_slides(fold: TrainedFold, judge: Path | None = None) -> tuple[pd.Dat
         if one is not None and one.model is None:
             raise SystemExit(f"{one.run} was trained without evidence. Name a run trained with --gce.")
     with torch.no_grad():
-        for number, bag in enumerate(fold.bags("test")):
+        for number, bag in enumerate(islice(fold.bags("test"), limit)):
             second = None if other is None else FoldBag(bag.spec, bag.bag, other)
             slide, rows = measure_bag(bag, second, Generator().manual_seed(number))
             slides.append(slide)
