@@ -108,7 +108,7 @@ function showCoverage(coverage) {
   if (!others.length) return;
   const fold = document.createElement("details");
   fold.append(Object.assign(document.createElement("summary"),
-    { textContent: `${count(others.length, "concept")} that count little for this prediction`,
+    { textContent: `${count(others.length, "concept")} of little weight in this prediction`,
       title: "A patch may look like several concepts: these are what the patches resemble, not why the class was predicted." }),
   ...others.map(line));
   $("coverage").append(fold);
