@@ -113,8 +113,8 @@ def measure_inference_cost(
     fold: TrainedFold,
     *,
     budget: float = DEFAULT_BUDGET,
-    repeats: int = 5,
-    timed_bags: int = 12,
+    repeats: int = 3,
+    timed_bags: int = 6,
     encoders: Sequence[str] = (),
     clock: Clock = time.perf_counter,
 ) -> Pass[Finding]:
