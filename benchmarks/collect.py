@@ -49,7 +49,7 @@ def describe(fold: RunFold) -> dict[str, Any]:
         "host": settings.host.name,
         "seed": settings.seed,
         "fold": fold.number,
-        "preset": "published" if settings.schedule == "constant" else "default",
+        "preset": "published" if settings.max_patches == "all" else "default",
         "anchors": "" if settings.evidence is None else settings.evidence.anchors,
         "min_steps": settings.min_steps,
     }
