@@ -14,7 +14,7 @@ from gcemil.bags import store
 from gcemil.diagnostics.diagnose import Comparison, diagnose_run
 from gcemil.errors import RunError, UsageError
 from gcemil.exports.overlay import read_cohort_place
-from gcemil.records import read_evidence
+from gcemil.records import NOT_CERTIFIED, read_evidence
 from gcemil.report.claim import SAME_NETWORK_MEANING
 from gcemil.report.run_data import FoldData, find_predicted_class
 from gcemil.runs.folder import RunFold
@@ -111,7 +111,8 @@ def test_anchors_that_count_for_the_prediction_come_first(client, slide):
     counts = [one["counts"] for one in about["anchors"]]
     assert counts == sorted(counts, reverse=True)
     assert sorted(one["index"] for one in about["anchors"]) == list(range(len(about["prompts"])))
-    assert about["verdict"] == slide.evidence.verdict
+    # Two epochs taught the model nothing: the viewer certifies no more than `explain` does.
+    assert about["verdict"] == NOT_CERTIFIED
 
 
 def test_removing_patches_gives_what_the_python_interface_gives(client, slide):
