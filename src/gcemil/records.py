@@ -99,6 +99,11 @@ NOT_CERTIFIED = "not certified: the model has not learned"
 """In place of a verdict on the evidence of a model at chance, or one that has not fitted its training slides."""
 
 
+def certify(verdict: str, model_warning: str | None) -> str:
+    """What keeping and removing showed, unless the model itself has not learned."""
+    return verdict if model_warning is None else NOT_CERTIFIED
+
+
 def describe_verdict(
     is_sufficient: bool | None, is_necessary: bool | None, is_confirmed: bool | None = None
 ) -> str:

@@ -2,7 +2,7 @@
 
   control            what is done                                              what it should show
   random_weights     the trained host gets fresh weights                       its attention ranks patches otherwise: mean |Spearman| at most 0.5
-  shuffled_labels    a fresh host is fitted to labels in random order          a prediction at chance: the interval of AUC or C-index holds 0.5
+  shuffled_labels    a fresh host is fitted to labels in random order          a prediction at chance: the interval of AUC or C-index holds 0.5, of R2 0
   planted_shortcut   a mark in 2 % of the patches of training bags of one      attention finds the mark on test bags: average precision at
                      class; a fresh host is fitted                             least 0.5 (chance 0.02)
   no_signal          every patch of a test bag is replaced by a random one     sufficient and necessary evidence on at most 10 % of the bags

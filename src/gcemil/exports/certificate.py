@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from gcemil.errors import RunError
 from gcemil.files import read_record, without_nan, write_json
-from gcemil.records import NOT_CERTIFIED, FurtherSet, RegionVerdict, describe_verdict
+from gcemil.records import FurtherSet, RegionVerdict, certify, describe_verdict
 
 NEW = "new"
 """The part of a slide that no fold of the cohort knows."""
@@ -224,9 +224,8 @@ class Certificate:
     @property
     def verdict(self) -> str:
         """Whether the patches are evidence at all, in words."""
-        if self.model_warning is not None:
-            return NOT_CERTIFIED
-        return describe_verdict(self.verdicts["sufficient"].held, self.is_necessary, self.is_confirmed)
+        verdict = describe_verdict(self.verdicts["sufficient"].held, self.is_necessary, self.is_confirmed)
+        return certify(verdict, self.model_warning)
 
     @property
     def short_verdict(self) -> str:

@@ -33,7 +33,7 @@ from gcemil.files import lock_folder, read_record, write_json, write_table
 from gcemil.prefilter.slide_files import FileMode, SlideFilePrediction, SlidePredictor, is_slide_file
 from gcemil.prefilter.student import PREFILTER_FILE
 from gcemil.processes import run_jobs
-from gcemil.records import NOT_CERTIFIED, write_evidence
+from gcemil.records import certify, write_evidence
 from gcemil.runs.consensus import join_hashes
 from gcemil.runs.environment import one_thread
 from gcemil.runs.folder import Run, RunFold, main_mode
@@ -325,8 +325,7 @@ class NewSlides:
         names = value_names(models, self.mode)
         evidence, verdict = answer.evidence, ""
         if evidence is not None:
-            # What keeping and removing showed, unless the model itself has not learned.
-            verdict = evidence.verdict if self.model_warning is None else NOT_CERTIFIED
+            verdict = certify(evidence.verdict, self.model_warning)
         coords = None if evidence is None or evidence.coords is None else evidence.coords[evidence.indices]
         found = NewPrediction(
             slide_id=answer.slide_id,

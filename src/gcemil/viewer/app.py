@@ -33,9 +33,8 @@ from starlette.staticfiles import StaticFiles
 
 from gcemil.errors import GcemilError, InputError, UsageError
 from gcemil.files import parse_json, without_nan
-from gcemil.records import NOT_CERTIFIED
+from gcemil.records import certify
 from gcemil.report.slide_view import rank_anchors
-from gcemil.runs.folder import Run
 from gcemil.viewer import bench, overview, reviews
 from gcemil.viewer.security import Entry, Guard
 from gcemil.viewer.session import OpenedSlide, ViewerSession
@@ -162,9 +161,6 @@ def _describe_slide(slide: OpenedSlide) -> dict[str, Any]:
     ranked: list[tuple[int, str, bool]] = []
     if evidence is not None and model is not None:
         ranked = rank_anchors(evidence, model.settings.recovery.min_weight_share)
-    verdict = ""
-    if evidence is not None:
-        verdict = evidence.verdict if Run(slide.fold.run).model_warning is None else NOT_CERTIFIED
     return {
         "slide_id": slide.slide_id,
         "bag_id": slide.bench.spec.bag_id,
@@ -184,7 +180,7 @@ def _describe_slide(slide: OpenedSlide) -> dict[str, Any]:
         "regions": bench.region_numbers(slide),
         "prompts": [] if evidence is None else list(evidence.prompts),
         "anchors": [{"index": index, "name": name, "counts": counts} for index, name, counts in ranked],
-        "verdict": verdict or None,
+        "verdict": None if evidence is None else certify(evidence.verdict, slide.model_warning),
         "is_no_evidence": evidence is not None and evidence.is_no_evidence,
     }
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from gcemil.bags.bag import connected_regions, coordinate_step, patch_cells
 from gcemil.errors import GcemilError
-from gcemil.records import SlideEvidence
+from gcemil.records import SlideEvidence, certify
 from gcemil.report.run_data import FoldData, find_predicted_class, read_run_data
 from gcemil.runs.folder import Run, RunFold, main_mode
 from gcemil.viewer.session import ViewerSession
@@ -28,6 +28,7 @@ def describe_run(session: ViewerSession) -> dict[str, Any]:
         for row in data.predictions(main_mode(data.modes)) or []
         for slide_id in row["slide_id"].split("|")
     }
+    claim, warning = read_run_data(fold.run).claim, Run(fold.run).model_warning
     labels, ranks, rows = {}, {}, []
     for slide_id, spec in session.specs.items():
         outcome = outcomes.get(slide_id, {})
@@ -51,7 +52,7 @@ def describe_run(session: ViewerSession) -> dict[str, Any]:
                 "patient": spec.case_id,
                 "label": target or "",
                 "prediction": predicted or "",
-                "verdict": "" if evidence is None else evidence.verdict.partition(":")[0],
+                "verdict": "" if evidence is None else certify(evidence.verdict, warning).partition(":")[0],
             }
         )
         labels[slide_id] = f"{slide_id}: {', '.join(words)}" if words else slide_id
@@ -62,7 +63,6 @@ def describe_run(session: ViewerSession) -> dict[str, Any]:
             fold.cohort.truth_file(slide_id).is_file(),
             min(MOST_REGIONS, count_regions(evidence)),
         )
-    claim, warning = read_run_data(fold.run).claim, Run(fold.run).model_warning
     return {
         "run": fold.run.resolve().name,
         "fold": fold.fold,

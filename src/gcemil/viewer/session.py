@@ -73,6 +73,11 @@ class OpenedSlide:
         """What chose the patches."""
         return EVIDENCE_RULE if self.evidence is not None else "attention top-k"
 
+    @cached_property
+    def model_warning(self) -> str | None:
+        """Why evidence of the run is not certified."""
+        return Run(self.fold.run).model_warning
+
     @property
     def classes(self) -> tuple[str, ...]:
         """Names of the classes; those of a risk are not asked for."""
