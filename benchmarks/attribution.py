@@ -58,7 +58,9 @@ def main() -> int:
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
     features, coords = make_bag(options.patches, options.width)
-    print(f"{options.patches} patches x {options.width}, {options.threads} thread(s), {options.clock} time")
+    print(
+        f"{options.patches} patches x {options.width}, {options.threads} thread(s), {options.clock} time"
+    )
     print(
         f"{'host':<10}{'pass':>10}{'occlusion':>12}{'single':>10}{'captum':>12}{'passes':>8}{'speedup':>9}{'difference':>12}"
     )
@@ -111,10 +113,14 @@ def make_bag(n_patches: int, width: int) -> tuple[Tensor, Tensor]:
     return torch.randn(n_patches, width), 256 * torch.stack([row % side, row // side], dim=1)
 
 
-def timed(name: str, host: Any, features: Tensor, coords: Tensor, *, runs: int, clock: Clock) -> Timing:
+def timed(
+    name: str, host: Any, features: Tensor, coords: Tensor, *, runs: int, clock: Clock
+) -> Timing:
     """Medians over interleaved runs, after one of each to warm up."""
     calls = [partial(predict_bag, host, features, coords)]
-    calls += [lambda call=call: call(predict_bag(host, features, coords)) for call in (occlusion, single)]
+    calls += [
+        lambda call=call: call(predict_bag(host, features, coords)) for call in (occlusion, single)
+    ]
     rounds = [[seconds(call, clock) for call in calls] for _ in range(runs + 1)][1:]
     start = clock()
     reference = captum_occlusion(predict_bag(host, features, coords))
@@ -122,7 +128,9 @@ def timed(name: str, host: Any, features: Tensor, coords: Tensor, *, runs: int, 
     rounds += [[seconds(call, clock) for call in calls] for _ in range(runs)]
     one_pass, closed, alone = (statistics.median(column) for column in zip(*rounds, strict=True))
     largest = max(1.0, float(predict_bag(host, features, coords).full.logits.abs().max()))
-    difference = float((occlusion(predict_bag(host, features, coords)) - reference).abs().max()) / largest
+    difference = (
+        float((occlusion(predict_bag(host, features, coords)) - reference).abs().max()) / largest
+    )
     return Timing(
         host=name,
         patches=len(features),

@@ -90,7 +90,9 @@ def main() -> None:
     for name in options.only:
         for line in MEASUREMENTS[name](options):
             lines.append(
-                replace(line, measurement=name, load=round(os.getloadavg()[0], 1), processor=processor())
+                replace(
+                    line, measurement=name, load=round(os.getloadavg()[0], 1), processor=processor()
+                )
             )
             print(table_row(lines[-1]), flush=True)
             write_results(options, lines)
@@ -101,15 +103,21 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="smaller bags and cohorts, no whole folds")
-    parser.add_argument("--only", nargs="+", choices=list(MEASUREMENTS), help="these measurements alone")
+    parser.add_argument(
+        "--quick", action="store_true", help="smaller bags and cohorts, no whole folds"
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=list(MEASUREMENTS), help="these measurements alone"
+    )
     parser.add_argument("--hosts", nargs="+", choices=list(HOSTS), default=list(HOSTS))
     parser.add_argument("--slides", nargs="+", type=int, help="sizes of cohorts")
     parser.add_argument("--patches", nargs="+", type=int, help="sizes of bags of the growth")
     parser.add_argument("--runs", type=int, help="pairs of runs of each ratio")
     parser.add_argument("--json", type=Path, default=Path("results/bench.json"))
     options = parser.parse_args()
-    options.only = options.only or [name for name in MEASUREMENTS if not (options.quick and name == "folds")]
+    options.only = options.only or [
+        name for name in MEASUREMENTS if not (options.quick and name == "folds")
+    ]
     options.runs = options.runs or (3 if options.quick else 7)
     options.growth = options.patches or ((1_000, 4_000) if options.quick else (1_000, 5_000, 20_000, 50_000, 200_000))  # fmt: skip
     options.slides = options.slides or ((100, 1_000) if options.quick else (100, 1_000, 10_000))
@@ -129,7 +137,11 @@ def measure_inference(options: argparse.Namespace) -> Iterator[Line]:
         plain, soft, explained = inference_arms(options, name)
         for what, arm, most in (
             ("soft inference / plain host", soft, limit),
-            ("evidence with its verdict / plain host", explained, 2.0 if name in TOKEN_HOSTS else 1.4),
+            (
+                "evidence with its verdict / plain host",
+                explained,
+                2.0 if name in TOKEN_HOSTS else 1.4,
+            ),
         ):
             pair = compare(plain, arm, options.runs)
             detail = f"the host alone {1e3 * pair.first_cpu:.0f} ms"
@@ -158,7 +170,9 @@ def measure_steps(options: argparse.Namespace) -> Iterator[Line]:
         pair = compare(plain, wrapped, options.runs)
         limit = 1.8 if name == "dsmil" else 2.0
         detail = f"the plain step {1e3 * pair.first_cpu:.0f} ms"
-        yield ratio_line(f"joint / plain training step, 512 x 128: {name}", "-", pair, limit, detail)
+        yield ratio_line(
+            f"joint / plain training step, 512 x 128: {name}", "-", pair, limit, detail
+        )
 
 
 def training_arms(name: str, patches: int, width: int) -> tuple[Run, Run]:
@@ -200,7 +214,11 @@ def measure_subsets(options: argparse.Namespace) -> Iterator[Line]:
         discrete = without_gradient(host, features[chosen], coords[chosen])
         pair = compare(full, discrete, options.runs)
         yield ratio_line(
-            f"discrete prediction given the evidence / full: {name}", "0.05-0.08x", pair, 0.08, "keep"
+            f"discrete prediction given the evidence / full: {name}",
+            "0.05-0.08x",
+            pair,
+            0.08,
+            "keep",
         )
 
 
@@ -230,7 +248,9 @@ def measure_occlusion(options: argparse.Namespace) -> Iterator[Line]:
             f"{found.speedup:.0f}x", found.speedup >= 100, found.speedup,
             detail=f"largest difference {found.difference:.0e}",
         )  # fmt: skip
-    host = create_host("transmil", in_dim=64, n_outputs=2, options={"width": 64, "landmarks": 16}).eval()
+    host = create_host(
+        "transmil", in_dim=64, n_outputs=2, options={"width": 64, "landmarks": 16}
+    ).eval()
     bag = predict_bag(host, *wrapper.make_bag(1_000, 64))
     passes = 0
     pool = host.pool
@@ -253,7 +273,10 @@ def measure_throughput(options: argparse.Namespace) -> Iterator[Line]:
     n_bags = 20 if options.quick else 60
     with tempfile.TemporaryDirectory() as folder:
         cohort = training.write_bags(Path(folder), n_bags)
-        ours, theirs = training.gcemil_epoch(cohort), training.torchmil_epoch(Path(folder) / "torchmil")
+        ours, theirs = (
+            training.gcemil_epoch(cohort),
+            training.torchmil_epoch(Path(folder) / "torchmil"),
+        )
         epochs = iter(range(1000))
         pair = compare(lambda: ours(next(epochs)), lambda: theirs(next(epochs)), options.runs)
     yield Line(
@@ -312,7 +335,9 @@ def measure_startup(options: argparse.Namespace) -> Iterator[Line]:
         for words, was, limit in ((["--help"], "0.3 s", 0.3), (["tables", folder], "0.9 s", 0.6)):
             found = [command_cost(words, check=False) for _ in range(3)]
             cpu = min(one.cpu for one in found)
-            yield seconds_line(f"gcemil {words[0]}", was, cpu, min(one.wall for one in found), limit)
+            yield seconds_line(
+                f"gcemil {words[0]}", was, cpu, min(one.wall for one in found), limit
+            )
 
 
 def measure_folds(options: argparse.Namespace) -> Iterator[Line]:
@@ -327,7 +352,18 @@ def measure_folds(options: argparse.Namespace) -> Iterator[Line]:
             costs = []
             for epochs in (1, 2):
                 run = Path(folder) / f"{name}_{epochs}"
-                words = ["train", cohort, "--host", name, "--folds", "0", "--epochs", epochs, "--out", run]
+                words = [
+                    "train",
+                    cohort,
+                    "--host",
+                    name,
+                    "--folds",
+                    "0",
+                    "--epochs",
+                    epochs,
+                    "--out",
+                    run,
+                ]
                 costs.append(command_cost(words, threads=2))
             cpu = costs[0].cpu + 14 * (costs[1].cpu - costs[0].cpu)
             wall = costs[0].wall + 14 * (costs[1].wall - costs[0].wall)
@@ -399,7 +435,11 @@ def write_many(folder: Path, n_slides: int) -> None:
         store.write(folder / "features" / f"{name}.h5", {"features": features, "coords": coords})
         rows.append(SlideRow(name, name, label=str(label)))
     card = CohortCard(
-        name="many", task="classification", classes=("0", "1"), feature_dim=32, patch_size_level0=256
+        name="many",
+        task="classification",
+        classes=("0", "1"),
+        feature_dim=32,
+        patch_size_level0=256,
     )
     Cohort(folder, card, tuple(rows)).save()
 
@@ -412,7 +452,8 @@ def measure_growth(options: argparse.Namespace) -> Iterator[Line]:
             alone, both, _ = inference_arms(asked, name)
             for what, run in {"host": alone, "wrapped": both}.items():
                 wall, cpu = zip(
-                    *(wrapper.clocked(run) for _ in range(2 if patches <= 20_000 else 1)), strict=True
+                    *(wrapper.clocked(run) for _ in range(2 if patches <= 20_000 else 1)),
+                    strict=True,
                 )
                 yield Line(
                     "", f"{what}, {patches:,} x 256: {name}", "-", "linear", f"{min(cpu):.2f} s", None, min(cpu), min(wall),
@@ -443,14 +484,20 @@ class Cost:
 def command_cost(words: list[Any], *, threads: int = 1, check: bool = True) -> Cost:
     """One gcemil command in a process of its own; peak memory by Linux's account."""
     command = [sys.executable, "-c", "from gcemil.cli.main import main; main()", *map(str, words)]
-    environment = os.environ | {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+    environment = os.environ | {
+        name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+    }
     start = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
+    )
     _, status, usage = os.wait4(process.pid, 0)
     if check and os.waitstatus_to_exitcode(status):
         sys.exit(f"gcemil {' '.join(map(str, words))} failed.")
     unit = 1 if sys.platform == "darwin" else 1024
-    return Cost(usage.ru_utime + usage.ru_stime, time.perf_counter() - start, usage.ru_maxrss * unit / 2**30)
+    return Cost(
+        usage.ru_utime + usage.ru_stime, time.perf_counter() - start, usage.ru_maxrss * unit / 2**30
+    )
 
 
 def processor() -> str:
@@ -475,9 +522,7 @@ def seconds_line(what: str, was: str, cpu: float, wall: float, limit: float) -> 
 def table_row(line: Line) -> str:
     mark = {True: "reached", False: "NOT reached", None: ""}[line.reached]
     wall = "" if line.wall is None else f"wall {line.wall:.2f}"
-    return (
-        f"{line.what:<72}{line.was:>14}{line.reach:>20}{line.measured:>24}  {mark:<12}{wall:<12}{line.detail}"
-    )
+    return f"{line.what:<72}{line.was:>14}{line.reach:>20}{line.measured:>24}  {mark:<12}{wall:<12}{line.detail}"
 
 
 def write_results(options: argparse.Namespace, lines: list[Line]) -> None:
@@ -491,7 +536,11 @@ def write_results(options: argparse.Namespace, lines: list[Line]) -> None:
     found = kept + [asdict(line) | {"quick": options.quick} for line in lines]
     found.sort(key=lambda one: order.index(one["measurement"]))
     options.json.parent.mkdir(parents=True, exist_ok=True)
-    machine = {"cores": os.cpu_count(), "python": platform.python_version(), "system": platform.system()}
+    machine = {
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "system": platform.system(),
+    }
     options.json.write_text(
         json.dumps({"versions": versions, "machine": machine, "lines": found}, indent=2) + "\n"
     )

@@ -45,11 +45,19 @@ class ClassicSet:
 
 CLASSIC_SETS: dict[str, ClassicSet] = {
     "ucsb_breast": ClassicSet(
-        "ucsb_breast_cancer.csv", "UCSB breast cancer images", ("benign", "malignant"), 58, 2002, 708, 26
+        "ucsb_breast_cancer.csv",
+        "UCSB breast cancer images",
+        ("benign", "malignant"),
+        58,
+        2002,
+        708,
+        26,
     ),
     "musk1": ClassicSet("musk1.csv", "MUSK1 molecules", ("not_musk", "musk"), 92, 476, 166, 47),
     "musk2": ClassicSet("musk2.csv", "MUSK2 molecules", ("not_musk", "musk"), 102, 6598, 166, 39),
-    "elephant": ClassicSet("elephant.csv", "Elephant pictures", ("other", "elephant"), 200, 1391, 230, 100),
+    "elephant": ClassicSet(
+        "elephant.csv", "Elephant pictures", ("other", "elephant"), 200, 1391, 230, 100
+    ),
 }
 
 
@@ -71,7 +79,9 @@ def main() -> None:
     parser.add_argument("--wheel", type=Path, default=WHEEL)
     parser.add_argument("--unscaled", action="store_true", help="keep the values of the file")
     arguments = parser.parse_args()
-    write_classic_cohort(arguments.name, arguments.wheel, arguments.out, scaled=not arguments.unscaled)
+    write_classic_cohort(
+        arguments.name, arguments.wheel, arguments.out, scaled=not arguments.unscaled
+    )
 
 
 def write_classic_cohort(name: str, wheel: Path, out: Path, *, scaled: bool = True) -> Cohort:
@@ -84,7 +94,9 @@ def write_classic_cohort(name: str, wheel: Path, out: Path, *, scaled: bool = Tr
     for bag in np.unique(found.bags):
         own = found.bags == bag
         row = SlideRow(
-            f"{name}_{bag:0{width}d}", f"{name}_{bag:0{width}d}", label=chosen.classes[found.labels[own][0]]
+            f"{name}_{bag:0{width}d}",
+            f"{name}_{bag:0{width}d}",
+            label=chosen.classes[found.labels[own][0]],
         )
         store.write(out / "features" / f"{row.slide_id}.h5", {"features": features[own]})
         rows.append(row)
@@ -95,7 +107,10 @@ def write_classic_cohort(name: str, wheel: Path, out: Path, *, scaled: bool = Tr
     )
     provenance = {
         "source": f"{chosen.file} in {wheel.name}",
-        "assumptions": ["Every bag is its own case: the file names no patients.", f"Features: {scale}."],
+        "assumptions": [
+            "Every bag is its own case: the file names no patients.",
+            f"Features: {scale}.",
+        ],
     }
     card = CohortCard(
         name=name,
@@ -126,8 +141,12 @@ def read_instances(name: str, wheel: Path) -> Instances:
         if values.ndim != 2 or values.shape[1] < 3 or not (np.abs(values) < LARGEST).all():
             raise ValueError(f"a table of shape {values.shape}, or a number beyond {LARGEST:g}")
     except ValueError as error:
-        raise CohortError(f"{wheel}: {chosen.file} is no table of numbers ({error}). {REMEDY}") from error
-    found = Instances(values[:, 2:].astype(np.float32), values[:, 1].astype(int), values[:, 0].astype(int))
+        raise CohortError(
+            f"{wheel}: {chosen.file} is no table of numbers ({error}). {REMEDY}"
+        ) from error
+    found = Instances(
+        values[:, 2:].astype(np.float32), values[:, 1].astype(int), values[:, 0].astype(int)
+    )
     positive = len(np.unique(found.bags[found.labels == 1]))
     counts = (len(np.unique(found.bags)), *found.features.shape, positive)
     stated = (chosen.n_bags, chosen.n_instances, chosen.n_features, chosen.n_positive)
@@ -142,7 +161,9 @@ def standardise_columns(features: Float[np.ndarray, "n d"]) -> Float[np.ndarray,
     """Columns with mean 0 and deviation 1; a constant column becomes 0."""
     deviation = features.std(axis=0, dtype=np.float64)
     centred = features - features.mean(axis=0, dtype=np.float64)
-    scaled: Float[np.ndarray, "n d"] = (centred / np.where(deviation > 0, deviation, 1.0)).astype(np.float32)
+    scaled: Float[np.ndarray, "n d"] = (centred / np.where(deviation > 0, deviation, 1.0)).astype(
+        np.float32
+    )
     return scaled
 
 
@@ -161,7 +182,9 @@ def _csv_text(file: str, wheel: Path) -> str:
             return archive.read(f"{CSV_FOLDER}/{file}").decode("utf-8")
     except Exception as error:
         # A damaged archive makes zipfile and zlib raise almost anything.
-        raise InputError(f"{wheel}: {file} cannot be unpacked ({error_text(error)}). {REMEDY}") from error
+        raise InputError(
+            f"{wheel}: {file} cannot be unpacked ({error_text(error)}). {REMEDY}"
+        ) from error
 
 
 if __name__ == "__main__":

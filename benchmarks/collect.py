@@ -33,10 +33,14 @@ def main() -> None:
     if arguments.runs[0].suffix == ".csv":
         table = pd.read_csv(arguments.runs[0])
     else:
-        table = pd.DataFrame([describe(fold) for run in arguments.runs for fold in Run(run).finished_folds()])
+        table = pd.DataFrame(
+            [describe(fold) for run in arguments.runs for fold in Run(run).finished_folds()]
+        )
     if arguments.out:
         table.to_csv(arguments.out, index=False)
-    with pd.option_context("display.width", 250, "display.max_columns", 40, "display.max_rows", 1000):
+    with pd.option_context(
+        "display.width", 250, "display.max_columns", 40, "display.max_rows", 1000
+    ):
         print(table.to_string(index=False, na_rep=""))
 
 
@@ -68,7 +72,10 @@ def describe(fold: RunFold) -> dict[str, Any]:
 
 def measure_gain(fold: RunFold, modes: list[str]) -> tuple[float, float, float]:
     """The metric of `gce` less that of the host, and its interval."""
-    tables = [pd.read_csv(fold.predictions(mode, modes)).query("split == 'test'") for mode in ("full", "gce")]
+    tables = [
+        pd.read_csv(fold.predictions(mode, modes)).query("split == 'test'")
+        for mode in ("full", "gce")
+    ]
     generator, n_slides = np.random.default_rng(0), len(tables[0])
     draws = [gain(tables, generator.integers(n_slides, size=n_slides)) for _ in range(RESAMPLES)]
     low, high = np.nanquantile(draws, [0.025, 0.975])
@@ -82,7 +89,11 @@ def gain(tables: list[pd.DataFrame], rows: np.ndarray) -> float:
         drawn = table.iloc[rows]
         if "risk" in drawn:
             values.append(
-                c_index(drawn["risk"].to_numpy(), drawn["target"].to_numpy(), drawn["event"].to_numpy(bool))
+                c_index(
+                    drawn["risk"].to_numpy(),
+                    drawn["target"].to_numpy(),
+                    drawn["event"].to_numpy(bool),
+                )
             )
         else:
             probabilities = drawn.filter(like="prob_")

@@ -61,7 +61,9 @@ def main() -> None:
         timings.append(timing)
         print(table_row(timing), flush=True)
     if arguments.json:
-        arguments.json.write_text(json.dumps([asdict(timing) for timing in timings], indent=2) + "\n")
+        arguments.json.write_text(
+            json.dumps([asdict(timing) for timing in timings], indent=2) + "\n"
+        )
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -85,15 +87,21 @@ def make_bag(n_patches: int, width: int) -> tuple[Tensor, Tensor]:
     return torch.randn(n_patches, width), 256 * torch.stack([row % side, row // side], dim=1)
 
 
-def timed(name: str, features: Tensor, coords: Tensor, *, runs: int, clock: Callable[[], float]) -> Timing:
+def timed(
+    name: str, features: Tensor, coords: Tensor, *, runs: int, clock: Callable[[], float]
+) -> Timing:
     """Medians over interleaved runs, after two of each to warm up."""
     ours, theirs = our_step(name, features, coords), torchmil_step(name, features, coords)
-    pairs = [(seconds(ours, clock), seconds(theirs, clock) if theirs else None) for _ in range(runs + 2)][2:]
+    pairs = [
+        (seconds(ours, clock), seconds(theirs, clock) if theirs else None) for _ in range(runs + 2)
+    ][2:]
     ours_ms = 1e3 * statistics.median(own for own, _ in pairs)
     if theirs is None:
         return Timing(name, ours_ms)
     torchmil_ms = 1e3 * statistics.median(other for _, other in pairs if other)
-    return Timing(name, ours_ms, torchmil_ms, statistics.median(own / other for own, other in pairs if other))
+    return Timing(
+        name, ours_ms, torchmil_ms, statistics.median(own / other for own, other in pairs if other)
+    )
 
 
 def seconds(step: Step, clock: Callable[[], float]) -> float:
@@ -158,11 +166,19 @@ def torchmil_model(name: str, width: int) -> nn.Module | None:
     models = torchmil_models
     makers: dict[str, Callable[[], nn.Module]] = {
         "abmil": lambda: models.ABMIL(shape, att_dim=128, gated=True, feat_ext=embed),
-        "clam_sb": lambda: models.CLAM_SB(shape, att_dim=256, gated=True, k_sample=8, feat_ext=embed),
+        "clam_sb": lambda: models.CLAM_SB(
+            shape, att_dim=256, gated=True, k_sample=8, feat_ext=embed
+        ),
         "dsmil": lambda: models.DSMIL(shape, att_dim=128, nonlinear_q=True),
-        "dtfd": lambda: models.DTFDMIL(shape, att_dim=128, n_groups=4, distill_mode="afs", feat_ext=bare),
-        "transmil": lambda: models.TransMIL(shape, att_dim=512, n_heads=8, n_landmarks=256, feat_ext=embed),
-        "camil": lambda: models.CAMIL(shape, gated_pool=True, n_heads=8, n_landmarks=256, feat_ext=embed),
+        "dtfd": lambda: models.DTFDMIL(
+            shape, att_dim=128, n_groups=4, distill_mode="afs", feat_ext=bare
+        ),
+        "transmil": lambda: models.TransMIL(
+            shape, att_dim=512, n_heads=8, n_landmarks=256, feat_ext=embed
+        ),
+        "camil": lambda: models.CAMIL(
+            shape, gated_pool=True, n_heads=8, n_landmarks=256, feat_ext=embed
+        ),
     }
     return makers[name]() if name in makers else None
 
@@ -177,7 +193,9 @@ def dense_graph(features: Tensor, coords: Tensor) -> Tensor:
 def table_row(timing: Timing) -> str:
     if timing.ratio is None:
         return f"{timing.host:<10}{timing.ours_ms:>10.1f}{'-':>13}{'-':>8}"
-    return f"{timing.host:<10}{timing.ours_ms:>10.1f}{timing.torchmil_ms:>13.1f}{timing.ratio:>8.2f}"
+    return (
+        f"{timing.host:<10}{timing.ours_ms:>10.1f}{timing.torchmil_ms:>13.1f}{timing.ratio:>8.2f}"
+    )
 
 
 if __name__ == "__main__":

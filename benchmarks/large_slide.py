@@ -38,7 +38,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     slide_gib = arguments.patches * arguments.dim * 4 / GIB
-    print(f"one slide of {arguments.patches:,} x {arguments.dim}: {slide_gib:.2f} GiB as float32", flush=True)
+    print(
+        f"one slide of {arguments.patches:,} x {arguments.dim}: {slide_gib:.2f} GiB as float32",
+        flush=True,
+    )
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         cohort = Path(folder) / "cohort"
@@ -66,13 +69,23 @@ def main() -> None:
                     "--epochs",
                     1,
                 ],
-                "explain": ["explain", run, "--slide", slide, "--out", Path(folder) / f"explained_{host}"],
+                "explain": [
+                    "explain",
+                    run,
+                    "--slide",
+                    slide,
+                    "--out",
+                    Path(folder) / f"explained_{host}",
+                ],
                 "diagnose budget": ["diagnose", run, "--only", "budget", "--folds", 0],
             }
             for name, command in commands.items():
                 peak, seconds = measure(command)
                 found.append({"host": host, "command": name, "gib": peak, "seconds": seconds})
-                print(f"{host:10s} {name:16s} {peak:6.2f} GiB  {seconds:7.1f} s of processor", flush=True)
+                print(
+                    f"{host:10s} {name:16s} {peak:6.2f} GiB  {seconds:7.1f} s of processor",
+                    flush=True,
+                )
                 # After every command: the last takes ten times as long as the others.
                 if arguments.json:
                     arguments.json.write_text(

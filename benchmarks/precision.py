@@ -59,9 +59,13 @@ def encoding(options: argparse.Namespace):
     pixels = np.random.default_rng(0).integers(0, 255, (16, 224, 224, 3), dtype=np.uint8)
     for name in options.encoders:
         arms = {one: load_encoder(name, device="cpu", precision=one) for one in PRECISIONS}
-        found = interleaved({key: (lambda encoder=encoder: encoder(pixels)) for key, encoder in arms.items()})
+        found = interleaved(
+            {key: (lambda encoder=encoder: encoder(pixels)) for key, encoder in arms.items()}
+        )
         exact, near = (found[one][1] for one in PRECISIONS)
-        cosine = (exact * near).sum(1) / np.linalg.norm(exact, axis=1) / np.linalg.norm(near, axis=1)
+        cosine = (
+            (exact * near).sum(1) / np.linalg.norm(exact, axis=1) / np.linalg.norm(near, axis=1)
+        )
         yield {"what": f"encode, {name}", **speed(found), "least_cosine": float(cosine.min())}
 
 
@@ -76,7 +80,10 @@ def training(options: argparse.Namespace):
                 for precision in PRECISIONS:
                     run = Path(folder) / f"{host}_{seed}_{precision}"
                     settings = TrainSettings(
-                        host=HostSettings(name=host), precision=precision, seed=seed, epochs=options.epochs
+                        host=HostSettings(name=host),
+                        precision=precision,
+                        seed=seed,
+                        epochs=options.epochs,
                     )
                     start = time.process_time()
                     train_run(place, run, settings, folds=[0], jobs=1)
@@ -93,12 +100,16 @@ def prediction(run: Path, place: Path, host: str):
     cohort = Cohort.load(place)
     parts = fold_parts(cohort, read_fold(cohort, 0))
     bags = [cohort.read_bag(spec) for spec in parts.test]
-    models = {one: open_network(Run(run).fold(0).checkpoint, precision=one)[0].model for one in PRECISIONS}
+    models = {
+        one: open_network(Run(run).fold(0).checkpoint, precision=one)[0].model for one in PRECISIONS
+    }
 
     def explain(model: Any) -> list[Any]:
         return [explain_bag(model, bag) for bag in bags]
 
-    found = interleaved({key: (lambda model=model: explain(model)) for key, model in models.items()})
+    found = interleaved(
+        {key: (lambda model=model: explain(model)) for key, model in models.items()}
+    )
     exact, near = (found[one][1] for one in PRECISIONS)
     yield {
         "what": f"explain, {host}, {len(bags)} test bags",

@@ -64,7 +64,9 @@ def main() -> None:
 
 def measured(name: str, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """Every metric of every line, per (repeat, fold), and the share of a bag that is evidence."""
-    values: dict[str, dict[str, list[float]]] = {line: {m: [] for m in METRICS} for _, _, line in LINES}
+    values: dict[str, dict[str, list[float]]] = {
+        line: {m: [] for m in METRICS} for _, _, line in LINES
+    }
     sizes: list[tuple[int, int]] = []
     for repeat in range(arguments.repeats):
         cohort = prepared(name, folder / "cohorts" / f"{name}_{repeat}", arguments, repeat)
@@ -107,7 +109,10 @@ def settings(arm: str, arguments: argparse.Namespace, repeat: int) -> TrainSetti
 def as_markdown(results: dict[str, Any]) -> str:
     """One table: ours, then what others published."""
     names = list(results)
-    out = [f"| figures | method | metric | {' | '.join(names)} |", f"|---|---|---|{'---|' * len(names)}"]
+    out = [
+        f"| figures | method | metric | {' | '.join(names)} |",
+        f"|---|---|---|{'---|' * len(names)}",
+    ]
     for _, _, line in LINES:
         for metric in METRICS:
             cells = [spread(results[name]["values"][line][metric]) for name in names]
@@ -117,7 +122,9 @@ def as_markdown(results: dict[str, Any]) -> str:
     for source in yaml.safe_load(PUBLISHED.read_text(encoding="utf-8")).values():
         for row in source["rows"]:
             cells = [row[name] or "-" for name in names]
-            out.append(f"| published | {row['method']} | {source['metric']} | {' | '.join(cells)} |")
+            out.append(
+                f"| published | {row['method']} | {source['metric']} | {' | '.join(cells)} |"
+            )
     return "\n".join(out)
 
 

@@ -17,9 +17,13 @@ RIVALS = ("attention", "contribution", "occlusion")
 
 
 def main() -> None:
-    votes = {path.stem: json.loads(path.read_text()) for path in sorted((RESULTS / "vote").glob("*.json"))}
+    votes = {
+        path.stem: json.loads(path.read_text())
+        for path in sorted((RESULTS / "vote").glob("*.json"))
+    }
     controls = {
-        path.stem: json.loads(path.read_text()) for path in sorted((RESULTS / "sanity").glob("*.json"))
+        path.stem: json.loads(path.read_text())
+        for path in sorted((RESULTS / "sanity").glob("*.json"))
     }
     runs = pd.read_csv(RESULTS / "runs.csv", keep_default_na=False)
     for title, rows in (
@@ -35,7 +39,11 @@ def main() -> None:
 def format_table(rows: list[dict[str, Any]]) -> str:
     """A Markdown table."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    lines = [columns, ["---"] * len(columns), *([str(row.get(name, "")) for name in columns] for row in rows)]
+    lines = [
+        columns,
+        ["---"] * len(columns),
+        *([str(row.get(name, "")) for name in columns] for row in rows),
+    ]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
@@ -51,8 +59,12 @@ def prediction(name: str, vote: dict[str, Any]) -> dict[str, Any]:
         "w": number(vote["weight"]),
         "evidence alone": number(evidence["metric kept"]),
         "without it": number(evidence["metric removed"]),
-        "loss / loss without attended": number(complement["F without evidence / F without attention"]),
-        "each model without its own": number(complement["F without evidence / host without attention"]),
+        "loss / loss without attended": number(
+            complement["F without evidence / F without attention"]
+        ),
+        "each model without its own": number(
+            complement["F without evidence / host without attention"]
+        ),
         "riders": number(vote["riders"]["share"]),
     }
 
@@ -110,7 +122,13 @@ def interval(values: list[float] | None) -> str:
 
 def number(value: float | None) -> str:
     """Three digits without the leading zero."""
-    return "" if value is None else f"{value:.3f}".replace("0.", ".", 1) if abs(value) < 1 else f"{value:.2f}"
+    return (
+        ""
+        if value is None
+        else f"{value:.3f}".replace("0.", ".", 1)
+        if abs(value) < 1
+        else f"{value:.2f}"
+    )
 
 
 if __name__ == "__main__":

@@ -31,7 +31,10 @@ def precision_matrix(run: Run) -> tuple[list[str], dict[str, list[float]], int]:
             if path.stem not in shows_all:
                 continue
             chosen = read_evidence(path).selected
-            truths = [store.read(cohort.truth_file(path.stem), "evidence").astype(bool) for cohort in cohorts]
+            truths = [
+                store.read(cohort.truth_file(path.stem), "evidence").astype(bool)
+                for cohort in cohorts
+            ]
             rows[name].append([float(truth[chosen].mean()) for truth in truths])
             rows["chance"].append([float(truth.mean()) for truth in truths])
     means = {name: np.mean(found, axis=0).tolist() for name, found in rows.items()}

@@ -70,14 +70,24 @@ def write_bags(folder: Path, n_bags: int) -> Cohort:
     for index in range(n_bags):
         name, label = f"bag_{index:04d}", index % 2
         features = generator.normal(size=(PATCHES, DIM)).astype(np.float32) + label * 0.05
-        store.write(folder / "cohort" / "features" / f"{name}.h5", {"features": features, "coords": coords})
-        for kind, values in {"features": features, "labels": np.array(label), "coords": coords}.items():
+        store.write(
+            folder / "cohort" / "features" / f"{name}.h5", {"features": features, "coords": coords}
+        )
+        for kind, values in {
+            "features": features,
+            "labels": np.array(label),
+            "coords": coords,
+        }.items():
             path = folder / "torchmil" / kind / f"{name}.npy"
             path.parent.mkdir(parents=True, exist_ok=True)
             np.save(path, values)
         rows.append(SlideRow(name, name, label=str(label)))
     card = CohortCard(
-        name="bench", task="classification", classes=("0", "1"), feature_dim=DIM, patch_size_level0=256
+        name="bench",
+        task="classification",
+        classes=("0", "1"),
+        feature_dim=DIM,
+        patch_size_level0=256,
     )
     cohort = Cohort(folder / "cohort", card, tuple(rows))
     cohort.save()

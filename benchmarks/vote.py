@@ -74,8 +74,12 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("--judge", type=Path, help="A run on the same cohort with another seed.")
     parser.add_argument("--json", type=Path, help="Where to write what is printed.")
-    parser.add_argument("--csv", type=Path, help="Where to write one row per slide and rule, gzipped.")
-    parser.add_argument("--slides", type=int, help="The first so many test slides, for hosts that are slow.")
+    parser.add_argument(
+        "--csv", type=Path, help="Where to write one row per slide and rule, gzipped."
+    )
+    parser.add_argument(
+        "--slides", type=int, help="The first so many test slides, for hosts that are slow."
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     fold = TrainedFold.open(arguments.run, 0)
@@ -97,7 +101,9 @@ def measure_slides(
     other, slides, rules = None if judge is None else TrainedFold.open(judge, 0), [], []
     for one in (fold, other):
         if one is not None and one.model is None:
-            raise SystemExit(f"{one.run} was trained without evidence. Name a run trained with --gce.")
+            raise SystemExit(
+                f"{one.run} was trained without evidence. Name a run trained with --gce."
+            )
     with torch.no_grad():
         for number, bag in enumerate(islice(fold.bags("test"), limit)):
             second = None if other is None else FoldBag(bag.spec, bag.bag, other)
@@ -110,7 +116,9 @@ def measure_slides(
 class Judge:
     """A network and a bag: what it says of any set of patches, each set pooled once."""
 
-    def __init__(self, network: Host, embedded: Embedded, coords: Tensor | None, scale: OutputScale) -> None:
+    def __init__(
+        self, network: Host, embedded: Embedded, coords: Tensor | None, scale: OutputScale
+    ) -> None:
         self._network, self._embedded, self._coords, self._scale = network, embedded, coords, scale
         self._pool = ask_subsets(network, embedded, coords)
         self._known: dict[bytes, Tensor] = {}
@@ -145,8 +153,13 @@ class Judge:
         if not len(source):
             return np.nan
         rows = torch.arange(len(selected))
-        rows[selected] = source[torch.randint(len(source), (int(selected.sum()),), generator=generator)]
-        return self.phi(self._network.aggregate(self._embedded.rows(rows), self._coords).logits) - self.whole
+        rows[selected] = source[
+            torch.randint(len(source), (int(selected.sum()),), generator=generator)
+        ]
+        return (
+            self.phi(self._network.aggregate(self._embedded.rows(rows), self._coords).logits)
+            - self.whole
+        )
 
     def answer(self, selected: Tensor) -> float:
         """The predicted class, or the risk, of the selected patches; NaN where there is none."""
@@ -172,7 +185,9 @@ def make_judges(bag: FoldBag) -> dict[str, Judge]:
     }
 
 
-def measure_bag(bag: FoldBag, second: FoldBag | None, generator: Generator) -> tuple[Row, list[Row]]:
+def measure_bag(
+    bag: FoldBag, second: FoldBag | None, generator: Generator
+) -> tuple[Row, list[Row]]:
     """What is said of the slide, and every rule kept, removed, replaced and along its curve."""
     output, selected, truth = bag.explanation.output, bag.explanation.recovery.selected, bag.truth
     judge, host = make_judges(bag).values()
@@ -182,7 +197,9 @@ def measure_bag(bag: FoldBag, second: FoldBag | None, generator: Generator) -> t
     rows = []
     for rule, chosen in choose_sets(bag, judge, scores).items():
         row = {"slide": bag.spec.bag_id, "rule": rule, "size": float(chosen.float().mean())}
-        row |= judge.intervene(chosen) | {"transplant": judge.replace(chosen, background, generator)}
+        row |= judge.intervene(chosen) | {
+            "transplant": judge.replace(chosen, background, generator)
+        }
         row |= {"F kept": judge.answer(chosen), "F removed": judge.answer(~chosen)}
         row["host removed"] = host.answer(~chosen)
         order = bag.explanation.order if rule == "evidence" else scores.get(rule)
@@ -233,10 +250,15 @@ def choose_sets(bag: FoldBag, judge: Judge, scores: dict[str, Tensor]) -> dict[s
     """The evidence, as many patches by every other rule, and what a search along each ranking finds."""
     selected, model = bag.explanation.recovery.selected, bag.network.model
     given = model.tolerances
-    stricter = replace(given, sufficiency=STRICTER * given.sufficiency, necessity=given.necessity / STRICTER)
+    stricter = replace(
+        given, sufficiency=STRICTER * given.sufficiency, necessity=given.necessity / STRICTER
+    )
     search = Search(judge.ask, judge.full, model.output_kind, stricter)
     size, n_patches = int(selected.sum()), len(selected)
-    sets = {rule: members(ranking(values)[:size], n_patches=n_patches) for rule, values in scores.items()}
+    sets = {
+        rule: members(ranking(values)[:size], n_patches=n_patches)
+        for rule, values in scores.items()
+    }
     sets["evidence"] = selected
     for rule in [one for one in scores if one != "oracle"]:
         sets[f"{rule} searched"] = search_prefix(search, scores[rule])
@@ -251,7 +273,9 @@ def search_prefix(search: Search, scores: Tensor) -> Tensor:
 
 def draw_curves(judge: Judge, order: Tensor) -> dict[str, float]:
     """Keep and removal along one ranking, their means, and MSK."""
-    prefixes = [members(order[: subset_size(len(order), share)], n_patches=len(order)) for share in SHARES]
+    prefixes = [
+        members(order[: subset_size(len(order), share)], n_patches=len(order)) for share in SHARES
+    ]
     kept, removed = (np.array([ask(one) for one in prefixes]) for ask in (judge.keep, judge.remove))
     if judge.is_risk:
         keep, removal = np.maximum(0, 1 - np.abs(kept)), np.abs(removed)
@@ -270,7 +294,9 @@ def draw_curves(judge: Judge, order: Tensor) -> dict[str, float]:
     }
 
 
-def measure_riders(bag: FoldBag, judge: Judge, scores: dict[str, Tensor], generator: Generator) -> Row:
+def measure_riders(
+    bag: FoldBag, judge: Judge, scores: dict[str, Tensor], generator: Generator
+) -> Row:
     """Evidence patches that F does not read, and how far F moves without them, and without the lower half of the evidence."""
     output, selected = bag.explanation.output, bag.explanation.recovery.selected
     importances = [scores[name] for name in ("attention", "contribution") if name in scores]
@@ -285,7 +311,10 @@ def measure_riders(bag: FoldBag, judge: Judge, scores: dict[str, Tensor], genera
     lower = members(order[selected[order]][(size + 1) // 2 :], n_patches=len(bag))
     for name, patches in (("riders", riders), ("lower half", lower)):
         count = int(patches.sum())
-        orders = [torch.randperm(len(bag), generator=generator) for _ in range(RANDOM_DRAWS if count else 0)]
+        orders = [
+            torch.randperm(len(bag), generator=generator)
+            for _ in range(RANDOM_DRAWS if count else 0)
+        ]
         moved = [abs(judge.remove(members(one[:count], n_patches=len(bag)))) for one in orders]
         row[f"{name} moved"] = abs(judge.remove(patches)) if count else np.nan
         row[f"{name} random"] = float(np.mean(moved)) if count else np.nan
@@ -317,8 +346,14 @@ def add_verdicts(rules: pd.DataFrame) -> pd.DataFrame:
     """One column per verdict, 1 where it holds; judges of another seed have their own."""
     verdicts = {}
     for prefix in [name.removesuffix("odds kept") for name in rules if name.endswith("odds kept")]:
-        for name, scale, limit in (*((f"{t}", "", t) for t in TOLERANCES), ("log-odds", "odds ", LOG_ODDS)):
-            kept, removed = rules[f"{prefix}{scale}kept"].abs(), rules[f"{prefix}{scale}removed"].abs()
+        for name, scale, limit in (
+            *((f"{t}", "", t) for t in TOLERANCES),
+            ("log-odds", "odds ", LOG_ODDS),
+        ):
+            kept, removed = (
+                rules[f"{prefix}{scale}kept"].abs(),
+                rules[f"{prefix}{scale}removed"].abs(),
+            )
             verdicts[f"{prefix}{VERDICT} {name}"] = (kept <= limit) & (removed >= limit)
     for limit in TOLERANCES:
         verdicts[f"necessary under transplant {limit}"] = rules["transplant"].abs() >= limit
@@ -357,25 +392,40 @@ def summarise(fold: TrainedFold, slides: pd.DataFrame, rules: pd.DataFrame) -> d
         if "msk" in figures:
             figures["shi"] = rounded(1 - rows["msk"].mean() / attention["msk"].mean())
             figures["keep curve"] = [rounded(rows[f"keep {share}"].mean()) for share in SHARES]
-            figures["removal curve"] = [rounded(rows[f"removal {share}"].mean()) for share in SHARES]
+            figures["removal curve"] = [
+                rounded(rows[f"removal {share}"].mean()) for share in SHARES
+            ]
         result["rules"][rule] = figures
         if rule != "evidence":
-            pairs = {name: mean_interval(ours[name] - rows[name]) for name in COMPARED if name in rows}
+            pairs = {
+                name: mean_interval(ours[name] - rows[name]) for name in COMPARED if name in rows
+            }
             result["evidence less rival"][rule] = {name: one for name, one in pairs.items() if one}
-    moved = {name: (slides[f"{name} moved"], slides[f"{name} random"]) for name in ("riders", "lower half")}
+    moved = {
+        name: (slides[f"{name} moved"], slides[f"{name} random"])
+        for name in ("riders", "lower half")
+    }
     result["riders"] = {
         "share": rounded(slides["riders"].mean()),
         "slides": int((slides["riders"] > 0).sum()),
         "F moves without them": {name: rounded(one.mean()) for name, (one, _) in moved.items()},
-        "F moves without random patches": {name: rounded(other.mean()) for name, (_, other) in moved.items()},
+        "F moves without random patches": {
+            name: rounded(other.mean()) for name, (_, other) in moved.items()
+        },
         "difference": {name: mean_interval(one - other) for name, (one, other) in moved.items()},
     }
     if slides["confirmed"].notna().any():
         without = slides["target"] == int(fold.model.negative_class)
         shares = [rounded(slides["confirmed"][part].mean()) for part in (without, ~without)]
-        result["confirmed"] = {"slides": int(without.sum()), "without lesion": shares[0], "others": shares[1]}
+        result["confirmed"] = {
+            "slides": int(without.sum()),
+            "without lesion": shares[0],
+            "others": shares[1],
+        }
     if overlaps := [name for name in slides if name.startswith("jaccard ")]:
-        result["jaccard"] = {name.removeprefix("jaccard "): rounded(slides[name].mean()) for name in overlaps}
+        result["jaccard"] = {
+            name.removeprefix("jaccard "): rounded(slides[name].mean()) for name in overlaps
+        }
     return result
 
 
@@ -392,14 +442,19 @@ def compare_complements(columns: Columns) -> dict[str, Any]:
     result: dict[str, Any] = {name: rounded(loss) for name, loss in losses.items()}
     (ours, pair), *rivals = list(compared.items())[:3]
     for rival, other in rivals:
-        result[f"{ours} / {rival}"] = rounded(losses[ours] / losses[rival]) if losses[rival] > 0 else None
+        result[f"{ours} / {rival}"] = (
+            rounded(losses[ours] / losses[rival]) if losses[rival] > 0 else None
+        )
         result[f"{ours} - {rival}"] = interval(
-            len(columns["F"]), lambda rows, it=other: lost(columns, *pair, rows) - lost(columns, *it, rows)
+            len(columns["F"]),
+            lambda rows, it=other: lost(columns, *pair, rows) - lost(columns, *it, rows),
         )
     return result
 
 
-def lost(columns: Columns, full: str, without: str, rows: np.ndarray | slice = slice(None)) -> float:
+def lost(
+    columns: Columns, full: str, without: str, rows: np.ndarray | slice = slice(None)
+) -> float:
     """What the metric loses from one column of answers to another, over the slides that have both."""
     drawn = {name: columns[name][rows] for name in ("target", "event", full, without)}
     known = ~np.isnan(drawn[without])
@@ -419,7 +474,9 @@ def metric(columns: Columns, name: str) -> float:
         except InputError:
             return np.nan
     is_true, is_said = (one == np.union1d(targets, answers)[:, None] for one in (targets, answers))
-    return float((2 * (is_true & is_said).sum(axis=1) / (is_true.sum(axis=1) + is_said.sum(axis=1))).mean())
+    return float(
+        (2 * (is_true & is_said).sum(axis=1) / (is_true.sum(axis=1) + is_said.sum(axis=1))).mean()
+    )
 
 
 def interval(n_slides: int, figure: Callable[[np.ndarray], float]) -> list[float | None] | None:
@@ -428,7 +485,9 @@ def interval(n_slides: int, figure: Callable[[np.ndarray], float]) -> list[float
     draws = np.array([figure(rows) for rows in resampled]) if n_slides else np.array([])
     if not len(draws := draws[~np.isnan(draws)]):
         return None
-    return [rounded(one) for one in (figure(np.arange(n_slides)), *np.quantile(draws, [0.025, 0.975]))]
+    return [
+        rounded(one) for one in (figure(np.arange(n_slides)), *np.quantile(draws, [0.025, 0.975]))
+    ]
 
 
 def mean_interval(differences: pd.Series) -> list[float | None] | None:

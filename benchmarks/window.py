@@ -58,7 +58,9 @@ def compare(name: str, patches: int, options: argparse.Namespace) -> None:
         for _ in range(options.runs + 1)
     ][1:]
     ratio = statistics.median(one / other for one, other in pairs)
-    one, other = (torch.cat([part.flatten() for part in gradients[arm]]) for arm in (one_by_one, together))
+    one, other = (
+        torch.cat([part.flatten() for part in gradients[arm]]) for arm in (one_by_one, together)
+    )
     most = float((one - other).norm() / one.norm())
     print(
         f"{name}, {options.bags} bags of {patches} x {options.width}: one by one "

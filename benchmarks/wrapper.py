@@ -85,7 +85,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--patches", type=int, default=10_000)
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--anchors", type=int, default=8)
-    parser.add_argument("--hidden", type=int, default=EvidenceSettings().hidden, help="units of the selector")
+    parser.add_argument(
+        "--hidden", type=int, default=EvidenceSettings().hidden, help="units of the selector"
+    )
     parser.add_argument("--runs", type=int, default=15)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--hosts", nargs="+", choices=list(HOSTS), default=list(HOSTS))
@@ -95,7 +97,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--peak", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    options.reads_host = {"with": [True], "without": [False], "both": [True, False]}[options.host_view]
+    options.reads_host = {"with": [True], "without": [False], "both": [True, False]}[
+        options.host_view
+    ]
     return options
 
 
@@ -120,7 +124,11 @@ def cost(options: argparse.Namespace, name: str, bridge: str, reads_host: bool) 
 
 
 def arms(
-    options: argparse.Namespace, name: str, bridge: str, reads_host: bool, patches: int | None = None
+    options: argparse.Namespace,
+    name: str,
+    bridge: str,
+    reads_host: bool,
+    patches: int | None = None,
 ) -> tuple[Run, Run]:
     """The host on one bag, and the wrapper around that host on the same bag."""
     model = make_model(options, name, bridge, reads_host)
@@ -200,7 +208,9 @@ def peak_growth(options: argparse.Namespace, name: str, bridge: str, arm: str) -
     """MiB by which one run raises the resident set of this process at its highest."""
     (reads_host,) = options.reads_host
     runs = dict(zip(("host", "wrapper"), arms(options, name, bridge, reads_host), strict=True))
-    small = dict(zip(("host", "wrapper"), arms(options, name, bridge, reads_host, patches=200), strict=True))
+    small = dict(
+        zip(("host", "wrapper"), arms(options, name, bridge, reads_host, patches=200), strict=True)
+    )
     # Thread pools and kernels are set up here, so that they are counted in neither arm.
     small[arm]()
     Path("/proc/self/clear_refs").write_text("5")

@@ -58,7 +58,9 @@ def on_files(files: Any, config: Any) -> Any:
         "reference/api.md": "\n".join(_api_page()),
     }
     for name in ROOT_PAGES:
-        pages[f"{name.lower()}.md"] = _move_links((ROOT.parent / f"{name}.md").read_text(encoding="utf-8"))
+        pages[f"{name.lower()}.md"] = _move_links(
+            (ROOT.parent / f"{name}.md").read_text(encoding="utf-8")
+        )
     for notebook in sorted((ROOT / "tutorials").glob("*.ipynb")):
         pages[f"tutorials/{notebook.stem}.md"] = "\n".join(_notebook_page(notebook))
     for name, content in pages.items():
@@ -93,7 +95,9 @@ def _command(title: str, command: Any) -> Iterator[str]:
             text = f"Example: `{text.removeprefix('Example: ')}`"
         yield f"{_escape(text)}\n" if "`" not in text else f"{text}\n"
     rows = [
-        _parameter(one) for one in command.params if one.name != "help" and not getattr(one, "hidden", False)
+        _parameter(one)
+        for one in command.params
+        if one.name != "help" and not getattr(one, "hidden", False)
     ]
     if rows:
         yield "| | takes | meaning |\n|---|---|---|"
@@ -137,7 +141,9 @@ def _settings(shape: Any, above: str) -> Iterator[str]:
     for name, field in shape.model_fields.items():
         inner = model_within(field.annotation)
         default = "" if field.is_required() else field.get_default(call_default_factory=True)
-        shown = "" if inner is not None or default == "" else f"`{json.dumps(default, default=str)}`"
+        shown = (
+            "" if inner is not None or default == "" else f"`{json.dumps(default, default=str)}`"
+        )
         meaning = _escape(describe_field(field) or _attribute_docstrings(shape).get(name, ""))
         yield f"| `{above}{name}` | {shown} | {meaning}{' **Required.**' if field.is_required() else ''} |"
         if inner is not None:

@@ -23,11 +23,19 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m paper", description=__doc__)
     commands = parser.add_subparsers(dest="command")
     tables = commands.add_parser("tables", help="print tables: the paper's lines and ours")
-    tables.add_argument("--table", action="append", choices=ALL_TABLES, help="a table; all by default")
-    tables.add_argument("--format", choices=FORMATS, default="markdown", help="csv has one line per cell")
-    page = commands.add_parser("page", help="write docs/paper.md: paper, ours and a verdict, table by table")
+    tables.add_argument(
+        "--table", action="append", choices=ALL_TABLES, help="a table; all by default"
+    )
+    tables.add_argument(
+        "--format", choices=FORMATS, default="markdown", help="csv has one line per cell"
+    )
+    page = commands.add_parser(
+        "page", help="write docs/paper.md: paper, ours and a verdict, table by table"
+    )
     page.add_argument("--out", type=Path, default=PAGE)
-    collect = commands.add_parser("collect", help="write the figures of a results folder without its runs")
+    collect = commands.add_parser(
+        "collect", help="write the figures of a results folder without its runs"
+    )
     collect.add_argument("--out", type=Path, default=RESULTS)
     for command in (tables, page, collect):
         command.add_argument(
@@ -49,7 +57,9 @@ def main(arguments: list[str] | None = None) -> None:
             options.out.write_text(render_page(measured, paper_figures()), encoding="utf-8")
             print(f"wrote {options.out}")
         else:
-            chosen = [ALL_TABLES[name](measured, paper_figures()) for name in options.table or ALL_TABLES]
+            chosen = [
+                ALL_TABLES[name](measured, paper_figures()) for name in options.table or ALL_TABLES
+            ]
             print(render_tables(chosen, options.format), end="")
     except GcemilError as error:
         sys.exit(f"Error: {error}")

@@ -38,9 +38,7 @@ HEADERS = {
     "complement_degradation": "Compl. degr.",
     "evidence_sufficiency": "Evid. suff.",
 }
-MEAN_NOTE = (
-    "Ours are means over the hosts and cohorts that have a variant; Macro-F1 is that of the soft prediction."
-)
+MEAN_NOTE = "Ours are means over the hosts and cohorts that have a variant; Macro-F1 is that of the soft prediction."
 
 FULL = "paper_budget"
 """The variants start from this recipe, so that nothing but the paper's own parts corrects a row."""
@@ -85,9 +83,13 @@ class Ablation:
 
 
 ABLATIONS = {
-    "components": Ablation("components added one by one, BRACS", "ablation", "reduced_ablation", COMPONENTS),
+    "components": Ablation(
+        "components added one by one, BRACS", "ablation", "reduced_ablation", COMPONENTS
+    ),
     "budget": Ablation("evidence budget, BRACS", "budget", "reduced_ablation", BUDGETS),
-    "selector": Ablation("selector variants, BRACS", "selector_arch", "reduced_ablation", SELECTORS),
+    "selector": Ablation(
+        "selector variants, BRACS", "selector_arch", "reduced_ablation", SELECTORS
+    ),
     "grounding": Ablation(
         "anchors and bridges, mean over cohorts", "grounding", "reduced_ablation", GROUNDINGS, None
     ),
@@ -179,7 +181,9 @@ def cost_table(measured: Measured, paper: PaperFigures) -> Table:
     ]
     columns += [
         TableColumn(
-            Column(f"end_to_end.{encoder}", f"End-to-end, {title}", "end_to_end_time", better="lower"),
+            Column(
+                f"end_to_end.{encoder}", f"End-to-end, {title}", "end_to_end_time", better="lower"
+            ),
             {"labels": {"encoder": encoder}},
             paper="",
             decimals=2,
@@ -208,7 +212,9 @@ def cost_table(measured: Measured, paper: PaperFigures) -> Table:
 def keep_costed(measured: Measured) -> Measured:
     """The runs whose prefilter was timed, where there are any: ways to predict are compared on the same slides."""
     rows = measured.rows
-    return measured.keep_places(rows[(rows.source == COST.source) & (rows.by_mode == PREFILTER)], RUN)
+    return measured.keep_places(
+        rows[(rows.source == COST.source) & (rows.by_mode == PREFILTER)], RUN
+    )
 
 
 def _undefined_costs(mode: str) -> frozenset[str]:
@@ -231,7 +237,10 @@ CAPACITY_TEXTS = {
         "Above 1 is what the wrapper adds to one pass of the host",
     ),
     "discrete_cost": ("diagnostic cost, mode discrete", "Below 1 is what a known subset saves"),
-    "capacity_alone": ("grounding table, random and shuffled anchors", "The same capacity without meaning"),
+    "capacity_alone": (
+        "grounding table, random and shuffled anchors",
+        "The same capacity without meaning",
+    ),
     "grounding_quality": (
         "grounding table, generic anchors to the full method",
         "Meaning at the same capacity",
@@ -257,7 +266,9 @@ def capacity_table(measured: Measured, paper: PaperFigures) -> Table:
     for row in table.rows:
         evidence, reading = CAPACITY_TEXTS[row.key]
         lines.append(paper_line(table, row.key, (row.name, PAPER_MARK), table.columns))
-        lines.append(Line((row.name, mark), "ours", (Cell(evidence), values[row.key], Cell(reading))))
+        lines.append(
+            Line((row.name, mark), "ours", (Cell(evidence), values[row.key], Cell(reading)))
+        )
     for host in list_paper_hosts():
         if (own := HOSTS[host].parameters) is not None:
             text = f"{own:,} + {ADDED_PARAMETERS:,} ({100 * ADDED_PARAMETERS / own:+.4f} %)"
@@ -292,9 +303,14 @@ def _grounding_cell(measured: Measured, rows: Sequence[str], between: str) -> Ce
     """C-D gap and degradation of some grounding variants, on the hosts and cohorts that have them."""
     measured = _keep_comparable(measured, set(GROUNDINGS.values()))
     parts = []
-    for metric, title in (("cd_gap", "C-D gap"), ("complement_degradation", "complement degradation")):
+    for metric, title in (
+        ("cd_gap", "C-D gap"),
+        ("complement_degradation", "complement degradation"),
+    ):
         query = EVIDENCE.where(metric=metric)
-        found = [estimate(select_values(measured, query.where(label=GROUNDINGS[row]))) for row in rows]
+        found = [
+            estimate(select_values(measured, query.where(label=GROUNDINGS[row]))) for row in rows
+        ]
         numbers = [f"{one.mean:.3f}" for one in found if one is not None]
         if len(numbers) < len(rows):
             return MISSING

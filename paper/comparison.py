@@ -110,22 +110,33 @@ def build_comparison(
 ) -> Table:
     """Both lines of every row; rows and columns that the paper does not have are shown where they have a figure."""
     table = [(row, [_read_values(measured, row, one) for one in columns]) for row in rows]
-    table = [(row, values) for row, values in table if paper.row(row.key) or any(map(_has_values, values))]
+    table = [
+        (row, values)
+        for row, values in table
+        if paper.row(row.key) or any(map(_has_values, values))
+    ]
     shown = [
         position
         for position, one in enumerate(columns)
-        if one.paper_key in paper.columns or any(_has_values(values[position]) for _, values in table)
+        if one.paper_key in paper.columns
+        or any(_has_values(values[position]) for _, values in table)
     ]
     columns = [columns[position] for position in shown]
     lines, used = [], set()
     for row, row_values in table:
         shown_values = [row_values[position] for position in shown]
-        used |= {name for one in shown_values if one is not None for name in one.index.unique("cohort")}
+        used |= {
+            name for one in shown_values if one is not None for name in one.index.unique("cohort")
+        }
         comparison = None if row.baseline is not None else row.comparison
         if paper.row(row.key):
             labels = (*row.row_labels, PAPER_MARK)
-            lines.append(paper_line(paper, row.key, labels, (one.paper_key for one in columns), comparison))
-        cells = tuple(_our_cell(row, one, values) for one, values in zip(columns, shown_values, strict=True))
+            lines.append(
+                paper_line(paper, row.key, labels, (one.paper_key for one in columns), comparison)
+            )
+        cells = tuple(
+            _our_cell(row, one, values) for one, values in zip(columns, shown_values, strict=True)
+        )
         lines.append(Line((*row.row_labels, our_origin(measured)), "ours", cells, comparison))
     return make_table(
         name, title, paper, row_labels, [one.column for one in columns], lines,
@@ -150,7 +161,16 @@ def make_table(
     notes = (*notes, *(f"In the paper: {note}" for note in paper.notes))
     labels = (*row_labels, "figures")
     return Table(
-        name, title, paper.label, labels, tuple(columns), tuple(lines), legend, notes, remedy, reason
+        name,
+        title,
+        paper.label,
+        labels,
+        tuple(columns),
+        tuple(lines),
+        legend,
+        notes,
+        remedy,
+        reason,
     )
 
 
@@ -176,7 +196,9 @@ def paper_line(
     comparison: str | None = None,
 ) -> Line:
     """A row of the paper as printed, under these of its columns."""
-    return Line(labels, "paper", tuple(paper_cell(paper.cell(row, one)) for one in columns), comparison)
+    return Line(
+        labels, "paper", tuple(paper_cell(paper.cell(row, one)) for one in columns), comparison
+    )
 
 
 def paper_cell(printed: str | None) -> Cell:
@@ -206,7 +228,9 @@ def _our_cell(row: TableRow, column: TableColumn, found: Values) -> Cell:
     if found is None:
         return UNDEFINED
     signed = column.signed or row.baseline is not None
-    return cell(found, decimals=column.decimals, scale=column.scale, unit=column.unit, signed=signed)
+    return cell(
+        found, decimals=column.decimals, scale=column.scale, unit=column.unit, signed=signed
+    )
 
 
 def _narrow_query(row: TableRow, query: Query, column: TableColumn) -> Query:

@@ -100,7 +100,13 @@ CONTROL_ROWS: dict[str, tuple[str, Labels]] = {
 def control_rows(base: Query, suffix: str, undefined: frozenset[str]) -> list[TableRow]:
     """The three controls, which compete with nothing."""
     return [
-        TableRow(key, (f"{title}{suffix}",), base.where(labels=labels), comparison=None, undefined=undefined)
+        TableRow(
+            key,
+            (f"{title}{suffix}",),
+            base.where(labels=labels),
+            comparison=None,
+            undefined=undefined,
+        )
         for key, (title, labels) in CONTROL_ROWS.items()
     ]
 
@@ -110,13 +116,16 @@ def diagnostics_bracs_table(measured: Measured, paper: PaperFigures) -> Table:
         TableColumn(Column(metric, header, metric), {"dataset": "bracs"})
         for metric, header in SNR_HEADERS.items()
     ]
-    return snr_table("diagnostics_bracs", "BRACS", measured, paper.table("diagnostics_bracs"), columns)
+    return snr_table(
+        "diagnostics_bracs", "BRACS", measured, paper.table("diagnostics_bracs"), columns
+    )
 
 
 def diagnostics_table(measured: Measured, paper: PaperFigures) -> Table:
     columns = [
         TableColumn(
-            Column(f"{dataset}.{metric}", header, metric, group=dataset.upper()), {"dataset": dataset}
+            Column(f"{dataset}.{metric}", header, metric, group=dataset.upper()),
+            {"dataset": dataset},
         )
         for dataset in ("bracs", "nsclc", "panda")
         for metric, header in SNR_HEADERS.items()
@@ -141,14 +150,16 @@ def snr_table(
 
 
 BUDGET = "0.05"
-GAPS_NOTE = (
-    "Gap: the paper's column; of ours, the C-D gap, which only gates have. Full-kept gap: every rule has it."
+GAPS_NOTE = "Gap: the paper's column; of ours, the C-D gap, which only gates have. Full-kept gap: every rule has it."
+RIVALS_NOTE = (
+    "Rules are asked of the plain host, GCE of the wrapped one; random and oracle are controls."
 )
-RIVALS_NOTE = "Rules are asked of the plain host, GCE of the wrapped one; random and oracle are controls."
 SUFFICIENCY = "evidence_sufficiency"
 SUFFICIENCY_COLUMN = TableColumn(Column(SUFFICIENCY, SNR_HEADERS[SUFFICIENCY], SUFFICIENCY))
 NECESSITY_COLUMN = TableColumn(
-    Column("complement_degradation", SNR_HEADERS["complement_degradation"], "complement_degradation")
+    Column(
+        "complement_degradation", SNR_HEADERS["complement_degradation"], "complement_degradation"
+    )
 )
 FULL_KEPT_COLUMN = TableColumn(Column("full_kept_gap", "Full-kept gap", "full_kept_gap"), paper="")
 GAP_COLUMNS = (TableColumn(Column("gap", "Gap", "cd_gap")), FULL_KEPT_COLUMN)
@@ -157,7 +168,9 @@ GAP_COLUMNS = (TableColumn(Column("gap", "Gap", "cd_gap")), FULL_KEPT_COLUMN)
 def intervention_table(measured: Measured, paper: PaperFigures) -> Table:
     """What keeping and removing does to the task metric, mean over all cohorts and hosts."""
     table = paper.table("causal")
-    measured = keep_common_runs(measured, "budget", ("random", "attention", "gradient", "gce_discrete"))
+    measured = keep_common_runs(
+        measured, "budget", ("random", "attention", "gradient", "gce_discrete")
+    )
     rows = rule_rows(
         table,
         Query(source="budget", labels={"budget": BUDGET}),
@@ -193,7 +206,11 @@ def rules_at_budget_table(measured: Measured, paper: PaperFigures, *, name: str)
     table = paper.table(source)
     base = Query(source="budget", dataset="bracs", labels={"budget": BUDGET})
     measured = keep_common_runs(measured, "budget", rules)
-    columns = [TableColumn(Column("macro_f1", "Macro-F1", SUFFICIENCY)), *GAP_COLUMNS, NECESSITY_COLUMN]
+    columns = [
+        TableColumn(Column("macro_f1", "Macro-F1", SUFFICIENCY)),
+        *GAP_COLUMNS,
+        NECESSITY_COLUMN,
+    ]
     if SUFFICIENCY in table.columns:
         columns.append(SUFFICIENCY_COLUMN)
     return build_comparison(
@@ -230,7 +247,9 @@ def keep_common_runs(measured: Measured, source: str, rules: Sequence[str]) -> M
     wanted = [PAPER_RULES[rule].names for rule in rules if not PAPER_RULES[rule].is_control]
     rows = measured.rows
     wrapped = rows[(rows.label == "gce") & (rows.source == source)]
-    complete = wrapped.groupby(RUN).by_rule.agg(lambda own: all(set(own) & set(names) for names in wanted))
+    complete = wrapped.groupby(RUN).by_rule.agg(
+        lambda own: all(set(own) & set(names) for names in wanted)
+    )
     runs = pd.MultiIndex.from_frame(rows[RUN])
     return (
         measured.keep((rows.label != "gce") | runs.isin(complete.index[complete]))
@@ -261,7 +280,12 @@ def lines_of_rule(key: str, rule: PaperRule, table: PaperTable, base: Query) -> 
     if not rule.is_gated or "gap" not in table.columns:
         return [row]
     others = frozenset({*table.columns, "full_kept_gap"} - {"gap"})
-    return [row, TableRow("", (f"{name}: gates against evidence",), query, comparison=None, undefined=others)]
+    return [
+        row,
+        TableRow(
+            "", (f"{name}: gates against evidence",), query, comparison=None, undefined=others
+        ),
+    ]
 
 
 SUBSET_SIZES = ("8", "16", "32")
@@ -281,7 +305,12 @@ def minimal_subsets_table(measured: Measured, paper: PaperFigures) -> Table:
     rows = [
         TableRow(
             f"{k}.{policy}",
-            (k, printed.name.partition(" · ")[2] if (printed := table.row(f"{k}.{policy}")) else rule),
+            (
+                k,
+                printed.name.partition(" · ")[2]
+                if (printed := table.row(f"{k}.{policy}"))
+                else rule,
+            ),
             base.where(labels={"rule": rule, "network": network, "k": k}),
             comparison=k if comparison else None,
         )
@@ -290,14 +319,20 @@ def minimal_subsets_table(measured: Measured, paper: PaperFigures) -> Table:
     ]
     columns = [
         TableColumn(Column("subsets_per_slide", "Subsets/slide", "subsets_per_slide"), decimals=4),
-        TableColumn(Column("slides_with_2", "Slides ≥ 2 (%)", "two_subsets_share"), decimals=2, scale=100.0),
         TableColumn(
-            Column("slides_with_3", "Slides ≥ 3 (%)", "three_subsets_share"), decimals=2, scale=100.0
+            Column("slides_with_2", "Slides ≥ 2 (%)", "two_subsets_share"), decimals=2, scale=100.0
+        ),
+        TableColumn(
+            Column("slides_with_3", "Slides ≥ 3 (%)", "three_subsets_share"),
+            decimals=2,
+            scale=100.0,
         ),
         TableColumn(Column("keep_only_drop", "Keep-only drop", "kept_output_drop"), decimals=4),
     ]
     columns += [
-        TableColumn(Column(f"remove_union_{j}", f"Remove-union-{j}", f"remove_union_{j}"), decimals=4)
+        TableColumn(
+            Column(f"remove_union_{j}", f"Remove-union-{j}", f"remove_union_{j}"), decimals=4
+        )
         for j in (1, 2, 3)
     ]
     return build_comparison(
@@ -309,7 +344,9 @@ def minimal_subsets_table(measured: Measured, paper: PaperFigures) -> Table:
         rows=rows,
         columns=columns,
         remedy=diagnose_remedy("subsets"),
-        notes=("Ours are test slides; attention, prefix, random and oracle are those of the plain host.",),
+        notes=(
+            "Ours are test slides; attention, prefix, random and oracle are those of the plain host.",
+        ),
     )
 
 

@@ -102,7 +102,9 @@ def weighted_macro_f1(weights: np.ndarray, truth: np.ndarray, predicted: np.ndar
     return np.nanmean(scores, axis=0)
 
 
-def weighted_c_index(weights: np.ndarray, times: np.ndarray, events: np.ndarray, risks: np.ndarray) -> Draws:
+def weighted_c_index(
+    weights: np.ndarray, times: np.ndarray, events: np.ndarray, risks: np.ndarray
+) -> Draws:
     """Agreement of higher risk with earlier event over all comparable pairs."""
     happened = events > 0
     pairs = comparable_pairs(times, happened)
@@ -153,7 +155,9 @@ class Place:
         if "risk" in table:
             truth = table[["target", "event"]].to_numpy(float).T
         else:
-            truth = table.target.map({name: i for i, name in enumerate(class_names(table))}).to_numpy()
+            truth = table.target.map(
+                {name: i for i, name in enumerate(class_names(table))}
+            ).to_numpy()
         return Slides(tuple(table.index), truth, draw_weights(len(table)))
 
     def predicted(self, arm: str, *modes: str) -> np.ndarray:
@@ -243,7 +247,9 @@ def gain(place: Place, arm: str) -> Effect:
     modes = ("full",) if arm.startswith("host") else ("gce", "soft")
     host = slides.score(place.predicted("host", "full"))
     oracle = place.subset(DEFAULT, "oracle", "plain", SIZE)
-    return Effect(slides.score(place.predicted(arm, *modes)) - host, slides.score(oracle.kept) - host)
+    return Effect(
+        slides.score(place.predicted(arm, *modes)) - host, slides.score(oracle.kept) - host
+    )
 
 
 def keep_only(place: Place, arm: str) -> Effect:
@@ -263,7 +269,11 @@ def degradation(place: Place, arm: str) -> Effect:
 def _against_attention(place: Place, arm: str, measure: Callable[[Outcome], Draws]) -> Effect:
     evidence, attention, oracle = (
         measure(place.subset(arm, rule, network, SIZE))
-        for rule, network in (("gce_discrete", "wrapped"), ("attention", "plain"), ("oracle", "wrapped"))
+        for rule, network in (
+            ("gce_discrete", "wrapped"),
+            ("attention", "plain"),
+            ("oracle", "wrapped"),
+        )
     )
     return Effect(evidence - attention, oracle - attention)
 
@@ -287,7 +297,9 @@ def _against_rule(place: Place, arm: str, rule: str) -> Effect:
 
 def gap_of_gates(place: Place, arm: str) -> Effect:
     """The C-D gap of the recovered evidence; 0 is the best there is."""
-    gap = weighted_mean(place.slides.weights, place.subset(arm, "evidence", "wrapped", RECOVERED).gap)
+    gap = weighted_mean(
+        place.slides.weights, place.subset(arm, "evidence", "wrapped", RECOVERED).gap
+    )
     return Effect(gap, np.zeros_like(gap))
 
 
@@ -312,14 +324,17 @@ def own_degradation(place: Place, arm: str, rule: str = "evidence") -> Effect:
 
 def degradation_by_grounding(place: Place, arm: str) -> Effect:
     full, none = own_degradation(place, arm), own_degradation(place, "grounding_none")
-    return Effect(full.value - none.value, None if full.ceiling is None else full.ceiling - none.value)
+    return Effect(
+        full.value - none.value, None if full.ceiling is None else full.ceiling - none.value
+    )
 
 
 def precision_by_grounding(place: Place, arm: str) -> Effect:
     """Average precision of the evidence's ranking against the truth, of the full method less that without grounding."""
     full, none = (
         weighted_mean(
-            place.slides.weights, place.subset(one, "evidence", "wrapped", RECOVERED).average_precision
+            place.slides.weights,
+            place.subset(one, "evidence", "wrapped", RECOVERED).average_precision,
         )
         for one in (arm, "grounding_none")
     )
@@ -339,7 +354,8 @@ def jaccard_across_seeds(place: Place, arm: str) -> Effect:
         raise MissingFigureError("one pair of seeds is counted once")
     own, attention = (
         _slide_mean(
-            place.details(arm, "stability", rule=rule, network=network, perturbation="seeds"), "jaccard"
+            place.details(arm, "stability", rule=rule, network=network, perturbation="seeds"),
+            "jaccard",
         )
         for rule, network in (("evidence", "wrapped"), ("attention", "plain"))
     )
@@ -376,7 +392,11 @@ def dice_gain(place: Place, arm: str) -> Effect:
     """Dice of the evidence scores less that of the host's attention; ceiling: the truth."""
     own, attention, oracle = (
         _slide_mean(place.details(arm, "localisation", rule=rule, network=network), "dice")
-        for rule, network in (("evidence scores", "wrapped"), ("attention", "plain"), ("oracle", "none"))
+        for rule, network in (
+            ("evidence scores", "wrapped"),
+            ("attention", "plain"),
+            ("oracle", "none"),
+        )
     )
     return Effect(own - attention, oracle - attention)
 
@@ -442,7 +462,9 @@ COMPARISONS: dict[str, Comparison] = {
     "budget": Comparison(metric_by_budget, (PARTS,), beside="budget_0.01"),
     "selector": Comparison(gap_less("selector_top_k"), (PARTS,), beside="selector_top_k"),
     "grounding": Comparison(degradation_by_grounding, (PARTS,), beside="grounding_none"),
-    "average precision by grounding": Comparison(precision_by_grounding, (PARTS,), beside="grounding_none"),
+    "average precision by grounding": Comparison(
+        precision_by_grounding, (PARTS,), beside="grounding_none"
+    ),
     "cost": Comparison(relative_cost, (DEFAULT,)),
 }
 
@@ -477,7 +499,9 @@ def list_places(measured: Measured, runs: Sequence[MeasuredRun]) -> list[Place]:
     ]
 
 
-def _measure_arm(name: str, comparison: Comparison, arm: str, places: Sequence[Place]) -> list[Interval]:
+def _measure_arm(
+    name: str, comparison: Comparison, arm: str, places: Sequence[Place]
+) -> list[Interval]:
     effects: list[tuple[Place, Effect]] = []
     for place in places:
         if not comparison.datasets or place.dataset in comparison.datasets:
@@ -492,7 +516,11 @@ def _measure_arm(name: str, comparison: Comparison, arm: str, places: Sequence[P
         if host == ALL and not comparison.is_gain:
             # Over all hosts, the networks that have learned; where none has, all.
             own = [one for one in own if not one[0].has_not_learned(arm, comparison.beside)] or own
-        groups = [group for one in hosts if (group := [effect for place, effect in own if place.host == one])]
+        groups = [
+            group
+            for one in hosts
+            if (group := [effect for place, effect in own if place.host == one])
+        ]
         if comparison.largest_host and host == ALL:
             value = np.max([join_runs([one.value for one in group]) for group in groups], axis=0)
         else:
@@ -539,5 +567,6 @@ def read_intervals(path: Path) -> list[Interval]:
     """What `write_intervals` wrote."""
     rows = pd.read_csv(path).to_dict("records")
     return [
-        Interval(**{**row, "ceiling": None if pd.isna(row["ceiling"]) else row["ceiling"]}) for row in rows
+        Interval(**{**row, "ceiling": None if pd.isna(row["ceiling"]) else row["ceiling"]})
+        for row in rows
     ]

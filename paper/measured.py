@@ -74,8 +74,14 @@ class CohortFacts:
     def description(self) -> str:
         if self.record is None:
             return f"{self.name} (no record of it)"
-        kind = f"simulated, size {self.record['provenance'].get('size')}" if self.is_simulated else "real"
-        return f"{self.name} ({self.record['slides']} slides, {self.record['feature_dim']}-d, {kind})"
+        kind = (
+            f"simulated, size {self.record['provenance'].get('size')}"
+            if self.is_simulated
+            else "real"
+        )
+        return (
+            f"{self.name} ({self.record['slides']} slides, {self.record['feature_dim']}-d, {kind})"
+        )
 
 
 class SlideTest(NamedTuple):
@@ -147,12 +153,16 @@ class Measured:
         """The same results with these rows alone; cohorts without a row are left out."""
         rows = self.rows[mask]
         names = set(rows.cohort)
-        return replace(self, rows=rows, cohorts=tuple(one for one in self.cohorts if one.name in names))
+        return replace(
+            self, rows=rows, cohorts=tuple(one for one in self.cohorts if one.name in names)
+        )
 
     def keep_places(self, rows: pd.DataFrame, columns: list[str]) -> Measured:
         """The runs that share these columns with one of the rows; all runs where there is no row."""
         places = pd.MultiIndex.from_frame(self.rows[columns])
-        return self.keep(places.isin(pd.MultiIndex.from_frame(rows[columns]))) if len(rows) else self
+        return (
+            self.keep(places.isin(pd.MultiIndex.from_frame(rows[columns]))) if len(rows) else self
+        )
 
 
 def read_measured(folder: Path = RESULTS) -> Measured:
@@ -171,7 +181,9 @@ def read_measured(folder: Path = RESULTS) -> Measured:
         from paper.intervals import read_intervals
 
         intervals = tuple(read_intervals(folder / INTERVALS))
-    return Measured(rows, cohorts, tests, intervals, unlearned, tuple(facts["grids"]), facts["seconds"])
+    return Measured(
+        rows, cohorts, tests, intervals, unlearned, tuple(facts["grids"]), facts["seconds"]
+    )
 
 
 def write_measured(measured: Measured, folder: Path) -> Path:
@@ -213,7 +225,9 @@ def collect(folder: Path) -> Measured:
         dataset = stated or provenance.get("profile") or provenance.get("recipe") or name
         if record is not None:
             record = {**record, "settings": {}, "warnings": []}
-        cohorts.append(CohortFacts(name, str(dataset), settings.encoder if settings else None, record))
+        cohorts.append(
+            CohortFacts(name, str(dataset), settings.encoder if settings else None, record)
+        )
     rows = read_figures(folder)
     rows = rows.reindex(columns=[*rows, *(name for name in USED_LABELS if name not in rows)])
     holders = list_host_holders(runs)
@@ -243,7 +257,11 @@ def list_unlearned(runs: Sequence[MeasuredRun]) -> Iterator[UnlearnedRun]:
 def list_host_holders(runs: Sequence[MeasuredRun]) -> list[MeasuredRun]:
     """The wrapped runs that hold the plain host bit for bit, where the grid trained no plain host."""
     trained = {(run.cohort, run.host, run.seed) for run in runs if run.label == "host"}
-    return [run for run in runs if run.host_is_unchanged and (run.cohort, run.host, run.seed) not in trained]
+    return [
+        run
+        for run in runs
+        if run.host_is_unchanged and (run.cohort, run.host, run.seed) not in trained
+    ]
 
 
 def add_plain_hosts(rows: pd.DataFrame, holders: Sequence[MeasuredRun]) -> pd.DataFrame:
@@ -255,11 +273,15 @@ def add_plain_hosts(rows: pd.DataFrame, holders: Sequence[MeasuredRun]) -> pd.Da
     ]
     full = held[(held.label == "gce") & (held.source == "task") & (held.by_mode == "full")]
     has_plain = (
-        (held.by_network == "plain").groupby([held[name] for name in (*RUN, "source")]).transform("any")
+        (held.by_network == "plain")
+        .groupby([held[name] for name in (*RUN, "source")])
+        .transform("any")
     )
     is_ours = held.by_rule.fillna("").map(lambda name: find_rule(name).is_ours).astype(bool)
     same = held[(held.by_network == "wrapped") & ~has_plain & ~is_ours]
-    return pd.concat([rows, full.assign(label="host"), same.assign(by_network="plain")], ignore_index=True)
+    return pd.concat(
+        [rows, full.assign(label="host"), same.assign(by_network="plain")], ignore_index=True
+    )
 
 
 @dataclass(frozen=True)
@@ -297,7 +319,12 @@ def select_rows(measured: Measured, query: Query) -> pd.DataFrame:
     )
     labels = {f"by_{name}": choice for name, choice in query.labels.items()}
     mask = np.ones(len(rows), dtype=bool)
-    for name, choice in {"cohort": cohorts, "label": query.label, "host": query.host, **labels}.items():
+    for name, choice in {
+        "cohort": cohorts,
+        "label": query.label,
+        "host": query.host,
+        **labels,
+    }.items():
         if choice is None:
             continue
         if (*key, name, choice) not in measured.masks:
@@ -311,7 +338,9 @@ def _matches(column: pd.Series | None, choice: Choice) -> np.ndarray:
     if column is None:
         return np.array(False)
     accepted = {normalise(one) for one in ((choice,) if isinstance(choice, str) else choice)}
-    return column.isin([one for one in column.dropna().unique() if normalise(one) in accepted]).to_numpy()
+    return column.isin(
+        [one for one in column.dropna().unique() if normalise(one) in accepted]
+    ).to_numpy()
 
 
 @cache

@@ -47,7 +47,11 @@ def headline_table(measured: Measured, paper: PaperFigures) -> Table:
         line
         for claim in paper.claims
         for line in (
-            Line((claim.name, f"paper ({claim.where})"), "paper", (Cell(claim.value), Cell("real cohorts"))),
+            Line(
+                (claim.name, f"paper ({claim.where})"),
+                "paper",
+                (Cell(claim.value), Cell("real cohorts")),
+            ),
             Line((claim.name, "paper (from its tables)"), "paper", _paper_cells(claim.key, paper)),
             *(
                 Line((f"{claim.name}{suffix}", our_origin(measured)), "ours", cells)
@@ -78,7 +82,9 @@ def _paper_cells(claim: str, paper: PaperFigures) -> tuple[Cell, Cell]:
             if column.endswith(claim.removesuffix("_gain"))
             and (gain := table.number(row.key, column)) is not None
         ]
-        return Cell(f"{fmean(gains):+.4f}", fmean(gains)), Cell(f"{len(gains)} pairs of host and dataset")
+        return Cell(f"{fmean(gains):+.4f}", fmean(gains)), Cell(
+            f"{len(gains)} pairs of host and dataset"
+        )
     if claim in ("cd_gap_ratio", "complement_degradation_ratio"):
         return _table_ratios("gap" if claim == "cd_gap_ratio" else "complement_degradation", paper)
     cost = paper.table("cost")
@@ -94,7 +100,9 @@ def _table_ratios(column: str, paper: PaperFigures) -> tuple[Cell, Cell]:
     """Smallest and largest ratio of attention and GCE discrete in the tables that have both."""
     ratios = []
     for name in RATIO_TABLES:
-        attention, gce = (paper.table(name).number(rule, column) for rule in ("attention", "gce_discrete"))
+        attention, gce = (
+            paper.table(name).number(rule, column) for rule in ("attention", "gce_discrete")
+        )
         if attention and gce:
             ratios.append(attention / gce if column == "gap" else gce / attention)
     text = f"{min(ratios):.1f}{TIMES} to {max(ratios):.1f}{TIMES}"
@@ -123,7 +131,10 @@ def _claim_cells(claim: str, measured: Measured) -> list[Found]:
     if claim == "speed_up":
         return [
             ("", _speed_cells("end_to_end_time", PREFILTER, measured)),
-            (": aggregation of cached evidence", _speed_cells("aggregation_time", "discrete", measured)),
+            (
+                ": aggregation of cached evidence",
+                _speed_cells("aggregation_time", "discrete", measured),
+            ),
         ]
     return [
         ("", _speed_cells(claim, PREFILTER, measured)),
@@ -135,12 +146,19 @@ def _gain_cells(metric: str, measured: Measured) -> list[Found]:
     plain = select_values(measured, Query(metric, label="host", labels={"mode": "full"}))
     arms = {"": Query(metric, labels={"mode": "soft"})}
     controls = {
-        " (control: host, twice the epochs)": Query(metric, label="host_long", labels={"mode": "full"}),
-        " (control: random anchors)": Query(metric, label="gce_random_anchors", labels={"mode": "soft"}),
+        " (control: host, twice the epochs)": Query(
+            metric, label="host_long", labels={"mode": "full"}
+        ),
+        " (control: random anchors)": Query(
+            metric, label="gce_random_anchors", labels={"mode": "soft"}
+        ),
     }
     ran = set(measured.runs.label)
     arms |= {suffix: query for suffix, query in controls.items() if query.label in ran}
-    found = {suffix: subtract_paired(select_values(measured, query), plain) for suffix, query in arms.items()}
+    found = {
+        suffix: subtract_paired(select_values(measured, query), plain)
+        for suffix, query in arms.items()
+    }
     return [
         (suffix, (cell(gained, decimals=4, signed=True), _count_pairs(gained)))
         for suffix, gained in found.items()
@@ -197,7 +215,9 @@ def dataset_table(measured: Measured, paper: PaperFigures) -> Table:
         if not found:
             lines.append(Line((row.key.upper(), "ours"), "ours", NO_DATASET))
     known = {row.key for row in table.rows}
-    lines += [_cohort_line(measured, cohort) for cohort in measured.cohorts if cohort.dataset not in known]
+    lines += [
+        _cohort_line(measured, cohort) for cohort in measured.cohorts if cohort.dataset not in known
+    ]
     return make_table(
         "dataset_card", "the datasets", table, ("dataset",), DATASET_COLUMNS, lines,
         legend=legend(measured), remedy=benchmark_remedy("paper"),
@@ -276,4 +296,6 @@ def protocol_table(measured: Measured, paper: PaperFigures) -> Table:
         lines.append(paper_line(table, row.key, (row.name, "paper"), table.columns))
         lines.append(Line((row.name, GCEMIL), "ours", ours))
     title = "anchor prompts by dataset family"
-    return make_table("anchor_protocol", title, table, ("family",), PROTOCOL_COLUMNS, lines, legend={})
+    return make_table(
+        "anchor_protocol", title, table, ("family",), PROTOCOL_COLUMNS, lines, legend={}
+    )

@@ -55,7 +55,9 @@ class Check:
 
     def number(self, table: Table) -> float | None:
         """The number by the paper's lines; None where it prints no such cell."""
-        parts = [list(self._values(table, rows)) for rows in (self.rows, self.minus) if rows is not None]
+        parts = [
+            list(self._values(table, rows)) for rows in (self.rows, self.minus) if rows is not None
+        ]
         if not all(parts):
             return None
         first, *second = (self.combine(values) for values in parts)
@@ -63,7 +65,9 @@ class Check:
 
     def _values(self, table: Table, wanted: Labels) -> Iterator[float]:
         for line in table.lines:
-            is_wanted = all(any(fnmatchcase(label, one) for label in line.row_labels) for one in wanted)
+            is_wanted = all(
+                any(fnmatchcase(label, one) for label in line.row_labels) for one in wanted
+            )
             if line.origin != "paper" or not is_wanted:
                 continue
             for column, cell in zip(table.columns, line.cells, strict=True):
@@ -81,7 +85,13 @@ def judge(check: Check, paper: float | None, ours: Interval | None) -> Verdict:
     if not learned:
         return "cannot be compared"
     if check.kind == "bound":
-        return "reproduced" if ours.high <= paper else "not reproduced" if ours.low > paper else "undecided"
+        return (
+            "reproduced"
+            if ours.high <= paper
+            else "not reproduced"
+            if ours.low > paper
+            else "undecided"
+        )
     limit, sign = HALF * abs(paper), 1 if paper > 0 else -1
     low, high = sorted((sign * ours.low, sign * ours.high))
     return "reproduced" if low >= limit else "not reproduced" if high < limit else "undecided"
@@ -90,9 +100,7 @@ def judge(check: Check, paper: float | None, ours: Interval | None) -> Verdict:
 GAIN: Labels = ("*+GCE Δ",)
 WRAPPED: Labels = ("*+GCE",)
 ATTENTION: Labels = ("Attention top-k",)
-HEAD = (
-    "The default's gain comes from its evidence head, which the paper does not have; its host is left alone."
-)
+HEAD = "The default's gain comes from its evidence head, which the paper does not have; its host is left alone."
 CHECKS: dict[str, Check] = {
     "classification": Check("gain in Macro-F1 over the plain host", "*.macro_f1", GAIN, remark=HEAD),
     "survival": Check("gain in C-index over the plain host", rows=GAIN, remark=HEAD),
@@ -217,12 +225,21 @@ def _explain(finding: Finding, arm: str) -> str:
     verdict, paper = finding.verdict(arm), finding.paper or 0.0
     who = f"{ARMS[arm][:1].upper()}{ARMS[arm][1:]}" if arm == DEFAULT else ARMS[arm]
     if finding.check.kind == "bound":
-        where = {"reproduced": "below", "not reproduced": "above", "undecided": "on both sides of"}[verdict]
+        where = {"reproduced": "below", "not reproduced": "above", "undecided": "on both sides of"}[
+            verdict
+        ]
         return f"{who}: {verdict}; the interval lies {where} the paper's {paper:.3f}."
     half = f"half of the paper's effect ({HALF * paper:+.3f})"
-    where = {"reproduced": "above", "not reproduced": "below", "undecided": "on both sides of"}[verdict]
+    where = {"reproduced": "above", "not reproduced": "below", "undecided": "on both sides of"}[
+        verdict
+    ]
     text = f"{who}: {verdict}; the interval lies {where} {half}."
-    if verdict != "reproduced" and line and line.ceiling is not None and line.ceiling < HALF * paper:
+    if (
+        verdict != "reproduced"
+        and line
+        and line.ceiling is not None
+        and line.ceiling < HALF * paper
+    ):
         text += f" The ceiling itself is {line.ceiling:+.3f}, so there is no room for it on these hosts and slides."
     return text
 
@@ -270,7 +287,9 @@ def render_page(measured: Measured, paper: PaperFigures) -> str:
         for arm in (DEFAULT, PARTS):
             line = one.line(arm)
             judged = (
-                one.verdict(arm) if line is not None or one.check.kind == "level" or not one.lines else "-"
+                one.verdict(arm)
+                if line is not None or one.check.kind == "level" or not one.lines
+                else "-"
             )
             mark = " †" if line is not None and line.at_chance else ""
             cells += [_interval(line) + mark, judged, _ceiling(line, one.check)]
@@ -344,12 +363,20 @@ def describe_levels(measured: Measured) -> list[str]:
     for host in dict.fromkeys(measured.runs.host):
         cells = []
         for name in names:
-            own = [value for (cohort, one, _, _), value in values.items() if (cohort, one) == (name, host)]
+            own = [
+                value
+                for (cohort, one, _, _), value in values.items()
+                if (cohort, one) == (name, host)
+            ]
             cells.append(f"{fmean(own):.3f}" if own else "-")
         lines.append(f"| {host} | {' | '.join(cells)} |")
     weak = [f"{one.cohort}, {one.host}, {one.label}, seed {one.seed}" for one in measured.unlearned]
     said = "; ".join(weak) if weak else "none"
-    return [*lines, "", f"Networks at chance, or that have not fitted their training slides: {said}."]
+    return [
+        *lines,
+        "",
+        f"Networks at chance, or that have not fitted their training slides: {said}.",
+    ]
 
 
 def count_verdicts(found: list[Finding]) -> str:
@@ -368,7 +395,10 @@ def count_verdicts(found: list[Finding]) -> str:
 
 def _details(finding: Finding) -> list[str]:
     """A line for every arm and host."""
-    lines = ["| recipe | host | ours | verdict | ceiling, share | runs |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| recipe | host | ours | verdict | ceiling, share | runs |",
+        "|---|---|---|---|---|---|",
+    ]
     for one in finding.lines:
         who = "all hosts" if one.host == ALL else host_name(one.host)
         verdict = judge(finding.check, finding.paper, one)
@@ -387,7 +417,11 @@ def _number(value: float | None) -> str:
 
 
 def _interval(line: Interval | None) -> str:
-    return "-" if line is None else f"{_number(line.value)} [{_number(line.low)}, {_number(line.high)}]"
+    return (
+        "-"
+        if line is None
+        else f"{_number(line.value)} [{_number(line.low)}, {_number(line.high)}]"
+    )
 
 
 def _ceiling(line: Interval | None, check: Check) -> str:

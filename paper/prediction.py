@@ -36,9 +36,7 @@ TASKS = {
     "survival": ("surv_main", "surv_significance", ("c_index",)),
 }
 """The paper's tables of figures and of tests, and the metrics."""
-SOFT_NOTE = (
-    "+GCE is the prediction under the gates (soft); its Δ is paired with the host by cohort, seed and fold."
-)
+SOFT_NOTE = "+GCE is the prediction under the gates (soft); its Δ is paired with the host by cohort, seed and fold."
 CONTROLS = {
     "host_long": ("host, twice the epochs Δ", "full", "host"),
     "gce_random_anchors": ("+GCE with random anchors Δ", "soft", "host"),
@@ -122,9 +120,7 @@ def list_datasets(task: str, paper: PaperTable, measured: Measured) -> list[str]
     return [*theirs, *(name for name in ours if name not in theirs)]
 
 
-NO_TEST = (
-    "a test needs the predictions of +GCE and of its host on the dataset, one over folds two folds or more"
-)
+NO_TEST = "a test needs the predictions of +GCE and of its host on the dataset, one over folds two folds or more"
 T_TEST, SLIDE_TEST = "paired t", "permutation over slides"
 HOLM = ", Holm"
 TEST_NOTES = {
@@ -164,10 +160,18 @@ def significance_table(measured: Measured, paper: PaperFigures, *, task: str) ->
             )
             for title, found in sorted(tests.items())
         }
-        shown = [title for title, cells in own.items() if any(cell.value is not None for cell in cells)]
-        lines += [Line((row_labels, title, mark), "ours", own[title]) for title in shown or [SLIDE_TEST]]
+        shown = [
+            title for title, cells in own.items() if any(cell.value is not None for cell in cells)
+        ]
+        lines += [
+            Line((row_labels, title, mark), "ours", own[title]) for title in shown or [SLIDE_TEST]
+        ]
     alike = sum(key in over_slides and not over_slides[key].moved for key in keys)
-    notes = [note for title, note in TEST_NOTES.items() if any(p is not None for p in tests[title].values())]
+    notes = [
+        note
+        for title, note in TEST_NOTES.items()
+        if any(p is not None for p in tests[title].values())
+    ]
     if alike:
         notes.append(
             f"Where no prediction of a slide differs, p over slides is 1: {alike} of {len(keys)} cells."
@@ -186,7 +190,9 @@ def _paired_p(measured: Measured, host: str, dataset: str) -> float | None:
     from gcemil.diagnostics.paired_tests import paired_t
 
     soft = select_values(measured, Query(labels={"mode": "soft"}, host=host, dataset=dataset))
-    plain = select_values(measured, Query(label="host", labels={"mode": "full"}, host=host, dataset=dataset))
+    plain = select_values(
+        measured, Query(label="host", labels={"mode": "full"}, host=host, dataset=dataset)
+    )
     by_fold = subtract_paired(soft, plain).groupby(level=["cohort", "fold"]).agg(fmean)
     return paired_t(np.array(by_fold, dtype=float))
 
@@ -214,7 +220,9 @@ def encoders_table(measured: Measured, paper: PaperFigures) -> Table:
     for row in table.rows:
         dataset, encoder, host = row.key.split(".")
         title, printed, host_title = row.name.split(" · ")
-        lines.append(paper_line(table, row.key, (title, printed, host_title, PAPER_MARK), table.columns))
+        lines.append(
+            paper_line(table, row.key, (title, printed, host_title, PAPER_MARK), table.columns)
+        )
         # An untrained architecture, as its name tells, is still that architecture.
         own = [
             key
@@ -241,7 +249,9 @@ def _measured_encoders(measured: Measured) -> list[EncoderKey]:
     runs = measured.runs[measured.runs.cohort.isin(cohorts)]
     pairs = zip(runs.cohort, runs.host, strict=True)
     return list(
-        dict.fromkeys((cohorts[name].dataset, str(cohorts[name].encoder), host) for name, host in pairs)
+        dict.fromkeys(
+            (cohorts[name].dataset, str(cohorts[name].encoder), host) for name, host in pairs
+        )
     )
 
 

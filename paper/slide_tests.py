@@ -32,14 +32,21 @@ def run_slide_tests(
     for dataset, run, plain in _pair_runs(measured, runs, holders):
         folds = groups.setdefault((dataset, run.host), [])
         folds += _read_folds(Run(run.folder), Run(plain.folder), run.cohort)
-    return [_test_slides(dataset, host, folds) for (dataset, host), folds in groups.items() if folds]
+    return [
+        _test_slides(dataset, host, folds) for (dataset, host), folds in groups.items() if folds
+    ]
 
 
 def _test_slides(dataset: str, host: str, folds: list[SwappedBags]) -> SlideTest:
     test = swap_test(folds, generator=np.random.default_rng(SEED))
     slides = len({case for fold in folds for case in fold.cases})
     return SlideTest(
-        dataset=dataset, host=host, difference=test.difference, p=test.p, slides=slides, moved=test.moved
+        dataset=dataset,
+        host=host,
+        difference=test.difference,
+        p=test.p,
+        slides=slides,
+        moved=test.moved,
     )
 
 

@@ -137,7 +137,12 @@ def swap_test(
 ) -> SwapTest:
     """Two-sided p of the difference, averaged over the folds; there must be at least one."""
     moving = sorted(
-        {case for fold in folds for case, moves in zip(fold.cases, fold.moves, strict=True) if moves}
+        {
+            case
+            for fold in folds
+            for case, moves in zip(fold.cases, fold.moves, strict=True)
+            if moves
+        }
     )
     position = {case: index for index, case in enumerate(moving)}
     # A case that moves nowhere has the sign behind the last.
@@ -146,7 +151,8 @@ def swap_test(
     def differences(signs: Signs) -> Float[np.ndarray, "swaps"]:
         signs = np.hstack([signs, np.ones((len(signs), 1))])
         return np.mean(
-            [fold.differences(signs[:, own]) for fold, own in zip(folds, columns, strict=True)], axis=0
+            [fold.differences(signs[:, own]) for fold, own in zip(folds, columns, strict=True)],
+            axis=0,
         )
 
     difference = float(differences(np.ones((1, len(moving))))[0])

@@ -39,7 +39,9 @@ settings.load_profile("gcemil")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--noisy-cpu", action="store_true", help="Pretend another CPU; see tests/builders/noisy_cpu.py."
+        "--noisy-cpu",
+        action="store_true",
+        help="Pretend another CPU; see tests/builders/noisy_cpu.py.",
     )
 
 

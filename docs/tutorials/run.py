@@ -25,7 +25,13 @@ def run_notebook(path: Path, folder: Path) -> Any:
     notebook = nbformat.read(path, as_version=4)
     # The 'gcemil' of this Python, and one core: the tutorials are small.
     tools = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    environment = {**os.environ, "PATH": tools, "OMP_NUM_THREADS": "1", "COLUMNS": "100", "GCEMIL_QUIET": "1"}
+    environment = {
+        **os.environ,
+        "PATH": tools,
+        "OMP_NUM_THREADS": "1",
+        "COLUMNS": "100",
+        "GCEMIL_QUIET": "1",
+    }
     before = dict(os.environ)
     os.environ.update(environment)
     try:
@@ -46,12 +52,16 @@ def strip_notebook(notebook: Any, folder: Path) -> Any:
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.execution_count = None
-            printed = "".join(output.text for output in cell.outputs if output.output_type == "stream")
+            printed = "".join(
+                output.text for output in cell.outputs if output.output_type == "stream"
+            )
             # Jupyter asks for colours; a page has none.
             plain = re.sub(r"\x1b\[[0-9;]*m", "", printed).replace(f"{folder}/", "")
             cell.outputs = [new_output("stream", name="stdout", text=plain)] if plain else []
         cell.metadata = {}
-    notebook.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    notebook.metadata = {
+        "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}
+    }
     return notebook
 
 

@@ -143,7 +143,9 @@ def _make_bank(anchors: Anchors, patches: Tensor | None, n_prototypes: int = 8) 
     if patches is None:
         raise UsageError("Anchors need patches=, unless they are a gcemil.AnchorBank.")
     if isinstance(anchors, Mapping):
-        examples = {name: torch.from_numpy(as_array(rows)).float() for name, rows in anchors.items()}
+        examples = {
+            name: torch.from_numpy(as_array(rows)).float() for name, rows in anchors.items()
+        }
         return AnchorBank.from_examples(examples, patches)
     return AnchorBank.prototypes(patches, n_prototypes if anchors is None else anchors)
 
@@ -298,7 +300,9 @@ def fit(
     with _open_folder(out) as folder, one_thread(), torch.random.fork_rng(devices=[]):
         if isinstance(bags, Cohort | Path | str):
             if labels is not None or pairs is not None:
-                raise UsageError("A cohort has its own labels and pairs. Leave labels and pairs out.")
+                raise UsageError(
+                    "A cohort has its own labels and pairs. Leave labels and pairs out."
+                )
             cohort = bags if isinstance(bags, Cohort) else Cohort.load(Path(bags))
             refuse_targets(cohort)
         else:
@@ -313,9 +317,13 @@ def fit(
         bank = None
         if anchors is not None:
             bank = _make_bank(anchors, reference_patches(cohort, parts.train, seed=values.seed))
-        loaded = create_network(cohort, parts.train, values, pick_device(values.device), given, bank)
+        loaded = create_network(
+            cohort, parts.train, values, pick_device(values.device), given, bank
+        )
         objective = training_task(cohort, values, parts.train, loaded.label_scale)
-        progress = train(loaded, cohort, parts, objective, values, RunFold(folder), on_epoch=on_epoch)
+        progress = train(
+            loaded, cohort, parts, objective, values, RunFold(folder), on_epoch=on_epoch
+        )
         fit_evidence(loaded, cohort, parts, values)
         if out is not None:
             save_network(RunFold(folder).checkpoint, loaded, cohort, values)
@@ -342,7 +350,9 @@ def _open_folder(out: Path | str | None) -> Iterator[Path]:
 def _split(cohort: Cohort, settings: TrainSettings, validation: Sequence[int] | None) -> FoldParts:
     """Training and validation bags; both must have something to compare."""
     if validation is None:
-        fold = carve_validation(cohort.slides, Fold(0, {row.slide_id: "train" for row in cohort.slides}))
+        fold = carve_validation(
+            cohort.slides, Fold(0, {row.slide_id: "train" for row in cohort.slides})
+        )
         parts = fold_parts(cohort, fold)
     else:
         chosen = {range(len(cohort.bags))[number] for number in validation}
@@ -390,8 +400,12 @@ def explain(
     network = model.network if isinstance(model, FittedModel) else model
     if not isinstance(network, GceMil):
         if isinstance(network, str | Path):
-            raise UsageError(f"Open the model first: gcemil.explain(gcemil.load({str(network)!r}), bag).")
-        raise UsageError(f"A {type(network).__name__} has no evidence. Put it into gcemil.wrap first.")
+            raise UsageError(
+                f"Open the model first: gcemil.explain(gcemil.load({str(network)!r}), bag)."
+            )
+        raise UsageError(
+            f"A {type(network).__name__} has no evidence. Put it into gcemil.wrap first."
+        )
     kind, given = network.output_kind, read_bag_item(bag, "bag")
     if isinstance(model, FittedModel):
         kind = model.output_kind
@@ -400,10 +414,14 @@ def explain(
     output, device = found.output, network.anchors.device
     asked = found.asked
     further = find_further_sets(
-        PredictedBag(network.explained, *bag_tensors(given, device), output.embedded, output.answer),
+        PredictedBag(
+            network.explained, *bag_tensors(given, device), output.embedded, output.answer
+        ),
         found.recovery.selected,
         output.scores,
-        OutputScale(network.n_outputs, RiskScale(deviation=float(network.risk_spread)), asked=asked),
+        OutputScale(
+            network.n_outputs, RiskScale(deviation=float(network.risk_spread)), asked=asked
+        ),
         network.tolerances,
         names,
         turning=found.turning,
@@ -477,12 +495,16 @@ def audit(
     for number, item in enumerate(items):
         bag = read_bag_item(item, f"bag_{number}")
         if not isinstance(network, GceMil | Host):
-            network = adapt_model(network, bag_tensors(bag)[0], is_number=task in ("survival", "regression"))
+            network = adapt_model(
+                network, bag_tensors(bag)[0], is_number=task in ("survival", "regression")
+            )
             given = bag_tensors(bag, find_device(network))
             for note in check_answers(bag.bag_id, partial(_ask_logits, network, given)):
                 warnings.warn(note, UserWarning, stacklevel=2)
         with name_bag_in_errors(bag.bag_id):
-            for rule, selected, outcome in try_rules(network, item, bag, asked, budget, gates, seed):
+            for rule, selected, outcome in try_rules(
+                network, item, bag, asked, budget, gates, seed
+            ):
                 counts = {"n_patches": len(bag), "n_selected": int(selected.sum())}
                 rows.append({"bag_id": bag.bag_id, "rule": rule, **counts})
                 outcomes.append(outcome)
@@ -490,7 +512,9 @@ def audit(
         raise UsageError("There is no bag to audit. Give at least one bag.")
     # The unit of risk is that of the training bags where the model knows it.
     spread = float(network.risk_spread) if isinstance(network, GceMil) else None
-    answers = OutputScale(network.n_outputs, measure_risk_scale(outcomes, network.n_outputs, spread))
+    answers = OutputScale(
+        network.n_outputs, measure_risk_scale(outcomes, network.n_outputs, spread)
+    )
     table = pd.DataFrame(
         [
             row | judge_outcome(answers, outcome, tolerances)
@@ -577,4 +601,6 @@ def load(path: Path | str, device: torch.device | str = "cpu") -> FittedModel:
     if Run(place).is_begun:
         Run(place).refuse_targets()
         place = Run(place).trained_folds()[0].path
-    return FittedModel(*load_network(RunFold(place).checkpoint if place.is_dir() else place, device))
+    return FittedModel(
+        *load_network(RunFold(place).checkpoint if place.is_dir() else place, device)
+    )

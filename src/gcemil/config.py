@@ -30,7 +30,13 @@ AnchorSource = Literal[
 ]
 # One word for each row of GATES in evidence/gates.py; a test holds them together.
 GateKind = Literal[
-    "sigmoid_threshold", "top_k", "gumbel_sigmoid", "concrete", "sparsemax", "entmax15", "consecutive"
+    "sigmoid_threshold",
+    "top_k",
+    "gumbel_sigmoid",
+    "concrete",
+    "sparsemax",
+    "entmax15",
+    "consecutive",
 ]
 GateModeName = Literal["paper", "deletion"]
 _DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,3})?")
@@ -45,7 +51,9 @@ S = TypeVar("S", bound="Settings")
 class Settings(BaseModel):
     """Base: frozen, closed, hashable by content."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -65,7 +73,9 @@ class Settings(BaseModel):
     def from_values(cls: type[S], values: Any, source: object) -> S:
         """Check what a file holds; `source` is what messages call it."""
         if values is not None and not isinstance(values, dict):
-            raise ConfigError(f"{source} holds no settings. Write them as 'key: value', one to a line.")
+            raise ConfigError(
+                f"{source} holds no settings. Write them as 'key: value', one to a line."
+            )
         try:
             return cls.model_validate(values or {})
         except ValidationError as error:
@@ -204,7 +214,10 @@ class EvidenceSettings(Settings):
     def _reads_old_names(cls, values: Any) -> Any:
         # Runs before version 0.3 wrote teaches_host.
         if isinstance(values, dict) and "teaches_host" in values:
-            return {("train_host" if name == "teaches_host" else name): one for name, one in values.items()}
+            return {
+                ("train_host" if name == "teaches_host" else name): one
+                for name, one in values.items()
+            }
         return values
 
     @property
@@ -400,7 +413,9 @@ class TrainSettings(Settings):
     @property
     def host_is_unchanged(self) -> bool:
         """True if the host of a wrapped run has the weights it would have without a wrapper."""
-        return self.evidence is not None and not self.evidence.train_host and not self.host.is_frozen
+        return (
+            self.evidence is not None and not self.evidence.train_host and not self.host.is_frozen
+        )
 
     @field_validator("max_patches", mode="before")
     @classmethod
@@ -432,7 +447,9 @@ def read_train_settings(path: Path) -> tuple[TrainSettings, bool]:
     try:
         values = read_yaml(file)
     except InputError as error:
-        raise ConfigError(f"{error} 'gcemil train --print-config' prints a file to start from.") from error
+        raise ConfigError(
+            f"{error} 'gcemil train --print-config' prints a file to start from."
+        ) from error
     # The file of a run holds its cohort beside its settings.
     is_run = isinstance(values, dict) and "settings" in values
     return TrainSettings.from_values(values["settings"] if is_run else values, file), is_run

@@ -12,7 +12,11 @@ from gcemil.errors import UsageError
 
 def pick_device(name: str) -> torch.device:
     """The device asked for, such as cpu, cuda or cuda:1; auto takes CUDA, then MPS, then the CPU."""
-    counts = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available()), "cpu": 1}
+    counts = {
+        "cuda": torch.cuda.device_count(),
+        "mps": int(torch.backends.mps.is_available()),
+        "cpu": 1,
+    }
     if name == "auto":
         return torch.device(next(kind for kind, count in counts.items() if count))
     kind, _, number = name.partition(":")

@@ -30,7 +30,8 @@ _LONGEST_MESSAGE = 2000
 def printable(text: object) -> str:
     """The text as one line that a terminal shows as data: what cannot be printed is escaped."""
     return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in str(text)
+        char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
+        for char in str(text)
     )
 
 
@@ -135,12 +136,18 @@ def describe_fault(error: BaseException, *, path: object = "A file") -> str | No
 
 def describe_failure(error: BaseException, path: object) -> str:
     """What went wrong with one of several files: a sentence in any case, so that the others can go on."""
-    return describe_fault(error, path=path) or f"{path}: {type(error).__name__}: {error_text(error)}"
+    return (
+        describe_fault(error, path=path) or f"{path}: {type(error).__name__}: {error_text(error)}"
+    )
 
 
 def error_text(error: BaseException) -> str:
     """What an exception says, on one line and not endless."""
-    said = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+    said = (
+        (error.strerror if isinstance(error, OSError) else None)
+        or str(error)
+        or type(error).__name__
+    )
     text = " ".join(said.split())
     return text if len(text) <= 300 else f"{text[:300]} …"
 

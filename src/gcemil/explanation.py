@@ -70,7 +70,11 @@ def bag_tensors(bag: Bag, device: torch.device | str = "cpu") -> tuple[Tensor, T
     features = torch.from_numpy(np.ascontiguousarray(bag.features)).to(device)
     if features.dtype != torch.float16 or not is_large(len(features)):
         features = features.float()
-    coords = None if bag.coords is None else torch.from_numpy(np.ascontiguousarray(bag.coords)).to(device)
+    coords = (
+        None
+        if bag.coords is None
+        else torch.from_numpy(np.ascontiguousarray(bag.coords)).to(device)
+    )
     return features, coords
 
 
@@ -78,7 +82,9 @@ def bag_tensors(bag: Bag, device: torch.device | str = "cpu") -> tuple[Tensor, T
 def explain_bag(model: GceMil, bag: Bag, question: ClassQuestion | None = None) -> Explanation:
     """Find the evidence of a bag, or of a class that is asked about, and judge it by keeping and removing it."""
     if model.training:
-        raise UsageError("Evidence is read from a model in evaluation mode. Call model.eval() first.")
+        raise UsageError(
+            "Evidence is read from a model in evaluation mode. Call model.eval() first."
+        )
     features, coords = bag_tensors(bag, model.anchors.device)
     if question is not None:
         return _explain_class(model, features, coords, bag.patch_size, question)
@@ -97,7 +103,11 @@ def explain_bag(model: GceMil, bag: Bag, question: ClassQuestion | None = None) 
 
 
 def _explain_class(
-    model: GceMil, features: Tensor, coords: Tensor | None, patch_size: int | None, question: ClassQuestion
+    model: GceMil,
+    features: Tensor,
+    coords: Tensor | None,
+    patch_size: int | None,
+    question: ClassQuestion,
 ) -> Explanation:
     """The evidence of a class, found by search alone: gates and anchors speak for the predicted class."""
     output = model(features, coords, patch_size=patch_size)
@@ -145,7 +155,9 @@ def order_patches(model: GceMil, output: EvidenceOutput, selected: Selected) -> 
     return torch.where(selected, ranks + len(ranks), ranks)
 
 
-def lesion_strength(model: GceMil, output: EvidenceOutput, kept: HostOutput, verdict: Verdict) -> float:
+def lesion_strength(
+    model: GceMil, output: EvidenceOutput, kept: HostOutput, verdict: Verdict
+) -> float:
     """How surely the evidence alone shows a lesion: 1 - p(no lesion | X_S).
 
     It is 0 for a slide that is predicted to have no lesion, and for evidence that is not sufficient and necessary.
@@ -179,7 +191,11 @@ def recover_evidence(model: GceMil, output: EvidenceOutput, coords: Tensor | Non
     coverage = anchor_coverage(selected.to(output.responses.dtype), output.responses)
     is_kept = selected[found.added]
     return replace(
-        found, selected=selected, coverage=coverage, added=found.added[is_kept], gains=found.gains[is_kept]
+        found,
+        selected=selected,
+        coverage=coverage,
+        added=found.added[is_kept],
+        gains=found.gains[is_kept],
     )
 
 
@@ -203,24 +219,36 @@ def _importance(model: GceMil, output: EvidenceOutput) -> tuple[Scores, Scores]:
     return to_host, torch.where(is_shown & supports, responses, 0).amax(dim=1)
 
 
-def _grow(model: GceMil, output: EvidenceOutput, coords: Tensor | None, found: Recovery) -> Recovery:
+def _grow(
+    model: GceMil, output: EvidenceOutput, coords: Tensor | None, found: Recovery
+) -> Recovery:
     """Add patches by score until |Phi(X_pi) - Phi(X_S)| is within the tolerance, or the cap is reached."""
     predict, kind = ask_subsets(model.explained, output.embedded, coords), model.output_kind
     order, n_patches = ranking(output.scores), len(output.scores)
     waiting = order[~found.selected[order]]
     # A set that starts beyond the cap is judged as it is: growing never drops a patch.
-    room = max(0, subset_size(n_patches, _largest_fraction(model, output)) - int(found.selected.sum()))
+    room = max(
+        0, subset_size(n_patches, _largest_fraction(model, output)) - int(found.selected.sum())
+    )
     # At most a hundred predictions, however large the slide.
     for count in [*range(0, room + 1, max(1, n_patches // 100)), room]:
         grown = found.selected.index_fill(0, waiting[:count], True)
-        gated, kept = kind.phi(output.answer.logits, torch.stack([output.logits, predict(grown)])).tolist()
+        gated, kept = kind.phi(
+            output.answer.logits, torch.stack([output.logits, predict(grown)])
+        ).tolist()
         if abs(gated - kept) <= model.tolerances.recoverability:
             break
-    weights, gains, selected = model.anchor_weights(output.answer.logits), [], found.selected.clone()
+    weights, gains, selected = (
+        model.anchor_weights(output.answer.logits),
+        [],
+        found.selected.clone(),
+    )
     for patch in waiting[:count].tolist():
         before = utility(selected.to(output.responses.dtype), output.responses, weights)
         selected[patch] = True
-        gains.append(float(utility(selected.to(output.responses.dtype), output.responses, weights) - before))
+        gains.append(
+            float(utility(selected.to(output.responses.dtype), output.responses, weights) - before)
+        )
     return replace(
         found,
         selected=grown,
@@ -243,7 +271,9 @@ def _recover(model: GceMil, output: EvidenceOutput) -> Recovery:
         max_fraction=_largest_fraction(model, output),
         reachable=settings.reachable,
         min_weight_share=settings.min_weight_share,
-        shortlist=_shortlist(settings, output.gates) if repairs else torch.zeros_like(output.opened),
+        shortlist=_shortlist(settings, output.gates)
+        if repairs
+        else torch.zeros_like(output.opened),
     )
     return found if repairs or settings.repair else replace(found, stop_reason=StopReason.GATES)
 
@@ -308,7 +338,12 @@ class Interventions:
     """Predictions of one bag with patches kept, removed or gated; it is embedded once, without gradient."""
 
     def __init__(
-        self, host: Host, features: Tensor, coords: Tensor | None = None, *, embedded: Embedded | None = None
+        self,
+        host: Host,
+        features: Tensor,
+        coords: Tensor | None = None,
+        *,
+        embedded: Embedded | None = None,
     ) -> None:
         check_bag(features, coords, in_dim=host.in_dim)
         self._host = host

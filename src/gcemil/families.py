@@ -57,7 +57,9 @@ def load_family(name: str) -> AnchorFamily:
     """A family that ships with the package."""
     known = (*ORGAN_FAMILIES, GENERIC_FAMILY)
     if name not in known:
-        raise UsageError(f"There is no anchor family '{name}'. Choose one of {', '.join(sorted(known))}.")
+        raise UsageError(
+            f"There is no anchor family '{name}'. Choose one of {', '.join(sorted(known))}."
+        )
     return read_family(HERE / "anchors" / f"{name}.yaml")
 
 

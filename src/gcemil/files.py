@@ -78,7 +78,9 @@ def read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise InputError(f"{path} cannot be read ({error_text(error)}). Check its permissions.") from error
+        raise InputError(
+            f"{path} cannot be read ({error_text(error)}). Check its permissions."
+        ) from error
 
 
 def read_text(path: Path) -> str:
@@ -134,7 +136,11 @@ def read_picture(path: Path, mode: str) -> Any:
 
 
 def read_record(
-    path: Path, shape: type[T], *, error: type[GcemilError] = InputError, remedy: str = "Make it again."
+    path: Path,
+    shape: type[T],
+    *,
+    error: type[GcemilError] = InputError,
+    remedy: str = "Make it again.",
 ) -> T:
     """Read a JSON file and validate it as this type (a dataclass, a pydantic model, a builtin)."""
     try:
@@ -161,7 +167,9 @@ def validate_as(
             check_finite_numbers(adapter.dump_python(result, warnings=False))
         return result
     except ValidationError as fault:
-        raise error(f"{source} is not what it should be: {readable(fault, shape)}. {remedy}") from fault
+        raise error(
+            f"{source} is not what it should be: {readable(fault, shape)}. {remedy}"
+        ) from fault
     except (ValueError, ArithmeticError, RecursionError) as fault:
         raise error(f"{source} is not what it should be ({fault}). {remedy}") from fault
 
@@ -186,13 +194,16 @@ class _PlainLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: igno
     """Plain data: dates stay text; sets, binary data and objects are refused."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012
-        first: [resolver for resolver in resolvers if not resolver[0].endswith((":timestamp", ":value"))]
+        first: [
+            resolver for resolver in resolvers if not resolver[0].endswith((":timestamp", ":value"))
+        ]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
     yaml_constructors = {  # noqa: RUF012
         tag: constructor
         for tag, constructor in yaml.SafeLoader.yaml_constructors.items()
-        if tag is None or tag.rpartition(":")[2] in {"null", "bool", "int", "float", "str", "seq", "map"}
+        if tag is None
+        or tag.rpartition(":")[2] in {"null", "bool", "int", "float", "str", "seq", "map"}
     }
 
 
@@ -262,7 +273,10 @@ def write_json(path: Path, value: Any) -> Path:
     """Write readable JSON with sorted keys; numbers that are not finite become null, because JSON has no NaN."""
     return write_text(
         path,
-        json.dumps(without_nan(value), indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n",
+        json.dumps(
+            without_nan(value), indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False
+        )
+        + "\n",
     )
 
 
@@ -315,7 +329,9 @@ def lock_file(path: Path, *, wait: bool | float = False, what: str | None = None
                 "Wait for it to end, or give another folder."
             ) from error
         except NotImplementedError as error:
-            raise StoreError(f"{path} cannot be locked. Use a folder on a file system with locks.") from error
+            raise StoreError(
+                f"{path} cannot be locked. Use a folder on a file system with locks."
+            ) from error
     try:
         with suppress(OSError):
             path.write_text(f"{socket.gethostname()} {os.getpid()}\n", encoding="utf-8")
@@ -334,7 +350,9 @@ def _explain_faults(path: Path) -> Iterator[None]:
         if path.name not in named and Path(named) not in path.parents:
             # A file that is read meanwhile, such as the one that is copied.
             raise StoreError(describe_fault(error)) from error
-        raise StoreError(f"{path} cannot be written ({error_text(error)}). {write_remedy(error)}") from error
+        raise StoreError(
+            f"{path} cannot be written ({error_text(error)}). {write_remedy(error)}"
+        ) from error
 
 
 @contextmanager

@@ -50,15 +50,24 @@ _FIGURES: dict[tuple[Criterion, Direction], dict[str, tuple[str, str]]] = {
         "macro_f1": ("Macro-F1", "Mean F1 over classes."),
         "auc": ("AUC", "Macro one-vs-rest area under the ROC curve."),
         "c_index": ("C-index", "Harrell's concordance of risk and time."),
-        "r2": ("R²", "1 - squared error over that of the labels' mean: 0 is no better than the mean."),
+        "r2": (
+            "R²",
+            "1 - squared error over that of the labels' mean: 0 is no better than the mean.",
+        ),
         "pearson": ("Pearson", "Correlation of prediction and label."),
         "spearman": ("Spearman", "Correlation of their ranks."),
         "difference": ("Difference", "Mean over folds of ours minus theirs."),
         **_interval("difference", "", "Bootstrap over folds of the mean difference."),
         **_interval("bag_difference", " (bags)", "Bootstrap over the test bags of each fold."),
         "cohens_dz": ("Cohen's d_z", "Mean difference in its standard deviations."),
-        "rank_biserial": ("Rank-biserial", "Share of ranks in favour minus share against, over folds."),
-        "relative_utility": ("Relative utility", "Task metric over the task metric of the whole bags."),
+        "rank_biserial": (
+            "Rank-biserial",
+            "Share of ranks in favour minus share against, over folds.",
+        ),
+        "relative_utility": (
+            "Relative utility",
+            "Task metric over the task metric of the whole bags.",
+        ),
     },
     ("task", "lower"): {
         "mae": ("MAE", "Mean absolute error, in the unit of the label."),
@@ -71,7 +80,10 @@ _FIGURES: dict[tuple[Criterion, Direction], dict[str, tuple[str, str]]] = {
         "p_wilcoxon_holm": ("p (Wilcoxon, Holm)", "The same, corrected for all rows."),
     },
     ("sufficiency", "higher"): {
-        "evidence_sufficiency": ("Evidence sufficiency", "M(X_S): task metric from the evidence alone."),
+        "evidence_sufficiency": (
+            "Evidence sufficiency",
+            "M(X_S): task metric from the evidence alone.",
+        ),
         "subsets_per_slide": (
             "Subsets/slide",
             "Disjoint sufficient subsets of a slide, counted up to three.",
@@ -80,7 +92,10 @@ _FIGURES: dict[tuple[Criterion, Direction], dict[str, tuple[str, str]]] = {
             "Slides >= 2",
             "Share of slides with at least two disjoint sufficient subsets.",
         ),
-        "three_subsets_share": ("Slides >= 3", "Share of slides with three disjoint sufficient subsets."),
+        "three_subsets_share": (
+            "Slides >= 3",
+            "Share of slides with three disjoint sufficient subsets.",
+        ),
         "region_sufficient_share": (
             "One region suffices",
             "Share of slides of which one region alone keeps the prediction.",
@@ -95,16 +110,28 @@ _FIGURES: dict[tuple[Criterion, Direction], dict[str, tuple[str, str]]] = {
             "SRG",
             "Area between the flipping curves, least and most relevant patches first: sufficiency and necessity in one.",
         ),
-        "least_first_area": ("Least-first area", "Mean Phi while the patches leave, least relevant first."),
-        "aukc": ("AUKC", "Area under the keep curve: mean share of Phi(X) from the first 1 to 20 % alone."),
+        "least_first_area": (
+            "Least-first area",
+            "Mean Phi while the patches leave, least relevant first.",
+        ),
+        "aukc": (
+            "AUKC",
+            "Area under the keep curve: mean share of Phi(X) from the first 1 to 20 % alone.",
+        ),
     },
     ("sufficiency", "lower"): {
         "keep_only_drop": (
             "Keep-only drop",
             "M(X) - M(X_S): task metric lost when only the evidence is kept.",
         ),
-        "full_kept_gap": ("Full-kept gap", "mean |Phi(X) - Phi(X_S)|, defined for every subset rule."),
-        "kept_output_drop": ("Keep-only drop of Phi", "mean Phi(X) - Phi(X_S) over the candidates tried."),
+        "full_kept_gap": (
+            "Full-kept gap",
+            "mean |Phi(X) - Phi(X_S)|, defined for every subset rule.",
+        ),
+        "kept_output_drop": (
+            "Keep-only drop of Phi",
+            "mean Phi(X) - Phi(X_S) over the candidates tried.",
+        ),
         "keep_only_effect": (
             "Keep-only effect",
             "mean Phi(X) - Phi(X_S): output lost with the evidence alone.",
@@ -125,35 +152,68 @@ _FIGURES: dict[tuple[Criterion, Direction], dict[str, tuple[str, str]]] = {
             "MSK",
             "Smallest share of the patches from which Phi is reached; 1 where 20 % are not enough.",
         ),
-        "coverage_broken_share": ("Coverage bound broken", "Share of bags with a negative coverage slack."),
+        "coverage_broken_share": (
+            "Coverage bound broken",
+            "Share of bags with a negative coverage slack.",
+        ),
     },
     ("sufficiency", "neither"): {
-        "coverage_slack": ("Coverage slack", "Coverage bound minus |Phi(X) - Phi(X_S)|; negative: broken."),
-        "output_slope": ("L_q", "Largest change of Phi per change of the bag feature, on validation bags."),
+        "coverage_slack": (
+            "Coverage slack",
+            "Coverage bound minus |Phi(X) - Phi(X_S)|; negative: broken.",
+        ),
+        "output_slope": (
+            "L_q",
+            "Largest change of Phi per change of the bag feature, on validation bags.",
+        ),
     },
     ("necessity", "higher"): {
         "complement_degradation": (
             "Complement degradation",
             "M(X) - M(X_notS): task metric lost without the evidence.",
         ),
-        "removal_effect": ("Removal effect", "mean Phi(X) - Phi(X_notS) over the bags with a complement."),
-        "remove_union_1": ("Remove-union-1", "Phi lost without the first subset, where there is one."),
-        "remove_union_2": ("Remove-union-2", "Phi lost without the first two subsets, where there are two."),
-        "remove_union_3": ("Remove-union-3", "Phi lost without three subsets, where there are three."),
+        "removal_effect": (
+            "Removal effect",
+            "mean Phi(X) - Phi(X_notS) over the bags with a complement.",
+        ),
+        "remove_union_1": (
+            "Remove-union-1",
+            "Phi lost without the first subset, where there is one.",
+        ),
+        "remove_union_2": (
+            "Remove-union-2",
+            "Phi lost without the first two subsets, where there are two.",
+        ),
+        "remove_union_3": (
+            "Remove-union-3",
+            "Phi lost without three subsets, where there are three.",
+        ),
         "region_necessary_share": (
             "A region is necessary",
             "Share of slides whose prediction moves without one of the regions.",
         ),
-        "removal_gap": ("Removal gap", "mean |Phi(X) - Phi(X_notS)| over the bags with a complement."),
+        "removal_gap": (
+            "Removal gap",
+            "mean |Phi(X) - Phi(X_notS)| over the bags with a complement.",
+        ),
         "necessary_share": ("Necessary", "Share of bags with |Phi(X) - Phi(X_notS)| >= delta_n."),
-        "removal_area": ("Removal area", "Mean loss of Phi without the first 1 to 20 % of the patches."),
+        "removal_area": (
+            "Removal area",
+            "Mean loss of Phi without the first 1 to 20 % of the patches.",
+        ),
         "both_share": ("Both", "Share of bags whose patches are sufficient and necessary."),
     },
     ("necessity", "lower"): {
-        "most_first_area": ("Most-first area", "Mean Phi while the patches leave, most relevant first."),
+        "most_first_area": (
+            "Most-first area",
+            "Mean Phi while the patches leave, most relevant first.",
+        ),
     },
     ("necessity", "neither"): {
-        "remove_random": ("Remove random", "Phi lost without as many random patches as all subsets have."),
+        "remove_random": (
+            "Remove random",
+            "Phi lost without as many random patches as all subsets have.",
+        ),
         "no_evidence_share": (
             "No evidence",
             "Share of bags whose prediction stays without the recovered patches: they are no evidence.",
@@ -164,9 +224,15 @@ _FIGURES: dict[tuple[Criterion, Direction], dict[str, tuple[str, str]]] = {
             "Greedy bound",
             "(1 - e^-kappa) / kappa: promised share of the best utility at equal size.",
         ),
-        "utility_share": ("Utility share", "U(S) / U(whole bag) for the anchors of the predicted class."),
+        "utility_share": (
+            "Utility share",
+            "U(S) / U(whole bag) for the anchors of the predicted class.",
+        ),
         "soft_metric": ("Soft task metric", "M(X_pi): task metric of the gated bag."),
-        "recoverable_share": ("Recoverable", "Share of bags with |Phi(X_pi) - Phi(X_S)| <= delta_r."),
+        "recoverable_share": (
+            "Recoverable",
+            "Share of bags with |Phi(X_pi) - Phi(X_S)| <= delta_r.",
+        ),
         "gate_margin": ("Gate margin", "Distance of the nearest gate from the threshold."),
     },
     ("recoverability", "lower"): {
@@ -175,27 +241,45 @@ _FIGURES: dict[tuple[Criterion, Direction], dict[str, tuple[str, str]]] = {
             "Curvature",
             "kappa of the coverage utility over the bag: 1 where a patch adds nothing.",
         ),
-        "cd_metric_gap": ("C-D gap of the metric", "|M(X_pi) - M(X_S)|: the C-D gap on the task metric."),
+        "cd_metric_gap": (
+            "C-D gap of the metric",
+            "|M(X_pi) - M(X_S)|: the C-D gap on the task metric.",
+        ),
         "gate_distance": ("Gate distance", "||pi - 1_S||: distance of the gates from the subset."),
-        "margin_bound": ("Recoverability bound", "L_X ||pi - 1_S||: bounds |Phi(X_pi) - Phi(X_S)|."),
-        "margin_broken_share": ("Recoverability bound broken", "Share of bags with a negative slack of it."),
+        "margin_bound": (
+            "Recoverability bound",
+            "L_X ||pi - 1_S||: bounds |Phi(X_pi) - Phi(X_S)|.",
+        ),
+        "margin_broken_share": (
+            "Recoverability bound broken",
+            "Share of bags with a negative slack of it.",
+        ),
     },
     ("recoverability", "neither"): {
         "greedy_share": ("Greedy utility share", "The same of the greedy subset of that size."),
-        "margin_slack": ("Recoverability slack", "Recoverability bound minus the C-D gap; negative: broken."),
+        "margin_slack": (
+            "Recoverability slack",
+            "Recoverability bound minus the C-D gap; negative: broken.",
+        ),
     },
     ("truth", "higher"): {
         "precision": ("Precision", "Share of the evidence that is true evidence."),
         "recall": ("Recall", "Share of the true evidence that was found."),
         "average_precision": ("Average precision", "Of the ranking of all patches."),
-        "region_coverage": ("Region coverage", "Share of disjoint true regions touched by the evidence."),
+        "region_coverage": (
+            "Region coverage",
+            "Share of disjoint true regions touched by the evidence.",
+        ),
         "dice": ("Dice", "Overlap of marked and positive patches, mean over slides with a lesion."),
         "normal_specificity": (
             "Specificity (normal slides)",
             "Share of patches of normal slides not marked.",
         ),
         "patch_specificity": ("Specificity (patches)", "Share of all negative patches not marked."),
-        "froc": ("FROC", "Mean lesion sensitivity at 1/8 ... 8 false positives per slide, by overlap."),
+        "froc": (
+            "FROC",
+            "Mean lesion sensitivity at 1/8 ... 8 false positives per slide, by overlap.",
+        ),
         "froc_official": (
             "FROC (CAMELYON16)",
             "Mean lesion sensitivity at 1/4 ... 8 false positives per slide, by point.",
@@ -214,20 +298,32 @@ _FIGURES: dict[tuple[Criterion, Direction], dict[str, tuple[str, str]]] = {
             "Share of the patches the reviewer accepts or misses that a rule chose.",
         ),
         **_interval("review_recall", " (recall)", _REVIEW_BOOTSTRAP),
-        "review_kappa": ("Reviewer's kappa", "Cohen's kappa of reviewer and rule on the judged patches."),
+        "review_kappa": (
+            "Reviewer's kappa",
+            "Cohen's kappa of reviewer and rule on the judged patches.",
+        ),
         **_interval("review_kappa", " (kappa)", _REVIEW_BOOTSTRAP),
     },
     ("stability", "higher"): {
         "jaccard": ("Jaccard", "Overlap of the evidence of two runs or of two bags."),
     },
     ("stability", "lower"): {
-        "prediction_flip": ("Prediction flips", "Share of pairs whose predictions from the evidence differ."),
+        "prediction_flip": (
+            "Prediction flips",
+            "Share of pairs whose predictions from the evidence differ.",
+        ),
         "output_gap": ("Output gap", "mean |Phi - Phi| of two predictions from the evidence."),
     },
     ("stability", "neither"): {
-        "control_value": ("Shows", "What a control of `sanity` shows; its note says what it should show."),
+        "control_value": (
+            "Shows",
+            "What a control of `sanity` shows; its note says what it should show.",
+        ),
         "control_beside": ("Beside it", "The same figure where the control is not applied."),
-        "control_passed": ("Passed", "1 if the control shows what it should; none if it says nothing."),
+        "control_passed": (
+            "Passed",
+            "1 if the control shows what it should; none if it says nothing.",
+        ),
     },
     ("size", "higher"): {
         "reached_share": (
@@ -237,7 +333,10 @@ _FIGURES: dict[tuple[Criterion, Direction], dict[str, tuple[str, str]]] = {
     },
     ("size", "lower"): {
         "empty_share": ("Empty subsets", "Share of bags whose gates open no patch."),
-        "runaway_share": ("Runaway subsets", "Share of bags whose evidence exceeds twice the budget."),
+        "runaway_share": (
+            "Runaway subsets",
+            "Share of bags whose evidence exceeds twice the budget.",
+        ),
         "subset_patches": ("Patches/subset", "Mean number of patches of a sufficient subset."),
         "regions_needed": (
             "Regions needed",
@@ -255,29 +354,47 @@ _FIGURES: dict[tuple[Criterion, Direction], dict[str, tuple[str, str]]] = {
         "repaired_patches": ("Repaired patches", "Mean number of patches added by repair."),
         "marked_share": ("Marked share", "Share of patches at or above the threshold."),
         "map_threshold": ("Threshold", "Score of best Dice on the validation slides."),
-        "judged_patches": ("Judged patches", "Patches at least half of which lie under a reviewer's marks."),
-        "judged_share": ("Own patches judged", "Share of the patches of a rule that the reviewer judged."),
+        "judged_patches": (
+            "Judged patches",
+            "Patches at least half of which lie under a reviewer's marks.",
+        ),
+        "judged_share": (
+            "Own patches judged",
+            "Share of the patches of a rule that the reviewer judged.",
+        ),
     },
     ("cost", "lower"): {
         "aggregation_time": (
             "Aggregation time",
             "Time of a prediction whose subset is known, whole bag = 1.",
         ),
-        "explained_time": ("Explained time", "The same with the time to find the subset, whole bag = 1."),
+        "explained_time": (
+            "Explained time",
+            "The same with the time to find the subset, whole bag = 1.",
+        ),
         "peak_memory": (
             "Peak memory",
             "Rows handed to the host and what its pass holds at once, whole bag = 1.",
         ),
         "extraction_time": ("Feature extraction", "Time to encode the patches, whole bag = 1."),
-        "end_to_end_time": ("End-to-end time", "Time from the slide to the prediction, whole bag = 1."),
-        "runtime_ratio": ("Runtime", "Median time of the scores in passes of the host over the same bag."),
+        "end_to_end_time": (
+            "End-to-end time",
+            "Time from the slide to the prediction, whole bag = 1.",
+        ),
+        "runtime_ratio": (
+            "Runtime",
+            "Median time of the scores in passes of the host over the same bag.",
+        ),
     },
     ("cost", "neither"): {
         "patch_ratio": ("Patch ratio", "Share of the patches that the host pools."),
     },
     ("guarantee", "higher"): {
         "realised_rate": ("Realised", "Share of test slides on which the evidence alone agrees."),
-        "certified_share": ("Certified", "Share of folds in which a part of the bag could be certified."),
+        "certified_share": (
+            "Certified",
+            "Share of folds in which a part of the bag could be certified.",
+        ),
     },
     ("guarantee", "lower"): {
         "certified_fraction": (
@@ -292,7 +409,10 @@ _FIGURES: dict[tuple[Criterion, Direction], dict[str, tuple[str, str]]] = {
     },
     ("guarantee", "neither"): {
         "promised_rate": ("Promised", "Least rate at which evidence and whole bag shall agree."),
-        "realised_floor": ("Realised floor", "A kept promise realises less in at most one of twenty tests."),
+        "realised_floor": (
+            "Realised floor",
+            "A kept promise realises less in at most one of twenty tests.",
+        ),
         "calibration_bags": ("Calibration bags", "Bags the promise was made from."),
     },
     ("failure", "lower"): {
@@ -308,7 +428,10 @@ _FIGURES: dict[tuple[Criterion, Direction], dict[str, tuple[str, str]]] = {
             "Low sufficiency",
             "Share of bags whose evidence is not delta_s-sufficient.",
         ),
-        "low_necessity_share": ("Low necessity", "Share of bags whose evidence is not delta_n-necessary."),
+        "low_necessity_share": (
+            "Low necessity",
+            "Share of bags whose evidence is not delta_n-necessary.",
+        ),
         "semantic_mismatch_share": (
             "Semantic mismatch",
             "Share of bags whose evidence shows an anchor its class does not use.",
@@ -352,7 +475,11 @@ TASKS = {
         "the probability of the predicted class",
     ),
     "survival": TaskFigures(
-        ("c_index",), "c_index", ("target", "event"), "risk", "the risk in units of the training risks"
+        ("c_index",),
+        "c_index",
+        ("target", "event"),
+        "risk",
+        "the risk in units of the training risks",
     ),
     "regression": TaskFigures(
         ("r2", "pearson", "spearman", "mae"),

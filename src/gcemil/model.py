@@ -23,10 +23,20 @@ from gcemil.config import EvidenceSettings
 from gcemil.errors import UsageError
 from gcemil.evidence.anchors import AnchorBank, create_response
 from gcemil.evidence.bridge import create_bridge
-from gcemil.evidence.coverage import ClassUtility, RiskPathways, anchor_coverage, patch_concept_presence
+from gcemil.evidence.coverage import (
+    ClassUtility,
+    RiskPathways,
+    anchor_coverage,
+    patch_concept_presence,
+)
 from gcemil.evidence.gates import Gate
 from gcemil.evidence.head import EvidenceHead
-from gcemil.evidence.selector import LIKENESS_WEIGHT_WITHOUT_ANCHORS, Neighbourhood, Selector, class_likeness
+from gcemil.evidence.selector import (
+    LIKENESS_WEIGHT_WITHOUT_ANCHORS,
+    Neighbourhood,
+    Selector,
+    class_likeness,
+)
 from gcemil.hosts.host import (
     Embedded,
     Host,
@@ -149,7 +159,10 @@ class GceMil(nn.Module):
         self.register_buffer("negative_class", torch.tensor(-1))
         self.register_buffer("confirmation_threshold", torch.tensor(0.0))
         self.bridge = create_bridge(
-            bridge_kind(settings, anchors, in_dim), in_dim, anchors.anchor_dim, rank=settings.bridge_rank
+            bridge_kind(settings, anchors, in_dim),
+            in_dim,
+            anchors.anchor_dim,
+            rank=settings.bridge_rank,
         )
         self.response = create_response(settings.responses, anchors.n_anchors)
         self.selector = Selector(
@@ -160,7 +173,10 @@ class GceMil(nn.Module):
             smoothing=settings.smoothing,
         )
         self.gate = Gate(
-            settings.gate, budget=settings.budget, centre=settings.centre, floor=settings.min_patches
+            settings.gate,
+            budget=settings.budget,
+            centre=settings.centre,
+            floor=settings.min_patches,
         )
         n_read = anchors.n_anchors if self.is_grounded else max(1, host.n_outputs)
         self.head = EvidenceHead(in_dim, n_read, host.n_outputs, self.task)
@@ -228,9 +244,13 @@ class GceMil(nn.Module):
                 features,
                 "The selector returned NaN or infinite scores for finite features: it has diverged.",
             )
-        return GatedOutput(**vars(evidence), soft=self._pooled_once(features, coords, evidence.log_gates))
+        return GatedOutput(
+            **vars(evidence), soft=self._pooled_once(features, coords, evidence.log_gates)
+        )
 
-    def _pooled_once(self, features: Tensor, coords: Tensor | None, log_gates: LogGates) -> HostOutput:
+    def _pooled_once(
+        self, features: Tensor, coords: Tensor | None, log_gates: LogGates
+    ) -> HostOutput:
         # A factor on the features embeds them anew, and an embedding of the ungated bag would be thrown away.
         if self.host.reweights_features:
             return self.host(features, coords, gates=log_gates.exp())
@@ -265,7 +285,11 @@ class GceMil(nn.Module):
         return self.settings.presence_term and self.is_grounded
 
     def evidence(
-        self, features: Tensor, coords: Tensor | None, full: HostOutput | None, patch_size: int | None
+        self,
+        features: Tensor,
+        coords: Tensor | None,
+        full: HostOutput | None,
+        patch_size: int | None,
     ) -> Evidence:
         """Scores, gates, responses and coverage; `full` is the ungated view of the patches, if the score reads it."""
         settings, reads_likeness = self.settings, full is not None and self.reads_likeness
@@ -285,7 +309,9 @@ class GceMil(nn.Module):
             presence = self.presence(responses, full.logits)
         if full is not None and reads_likeness:
             likeness = class_likeness(products[-1], torch.softmax(full.logits.float(), dim=0))
-            likeness = likeness if self.reads_presence else LIKENESS_WEIGHT_WITHOUT_ANCHORS * likeness
+            likeness = (
+                likeness if self.reads_presence else LIKENESS_WEIGHT_WITHOUT_ANCHORS * likeness
+            )
         if coords is not None and settings.smoothing > 0:
             around = Neighbourhood.of(coords, patch_size)
         scores = self.selector.scores(
@@ -300,7 +326,9 @@ class GceMil(nn.Module):
         )
         return self.gate_scores(scores, responses)
 
-    def gate_scores(self, scores: Scores, responses: Responses, count: int | None = None) -> Evidence:
+    def gate_scores(
+        self, scores: Scores, responses: Responses, count: int | None = None
+    ) -> Evidence:
         """Gates and coverage that follow from scores; `count` patches open in place of the budget's."""
         gate = self.gate(scores, temperature=float(self.temperature), count=count)
         if not self.training:
@@ -324,10 +352,14 @@ class GceMil(nn.Module):
         """What counts as sufficient, necessary and recoverable."""
         recovery = self.settings.recovery
         return Tolerances(
-            recovery.sufficiency_tolerance, recovery.necessity_tolerance, recovery.recoverability_tolerance
+            recovery.sufficiency_tolerance,
+            recovery.necessity_tolerance,
+            recovery.recoverability_tolerance,
         )
 
-    def patch_shares(self, full: HostOutput, embedded: Embedded, coords: Tensor | None) -> Scores | None:
+    def patch_shares(
+        self, full: HostOutput, embedded: Embedded, coords: Tensor | None
+    ) -> Scores | None:
         """How much each patch supports the prediction: its contribution, or the fall of the predicted logit without it."""
         if full.contributions is not None:
             return self.output_kind.shares(full.contributions)
@@ -382,4 +414,6 @@ def bridge_kind(settings: EvidenceSettings, anchors: AnchorBank, in_dim: int) ->
         return settings.bridge
     if anchors.kind in ("examples", "prompt_patches"):
         return "centred"
-    return "identity" if anchors.kind == "prototypes" and anchors.anchor_dim == in_dim else "proximal"
+    return (
+        "identity" if anchors.kind == "prototypes" and anchors.anchor_dim == in_dim else "proximal"
+    )

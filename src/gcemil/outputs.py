@@ -65,7 +65,9 @@ class ClassOutput:
         """How much each patch supports the prediction."""
         return contributions
 
-    def calibrate(self, logits: Float[Tensor, "*n c"], scale: Float[Tensor, "2"]) -> Float[Tensor, "*n c"]:
+    def calibrate(
+        self, logits: Float[Tensor, "*n c"], scale: Float[Tensor, "2"]
+    ) -> Float[Tensor, "*n c"]:
         """Log-probabilities at the inverse temperature scale[1]."""
         return torch.log_softmax(logits * scale[1], dim=-1)
 
@@ -198,7 +200,9 @@ class NumberOutput:
         # A patch that lowers the number is evidence as much as one that raises it.
         return (contributions - contributions.mean()).abs()
 
-    def calibrate(self, logits: Float[Tensor, "*n 1"], scale: Float[Tensor, "2"]) -> Float[Tensor, "*n 1"]:
+    def calibrate(
+        self, logits: Float[Tensor, "*n 1"], scale: Float[Tensor, "2"]
+    ) -> Float[Tensor, "*n 1"]:
         """A risk in deviations from its mean over the training slides; a value corrected by a slope."""
         return (logits - scale[0]) * scale[1]
 

@@ -43,7 +43,9 @@ class GceEmbedded(Embedded):
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> GceEmbedded:
         of_host = {
-            name.removeprefix("host."): one for name, one in tensors.items() if name.startswith("host.")
+            name.removeprefix("host."): one
+            for name, one in tensors.items()
+            if name.startswith("host.")
         }
         host = self.host.with_tensors({**of_host, "tokens": tensors["tokens"]})
         return replace(self, tokens=tensors["tokens"], responses=tensors["responses"], host=host)
@@ -101,7 +103,9 @@ class GcePredictor:
         target: Tensor | None = None,
     ) -> HostOutput:
         inner = replace(embedded.host, tokens=embedded.tokens)
-        return self._mix(self.host.aggregate(inner, coords, log_gates=log_gates), embedded, log_gates)
+        return self._mix(
+            self.host.aggregate(inner, coords, log_gates=log_gates), embedded, log_gates
+        )
 
     def gated(
         self,
@@ -112,7 +116,9 @@ class GcePredictor:
         *,
         target: Tensor | None = None,
     ) -> HostOutput:
-        return self._mix(self.host.gated(features, embedded.host, coords, log_gates), embedded, log_gates)
+        return self._mix(
+            self.host.gated(features, embedded.host, coords, log_gates), embedded, log_gates
+        )
 
     def subset_form(self, embedded: Any, coords: Tensor | None) -> Callable[[Selected], Logits]:
         """A function that predicts any subset of the bag, at the cost of the host's own."""
@@ -138,7 +144,9 @@ class GcePredictor:
 
         def alone(embedded: Any, index: int) -> Scores:
             host = torch.stack([form.alone(embedded.host, c) for c in outputs], dim=1)
-            coverage = torch.maximum(embedded.responses / top_count(embedded.n_patches), self.head.absent)
+            coverage = torch.maximum(
+                embedded.responses / top_count(embedded.n_patches), self.head.absent
+            )
             return self.head.mix(host, self.head.utility(coverage))[:, index]
 
         return ClosedForm(without, alone)
@@ -152,13 +160,19 @@ class GcePredictor:
     def after_step(self) -> None:
         raise UsageError("F is fitted after the host was trained; train the host itself.")
 
-    def _mix(self, output: HostOutput, embedded: GceEmbedded, log_gates: Tensor | None) -> HostOutput:
+    def _mix(
+        self, output: HostOutput, embedded: GceEmbedded, log_gates: Tensor | None
+    ) -> HostOutput:
         gates = None if log_gates is None else log_gates.exp()
         coverage = self.head.coverage(embedded.responses, embedded.n_patches, gates)
         logits = self.head.mix(output.logits, self.head.utility(coverage))
-        return replace(output, logits=logits, contributions=self._contributions(output, embedded, logits))
+        return replace(
+            output, logits=logits, contributions=self._contributions(output, embedded, logits)
+        )
 
-    def _contributions(self, output: HostOutput, embedded: GceEmbedded, logits: Logits) -> Scores | None:
+    def _contributions(
+        self, output: HostOutput, embedded: GceEmbedded, logits: Logits
+    ) -> Scores | None:
         """Share of each patch in what F predicts: the host's, where it predicts the same, and the head's marginal."""
         if output.contributions is None:
             return None

@@ -86,7 +86,10 @@ def _run_on_cluster(
     try:
         share = gpus if ray.cluster_resources().get("GPU") else 0
         task = ray.remote(_do_job).options(
-            num_cpus=1, num_gpus=share, max_retries=MAX_RETRIES, runtime_env={"env_vars": ONE_THREAD}
+            num_cpus=1,
+            num_gpus=share,
+            max_retries=MAX_RETRIES,
+            runtime_env={"env_vars": ONE_THREAD},
         )
         given = ray.put(work)
         running = {task.remote(given, job): job for job in jobs}
@@ -126,7 +129,9 @@ def connect_ray(address: str, cores: int | None) -> Any:
     except ImportError as error:
         raise MissingExtraError("ray", "cluster") from error
     options = (
-        {"include_dashboard": False, "num_cpus": cores or joblib.cpu_count()} if address == "local" else {}
+        {"include_dashboard": False, "num_cpus": cores or joblib.cpu_count()}
+        if address == "local"
+        else {}
     )
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", **options)

@@ -194,8 +194,12 @@ def read_evidence(path: Path) -> SlideEvidence:
     gates = _read_numbers(path, "gates", (None,))
     n_patches, n_anchors = len(gates), len(facts.prompts)
     rows = _read_numbers(path, "selected", (None,))
-    if rows.dtype.kind not in "iu" or (rows.size and not (rows.min() >= 0 and rows.max() < n_patches)):
-        raise RunError(f"{path}: 'selected' names patches beyond the {n_patches} of the slide. {REMEDY}")
+    if rows.dtype.kind not in "iu" or (
+        rows.size and not (rows.min() >= 0 and rows.max() < n_patches)
+    ):
+        raise RunError(
+            f"{path}: 'selected' names patches beyond the {n_patches} of the slide. {REMEDY}"
+        )
     selected = np.zeros(n_patches, dtype=bool)
     selected[rows] = True
     shapes: dict[str, tuple[int, ...]] = {
@@ -240,12 +244,22 @@ def _read_numbers(path: Path, name: str, shape: tuple[int | None, ...]) -> NDArr
 
 def write_evidence(path: Path, evidence: SlideEvidence, hashes: dict[str, str]) -> None:
     """Write the evidence of a slide; `hashes` say from which network and features."""
-    names = ("gates", "scores", "evidence_scores", "responses", "marginal_gain", "coverage", *OPTIONAL)
+    names = (
+        "gates",
+        "scores",
+        "evidence_scores",
+        "responses",
+        "marginal_gain",
+        "coverage",
+        *OPTIONAL,
+    )
     found = {name: getattr(evidence, name) for name in names}
     datasets = {"selected": evidence.indices} | {
         name: values for name, values in found.items() if values is not None
     }
-    verdicts = {name: getattr(evidence, name) for name in ("is_sufficient", "is_necessary", "is_confirmed")}
+    verdicts = {
+        name: getattr(evidence, name) for name in ("is_sufficient", "is_necessary", "is_confirmed")
+    }
     attributes: dict[str, Any] = {
         "slide_id": evidence.slide_id,
         "stop_reason": evidence.stop_reason,
@@ -275,14 +289,24 @@ def read_representations(path: Path) -> Representations:
     bag_ids, parts, groups = (
         tuple(
             validate_as(
-                parse_json(str(found.get(name)), path), list[str], path, error=RunError, remedy=remedy
+                parse_json(str(found.get(name)), path),
+                list[str],
+                path,
+                error=RunError,
+                remedy=remedy,
             )
         )
         for name in ("bag_ids", "parts", "groups")
     )
     if not len(bag_ids) == len(parts) == len(groups):
-        raise RunError(f"{path}: {len(bag_ids)} bags, {len(parts)} parts and {len(groups)} groups. {remedy}")
-    modes = {mode: _read_numbers(path, mode, (len(bag_ids), None)) for mode in MODES if store.has(path, mode)}
+        raise RunError(
+            f"{path}: {len(bag_ids)} bags, {len(parts)} parts and {len(groups)} groups. {remedy}"
+        )
+    modes = {
+        mode: _read_numbers(path, mode, (len(bag_ids), None))
+        for mode in MODES
+        if store.has(path, mode)
+    }
     return Representations(modes, bag_ids, parts, groups)
 
 

@@ -127,7 +127,9 @@ def recover(
     )
 
 
-def _repair(greedy: LazyGreedy, targets: Coverage, *, room: int) -> tuple[list[int], list[float], StopReason]:
+def _repair(
+    greedy: LazyGreedy, targets: Coverage, *, room: int
+) -> tuple[list[int], list[float], StopReason]:
     """Add the best candidate until something stops it: the patches, their gains, and what that was."""
     added: list[int] = []
     gains: list[float] = []
@@ -147,7 +149,9 @@ def _repair(greedy: LazyGreedy, targets: Coverage, *, room: int) -> tuple[list[i
     return added, gains, StopReason.COVERED
 
 
-def _check_bag(gates: Tensor, responses: Tensor, anchor_weights: Tensor, shortlist: Tensor | None) -> None:
+def _check_bag(
+    gates: Tensor, responses: Tensor, anchor_weights: Tensor, shortlist: Tensor | None
+) -> None:
     if responses.ndim != 2 or 0 in responses.shape or not responses.is_floating_point():
         raise BagError(
             f"Responses are probabilities in floating point, (patches, anchors), got {responses.dtype} of shape "
@@ -186,7 +190,12 @@ class LazyGreedy:
     """What the selected patches still miss, and the candidate that would add most to them."""
 
     def __init__(
-        self, responses: Responses, anchor_weights: AnchorWeights, *, selected: Selected, candidates: Selected
+        self,
+        responses: Responses,
+        anchor_weights: AnchorWeights,
+        *,
+        selected: Selected,
+        candidates: Selected,
     ) -> None:
         self._dtype = responses.dtype
         candidates = candidates & ~selected
@@ -245,7 +254,9 @@ def greedy_subset(responses: Responses, anchor_weights: AnchorWeights, k: int) -
     """At most k patches, each the one of largest gain; fewer when the next would add nothing."""
     _check_size(k, n_patches=len(responses))
     no_patch = torch.zeros(len(responses), dtype=torch.bool)
-    greedy = LazyGreedy(responses.cpu(), anchor_weights.cpu(), selected=no_patch, candidates=~no_patch)
+    greedy = LazyGreedy(
+        responses.cpu(), anchor_weights.cpu(), selected=no_patch, candidates=~no_patch
+    )
     chosen: list[int] = []
     while len(chosen) < k:
         patch, gain = greedy.best()
@@ -253,7 +264,9 @@ def greedy_subset(responses: Responses, anchor_weights: AnchorWeights, k: int) -
             break
         greedy.add(patch)
         chosen.append(patch)
-    return members(torch.tensor(chosen, dtype=torch.long), n_patches=len(responses)).to(responses.device)
+    return members(torch.tensor(chosen, dtype=torch.long), n_patches=len(responses)).to(
+        responses.device
+    )
 
 
 # Sets by one score per patch
@@ -303,7 +316,9 @@ def above_threshold(scores: Scores, threshold: float) -> Selected:
     """Patches strictly above the threshold or, when there are none, the single best one."""
     _check_ranked(scores)
     above = scores > threshold
-    return above if bool(above.any()) else members(scores.argmax().unsqueeze(0), n_patches=len(scores))
+    return (
+        above if bool(above.any()) else members(scores.argmax().unsqueeze(0), n_patches=len(scores))
+    )
 
 
 def random_k(n_patches: int, k: int, *, generator: torch.Generator) -> Selected:
@@ -323,9 +338,13 @@ def members(patches: Int[Tensor, "k"], *, n_patches: int) -> Selected:
 def _check_ranked(scores: Scores) -> None:
     if bool(scores.isnan().any()):
         wrong = int(scores.isnan().nonzero()[0])
-        raise BagError(f"Patch {wrong} of {len(scores)} has score NaN, so the patches cannot be ranked.")
+        raise BagError(
+            f"Patch {wrong} of {len(scores)} has score NaN, so the patches cannot be ranked."
+        )
 
 
 def _check_size(k: int, *, n_patches: int) -> None:
     if not 1 <= k <= n_patches:
-        raise UsageError(f"A subset of {n_patches} patches holds 1 to {n_patches} of them, got k = {k}.")
+        raise UsageError(
+            f"A subset of {n_patches} patches holds 1 to {n_patches} of them, got k = {k}."
+        )

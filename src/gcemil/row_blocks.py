@@ -53,7 +53,9 @@ def mapped_rows(function: Callable[..., Sequence[Tensor]], *inputs: Tensor) -> l
         if not whole:
             whole = [
                 # Rows handed through as they are need no second copy.
-                inputs[0] if is_same(result, inputs[0][part]) else result.new_empty(n_rows, *result.shape[1:])
+                inputs[0]
+                if is_same(result, inputs[0][part])
+                else result.new_empty(n_rows, *result.shape[1:])
                 for result in results
             ]
         for target, result in zip(whole, results, strict=True):
@@ -64,7 +66,9 @@ def mapped_rows(function: Callable[..., Sequence[Tensor]], *inputs: Tensor) -> l
 
 def is_same(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors are the same place read in the same way."""
-    return one.data_ptr() == other.data_ptr() and one.shape == other.shape and one.dtype == other.dtype
+    return (
+        one.data_ptr() == other.data_ptr() and one.shape == other.shape and one.dtype == other.dtype
+    )
 
 
 SquaredNorms = Callable[[], Tensor]
@@ -95,7 +99,9 @@ def apply_reads(features: Features, reads: Sequence[LinearRead]) -> tuple[Tensor
         # A few rows times the bag transposed takes half the time of the bag times a few columns.
         products = torch.split(torch.addmm(offsets, rows, patches.T).T.contiguous(), widths, dim=1)
         squared_norms = cache(lambda: squared_norm(patches))
-        return [read.finish(part, squared_norms) for read, part in zip(reads, products, strict=True)]
+        return [
+            read.finish(part, squared_norms) for read, part in zip(reads, products, strict=True)
+        ]
 
     return tuple(mapped_rows(finished, features))
 

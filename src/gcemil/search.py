@@ -28,7 +28,9 @@ STRICTER = 0.4
 """The search keeps the output within this share of the tolerance that is reported, and removal moves it by as much more."""
 
 
-def find_evidence_of_host(model: GceMil, output: EvidenceOutput, coords: Tensor | None) -> EvidenceOutput:
+def find_evidence_of_host(
+    model: GceMil, output: EvidenceOutput, coords: Tensor | None
+) -> EvidenceOutput:
     """The smallest set along the host's own rankings that is sufficient and necessary, without patches that do not count.
 
     Rankings: attention, signed contribution, loss of the prediction without each patch, prediction from each patch alone.
@@ -50,7 +52,9 @@ def find_evidence_of_host(model: GceMil, output: EvidenceOutput, coords: Tensor 
     return replace(output, **vars(evidence), soft=soft)
 
 
-def _host_rankings(model: GceMil, output: EvidenceOutput, coords: Tensor | None) -> dict[str, Scores]:
+def _host_rankings(
+    model: GceMil, output: EvidenceOutput, coords: Tensor | None
+) -> dict[str, Scores]:
     """How the host itself ranks the patches of a bag, as far as it can."""
     full, index = output.full, int(output.full_logits.argmax())
     rankings = {"attention": full.scores}
@@ -113,7 +117,11 @@ def find_class_evidence(
 
 
 def measure_class_support(
-    host: Host, features: Tensor, embedded: Any, coords: Tensor | None, questions: Sequence[AskedOutput]
+    host: Host,
+    features: Tensor,
+    embedded: Any,
+    coords: Tensor | None,
+    questions: Sequence[AskedOutput],
 ) -> list[Scores]:
     """For each question the slope of its log-odds by each patch's log-gate: above 0 the patch speaks for the class.
 
@@ -142,7 +150,10 @@ def _class_rankings(
 
 
 def _find_turning(
-    predict: Callable[[Selected], Logits], rankings: Sequence[Scores], full: Logits, against: int | None
+    predict: Callable[[Selected], Logits],
+    rankings: Sequence[Scores],
+    full: Logits,
+    against: int | None,
 ) -> Selected | None:
     """The smallest first part of a ranking, thinned, without which `against` is predicted; None where there is none."""
     if against is None or int(full.argmax()) == against:
@@ -246,7 +257,9 @@ class Search:
         """Drop the last patches of the ranking, many at first, as long as the set stays faithful."""
         if not found.verdict.is_faithful:
             return found.selected
-        return _thin(found.selected, ranking(found.scores), lambda one: self.judge_set(one).is_faithful)
+        return _thin(
+            found.selected, ranking(found.scores), lambda one: self.judge_set(one).is_faithful
+        )
 
     def judge_set(self, selected: Selected, kept: Logits | None = None) -> Verdict:
         """Keep the patches, unless that was done, and remove them."""

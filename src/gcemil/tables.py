@@ -171,9 +171,13 @@ def best_cells(table: Table) -> set[tuple[int, int]]:
             continue
         for rivals in comparisons.values():
             cells = {number: table.lines[number].cells[position] for number in rivals}
-            values = {number: cell.value for number, cell in cells.items() if cell.value is not None}
+            values = {
+                number: cell.value for number, cell in cells.items() if cell.value is not None
+            }
             if len(values) > 1:
-                first = (max if column.direction == "higher" else min)(values, key=values.__getitem__)
+                first = (max if column.direction == "higher" else min)(
+                    values, key=values.__getitem__
+                )
                 text = cells[first].mean_text
                 best |= {(number, position) for number in values if cells[number].mean_text == text}
     return best
@@ -237,12 +241,18 @@ def collect_remarks(table: Table) -> list[str]:
 def _render_latex_table(table: Table) -> str:
     """A booktabs table; the remarks stand in its caption, shared headings in a line of their own."""
     caption = " ".join(
-        [f"{table.title}.", *(text if text.endswith(".") else f"{text}." for text in collect_remarks(table))]
+        [
+            f"{table.title}.",
+            *(text if text.endswith(".") else f"{text}." for text in collect_remarks(table)),
+        ]
     )
     rows = []
     if any(column.group for column in table.columns):
         groups = groupby(table.columns, key=lambda column: column.group)
-        spans = [rf"\multicolumn{{{len(list(own))}}}{{c}}{{{_escape_latex(group)}}}" for group, own in groups]
+        spans = [
+            rf"\multicolumn{{{len(list(own))}}}{{c}}{{{_escape_latex(group)}}}"
+            for group, own in groups
+        ]
         rows.append([*([""] * len(table.row_labels)), *spans])
     headings = (f"{column.header}{column.arrow}" for column in table.columns)
     rows.append(list(map(_escape_latex, (*table.row_labels, *headings))))
@@ -273,7 +283,9 @@ def _render_csv(tables: Sequence[Table]) -> str:
             if table.row_labels[-1] == "figures":
                 *row, figures = line.row_labels
             for column, cell in zip(table.columns, line.cells, strict=True):
-                numbers = ["" if value is None else repr(value) for value in (cell.value, cell.deviation)]
+                numbers = [
+                    "" if value is None else repr(value) for value in (cell.value, cell.deviation)
+                ]
                 writer.writerow([
                     table.name, " / ".join(row), figures, column.key, column.metric or "", column.direction, cell.text,
                     *numbers, cell.n or "", cell.state, *(cell.interval or ("", "")),

@@ -86,7 +86,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def near_path(path: Path) -> str:
     """' Did you mean …?' where the folder has a name close to this one."""
     try:
-        names = sorted(other.name for other in path.parent.iterdir() if not other.name.startswith("."))
+        names = sorted(
+            other.name for other in path.parent.iterdir() if not other.name.startswith(".")
+        )
     except (OSError, ValueError):
         return ""
     # All of the name counts: in a setting the part behind the last dot would.
@@ -154,7 +156,9 @@ def model_within(annotation: Any) -> type[BaseModel] | None:
         return annotation
     if get_origin(annotation) not in _SEVERAL_TYPES:
         return None
-    return next((found for part in get_args(annotation) if (found := model_within(part)) is not None), None)
+    return next(
+        (found for part in get_args(annotation) if (found := model_within(part)) is not None), None
+    )
 
 
 def _describe(fault: Any, shape: Any) -> str:
@@ -237,7 +241,9 @@ def comment_settings(settings: BaseModel, depth: int = 0) -> list[str]:
 def describe_field(field: Any) -> str:
     """What a setting means, and what it accepts."""
     parts = [field.annotation, *get_args(field.annotation)]
-    accepted = [" | ".join(map(str, get_args(part))) for part in parts if get_origin(part) is Literal][:1]
+    accepted = [
+        " | ".join(map(str, get_args(part))) for part in parts if get_origin(part) is Literal
+    ][:1]
     bounds = [text for one in field.metadata if (text := _describe_bound(one))]
     tail = "; ".join([*accepted, *([" and ".join(bounds)] if bounds else [])])
     said = (field.description or "").rstrip()
@@ -245,7 +251,12 @@ def describe_field(field: Any) -> str:
 
 
 def _describe_bound(bound: object) -> str:
-    for name, text in {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}.items():
+    for name, text in {
+        "ge": "at least",
+        "gt": "more than",
+        "le": "at most",
+        "lt": "less than",
+    }.items():
         if (value := getattr(bound, name, None)) is not None:
             return f"{text} {value:,g}" if abs(value) < 1e6 else ""
     return ""

@@ -37,7 +37,9 @@ def files_run(*command: str) -> list[str]:
         sys.setprofile(None)
     assert result.exit_code == 0, result.output
     return sorted(
-        path.relative_to(SOURCE).as_posix() for path in map(Path, files) if path.is_relative_to(SOURCE)
+        path.relative_to(SOURCE).as_posix()
+        for path in map(Path, files)
+        if path.is_relative_to(SOURCE)
     )
 
 
@@ -48,7 +50,9 @@ def check_count(files: list[str], most: int) -> None:
 @pytest.mark.slow
 def test_training_one_fold_runs_few_files(classification_runs, tmp_path):
     cohort = str(classification_runs.cohort)
-    files = files_run("train", cohort, "--folds", "0", "--epochs", "1", "--jobs", "1", "--out", str(tmp_path))
+    files = files_run(
+        "train", cohort, "--folds", "0", "--epochs", "1", "--jobs", "1", "--out", str(tmp_path)
+    )
     assert "training/loop.py" in files
     check_count(files, 52)
 
@@ -64,7 +68,9 @@ def test_diagnosing_the_budget_runs_few_files(classification_runs, tmp_path):
 @pytest.mark.slow
 def test_explaining_one_slide_runs_few_files(classification_runs, tmp_path):
     slide = next((classification_runs.gce / "fold_0" / "evidence").glob("*.h5")).stem
-    files = files_run("explain", str(classification_runs.gce), "--slide", slide, "--out", str(tmp_path))
+    files = files_run(
+        "explain", str(classification_runs.gce), "--slide", slide, "--out", str(tmp_path)
+    )
     assert "exports/explain.py" in files
     # Two of them tell regions apart and outline them.
     check_count(files, 47)

@@ -35,7 +35,9 @@ def test_import_contracts_hold():
 def test_public_names_are_sorted_and_exist():
     """The API page of the documentation is made from this list (docs/hooks.py)."""
     constants = sorted(name for name in gcemil.__all__ if name.isupper())
-    assert gcemil.__all__ == constants + sorted(name for name in gcemil.__all__ if not name.isupper())
+    assert gcemil.__all__ == constants + sorted(
+        name for name in gcemil.__all__ if not name.isupper()
+    )
     assert all(getattr(gcemil, name) is not None for name in gcemil.__all__)
     assert set(gcemil.__all__) <= set(dir(gcemil))
 
@@ -60,7 +62,10 @@ def test_nothing_heavy_is_imported_where_it_is_not_needed(code, heavy):
 @pytest.mark.parametrize(
     ("code", "most"),
     [
-        ("import sys; from gcemil.cli.main import main; sys.argv = ['gcemil', '--help']; main()", 0.4),
+        (
+            "import sys; from gcemil.cli.main import main; sys.argv = ['gcemil', '--help']; main()",
+            0.4,
+        ),
         ("import gcemil", 0.3),
     ],
     ids=["help", "import"],
@@ -80,17 +85,23 @@ def test_nothing_is_unpickled_and_input_is_never_checked_by_assert():
     for path in MODULES:
         text = path.read_text(encoding="utf-8")
         assert not UNPICKLING.search(text), path
-        assert not [node.lineno for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Assert)], path
+        assert not [
+            node.lineno for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Assert)
+        ], path
 
 
 def test_training_never_reads_truth():
     folders = ("training", "evidence", "hosts", "tasks", "recovery")
     paths = [path for folder in folders for path in (SOURCE / folder).rglob("*.py")]
     for path in (*paths, SOURCE / "model.py", SOURCE / "explanation.py"):
-        assert not re.search(r"truth_file|\.truth\b|[\"']truth", path.read_text(encoding="utf-8")), path
+        assert not re.search(
+            r"truth_file|\.truth\b|[\"']truth", path.read_text(encoding="utf-8")
+        ), path
 
 
-@pytest.mark.parametrize("script", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "script", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem
+)
 def test_a_benchmark_imports_only_what_is_there(script):
     for node in ast.walk(ast.parse(script.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("gcemil"):
@@ -104,7 +115,9 @@ def test_every_dependency_has_its_line():
     project = (ROOT / "pyproject.toml").read_text()
     block = project[project.index("dependencies = [") : project.index("[project.scripts]")]
     for name in re.findall(r'"([A-Za-z0-9_-]+)[><=]', block):
-        assert re.search(rf"\b{re.escape(name)}\b", text, re.IGNORECASE) or name == "types-PyYAML", name
+        assert (
+            re.search(rf"\b{re.escape(name)}\b", text, re.IGNORECASE) or name == "types-PyYAML"
+        ), name
 
 
 def test_links_of_the_documentation_lead_somewhere():
@@ -118,12 +131,17 @@ def test_links_of_the_documentation_lead_somewhere():
         assert (ROOT / name).is_file(), name
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/howto/ten_commands.md", "docs/howto/install.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/howto/ten_commands.md", "docs/howto/install.md"]
+)
 def test_commands_of_the_first_pages_are_understood(page):
     verbs = get_command(app).commands
     blocks = re.findall(r"^```bash\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines() if line.startswith("gcemil ")]
-    assert len(lines) == {"README.md": 3, "docs/howto/ten_commands.md": 10, "docs/howto/install.md": 2}[page]
+    assert (
+        len(lines)
+        == {"README.md": 3, "docs/howto/ten_commands.md": 10, "docs/howto/install.md": 2}[page]
+    )
     for line in lines:
         _, verb, *arguments = shlex.split(line, comments=True)
         # Parsing alone: every option exists and every argument has its place.

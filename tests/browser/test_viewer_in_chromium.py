@@ -99,7 +99,8 @@ def visit(browser, served):
     page = context.new_page()
     complaints: list[str] = []
     page.on(
-        "console", lambda said: complaints.append(told(said)) if said.type in ("error", "warning") else None
+        "console",
+        lambda said: complaints.append(told(said)) if said.type in ("error", "warning") else None,
     )
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("requestfailed", lambda asked: complaints.append(f"failed: {asked.url}"))
@@ -113,7 +114,9 @@ def visit(browser, served):
 
 def drawn(visit: Visit) -> int:
     """How many pixels of the overlay are not empty."""
-    visit.page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    visit.page.evaluate(
+        "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    )
     return visit.page.evaluate(
         """() => { const c = document.getElementById("overlay");
         const copy = Object.assign(document.createElement("canvas"), { width: c.width, height: c.height });
@@ -154,9 +157,13 @@ def test_colours_go_by_rank_and_a_threshold_selects_the_highest(visit):
     evidence = json.loads(visit.downloaded("export-json"))
     scores = slide.full.scores.numpy()[slide.rows]
     ranks = (scores[:, None] >= scores[None, :]).mean(axis=1)
-    assert {patch["index"] for patch in evidence["patches"]} == set(np.flatnonzero(ranks >= 0.9).tolist())
+    assert {patch["index"] for patch in evidence["patches"]} == set(
+        np.flatnonzero(ranks >= 0.9).tolist()
+    )
     page.check("#heat input[value=class_1]")
-    assert page.inner_text("#legend").startswith(f"speaks for {slide.classes[1]}, low to high by rank")
+    assert page.inner_text("#legend").startswith(
+        f"speaks for {slide.classes[1]}, low to high by rank"
+    )
     assert visit.complaints == []
 
 
@@ -255,7 +262,9 @@ def test_a_click_takes_a_whole_region_and_removes_it_as_one(visit):
         int(members.int().argmax()),
     )
     page.mouse.click(*place)
-    page.wait_for_selector(f"#s-size:has-text('{int(members.sum())} of {len(slide.bench)} patches')")
+    page.wait_for_selector(
+        f"#s-size:has-text('{int(members.sum())} of {len(slide.bench)} patches')"
+    )
     visit.press("remove")
     removed = slide.bench.wrapped.removed(members).logits
     expected = class_probability(removed, int(slide.full.logits.argmax()))
@@ -324,7 +333,8 @@ def test_another_page_cannot_use_the_session(browser, served):
     page.goto(server.new_address())
     page.wait_for_selector("body[data-state=ready]")
     page.route(
-        "http://evil.example/", lambda route: route.fulfill(content_type="text/html", body="<p>evil</p>")
+        "http://evil.example/",
+        lambda route: route.fulfill(content_type="text/html", body="<p>evil</p>"),
     )
     page.goto("http://evil.example/")
     here = f"http://127.0.0.1:{server.port}"

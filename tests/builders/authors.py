@@ -48,7 +48,9 @@ def authors_weights(name: str) -> dict[str, Tensor]:
             drawn = (generator.standard_normal(shape) * scale).astype(np.float32)
             tensors[key] = torch.from_numpy(drawn)
     if name == "ibmil":
-        tensors = {key.removeprefix("stage2/"): one for key, one in tensors.items() if "stage2" in key}
+        tensors = {
+            key.removeprefix("stage2/"): one for key, one in tensors.items() if "stage2" in key
+        }
     return tensors
 
 
@@ -61,7 +63,10 @@ def authors_checkpoint(name: str) -> Any:
             network, rest = key.split("/")
             networks.setdefault(network, {})[rest] = tensor
         if name == "dtfd":
-            return [networks[part] for part in ("classifier", "dim_reduction", "attention", "att_classifier")]
+            return [
+                networks[part]
+                for part in ("classifier", "dim_reduction", "attention", "att_classifier")
+            ]
         return {"model": networks["student"], "teacher": networks["teacher"]}
     if name == "transmil":
         return {"epoch": 3, "state_dict": {f"model.{key}": one for key, one in tensors.items()}}

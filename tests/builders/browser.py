@@ -9,8 +9,12 @@ from typing import Any
 
 import pytest
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-NEEDS_CHROMIUM = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here: run make browser")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
+NEEDS_CHROMIUM = pytest.mark.skipif(
+    CHROMIUM is None, reason="there is no Chromium here: run make browser"
+)
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",

@@ -48,7 +48,12 @@ def write_timm_folder(folder: Path, name: str) -> torch.nn.Module:
     network = timm.create_model(architecture, num_classes=0, **_resolve_layers(arguments)).eval()
     folder.mkdir(parents=True, exist_ok=True)
     save_file(network.state_dict(), folder / "model.safetensors")
-    card = {"architecture": architecture, "num_classes": 0, "num_features": 16, "model_args": arguments}
+    card = {
+        "architecture": architecture,
+        "num_classes": 0,
+        "num_features": 16,
+        "model_args": arguments,
+    }
     card["pretrained_cfg"] = {"num_classes": 0, "input_size": [3, 28, 28], "fixed_input_size": True}
     (folder / "config.json").write_text(json.dumps(card))
     return network

@@ -66,8 +66,12 @@ def make_cohort(
     return cohort
 
 
-def write_slide(folder: Path, slide_id: str, features: np.ndarray, coords: np.ndarray | None) -> Path:
+def write_slide(
+    folder: Path, slide_id: str, features: np.ndarray, coords: np.ndarray | None
+) -> Path:
     path = folder / "features" / f"{slide_id}.h5"
-    datasets = {"features": features} if coords is None else {"features": features, "coords": coords}
+    datasets = (
+        {"features": features} if coords is None else {"features": features, "coords": coords}
+    )
     store.write(path, datasets)
     return path

@@ -15,7 +15,9 @@ from gcemil.diagnostics.trained_fold import TrainedFold
 def one_patch_fold(fold: TrainedFold, folder: Path) -> TrainedFold:
     """The fold on a copy of its cohort in which every validation and test slide has a single patch."""
     shutil.copytree(fold.cohort.folder, folder)
-    slides = [slide for part in ("val", "test") for spec in fold.specs(part) for slide in spec.slide_ids]
+    slides = [
+        slide for part in ("val", "test") for spec in fold.specs(part) for slide in spec.slide_ids
+    ]
     for kind in ("features", "truth"):
         for path in (folder / kind / f"{slide}.h5" for slide in slides):
             columns = {name: store.read(path, name)[:1].copy() for name in store.describe(path)}
@@ -31,4 +33,6 @@ def few_bags(fold: TrainedFold, count: int = 3) -> TrainedFold:
 
 def fold_of(fold: TrainedFold, chosen: Callable[[BagSpec], bool]) -> TrainedFold:
     """The fold with the test bags that are chosen; all others are left out."""
-    return replace(fold, parts=replace(fold.parts, test=[spec for spec in fold.parts.test if chosen(spec)]))
+    return replace(
+        fold, parts=replace(fold.parts, test=[spec for spec in fold.parts.test if chosen(spec)])
+    )

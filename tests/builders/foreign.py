@@ -36,7 +36,9 @@ def clam_features(root: Path, slide: str, coords: np.ndarray, *, dim: int = DIM)
         file.create_dataset(
             "features", data=rows(len(coords), dim=dim), chunks=(1, dim), maxshape=(None, dim)
         )
-        file.create_dataset("coords", data=coords.astype(np.int32), chunks=(1, 2), maxshape=(None, 2))
+        file.create_dataset(
+            "coords", data=coords.astype(np.int32), chunks=(1, 2), maxshape=(None, 2)
+        )
     return path
 
 
@@ -48,12 +50,16 @@ def clam_tensor(root: Path, slide: str, n: int) -> Path:
     return path
 
 
-def clam_coords(folder: Path, slide: str, coords: np.ndarray, *, patch_size: int, downsample: float) -> Path:
+def clam_coords(
+    folder: Path, slide: str, coords: np.ndarray, *, patch_size: int, downsample: float
+) -> Path:
     """RESULTS/patches/<slide>.h5 with the attributes that hold the patch size."""
     path = folder / f"{slide}.h5"
     path.parent.mkdir(parents=True, exist_ok=True)
     with h5py.File(path, "w") as file:
-        data = file.create_dataset("coords", data=coords.astype(np.int64), chunks=(1, 2), maxshape=(None, 2))
+        data = file.create_dataset(
+            "coords", data=coords.astype(np.int64), chunks=(1, 2), maxshape=(None, 2)
+        )
         data.attrs["patch_size"] = patch_size
         data.attrs["patch_level"] = 1
         data.attrs["downsample"] = np.array([downsample, downsample])
@@ -128,7 +134,9 @@ def stamp_features(
 def torchmil_set(root: Path, bags: dict[str, tuple[np.ndarray, int, list[int]]]) -> Path:
     """root/patches_512/{features/features_UNI,labels,patch_labels,coords}/<bag>.npy and root/splits.csv."""
     base = root / "patches_512"
-    folders = {name: base / name for name in ("features/features_UNI", "labels", "patch_labels", "coords")}
+    folders = {
+        name: base / name for name in ("features/features_UNI", "labels", "patch_labels", "coords")
+    }
     for folder in folders.values():
         folder.mkdir(parents=True, exist_ok=True)
     for bag, (coords, label, patch_labels) in bags.items():

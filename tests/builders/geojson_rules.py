@@ -34,7 +34,11 @@ def violations(text: str) -> list[str]:
         features = value
     else:
         return ["neither a FeatureCollection nor an array"]
-    found = [f"feature {n}: {problem}" for n, feature in enumerate(features) for problem in _feature(feature)]
+    found = [
+        f"feature {n}: {problem}"
+        for n, feature in enumerate(features)
+        for problem in _feature(feature)
+    ]
     ids = [feature.get("id") for feature in features if isinstance(feature, dict)]
     return found + (["two features share an id"] if len(set(ids)) < len(ids) else [])
 
@@ -42,7 +46,9 @@ def violations(text: str) -> list[str]:
 def _feature(feature: Any) -> list[str]:
     if not isinstance(feature, dict) or feature.get("type") != "Feature":
         return ["its type is not Feature"]
-    problems = [f"{key} stands outside properties" for key in sorted(INSIDE_PROPERTIES & set(feature))]
+    problems = [
+        f"{key} stands outside properties" for key in sorted(INSIDE_PROPERTIES & set(feature))
+    ]
     if not isinstance(feature.get("id"), str) or not UUID.fullmatch(feature["id"]):
         problems.append("the id is no UUID")
     properties = feature.get("properties")
@@ -105,7 +111,11 @@ def _classification(value: Any) -> list[str]:
 
 
 def _measurements(value: Any) -> list[str]:
-    pairs = [(entry["name"], entry["value"]) for entry in value] if isinstance(value, list) else value.items()
+    pairs = (
+        [(entry["name"], entry["value"]) for entry in value]
+        if isinstance(value, list)
+        else value.items()
+    )
     return [
         f"measurement '{name}' is {number!r}"
         for name, number in pairs

@@ -16,7 +16,9 @@ def small_grid(**changes: Any) -> Grid:
     """Four folds: one host, plain and wrapped, two folds of a cohort that is simulated in a second."""
     values = {
         "name": "four",
-        "cohorts": {"lung": {"profile": "nsclc", "size": "tiny", "slides": 40, "dials": {"pairs": 64}}},
+        "cohorts": {
+            "lung": {"profile": "nsclc", "size": "tiny", "slides": 40, "dials": {"pairs": 64}}
+        },
         "hosts": ["abmil"],
         "folds": [0, 1],
         "settings": {"epochs": 2},

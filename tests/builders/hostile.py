@@ -56,7 +56,9 @@ def make_hostile_run(folder: Path) -> Path:
     rename(folder / "cohort")
     cohort = Cohort.load(folder / "cohort")
     write_folds(cohort, make_folds(cohort, seed=0))
-    settings = TrainSettings(host=HostSettings(name="abmil"), evidence=EvidenceSettings(), epochs=2, seed=0)
+    settings = TrainSettings(
+        host=HostSettings(name="abmil"), evidence=EvidenceSettings(), epochs=2, seed=0
+    )
     # The folder of a run has a name too.
     run = folder / f"<img src=x onerror={PWNED}>"
     train_run(folder / "cohort", run, settings, folds=[0], jobs=1)
@@ -127,7 +129,9 @@ class Document(HTMLParser):
                 or (name == "src" and not value.startswith("data:image/"))
                 or (
                     name == "style"
-                    and any(mark in value.lower() for mark in ("url(", "expression", "javascript", "<"))
+                    and any(
+                        mark in value.lower() for mark in ("url(", "expression", "javascript", "<")
+                    )
                 )
             ):
                 found.append(f"<{tag} {name}={value!r}>")

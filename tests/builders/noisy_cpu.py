@@ -42,7 +42,9 @@ PRECISIONS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 
 class NoisyCpu(TorchDispatchMode):
-    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, arguments: Any = (), options: Any = None
+    ) -> Any:
         options = options or {}
         answer = function(*arguments, **options)
         name = function.__name__.partition(".")[0]
@@ -55,7 +57,9 @@ class NoisyCpu(TorchDispatchMode):
                 part.abs() if isinstance(part, Tensor) and part.is_floating_point() else part
                 for part in arguments
             ]
-            return off(answer, lambda value: torch.maximum(function(*terms, **options) / 2, value.abs()))
+            return off(
+                answer, lambda value: torch.maximum(function(*terms, **options) / 2, value.abs())
+            )
         if isinstance(answer, tuple):
             return tuple(off(part) for part in answer)
         return off(answer) if name == kind else answer.copy_(off(answer))
@@ -67,7 +71,9 @@ def off(value: Any, size: Callable[[Tensor], Tensor] = torch.abs) -> Any:
         return value
     bits = value.contiguous().view(PRECISIONS[value.dtype]).long() * 2654435761 + value.numel() * 97
     draw = ((bits ^ (bits >> 13)) * 40503 >> 7) & 3
-    error = ((draw == 3).to(value.dtype) - (draw == 0).to(value.dtype)) * torch.finfo(value.dtype).eps
+    error = ((draw == 3).to(value.dtype) - (draw == 0).to(value.dtype)) * torch.finfo(
+        value.dtype
+    ).eps
     known = (value == 0) | (value.abs() == 1) | ~value.isfinite()
     moved = torch.where(known, value, value + error * size(value))
     # A probability stays one.

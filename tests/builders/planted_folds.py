@@ -44,7 +44,9 @@ def planted_fold(folder: Path, *, n_slides: int = 12) -> TrainedFold:
         values[first : first + 2], truth[first : first + 2] = 6.0 * label - 3.0, 1
         name = f"s{slide:02d}"
         write_slide(folder, name, values, grid_coords(N_PATCHES, width=N_PATCHES))
-        store.write(folder / "truth" / f"{name}.h5", {"evidence": truth, "region": truth.astype(np.int64)})
+        store.write(
+            folder / "truth" / f"{name}.h5", {"evidence": truth, "region": truth.astype(np.int64)}
+        )
         rows.append(SlideRow(name, name, label=CLASSES[label]))
     card = CohortCard(name="planted", task="classification", classes=CLASSES, feature_dim=1)
     cohort = Cohort(folder, card, tuple(rows))

@@ -12,6 +12,8 @@ def published_iteration(matrix, iterations):
     for _ in range(iterations):
         product = matrix @ inverse
         inverse = (
-            0.25 * inverse @ (13 * identity - product @ (15 * identity - product @ (7 * identity - product)))
+            0.25
+            * inverse
+            @ (13 * identity - product @ (15 * identity - product @ (7 * identity - product)))
         )
     return inverse

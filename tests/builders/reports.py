@@ -39,7 +39,9 @@ def toy_evidence(
     mask = np.zeros(n_patches, dtype=bool)
     mask[list(selected)] = True
     index = np.arange(n_patches)
-    responses = np.stack([0.5 * (index % 2 == 0), np.full(n_patches, 0.1)], axis=1).astype(np.float32)
+    responses = np.stack([0.5 * (index % 2 == 0), np.full(n_patches, 0.1)], axis=1).astype(
+        np.float32
+    )
     return SlideEvidence(
         slide_id=slide_id,
         selected=mask,
@@ -57,7 +59,12 @@ def toy_evidence(
 
 
 def judged_slide(
-    bag_id: str, *, rule: str = "evidence", sufficient: bool = True, necessary: bool = True, **more: Any
+    bag_id: str,
+    *,
+    rule: str = "evidence",
+    sufficient: bool = True,
+    necessary: bool = True,
+    **more: Any,
 ) -> dict[str, Any]:
     """One line of the S/N/R diagnostic; the gaps follow from the verdicts."""
     recoverable = True if rule == "evidence" else None
@@ -113,8 +120,16 @@ class RunFolder:
             "caveats": [],
             "anchors": "file anchors.h5" if wrapped else None,
         }
-        (folder / "metrics.json").write_text(json.dumps({**metrics, "details": details}), encoding="utf-8")
-        columns = ["slide_id", "case_id", "split", "target", *(f"prob_{name}" for name in self.classes)]
+        (folder / "metrics.json").write_text(
+            json.dumps({**metrics, "details": details}), encoding="utf-8"
+        )
+        columns = [
+            "slide_id",
+            "case_id",
+            "split",
+            "target",
+            *(f"prob_{name}" for name in self.classes),
+        ]
         shares = [0.9, *([0.1 / (len(self.classes) - 1)] * (len(self.classes) - 1))]
         rows = [
             dict(zip(columns, [slide_id, slide_id, "test", target, *shares], strict=True))
@@ -123,7 +138,9 @@ class RunFolder:
         main = "gce" if wrapped else "full"
         for mode in modes:
             write_table(
-                folder / ("predictions.csv" if mode == main else f"predictions_{mode}.csv"), columns, rows
+                folder / ("predictions.csv" if mode == main else f"predictions_{mode}.csv"),
+                columns,
+                rows,
             )
         for one in evidence:
             write_evidence(folder / "evidence" / f"{one.slide_id}.h5", one, one.hashes)
@@ -134,11 +151,17 @@ class RunFolder:
 
     def snr(self, number: int, slides: Sequence[dict[str, Any]]) -> None:
         rules = list(dict.fromkeys(slide["rule"] for slide in slides))
-        self.finding(number, Finding("snr", snr_rows(rules), slides=tuple(slides), settings=SNR_SETTINGS))
+        self.finding(
+            number, Finding("snr", snr_rows(rules), slides=tuple(slides), settings=SNR_SETTINGS)
+        )
 
 
 def run_folder(
-    folder: Path, *, wrapped: bool = True, fingerprint: str = "f" * 64, classes: tuple[str, ...] = ("a", "b")
+    folder: Path,
+    *,
+    wrapped: bool = True,
+    fingerprint: str = "f" * 64,
+    classes: tuple[str, ...] = ("a", "b"),
 ) -> RunFolder:
     """config.yaml and environment.json; the cohort it names does not exist."""
     folder.mkdir(parents=True)
@@ -152,6 +175,12 @@ def run_folder(
         "settings": settings.model_dump(mode="json"),
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-    environment = {"gcemil": "0", "python": "3", "packages": {"numpy": "2"}, "seed": 0, "commit": None}
+    environment = {
+        "gcemil": "0",
+        "python": "3",
+        "packages": {"numpy": "2"},
+        "seed": 0,
+        "commit": None,
+    }
     (folder / "environment.json").write_text(json.dumps(environment), encoding="utf-8")
     return RunFolder(folder, classes)

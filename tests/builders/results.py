@@ -34,7 +34,9 @@ class ResultsFolder:
     ) -> None:
         """What the benchmark writes of a cohort it prepared."""
         provenance = (
-            {"simulator": {"generation": 1}, "profile": name, "size": "tiny", "seed": 0} if simulated else {}
+            {"simulator": {"generation": 1}, "profile": name, "size": "tiny", "seed": 0}
+            if simulated
+            else {}
         )
         record = {
             "task": task, "encoder": "toy", "feature_dim": 48, "slides": 24, "cases": 20, "bags": 24,
@@ -46,7 +48,13 @@ class ResultsFolder:
         path.write_text(json.dumps(record), encoding="utf-8")
 
     def run(
-        self, cohort: str, host: str, label: str, folds: Sequence[Mapping[str, Metrics]], *, seed: int = 0
+        self,
+        cohort: str,
+        host: str,
+        label: str,
+        folds: Sequence[Mapping[str, Metrics]],
+        *,
+        seed: int = 0,
     ) -> Path:
         """A run folder with metrics.json per fold; `folds` gives the metrics of each mode."""
         evidence = None if label.startswith("host") else EvidenceSettings()

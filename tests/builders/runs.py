@@ -27,6 +27,8 @@ def make_runs(
     cohort = simulate(profile, folder / "cohort", size="tiny", slides=slides, seed=0)
     write_folds(cohort, make_folds(cohort, seed=0))
     for name, evidence in (("host", None), ("gce", EvidenceSettings())):
-        settings = TrainSettings(host=HostSettings(name=host), evidence=evidence, epochs=epochs, seed=0)
+        settings = TrainSettings(
+            host=HostSettings(name=host), evidence=evidence, epochs=epochs, seed=0
+        )
         train_run(cohort.folder, folder / name, settings, folds=[0], jobs=1)
     return TrainedRuns(cohort.folder, folder / "host", folder / "gce")

@@ -42,7 +42,9 @@ class ArraySlide:
     def region(self, x, y, level, width, height):
         self.levels_read.append(level)
         factor = int(self.downsamples[level])
-        pixels = self.image if factor == 1 else np.asarray(Image.fromarray(self.image).reduce(factor))
+        pixels = (
+            self.image if factor == 1 else np.asarray(Image.fromarray(self.image).reduce(factor))
+        )
         left, top = round(x / factor), round(y / factor)
         result = np.full((height, width, 3), 255, np.uint8)
         inside = pixels[max(top, 0) : top + height, max(left, 0) : left + width]
@@ -83,7 +85,10 @@ def glass(height: int = 768, width: int = 1024) -> np.ndarray:
 
 
 def tissue_image(
-    height: int = 768, width: int = 1024, box: tuple[int, int, int, int] = (256, 256, 768, 512), seed: int = 0
+    height: int = 768,
+    width: int = 1024,
+    box: tuple[int, int, int, int] = (256, 256, 768, 512),
+    seed: int = 0,
 ) -> np.ndarray:
     """Glass with one piece of tissue in the box (left, top, right, bottom)."""
     image = glass(height, width)

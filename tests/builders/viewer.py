@@ -54,7 +54,9 @@ def send_bits(client: TestClient, path: str, content: Any) -> Any:
 def send_review(client: TestClient, slide_id: str, content: Any) -> Any:
     """As the page sends marks."""
     return client.put(
-        f"/api/slides/{slide_id}/review", content=content, headers={"content-type": "application/json"}
+        f"/api/slides/{slide_id}/review",
+        content=content,
+        headers={"content-type": "application/json"},
     )
 
 

@@ -17,7 +17,11 @@ from gcemil.model import GceMil
 from gcemil.training.objective import TrainingBag
 
 PATCH = 256
-SMALL = {"abmil": {"width": 16, "hidden": 8}, "transmil": {"landmarks": 16}, "camil": {"landmarks": 16}}
+SMALL = {
+    "abmil": {"width": 16, "hidden": 8},
+    "transmil": {"landmarks": 16},
+    "camil": {"landmarks": 16},
+}
 
 
 def tensor_bag(n: int, *, dim: int = 16, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -30,7 +34,9 @@ def tensor_bag(n: int, *, dim: int = 16, seed: int = 0) -> tuple[Tensor, Tensor]
 def prepared_host(name: str, *, mode: Any = None, n_outputs: int = 3, dim: int = 16) -> Any:
     """A host in its last stage and in evaluation mode, off its initial biases."""
     torch.manual_seed(7)
-    host = create_host(name, in_dim=dim, n_outputs=n_outputs, gate_mode=mode, options=SMALL.get(name)).eval()
+    host = create_host(
+        name, in_dim=dim, n_outputs=n_outputs, gate_mode=mode, options=SMALL.get(name)
+    ).eval()
 
     @torch.no_grad()
     def bag_features() -> Tensor:
@@ -72,7 +78,9 @@ def wrapped(
 def training_bags(n_outputs: int, *, count: int = 4, n: int = 40) -> list[TrainingBag]:
     """A window: classes in turn, or distinct times of which every other one is an event."""
     targets = [
-        torch.tensor([float(i + 1), float(i % 2 == 0)]) if n_outputs == 1 else torch.tensor(i % n_outputs)
+        torch.tensor([float(i + 1), float(i % 2 == 0)])
+        if n_outputs == 1
+        else torch.tensor(i % n_outputs)
         for i in range(count)
     ]
     return [

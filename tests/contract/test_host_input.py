@@ -34,7 +34,11 @@ def make_bag(n):
     ],
 )
 def test_bad_input_says_what_and_where(name, change, match):
-    bag = {"features": torch.ones(5, 16), "coords": 256 * torch.arange(10).reshape(5, 2), "gates": None}
+    bag = {
+        "features": torch.ones(5, 16),
+        "coords": 256 * torch.arange(10).reshape(5, 2),
+        "gates": None,
+    }
     with pytest.raises(BagError, match=match):
         make_host(name)(**(bag | change))
 

@@ -69,7 +69,9 @@ print(grown(10_000) - start, grown(50_000) - start)
 
 @pytest.mark.slow
 @every_host
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from Linux's /proc")
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="peak memory is read from Linux's /proc"
+)
 def test_50000_patches_need_memory_linear_in_the_bag(name):
     command = [sys.executable, "-c", PEAK_MEMORY, name]
     run = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -17,7 +17,10 @@ MODES = ["paper", "deletion"]
 # where z + log pi > 0, so a uniform gate below 1 keeps fewer.
 # Hosts whose gate acts on the logits alone, in both modes.
 LOGIT_GATED = {"abmil", "clam_sb", "ibmil", "clam_mb", "acmil", "additive", "mean", "max", "linear"}
-UNIFORM_GATE_IS_NO_GATE = {"paper": LOGIT_GATED, "deletion": LOGIT_GATED | {"dsmil", "dtfd", "mhim"}}
+UNIFORM_GATE_IS_NO_GATE = {
+    "paper": LOGIT_GATED,
+    "deletion": LOGIT_GATED | {"dsmil", "dtfd", "mhim"},
+}
 # A feature factor of 0 leaves a null token behind; every log-gate of -inf is a removed row.
 ZERO_GATE_IS_DELETION = {"paper": LOGIT_GATED | {"dsmil", "mhim"}, "deletion": set(NAMES)}
 # Tokens on TransMIL's grid and in the Nystrom segments keep their place however small their gate is.
@@ -49,7 +52,9 @@ def make_host(name, *, mode=None, in_dim=16, n_outputs=3):
     """A host in its last stage, and off its initial biases: at 0 they would hide null tokens."""
     torch.manual_seed(7)
     options = OPTIONS.get(name)
-    host = create_host(name, in_dim=in_dim, n_outputs=n_outputs, gate_mode=mode, options=options).eval()
+    host = create_host(
+        name, in_dim=in_dim, n_outputs=n_outputs, gate_mode=mode, options=options
+    ).eval()
     for stage in host.stages():
         host.begin_stage(stage, lambda: bag_features(host), 1)
     with torch.no_grad():
@@ -61,14 +66,18 @@ def make_host(name, *, mode=None, in_dim=16, n_outputs=3):
 
 @torch.no_grad()
 def bag_features(host):
-    return torch.stack([host(*make_bag(10, dim=host.in_dim, seed=s)).bag_feature for s in range(12)])
+    return torch.stack(
+        [host(*make_bag(10, dim=host.in_dim, seed=s)).bag_feature for s in range(12)]
+    )
 
 
 def make_bag(n, *, dim=16, seed=0):
     generator = torch.Generator().manual_seed(seed)
     places = torch.randperm(4 * n, generator=generator)[:n].sort().values
     side = int((4 * n) ** 0.5) + 1
-    return torch.randn(n, dim, generator=generator), 256 * torch.stack([places % side, places // side], dim=1)
+    return torch.randn(n, dim, generator=generator), 256 * torch.stack(
+        [places % side, places // side], dim=1
+    )
 
 
 def make_target(n_outputs):
@@ -227,7 +236,9 @@ def test_order_of_patches_matters_exactly_where_stated(name):
     host, (features, coords) = make_host(name), make_bag(40)
     order = torch.randperm(40, generator=torch.Generator().manual_seed(3))
     plain, shuffled = host(features, coords), host(features[order], coords[order])
-    assert_law(difference(plain.logits, shuffled.logits), holds=name not in ORDER_MATTERS, name=name)
+    assert_law(
+        difference(plain.logits, shuffled.logits), holds=name not in ORDER_MATTERS, name=name
+    )
     if name not in ORDER_MATTERS:
         assert difference(plain.scores[order], shuffled.scores) <= tolerance(name)
 
@@ -325,13 +336,17 @@ def test_embedding_in_pieces_is_embedding_the_bag(name, places, monkeypatch):
 @every_host
 @every_mode
 @every_task
-def test_contributions_sum_to_the_centred_logit_where_the_host_pools_linearly(name, mode, n_outputs):
+def test_contributions_sum_to_the_centred_logit_where_the_host_pools_linearly(
+    name, mode, n_outputs
+):
     host, (features, coords) = make_host(name, mode=mode, n_outputs=n_outputs), make_bag(40)
     output = host(features, coords, gates=torch.linspace(0.1, 1, 40))
     assert (output.contributions is not None) == (name in POOLS_LINEARLY)
     if name in POOLS_LINEARLY:
         centre = output.logits.mean() if n_outputs > 1 else 0
-        assert difference(output.contributions.sum(), output.logits.max() - centre) <= tolerance(name)
+        assert difference(output.contributions.sum(), output.logits.max() - centre) <= tolerance(
+            name
+        )
 
 
 @every_host

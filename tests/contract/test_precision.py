@@ -28,7 +28,9 @@ def test_a_bag_embedded_in_bfloat16_is_pooled_in_float32(name):
     exact = host(features, coords)
     host.precision = "bf16"
     embedded = embedded_bag(host, features)
-    assert {one.dtype for one in embedded.present().values() if one.is_floating_point()} == {torch.float32}
+    assert {one.dtype for one in embedded.present().values() if one.is_floating_point()} == {
+        torch.float32
+    }
     near = host(features, coords)
     assert near.logits.dtype == near.scores.dtype == torch.float32
     assert not torch.equal(near.scores, exact.scores) or name in DOES_NOT_MULTIPLY
@@ -81,7 +83,9 @@ def test_an_encoder_computes_in_the_precision_that_is_asked_for():
     spec = find_encoder_spec("random:vit_s")
     spec = spec.__class__(4, 16, spec.colours, "none", "none", lambda source: network)
     pixels = np.random.default_rng(0).integers(0, 255, (3, 16, 16, 3), dtype=np.uint8)
-    usual, half = (prepare_encoder("watched", spec, device="cpu", precision=one) for one in (None, "bf16"))
+    usual, half = (
+        prepare_encoder("watched", spec, device="cpu", precision=one) for one in (None, "bf16")
+    )
     assert (usual.precision, half.precision) == ("float32", "bfloat16 mixed")
     exact, near = usual(pixels), half(pixels)
     assert exact.dtype == near.dtype == np.float32

@@ -70,7 +70,10 @@ def test_every_wrapper_parameter_gets_a_finite_gradient(name, mode, n_outputs):
 def test_every_host_is_taught_a_value_and_explains_it(name):
     model = wrapped(prepared_host(name, n_outputs=1), task="regression").train()
     model.risk_spread.fill_(3.0)
-    bags = [replace(bag, target=torch.tensor(5.0 + number)) for number, bag in enumerate(training_bags(1))]
+    bags = [
+        replace(bag, target=torch.tensor(5.0 + number))
+        for number, bag in enumerate(training_bags(1))
+    ]
     null = create_null(model.settings, model.output_kind)
     terms, _ = evidence_terms(model, null, RegressionTask(6.5, 1.1), bags)
     sum(terms.values()).backward()
@@ -176,8 +179,12 @@ def test_evidence_of_a_case_goes_back_to_each_of_its_slides(name, n_outputs):
     assert [len(record.gates) for record in records] == [40, 30]
     for record, slide in zip(records, reversed(slides), strict=True):
         assert (record.coords == slide.coords).all()
-    assert sum(int(record.selected.sum()) for record in records) == int(explanation.recovery.selected.sum())
-    assert torch.equal(torch.cat([torch.from_numpy(r.gates) for r in records]), explanation.output.gates)
+    assert sum(int(record.selected.sum()) for record in records) == int(
+        explanation.recovery.selected.sum()
+    )
+    assert torch.equal(
+        torch.cat([torch.from_numpy(r.gates) for r in records]), explanation.output.gates
+    )
 
 
 def make_slide(slide_id, n, seed):

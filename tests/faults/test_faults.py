@@ -69,7 +69,9 @@ def trained_run(folder: Path) -> None:
 def annotated_slides(folder: Path) -> None:
     make_cohort(folder / "cohort", n_cases=6, n_patches=16, classes=("normal", "tumor"))
     corners = enumerate([(0, 0), (PATCH, 0), (PATCH, PATCH), (0, PATCH)])
-    vertices = "".join(f'<Coordinate Order="{order}" X="{x}" Y="{y}"/>' for order, (x, y) in corners)
+    vertices = "".join(
+        f'<Coordinate Order="{order}" X="{x}" Y="{y}"/>' for order, (x, y) in corners
+    )
     for number in (1, 3, 5):
         write_table(
             folder / "annotations" / f"s{number:03d}_0.xml",
@@ -82,7 +84,10 @@ SCENES: dict[str, tuple[Callable[[Path], None], str]] = {
     "simulate": (nothing, "simulate nsclc --size tiny --slides 10 --dial pairs=64 --out cohort"),
     "annotate": (annotated_slides, "annotate cohort annotations --negative-class normal"),
     "import": (foreign_features, "import job --labels labels.csv --out cohort"),
-    "train": (cohort_with_folds, "train cohort --out run --epochs 3 --folds 0 --jobs 1 --set min_steps=1"),
+    "train": (
+        cohort_with_folds,
+        "train cohort --out run --epochs 3 --folds 0 --jobs 1 --set min_steps=1",
+    ),
     "diagnose": (trained_run, "diagnose run --only snr --jobs 1"),
 }
 QUICK = ("simulate", "annotate")
@@ -125,7 +130,9 @@ class Stage:
             written = os.open(self._beside("output", os.getpid()), os.O_WRONLY | os.O_CREAT)
             os.dup2(written, 1)
             os.dup2(written, 2)
-            sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
+            sys.stdout, sys.stderr = (
+                os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2)
+            )
             sys.addaudithook(self._hook(fault, at))
             sys.argv = ["gcemil", *SCENES[self._name][1].split()]
             main()

@@ -25,7 +25,13 @@ def run(classification_runs, tmp_path_factory):
 
 
 def square(left, top, size, name):
-    ring = [[left, top], [left + size, top], [left + size, top + size], [left, top + size], [left, top]]
+    ring = [
+        [left, top],
+        [left + size, top],
+        [left + size, top + size],
+        [left, top + size],
+        [left, top],
+    ]
     return {
         "type": "Feature",
         "geometry": {"type": "Polygon", "coordinates": [ring]},
@@ -39,7 +45,9 @@ def review_by_truth(cohort, run, slides, folder):
     for number, slide_id in slides:
         evidence = read_evidence(Run(run).fold(number).evidence(slide_id))
         truth = store.read(cohort.truth_file(slide_id), "evidence") > 0
-        marks = [(row, "accept" if evidence.selected[row] else "missed") for row in np.flatnonzero(truth)]
+        marks = [
+            (row, "accept" if evidence.selected[row] else "missed") for row in np.flatnonzero(truth)
+        ]
         marks += [(row, "reject") for row in np.flatnonzero(~truth & evidence.selected)]
         size = int(cohort.slide_patch_size(slide_id, evidence.coords))
         features = [square(*evidence.coords[row].tolist(), size, name) for row, name in marks]
@@ -69,7 +77,9 @@ def test_a_review_gives_anchors_and_the_model_stays(run, classification_runs, tm
         "--folds", "0,1", "--jobs", 1, "--out", tmp_path / "after",
     )  # fmt: skip
     for number in (0, 1):
-        full = [Run(one).fold(number).path / "predictions_full.csv" for one in (run, tmp_path / "after")]
+        full = [
+            Run(one).fold(number).path / "predictions_full.csv" for one in (run, tmp_path / "after")
+        ]
         assert full[0].read_bytes() == full[1].read_bytes()
         evidence = read_evidence(Run(tmp_path / "after").fold(number).evidence(tested[number][0]))
         assert {"accepted, LUAD", "accepted, LUSC"} <= set(evidence.prompts)
@@ -97,7 +107,9 @@ def test_what_gives_no_anchor_is_one_sentence(run, classification_runs, tmp_path
     command = ("anchors", "from-review", run, path)
     assert "accept no patch" in refused(*command, "--out", tmp_path / "new", error=InputError)
     assert not (tmp_path / "new").exists()
-    assert "is not empty" in refused(*command, "--out", classification_runs.cohort, error=InputError)
+    assert "is not empty" in refused(
+        *command, "--out", classification_runs.cohort, error=InputError
+    )
     assert "Give one of them" in refused(*command)
     assert "does not exist. Give a run folder" in refused(
         *command, "--after", tmp_path / "nothing", error=RunError

@@ -72,7 +72,9 @@ def kill_after(child: subprocess.Popen, folder: Path, lines: int, delay: float) 
     child.wait()
 
 
-def check_killed(script: Path, grid: Grid, folder: Path, expected: bytes, seed: int, last_line: int) -> None:
+def check_killed(
+    script: Path, grid: Grid, folder: Path, expected: bytes, seed: int, last_line: int
+) -> None:
     moment = random.Random(seed)
     child = start(script, grid, folder)
     kill_after(child, folder, moment.randrange(0, last_line), moment.uniform(0, 0.5))
@@ -86,7 +88,9 @@ def check_killed(script: Path, grid: Grid, folder: Path, expected: bytes, seed: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-def test_a_killed_grid_ends_with_the_summary_of_an_undisturbed_one(script, tmp_path, undisturbed, seed):
+def test_a_killed_grid_ends_with_the_summary_of_an_undisturbed_one(
+    script, tmp_path, undisturbed, seed
+):
     check_killed(script, GRID, tmp_path / "results", undisturbed, seed=seed, last_line=13)
 
 
@@ -115,7 +119,9 @@ def test_a_real_folder_is_used_where_it_lies_and_its_faults_are_named(tmp_path):
 
     # A fold that is left to do is not trained on another state of the cohort.
     write_folds(cohort, make_folds(cohort, seed=5))
-    grid = small_grid(cohorts={"real": {"folder": tmp_path / "cohort"}}, arms=["host"], folds=[0, 1])
+    grid = small_grid(
+        cohorts={"real": {"folder": tmp_path / "cohort"}}, arms=["host"], folds=[0, 1]
+    )
     (outcome,) = run_inline(grid, tmp_path / "results").values()
     assert outcome.ending is Ending.failed
     assert "changed since 'real' was prepared" in outcome.reason
@@ -139,8 +145,9 @@ def gcemil(tmp_path):
 def test_a_dry_run_shows_plan_and_estimate_and_writes_nothing(gcemil, tmp_path):
     code, output, _ = gcemil("--out", tmp_path / "none", "--dry-run", "--workers", 2)
     assert code == 0
-    assert "7 of 7 steps left: how long they take is known once one of each kind has finished" in " ".join(
-        output.split()
+    assert (
+        "7 of 7 steps left: how long they take is known once one of each kind has finished"
+        in " ".join(output.split())
     )
     assert "arms host, gce" in output
     assert not (tmp_path / "none").exists()

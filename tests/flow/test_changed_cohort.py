@@ -27,13 +27,17 @@ COMMANDS = {
     "evaluate": lambda run, cohort: evaluate_run(run),
     "diagnose": lambda run, cohort: diagnose_run(Comparison(run), names=["snr"], folds=[0], jobs=1),
     "report": lambda run, cohort: write_report(run, run / "report.html"),
-    "explain": lambda run, cohort: explain_cohort_slide(run, Cohort.load(cohort).slides[0].slide_id),
+    "explain": lambda run, cohort: explain_cohort_slide(
+        run, Cohort.load(cohort).slides[0].slide_id
+    ),
     "predict": lambda run, cohort: read_run_origin(run),
 }
 
 
 def read_settings(run: Path) -> TrainSettings:
-    return TrainSettings.model_validate(yaml.safe_load((run / "config.yaml").read_text())["settings"])
+    return TrainSettings.model_validate(
+        yaml.safe_load((run / "config.yaml").read_text())["settings"]
+    )
 
 
 def plain(epochs=3) -> TrainSettings:
@@ -101,7 +105,8 @@ def cohort(tmp_path) -> Path:
 def test_a_run_whose_folds_changed_is_refused(copied, command):
     resplit(copied.cohort)
     with pytest.raises(
-        RunError, match=r"trained on other data: the splits \(fold_0\.csv and 4 more\) in .* changed"
+        RunError,
+        match=r"trained on other data: the splits \(fold_0\.csv and 4 more\) in .* changed",
     ):
         COMMANDS[command](copied.gce, copied.cohort)
 
@@ -150,7 +155,9 @@ def test_features_replaced_while_training_are_noticed_and_the_fold_is_not_kept(c
 
 def test_a_run_without_the_record_of_its_cohort_is_refused(copied):
     (copied.host / "cohort.json").unlink()
-    with pytest.raises(RunError, match=r"has no cohort\.json: an earlier version of gcemil trained it"):
+    with pytest.raises(
+        RunError, match=r"has no cohort\.json: an earlier version of gcemil trained it"
+    ):
         evaluate_run(copied.host)
 
 
@@ -179,5 +186,8 @@ def test_faults_of_a_cohort_are_told_before_the_run_begins(cohort, tmp_path):
 @pytest.mark.parametrize("command", ["train", "evaluate", "diagnose"])
 def test_a_run_that_another_process_works_on_is_left_to_it(copied, command):
     # A second lock in this process is as foreign as one of another.
-    with lock_folder(copied.gce), pytest.raises(BusyError, match="is being written by another process"):
+    with (
+        lock_folder(copied.gce),
+        pytest.raises(BusyError, match="is being written by another process"),
+    ):
         COMMANDS[command](copied.gce, copied.cohort)

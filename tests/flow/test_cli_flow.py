@@ -15,7 +15,16 @@ def trained(tmp_path_factory):
     make_cohort(folder / "cohort", n_cases=30, n_patches=12, dim=16)
     succeeded("split", folder / "cohort")
     succeeded(
-        "train", folder / "cohort", "--out", folder / "run", "--epochs", 2, "--folds", "0,1", "--jobs", 1
+        "train",
+        folder / "cohort",
+        "--out",
+        folder / "run",
+        "--epochs",
+        2,
+        "--folds",
+        "0,1",
+        "--jobs",
+        1,
     )
     return folder
 
@@ -44,7 +53,16 @@ def test_a_run_folder_holds_what_is_promised(trained):
 def test_training_again_changes_nothing(trained):
     before = (trained / "run" / "summary.json").read_bytes()
     succeeded(
-        "train", trained / "cohort", "--out", trained / "run", "--epochs", 2, "--folds", "0,1", "--jobs", 1
+        "train",
+        trained / "cohort",
+        "--out",
+        trained / "run",
+        "--epochs",
+        2,
+        "--folds",
+        "0,1",
+        "--jobs",
+        1,
     )
     assert (trained / "run" / "summary.json").read_bytes() == before
 
@@ -65,7 +83,9 @@ def test_a_new_slide_is_predicted_with_its_evidence(trained, tmp_path, mode):
     features = np.random.default_rng(3).normal(size=(50, 16)).astype(np.float32)
     path = write_slide(tmp_path, "new.slide", features, grid_coords(50))
     found = json.loads(
-        succeeded("predict", trained / "run", path, "--mode", mode, "--json", "--out", tmp_path / "ev")
+        succeeded(
+            "predict", trained / "run", path, "--mode", mode, "--json", "--out", tmp_path / "ev"
+        )
     )
     assert found[0]["slide_id"] == "new.slide"
     assert found[0]["prob_benign"] + found[0]["prob_malignant"] == pytest.approx(1)
@@ -94,8 +114,20 @@ def test_folds_that_test_a_slide_twice_are_trained_on_only_when_declared(tmp_pat
     splits = tmp_path / "c" / "splits"
     (splits / "splits.yaml").unlink()
     (splits / "fold_3.csv").write_text((splits / "fold_0.csv").read_text())
-    training = ("train", tmp_path / "c", "--out", tmp_path / "run", "--epochs", 1, "--folds", 0, "--no-gce")
-    assert "is tested in fold_0.csv and fold_3.csv (10 slides in all)" in str(gcemil(*training).exception)
+    training = (
+        "train",
+        tmp_path / "c",
+        "--out",
+        tmp_path / "run",
+        "--epochs",
+        1,
+        "--folds",
+        0,
+        "--no-gce",
+    )
+    assert "is tested in fold_0.csv and fold_3.csv (10 slides in all)" in str(
+        gcemil(*training).exception
+    )
     assert gcemil("validate", tmp_path / "c").exit_code == 1
     assert "4 folds declared" in succeeded("split", tmp_path / "c", "--official")
     succeeded("validate", tmp_path / "c")

@@ -52,8 +52,19 @@ def test_a_composed_cohort_is_valid_and_can_be_trained_and_diagnosed(composed):
 
 def test_examples_become_anchors_that_ground_the_evidence(composed):
     cohort, run = composed / "examples", composed / "grounded"
-    succeeded("compose", composed / "patches.h5", *RECIPE, *SIZE, "--examples-per-class", 5, "--out", cohort)
-    said = succeeded("anchors", "from-examples", cohort, "--examples", cohort / "examples.h5", "--k", 3)
+    succeeded(
+        "compose",
+        composed / "patches.h5",
+        *RECIPE,
+        *SIZE,
+        "--examples-per-class",
+        5,
+        "--out",
+        cohort,
+    )
+    said = succeeded(
+        "anchors", "from-examples", cohort, "--examples", cohort / "examples.h5", "--k", 3
+    )
     assert "3 concepts, 15 examples" in said
     succeeded("train", cohort, "--out", run, "--epochs", 1, "--jobs", 1)
     metrics = json.loads((run / "fold_0" / "metrics.json").read_text())
@@ -107,7 +118,9 @@ def test_a_recipe_in_a_file_says_the_same_as_options(composed, tmp_path):
         ((*RECIPE, "--bag", "12-12", "--evidence", "0.01-0.02"), "cannot hold"),
     ],
 )
-def test_composing_what_cannot_be_is_refused_and_nothing_written(composed, tmp_path, arguments, message):
+def test_composing_what_cannot_be_is_refused_and_nothing_written(
+    composed, tmp_path, arguments, message
+):
     result = gcemil("compose", composed / "patches.h5", *arguments, "--out", tmp_path / "c")
     assert isinstance(result.exception, UsageError)
     assert message in str(result.exception)

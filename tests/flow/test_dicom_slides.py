@@ -32,12 +32,21 @@ def test_a_real_slide_as_dicom_gives_the_same_patches(tmp_path):
     Image.fromarray(pixels).save(tmp_path / "S-17.png", compress_level=1)
     for source, out in (("scans", "dicom"), ("S-17.png", "picture")):
         done = gcemil(
-            "encode", tmp_path / source, "--out", tmp_path / out, "--patches-only", "--mpp", MPP, "--json"
+            "encode",
+            tmp_path / source,
+            "--out",
+            tmp_path / out,
+            "--patches-only",
+            "--mpp",
+            MPP,
+            "--json",
         )
         assert done.exit_code == 0, done.output
         (slide,) = json.loads(done.stdout)["slides"]
         assert (slide["slide_id"], slide["status"]) == ("S-17", "patched")
-    first, second = (next((tmp_path / name).rglob("S-17_patches.h5")) for name in ("dicom", "picture"))
+    first, second = (
+        next((tmp_path / name).rglob("S-17_patches.h5")) for name in ("dicom", "picture")
+    )
     assert len(store.read(first, "coords")) > 20
     assert (store.read(first, "coords") == store.read(second, "coords")).all()
 
@@ -45,7 +54,9 @@ def test_a_real_slide_as_dicom_gives_the_same_patches(tmp_path):
 def test_a_series_is_one_slide_whose_pixels_and_levels_are_those_of_its_files(tmp_path):
     pixels = noise()
     paths = write_dicom(tmp_path / "A", pixels, MPP, n_levels=3)
-    write_dicom(tmp_path / "A", noise(1), MPP, n_levels=1, tag=1, kind_of_image="LABEL", name="label")
+    write_dicom(
+        tmp_path / "A", noise(1), MPP, n_levels=1, tag=1, kind_of_image="LABEL", name="label"
+    )
     assert find_slides([tmp_path]) == {"A": paths[0]}
     assert dict(find_inputs([tmp_path / "A"]).files) == {"A": paths[0]}
     assert name_slide(paths[0]) == "A"

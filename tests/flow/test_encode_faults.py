@@ -13,7 +13,14 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from builders.slides import damage_level, glass, tissue_image, truncate, write_plain_tiff, write_slide
+from builders.slides import (
+    damage_level,
+    glass,
+    tissue_image,
+    truncate,
+    write_plain_tiff,
+    write_slide,
+)
 from gcemil.bags import store
 from gcemil.cli.slides import encode
 from gcemil.errors import UsageError
@@ -37,7 +44,9 @@ def batch(tmp_path, monkeypatch):
         3, 32, ((0.0,) * 3, (1.0,) * 3), "none", "https://nowhere", lambda source: MeanColour()
     )
     colour = PatchEncoder("colour", spec, MeanColour(), torch.device("cpu"), "one")
-    monkeypatch.setattr("gcemil.features.encoders.load_encoder", lambda *arguments, **options: colour)
+    monkeypatch.setattr(
+        "gcemil.features.encoders.load_encoder", lambda *arguments, **options: colour
+    )
     return tmp_path
 
 
@@ -52,14 +61,17 @@ def outcomes(folder: Path, *options):
     """Exit code, and what the command says of every slide."""
     result = run(folder, *options, "--json")
     return result.exit_code, {
-        slide["slide_id"]: slide for slide in json.loads(result.output[result.output.index("{") :])["slides"]
+        slide["slide_id"]: slide
+        for slide in json.loads(result.output[result.output.index("{") :])["slides"]
     }
 
 
 def done(folder: Path):
     """Slides with whole features of their two patches."""
     files = sorted((folder / "out" / "features").glob("*.h5"))
-    return [path.stem for path in files if np.isfinite(store.read(path, "features")).shape == (2, 3)]
+    return [
+        path.stem for path in files if np.isfinite(store.read(path, "features")).shape == (2, 3)
+    ]
 
 
 def fault(folder: Path, *options):
@@ -75,7 +87,9 @@ def fault(folder: Path, *options):
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:1", "tpu", "cpu:3"])
-def test_a_device_that_is_not_there_is_refused_before_anything_is_loaded(batch, monkeypatch, device):
+def test_a_device_that_is_not_there_is_refused_before_anything_is_loaded(
+    batch, monkeypatch, device
+):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     result = run(batch, "--device", device)
     assert isinstance(result.exception, UsageError)

@@ -14,7 +14,9 @@ PAPERS = {"paper", "paper_constrained", "paper_budget"}
 
 @pytest.fixture(scope="module")
 def cohort(tmp_path_factory):
-    made = simulate("nsclc", tmp_path_factory.mktemp("recipes") / "cohort", size="tiny", slides=18, seed=2)
+    made = simulate(
+        "nsclc", tmp_path_factory.mktemp("recipes") / "cohort", size="tiny", slides=18, seed=2
+    )
     write_folds(made, make_folds(made, n_folds=3, seed=0))
     return made.folder
 

@@ -90,7 +90,9 @@ class TestExplain:
         slide = unseen_slide(classification_runs)
         common = ("explain", classification_runs.gce, "--slide", slide, "--out", tmp_path)
         for tolerance, expected in ((1.0, (True, False, True)), (0.0, (False, True))):
-            options = [f"--{name}={tolerance}" for name in ("sufficiency", "necessity", "recoverability")]
+            options = [
+                f"--{name}={tolerance}" for name in ("sufficiency", "necessity", "recoverability")
+            ]
             succeeded(*common, *options)
             found = read_certificate(tmp_path / "certificate.json").verdicts
             held = tuple(found[name].held for name in ("sufficient", "necessary", "recoverable"))
@@ -98,7 +100,9 @@ class TestExplain:
 
     def test_bounds_are_subtracted_whether_given_or_read(self, classification_runs, tmp_path):
         slide = unseen_slide(classification_runs)
-        coords = store.read(classification_runs.gce / "fold_0" / "evidence" / f"{slide}.h5", "coords")
+        coords = store.read(
+            classification_runs.gce / "fold_0" / "evidence" / f"{slide}.h5", "coords"
+        )
         left, top = coords.min(axis=0).tolist()
         succeeded(
             "explain", classification_runs.gce, "--slide", slide, "--out", tmp_path,
@@ -111,11 +115,22 @@ class TestExplain:
         assert corners.min() == 0
 
     @pytest.mark.parametrize("arm", ["gce", "host"])
-    def test_one_class_against_another_has_its_own_evidence_and_folder(self, classification_runs, arm):
+    def test_one_class_against_another_has_its_own_evidence_and_folder(
+        self, classification_runs, arm
+    ):
         run, slide = getattr(classification_runs, arm), unseen_slide(classification_runs)
         one, other = Cohort.load(classification_runs.cohort).card.classes[:2]
         for target, against in ((one, other), (other, one)):
-            common = ("explain", run, "--slide", slide, "--class", target, "--against-class", against)
+            common = (
+                "explain",
+                run,
+                "--slide",
+                slide,
+                "--class",
+                target,
+                "--against-class",
+                against,
+            )
             output = succeeded(*common)
             name = f"evidence for {target} against {against}"
             folder = run / "fold_0" / "explain" / slide / re.sub(r"[^\w.-]+", "_", name)
@@ -123,18 +138,28 @@ class TestExplain:
             assert found.rule == name
             assert found.output_name == f"probability of {target} among {target} and {against}"
             predicted = max(found.predictions.full.values, key=found.predictions.full.values.get)
-            assert any("speak for" in note for note in found.notes) == (predicted != f"prob_{target}")
-            turning = [one for one in found.further if one.name == f"removal turns it into {against}"]
+            assert any("speak for" in note for note in found.notes) == (
+                predicted != f"prob_{target}"
+            )
+            turning = [
+                one for one in found.further if one.name == f"removal turns it into {against}"
+            ]
             assert [one.removed_class for one in turning] == [against] * len(turning)
             assert all(one.sentence in output for one in found.further)
             assert violations((folder / "evidence.geojson").read_text()) == []
             if found.further:
                 assert violations((folder / "further_sets.geojson").read_text()) == []
                 listed = json.loads((folder / "evidence.json").read_text())["further_sets"]
-                assert [one["patches"] for one in listed] == [list(one.patches) for one in found.further]
-        assert "no class 'tumourr'" in refused("explain", run, "--slide", slide, "--class", "tumourr")
+                assert [one["patches"] for one in listed] == [
+                    list(one.patches) for one in found.further
+                ]
+        assert "no class 'tumourr'" in refused(
+            "explain", run, "--slide", slide, "--class", "tumourr"
+        )
 
-    def test_further_sets_of_a_slide_are_tiles_of_their_own_class(self, classification_runs, tmp_path):
+    def test_further_sets_of_a_slide_are_tiles_of_their_own_class(
+        self, classification_runs, tmp_path
+    ):
         slide = unseen_slide(classification_runs)
         succeeded("explain", classification_runs.gce, "--slide", slide, "--out", tmp_path)
         found = read_certificate(tmp_path / "certificate.json")
@@ -153,7 +178,16 @@ class TestExplain:
 
     def test_a_plain_host_has_attention_and_says_so(self, classification_runs, tmp_path):
         slide = unseen_slide(classification_runs)
-        succeeded("explain", classification_runs.host, "--slide", slide, "--out", tmp_path, "--budget", 0.1)
+        succeeded(
+            "explain",
+            classification_runs.host,
+            "--slide",
+            slide,
+            "--out",
+            tmp_path,
+            "--budget",
+            0.1,
+        )
         found = read_certificate(tmp_path / "certificate.json")
         assert found.rule == "attention top-k at budget 0.1"
         assert found.predictions.gated is None
@@ -162,22 +196,34 @@ class TestExplain:
         assert "not recovered evidence" in found.notes[0]
         text = (tmp_path / "evidence.geojson").read_text()
         assert violations(text) == []
-        assert {one["properties"]["classification"]["name"] for one in json.loads(text)["features"]} == {
-            "Attention top-k"
-        }
-        selected, scores = (store.read(tmp_path / "evidence.h5", name) for name in ("selected", "scores"))
+        assert {
+            one["properties"]["classification"]["name"] for one in json.loads(text)["features"]
+        } == {"Attention top-k"}
+        selected, scores = (
+            store.read(tmp_path / "evidence.h5", name) for name in ("selected", "scores")
+        )
         assert len(selected) == max(1, round(0.1 * len(scores)))
         assert scores[selected].min() >= np.delete(scores, selected).max()
 
-    def test_of_a_case_with_two_slides_the_certificate_is_about_the_case(self, survival_runs, tmp_path):
+    def test_of_a_case_with_two_slides_the_certificate_is_about_the_case(
+        self, survival_runs, tmp_path
+    ):
         cohort = Cohort.load(survival_runs.cohort)
         case = next(spec for spec in cohort.bags if len(spec.slide_ids) == 2)
         for slide in case.slide_ids:
             succeeded("explain", survival_runs.gce, "--slide", slide, "--out", tmp_path / slide)
-        first, second = (read_certificate(tmp_path / slide / "certificate.json") for slide in case.slide_ids)
+        first, second = (
+            read_certificate(tmp_path / slide / "certificate.json") for slide in case.slide_ids
+        )
         assert first.predictions == second.predictions
-        assert first.subject.n_patches == first.subject.slide_n_patches + second.subject.slide_n_patches
-        assert first.subject.n_selected == first.subject.slide_n_selected + second.subject.slide_n_selected
+        assert (
+            first.subject.n_patches
+            == first.subject.slide_n_patches + second.subject.slide_n_patches
+        )
+        assert (
+            first.subject.n_selected
+            == first.subject.slide_n_selected + second.subject.slide_n_selected
+        )
         assert f"Case '{case.case_id}' has 2 slides" in first.subject.notes[0]
         assert first.output_name == "risk in units of the training risks"
         for slide in case.slide_ids:
@@ -221,7 +267,9 @@ class TestExplainOddSlides:
             "overlay.png",
         }
 
-    def test_a_slide_of_one_patch_is_its_own_evidence_and_leaves_no_complement(self, trained_cases, tmp_path):
+    def test_a_slide_of_one_patch_is_its_own_evidence_and_leaves_no_complement(
+        self, trained_cases, tmp_path
+    ):
         succeeded("explain", trained_cases / "run", "--slide", "s004_0", "--out", tmp_path)
         found = read_certificate(tmp_path / "certificate.json")
         assert found.subject.fraction == 1
@@ -295,7 +343,12 @@ class TestAudit:
     def test_a_model_with_scores_is_audited_beside_both_controls(self, classification_runs, lab):
         output = succeeded("audit", classification_runs.cohort, "--model", "lab_models:predict")
         finding = read_finding(lab / "audit.json")
-        assert {one.labels["rule"] for one in finding.rows} == {"whole bag", "model", "random", "oracle"}
+        assert {one.labels["rule"] for one in finding.rows} == {
+            "whole bag",
+            "model",
+            "random",
+            "oracle",
+        }
         assert "audit, full-kept" in output
         assert "wrote audit.json" in output
         assert finding.provenance["model"] == "lab_models:predict"
@@ -314,13 +367,19 @@ class TestAudit:
         assert read_finding(lab / "new" / "a.json").name == "audit"
 
     def test_a_model_without_scores_has_its_slope_audited(self, classification_runs, lab):
-        succeeded("audit", classification_runs.cohort, "--model", "lab_models:logits_only", "--repeats", 0)
+        succeeded(
+            "audit", classification_runs.cohort, "--model", "lab_models:logits_only", "--repeats", 0
+        )
         rows = read_finding(lab / "audit.json").rows
         assert "slope" in {one.labels["rule"] for one in rows}
         assert {one.labels["comparison"] for one in rows} == {"whole bag", "full-kept", "curves"}
 
-    def test_a_model_is_named_by_its_file_and_its_verdict_is_a_sentence(self, classification_runs, lab):
-        output = succeeded("audit", classification_runs.cohort, "--model", "./lab_models.py:predict")
+    def test_a_model_is_named_by_its_file_and_its_verdict_is_a_sentence(
+        self, classification_runs, lab
+    ):
+        output = succeeded(
+            "audit", classification_runs.cohort, "--model", "./lab_models.py:predict"
+        )
         assert re.search(
             r"model: its patches are sufficient and necessary on \d+ of \d+ bags \(\d+ %, 95 % interval",
             flat(output),
@@ -330,8 +389,13 @@ class TestAudit:
             "def drops(features, coords):\n    return torch.rand(2), features[:, 0]\n"
         )
         (lab / "more.py").write_text(shares)
-        for name, words in (("shares", "look like probabilities"), ("drops", "two answers for bag")):
-            succeeded("audit", classification_runs.cohort, "--model", f"more.py:{name}", "--repeats", 0)
+        for name, words in (
+            ("shares", "look like probabilities"),
+            ("drops", "two answers for bag"),
+        ):
+            succeeded(
+                "audit", classification_runs.cohort, "--model", f"more.py:{name}", "--repeats", 0
+            )
             assert words in " ".join(read_finding(lab / "audit.json").notes)
         message = refused("audit", classification_runs.cohort, "--model", "./absent.py:predict")
         assert "--model 'absent.py' is not there" in message
@@ -359,11 +423,16 @@ class TestAudit:
             ("lab_broken:predict", r"RuntimeError: no licence"),
             ("lab_models:absent", "there is no 'absent' in 'lab_models'. There are: "),
             ("lab_models:NUMBER", "'lab_models:NUMBER' is a int and cannot be called"),
-            ("lab_models:three", "gave logits of shape (3,) for one bag; this cohort has 2 outputs"),
+            (
+                "lab_models:three",
+                "gave logits of shape (3,) for one bag; this cohort has 2 outputs",
+            ),
             ("lab_models:nothing", "gave NaN or infinite logits"),
         ],
     )
-    def test_models_that_cannot_be_audited_are_named(self, classification_runs, lab, model, message):
+    def test_models_that_cannot_be_audited_are_named(
+        self, classification_runs, lab, model, message
+    ):
         assert message in refused("audit", classification_runs.cohort, "--model", model)
         assert not (lab / "audit.json").exists()
 
@@ -375,7 +444,9 @@ class TestAudit:
         message = refused(*common, lab / "scores", error=GcemilError)
         assert f"{slide}.npy has 3 scores for" in message
         assert "is not a folder" in refused(*common, lab / "absent")
-        assert "called 'scores'. Rename" in refused(*common, lab / "scores", "--scores", lab / "scores")
+        assert "called 'scores'. Rename" in refused(
+            *common, lab / "scores", "--scores", lab / "scores"
+        )
         assert "Give them with --scores" in refused(*common[:-1], "--gates")
 
     def test_survival_is_audited_by_its_c_index(self, survival_runs, lab):

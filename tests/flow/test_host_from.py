@@ -28,7 +28,9 @@ def test_a_host_taken_from_a_plain_run_gives_the_same_run(tmp_path):
         "predictions_full.csv",
     ]
     for name in files:
-        assert (taken / "fold_0" / name).read_bytes() == (wrapped / "fold_0" / name).read_bytes(), name
+        assert (taken / "fold_0" / name).read_bytes() == (wrapped / "fold_0" / name).read_bytes(), (
+            name
+        )
 
 
 @pytest.mark.parametrize(
@@ -42,7 +44,9 @@ def test_a_host_trained_otherwise_is_not_taken(tmp_path, change, message):
     cohort = simulate("nsclc", tmp_path / "cohort", size="tiny", seed=0)
     write_folds(cohort, make_folds(cohort, seed=0))
     settings = TrainSettings(epochs=2)
-    train_run(cohort.folder, tmp_path / "plain", settings.model_copy(update={"evidence": None}), folds=[0])
+    train_run(
+        cohort.folder, tmp_path / "plain", settings.model_copy(update={"evidence": None}), folds=[0]
+    )
     with pytest.raises(GcemilError, match=message):
         train_run(
             cohort.folder,

@@ -25,7 +25,9 @@ SETTINGS = "host, evidence, epochs, min_steps, min_epochs, learning_rate, weight
 FOLDS = "cohort has no fold 9; its folds are 0, 1, 2, 3, 4. Give --folds or --fold one of these."
 NO_COHORT = "cohrt does not exist. Did you mean cohort? Give a cohort folder, as 'gcemil import' or 'gcemil encode' writes it."
 NO_RUN = "nowhere does not exist. Give a run folder, as 'gcemil train' writes it."
-IS_COHORT = "cohort is a cohort, not a run. Train on it with 'gcemil train cohort --out RUN', and give RUN."
+IS_COHORT = (
+    "cohort is a cohort, not a run. Train on it with 'gcemil train cohort --out RUN', and give RUN."
+)
 
 MISTAKES = [
     # The command itself
@@ -130,8 +132,14 @@ def world(classification_runs, tmp_path_factory):
     for index in range(6):
         trident_features(root / "trident", f"P{index // 2}-{index % 2}", grid(8, 512))
     cases = [(f"P{index // 2}", f"P{index // 2}-{index % 2}", index // 2 % 2) for index in range(6)]
-    write_table(root / "labels.csv", "slide_id,case_id,label,stage", *(f"{s},{c},{v},I" for c, s, v in cases))
-    write_table(root / "many.csv", "case_id,slide_id,grade,stage", *(f"{c},{s},{v},I" for c, s, v in cases))
+    write_table(
+        root / "labels.csv",
+        "slide_id,case_id,label,stage",
+        *(f"{s},{c},{v},I" for c, s, v in cases),
+    )
+    write_table(
+        root / "many.csv", "case_id,slide_id,grade,stage", *(f"{c},{s},{v},I" for c, s, v in cases)
+    )
     write_table(root / "others.csv", "case_id,label", "X1,a", "X2,b")
     (root / "settings.yaml").write_text("lr: 0.1\n")
     (root / "notes.txt").write_text("bring the slides\n")
@@ -147,7 +155,9 @@ def world(classification_runs, tmp_path_factory):
 def write_bare_cohort(folder, n_cases):
     """Tables of a cohort without features."""
     write_table(
-        folder / "slides.csv", "slide_id,case_id,label", *(f"s{i},c{i},{'ab'[i % 2]}" for i in range(n_cases))
+        folder / "slides.csv",
+        "slide_id,case_id,label",
+        *(f"s{i},c{i},{'ab'[i % 2]}" for i in range(n_cases)),
     )
     card = {"name": "bare", "task": "classification", "classes": ["a", "b"], "feature_dim": 8}
     (folder / "cohort.yaml").write_text(yaml.safe_dump(card))
@@ -170,8 +180,12 @@ def answer(world, monkeypatch, capsys):
     return type_
 
 
-@pytest.mark.parametrize(("typed", "code", "answered"), MISTAKES, ids=[typed for typed, _, _ in MISTAKES])
-def test_a_mistake_is_answered_in_one_sentence(answer, world, classification_runs, typed, code, answered):
+@pytest.mark.parametrize(
+    ("typed", "code", "answered"), MISTAKES, ids=[typed for typed, _, _ in MISTAKES]
+)
+def test_a_mistake_is_answered_in_one_sentence(
+    answer, world, classification_runs, typed, code, answered
+):
     before = sorted(path.name for path in world.iterdir())
     ended, printed, said = answer(typed)
     assert ended == code, said
@@ -196,7 +210,9 @@ def test_the_longer_of_two_names_is_the_patient(answer, tmp_path):
         trident_features(tmp_path / "job", slide, grid(4, 512))
     write_table(tmp_path / "patients.csv", "case_id,label", "P1,a", "P1-2,b")
     assert (
-        answer(f"import {tmp_path / 'job'} --labels {tmp_path / 'patients.csv'} --out {tmp_path / 'made'}")[0]
+        answer(
+            f"import {tmp_path / 'job'} --labels {tmp_path / 'patients.csv'} --out {tmp_path / 'made'}"
+        )[0]
         == 0
     )
     found = {row.slide_id: row.case_id for row in Cohort.load(tmp_path / "made").slides}
@@ -210,7 +226,9 @@ def test_features_with_a_leading_one_are_squeezed(answer, tmp_path):
         with h5py.File(folder / f"Q{index}.h5", "w") as file:
             file["features"], file["coords"] = rows(8, seed=index)[None], grid(8, 512)[None]
     table = write_table(tmp_path / "labels.csv", "slide_id,label", "Q0,a", "Q1,b", "Q2,a", "Q3,b")
-    code, printed, said = answer(f"import {tmp_path / 'job'} --labels {table} --out {tmp_path / 'made'}")
+    code, printed, said = answer(
+        f"import {tmp_path / 'job'} --labels {table} --out {tmp_path / 'made'}"
+    )
     assert code == 0, said
     assert "4 slides are stored as (1, patches, dimension): the 1 is taken off" in printed
     cohort = Cohort.load(tmp_path / "made")
@@ -225,7 +243,10 @@ def test_a_published_test_set_is_kept_and_validation_comes_out_of_training(answe
     )
     code, printed, said = answer(f"import {source} --out {tmp_path / 'made'}")
     assert code == 0, said
-    assert "splits.csv names no validation slides: 2 of its training slides validate in fold 0" in printed
+    assert (
+        "splits.csv names no validation slides: 2 of its training slides validate in fold 0"
+        in printed
+    )
     cohort = Cohort.load(tmp_path / "made")
     fold = read_fold(cohort, 0)
     assert fold.slides("test") == [f"b{i:02d}" for i in range(1, 40, 2)]

@@ -26,10 +26,14 @@ def make_split_cohort(folder: Path, *, shuffles: bool) -> Path:
     cohort = make_cohort(folder, n_cases=sum(PARTS), n_patches=20, dim=8)
     if shuffles:
         labels = np.random.default_rng(1).permutation([str(row.label) for row in cohort.slides])
-        rows = tuple(replace(row, label=str(label)) for row, label in zip(cohort.slides, labels, strict=True))
+        rows = tuple(
+            replace(row, label=str(label)) for row, label in zip(cohort.slides, labels, strict=True)
+        )
         cohort = replace(cohort, slides=rows)
         cohort.save()
-    write_folds(cohort, [make_parts(cohort, PARTS, generator=np.random.default_rng(0))], kind="official")
+    write_folds(
+        cohort, [make_parts(cohort, PARTS, generator=np.random.default_rng(0))], kind="official"
+    )
     return folder
 
 

@@ -77,7 +77,9 @@ class TestFeatureFilesOfEveryLayout:
             file.attrs.update({"tile_size_um": 128.0, "unit": "um", "extractor": "ctranspath"})
         # A bare tensor has no coordinates, so that nothing is smoothed and its evidence may differ.
         torch.save(torch.from_numpy(features)[None], folder / "tensor.pt")
-        succeeded("predict", classification_runs.gce, folder, "--out", tmp_path / "out", "--mpp", 0.25)
+        succeeded(
+            "predict", classification_runs.gce, folder, "--out", tmp_path / "out", "--mpp", 0.25
+        )
         found = predictions(tmp_path / "out")
         assert set(found) == {"own", "batched", "trident", "stamp", "tensor"}
         for name in ("own", "batched", "trident", "stamp"):
@@ -92,7 +94,9 @@ class TestFeatureFilesOfEveryLayout:
 
 
 class TestManyInputs:
-    def test_one_bad_file_is_a_line_and_the_others_are_done_once(self, classification_runs, slide, tmp_path):
+    def test_one_bad_file_is_a_line_and_the_others_are_done_once(
+        self, classification_runs, slide, tmp_path
+    ):
         _, path, known = slide
         folder, out = tmp_path / "in", tmp_path / "in" / "out"
         folder.mkdir()
@@ -127,7 +131,13 @@ class TestManyInputs:
         _, path, _ = slide
         shutil.copy(path, tmp_path / "a.h5")
         shutil.copy(path, tmp_path / "b.h5")
-        command = ("predict", classification_runs.gce, f"{tmp_path}/[ab].h5", "--out", tmp_path / "out")
+        command = (
+            "predict",
+            classification_runs.gce,
+            f"{tmp_path}/[ab].h5",
+            "--out",
+            tmp_path / "out",
+        )
         first = answer(*command)
         assert [one["status"] for one in first] == ["done", "done"]
         with h5py.File(tmp_path / "a.h5", "a") as file:
@@ -138,7 +148,9 @@ class TestManyInputs:
         (tmp_path / "out" / "b.h5").unlink()
         assert [one["status"] for one in answer(*command)] == ["done", "done"]
         assert [one["status"] for one in answer(*command, "--mode", "soft")] == ["done", "done"]
-        assert [one["status"] for one in answer(*command, "--mode", "soft", "--again")] == ["done"] * 2
+        assert [one["status"] for one in answer(*command, "--mode", "soft", "--again")] == [
+            "done"
+        ] * 2
 
     def test_of_two_files_of_a_slide_features_are_taken_and_the_other_is_told(
         self, classification_runs, slide, tmp_path
@@ -166,28 +178,54 @@ class TestManyInputs:
     def test_what_is_no_input_is_one_sentence(self, classification_runs, tmp_path, given, said):
         (tmp_path / "empty").mkdir()
         (tmp_path / "notes.txt").write_text("x")
-        message = refused("predict", classification_runs.gce, tmp_path / given, "--out", tmp_path / "out")
+        message = refused(
+            "predict", classification_runs.gce, tmp_path / given, "--out", tmp_path / "out"
+        )
         assert said in message
         assert "\n" not in message
         assert not (tmp_path / "out").exists()
 
 
 class TestExplanationsOfNewSlides:
-    def test_predict_explains_and_explain_takes_the_file_alike(self, classification_runs, slide, tmp_path):
+    def test_predict_explains_and_explain_takes_the_file_alike(
+        self, classification_runs, slide, tmp_path
+    ):
         name, path, _ = slide
         command = ("--unit", "region", "--heatmap", "gate")
-        succeeded("predict", classification_runs.gce, path, "--explain", *command, "--out", tmp_path / "many")
+        succeeded(
+            "predict",
+            classification_runs.gce,
+            path,
+            "--explain",
+            *command,
+            "--out",
+            tmp_path / "many",
+        )
         succeeded("explain", classification_runs.gce, path, *command, "--out", tmp_path / "one")
-        succeeded("explain", classification_runs.gce, "--slide", name, *command, "--out", tmp_path / "known")
+        succeeded(
+            "explain",
+            classification_runs.gce,
+            "--slide",
+            name,
+            *command,
+            "--out",
+            tmp_path / "known",
+        )
         names = FILES | {"heatmap_gate.ome.tif"}
         assert {file.name for file in (tmp_path / "one").iterdir()} == names
         for file in names:
-            one, many = ((tmp_path / where / file).read_bytes() for where in ("one", f"many/{name}"))
+            one, many = (
+                (tmp_path / where / file).read_bytes() for where in ("one", f"many/{name}")
+            )
             assert one == many, file
         # The slide is of the cohort: the explanation is that of the cohort but for where it comes from.
         for file in ("evidence.h5", "regions.geojson"):
-            assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "known" / file).read_bytes(), file
-        new, known = (read_certificate(tmp_path / where / "certificate.json") for where in ("one", "known"))
+            assert (tmp_path / "one" / file).read_bytes() == (
+                tmp_path / "known" / file
+            ).read_bytes(), file
+        new, known = (
+            read_certificate(tmp_path / where / "certificate.json") for where in ("one", "known")
+        )
         assert (new.subject.part, known.subject.part) == ("new", "test")
         assert new.predictions == known.predictions
         assert new.regions == known.regions
@@ -206,20 +244,28 @@ class TestExplanationsOfNewSlides:
         selected = store.read(tmp_path / "all" / "evidence.h5", "selected").tolist()
         assert set(np.round(share * 3, 6)) <= {0, 1, 2, 3}
         assert (
-            selected == np.flatnonzero(share > 0.5 if (share > 0.5).any() else share == share.max()).tolist()
+            selected
+            == np.flatnonzero(share > 0.5 if (share > 0.5).any() else share == share.max()).tolist()
         )
         assert found.consensus.n_unanimous == (share == 1).sum()
         assert sum(found.consensus.n_chosen) == round(share.sum() * 3)
         assert (tmp_path / "all" / "heatmap_fold_share.ome.tif").is_file()
         listed = json.loads((tmp_path / "all" / "evidence.json").read_text())
-        assert [one["fold_share"] for one in listed["patches"]] == pytest.approx(share[selected], abs=1e-6)
+        assert [one["fold_share"] for one in listed["patches"]] == pytest.approx(
+            share[selected], abs=1e-6
+        )
         text = (tmp_path / "all" / "evidence.geojson").read_text()
         assert violations(text) == []
-        assert all("fold_share" in one["properties"]["measurements"] for one in json.loads(text)["features"])
+        assert all(
+            "fold_share" in one["properties"]["measurements"]
+            for one in json.loads(text)["features"]
+        )
         (predicted,) = answer("predict", run, new, "--out", tmp_path / "predicted")
         for name, value in found.predictions.full.values.items():
             assert value == pytest.approx(predicted[name], abs=1e-6)
-            assert value == pytest.approx(np.mean([one[name] for one in found.consensus.per_fold]), abs=1e-6)
+            assert value == pytest.approx(
+                np.mean([one[name] for one in found.consensus.per_fold]), abs=1e-6
+            )
         assert predicted["spread"] == pytest.approx(found.consensus.spread, abs=1e-6)
         assert predicted["evidence"] == (selected if arm == "gce" else None)
         if arm == "gce":
@@ -227,7 +273,9 @@ class TestExplanationsOfNewSlides:
         succeeded("explain", run, new, "--folds", 1, "--out", tmp_path / "one")
         alone = store.read(tmp_path / "one" / "evidence.h5", "selected")
         assert len(alone) == found.consensus.n_chosen[1]
-        assert "explained by one fold" in refused("explain", run, "--slide", slide[0], "--folds", "0,1")
+        assert "explained by one fold" in refused(
+            "explain", run, "--slide", slide[0], "--folds", "0,1"
+        )
 
     def test_several_folds_answer_for_one_class_against_another(self, three_folds, slide, tmp_path):
         features = store.read(slide[1], "features") + np.float32(0.01)
@@ -247,7 +295,14 @@ class TestExplanationsOfNewSlides:
     def test_regions_are_judged_in_every_file(self, classification_runs, slide, tmp_path):
         name, _, _ = slide
         said = succeeded(
-            "explain", classification_runs.gce, "--slide", name, "--unit", "region", "--out", tmp_path
+            "explain",
+            classification_runs.gce,
+            "--slide",
+            name,
+            "--unit",
+            "region",
+            "--out",
+            tmp_path,
         )
         assert "connected regions, largest score mass first" in said
         regions = read_certificate(tmp_path / "certificate.json").regions
@@ -260,7 +315,9 @@ class TestExplanationsOfNewSlides:
         first = features[0]["properties"]["measurements"]
         assert first["sufficient"] == int(regions[0].sufficient)
         assert first["kept alone"] == pytest.approx(regions[0].kept, rel=1e-5)
-        assert {patch["region"] for patch in listed["patches"]} == {region.number for region in regions}
+        assert {patch["region"] for patch in listed["patches"]} == {
+            region.number for region in regions
+        }
 
     def test_many_slides_of_the_cohort_are_explained_and_one_unknown_is_a_line(
         self, classification_runs, tmp_path
@@ -268,7 +325,12 @@ class TestExplanationsOfNewSlides:
         tested = read_fold(Cohort.load(classification_runs.cohort), 0).slides("test")
         (tmp_path / "ids.txt").write_text(f"{tested[0]}\nnobody\n")
         result = gcemil(
-            "explain", classification_runs.gce, "--slides", tmp_path / "ids.txt", "--out", tmp_path / "out"
+            "explain",
+            classification_runs.gce,
+            "--slides",
+            tmp_path / "ids.txt",
+            "--out",
+            tmp_path / "out",
         )
         assert result.exit_code == 1, result.exception
         with (tmp_path / "out" / "explained.csv").open() as file:
@@ -281,7 +343,9 @@ class TestExplanationsOfNewSlides:
         assert "diagnose" in refused("explain", run, "--slides", "failures")
         found = answer("explain", run, "--slides", "all", "--out", tmp_path / "all")
         assert [row["slide_id"] for row in found] == [
-            row.slide_id for row in Cohort.load(classification_runs.cohort).slides if row.slide_id in tested
+            row.slide_id
+            for row in Cohort.load(classification_runs.cohort).slides
+            if row.slide_id in tested
         ]
         finding = {
             "name": "failures",
@@ -318,7 +382,9 @@ class TestExplanationsOfNewSlides:
         assert not list(tmp_path.iterdir())
         succeeded(*command, "--heatmap", "attention", "--heatmap", "class")
         assert (tmp_path / "heatmap_attention_score.ome.tif").is_file()
-        luad, lusc = (imread(tmp_path / f"heatmap_class_{name}.ome.tif") for name in ("LUAD", "LUSC"))
+        luad, lusc = (
+            imread(tmp_path / f"heatmap_class_{name}.ome.tif") for name in ("LUAD", "LUSC")
+        )
         assert luad.shape == lusc.shape
         assert (luad != lusc).any()
 

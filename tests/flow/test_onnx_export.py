@@ -52,7 +52,9 @@ def voting(classification_runs, tmp_path_factory):
     return run
 
 
-def test_the_file_predicts_slides_of_any_size_as_the_network_does(voting, classification_runs, tmp_path):
+def test_the_file_predicts_slides_of_any_size_as_the_network_does(
+    voting, classification_runs, tmp_path
+):
     path = tmp_path / "fold.onnx"
     done = run_command("export", voting, "--onnx", path, "--fold", 0, "--json")
     assert json.loads(done.stdout) == {"onnx": [str(path)]}
@@ -69,7 +71,9 @@ def test_the_file_predicts_slides_of_any_size_as_the_network_does(voting, classi
         torch.testing.assert_close(logits, expected.gce.logits, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(host, expected.full_logits, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(scores, expected.full.scores, atol=1e-5, rtol=1e-5)
-        predicted = dict(zip(model.classes, torch.softmax(logits.double(), 0).tolist(), strict=True))
+        predicted = dict(
+            zip(model.classes, torch.softmax(logits.double(), 0).tolist(), strict=True)
+        )
         assert predicted == pytest.approx(model.predict(bag), abs=1e-6)
         assert float((logits.softmax(0) - host.softmax(0)).abs().max()) > 1e-3
     assert len(sizes) > 1
@@ -102,7 +106,9 @@ def test_what_cannot_be_written_is_refused_in_a_sentence(voting, tmp_path, monke
     with pytest.raises(UsageError, match=r"there\.onnx exists\. Give a new file"):
         onnx_export.write_onnx(fold, tmp_path / "there.onnx")
     monkeypatch.setattr(onnx_export, "_coverage", lambda head, responses: head.absent + 1000)
-    with pytest.raises(RunError, match=r"new\.onnx was not written: .*'abmil'.*differs from the network by"):
+    with pytest.raises(
+        RunError, match=r"new\.onnx was not written: .*'abmil'.*differs from the network by"
+    ):
         onnx_export.write_onnx(fold, tmp_path / "new.onnx")
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'gcemil\[onnx\]'"):
@@ -111,7 +117,9 @@ def test_what_cannot_be_written_is_refused_in_a_sentence(voting, tmp_path, monke
 
 
 def test_a_host_that_onnx_cannot_follow_is_named(tmp_path, monkeypatch):
-    host = create_host("transmil", in_dim=16, n_outputs=2, options={"width": 16, "landmarks": 16}).eval()
+    host = create_host(
+        "transmil", in_dim=16, n_outputs=2, options={"width": 16, "landmarks": 16}
+    ).eval()
     record = {"in_dim": 16, "settings": {"host": {"name": "transmil"}}, "task": "classification"}
     record |= {"classes": ["a", "b"], "encoder": "e", "patch_size_level0": 256}
     monkeypatch.setattr(onnx_export, "load_network", lambda path: (LoadedNetwork(host), record))

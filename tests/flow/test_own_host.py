@@ -50,7 +50,9 @@ class QuarterPool(gcemil.MilHost):
         scores = self.sharpness * self.score(embedded.tokens).squeeze(1)
         weights = torch.softmax(scores if log_gates is None else scores + log_gates, dim=0)
         bag_feature = weights @ embedded.tokens
-        return gcemil.HostOutput(logits=self.head(bag_feature), bag_feature=bag_feature, scores=scores)
+        return gcemil.HostOutput(
+            logits=self.head(bag_feature), bag_feature=bag_feature, scores=scores
+        )
 
 
 class PlainMean(nn.Module):
@@ -58,7 +60,9 @@ class PlainMean(nn.Module):
 
     def __init__(self, in_dim, n_outputs, hidden=8):
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(in_dim, hidden), nn.Tanh(), nn.Linear(hidden, n_outputs))
+        self.layers = nn.Sequential(
+            nn.Linear(in_dim, hidden), nn.Tanh(), nn.Linear(hidden, n_outputs)
+        )
 
     def forward(self, features):
         return self.layers(features).mean(dim=0)
@@ -118,7 +122,11 @@ def no_consent_from_elsewhere(monkeypatch, tmp_path_factory):
 @pytest.fixture(scope="module")
 def cohort(tmp_path_factory):
     made = make_cohort(
-        tmp_path_factory.mktemp("own") / "cohort", n_cases=20, n_patches=8, dim=12, task="classification"
+        tmp_path_factory.mktemp("own") / "cohort",
+        n_cases=20,
+        n_patches=8,
+        dim=12,
+        task="classification",
     )
     write_folds(made, make_folds(made))
     return made
@@ -171,7 +179,9 @@ class TestAHostOfThisModule:
         )  # fmt: skip
         path = tmp_path / "grid.yaml"
         path.write_text(grid.to_yaml())
-        planned = json.loads(command("benchmark", path, "--out", tmp_path / "results", "--dry-run", "--json"))
+        planned = json.loads(
+            command("benchmark", path, "--out", tmp_path / "results", "--dry-run", "--json")
+        )
         assert len(planned) == 3
         results = Results(tmp_path / "results")
         for step in plan_work(grid):
@@ -222,7 +232,18 @@ def test_a_tenth_host_is_one_file_and_one_line(cohort, tmp_path, monkeypatch):
     monkeypatch.setitem(HOSTS, "tenth", HostSpec("gcemil.hosts.tenth", "Tenth"))
     out, slide = tmp_path / "run", read_fold(cohort, 0).slides("test")[0]
     command(
-        "train", cohort.folder, "--host", "tenth", "--out", out, "--folds", "0", "--epochs", 1, "--jobs", 1
+        "train",
+        cohort.folder,
+        "--host",
+        "tenth",
+        "--out",
+        out,
+        "--folds",
+        "0",
+        "--epochs",
+        1,
+        "--jobs",
+        1,
     )
     command("diagnose", out, "--only", "snr", "--jobs", 1)
     command("explain", out, "--slide", slide)
@@ -278,7 +299,9 @@ class TestConsent:
         (tmp_path / "their_hosts.py").write_text(
             f"from pathlib import Path\nPath('was_imported').touch()\nfrom {__name__} import QuarterPool as Theirs\n"
         )
-        settings = gcemil.TrainSettings(host=gcemil.HostSettings(name="their_hosts:Theirs"), epochs=1)
+        settings = gcemil.TrainSettings(
+            host=gcemil.HostSettings(name="their_hosts:Theirs"), epochs=1
+        )
         gcemil.train_run(cohort.folder, tmp_path / "run", settings, folds=[0], jobs=1)
         forget(tmp_path)
         monkeypatch.setenv(own.TRUST_VARIABLE, "")
@@ -339,7 +362,9 @@ class TestConsent:
 
         sys.modules.pop("their_hosts")
         Path("their_hosts.py").unlink()
-        message = refused("evaluate", foreign_run, "--trust-host", "their_hosts:Theirs", error=RunError)
+        message = refused(
+            "evaluate", foreign_run, "--trust-host", "their_hosts:Theirs", error=RunError
+        )
         assert "checkpoint.safetensors cannot be opened without its host. " in message
         assert "module 'their_hosts' cannot be imported" in message
 
@@ -352,7 +377,9 @@ class TestRegisteredHosts:
         def install(package, entries):
             info = tmp_path / f"{package}-1.0.dist-info"
             info.mkdir()
-            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+            (info / "METADATA").write_text(
+                f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n"
+            )
             (info / "entry_points.txt").write_text("[gcemil.hosts]\n" + "\n".join(entries))
             own._registered.cache_clear()
 
@@ -378,7 +405,9 @@ class TestRegisteredHosts:
             "--no-gce",
         )
         command("evaluate", tmp_path / "run")
-        network, record = gcemil.load_network(tmp_path / "run" / "fold_0" / "checkpoint.safetensors")
+        network, record = gcemil.load_network(
+            tmp_path / "run" / "fold_0" / "checkpoint.safetensors"
+        )
         assert (type(network.host), record["settings"]["host"]["name"]) == (QuarterPool, "quarter")
 
 

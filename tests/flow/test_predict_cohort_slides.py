@@ -41,14 +41,19 @@ def slides(two_folds, tmp_path_factory):
     return cohort.feature_file(tested), cohort.feature_file(trained), new
 
 
-def test_slides_of_the_cohort_are_predicted_by_folds_that_did_not_see_them(two_folds, slides, tmp_path):
+def test_slides_of_the_cohort_are_predicted_by_folds_that_did_not_see_them(
+    two_folds, slides, tmp_path
+):
     _, run = two_folds
     tested, trained, _ = slides
     renamed = tmp_path / "renamed.h5"
     shutil.copy(trained, renamed)
     command = ("predict", run, *slides, renamed, "--out", tmp_path / "out")
     said = succeeded(*command)
-    assert "1 slides are of the run's own cohort: each is predicted by the folds that did not see it" in said
+    assert (
+        "1 slides are of the run's own cohort: each is predicted by the folds that did not see it"
+        in said
+    )
     assert "2 slides were used to train these folds" in said
     with (tmp_path / "out" / "predictions.csv").open() as file:
         rows = {row["slide_id"]: row for row in csv.DictReader(file)}
@@ -60,11 +65,15 @@ def test_slides_of_the_cohort_are_predicted_by_folds_that_did_not_see_them(two_f
     }
     with (run / "fold_0" / "predictions.csv").open() as file:
         known = next(row for row in csv.DictReader(file) if row["slide_id"] == tested.stem)
-    assert float(rows[tested.stem]["prob_LUAD"]) == pytest.approx(float(known["prob_LUAD"]), abs=1e-5)
+    assert float(rows[tested.stem]["prob_LUAD"]) == pytest.approx(
+        float(known["prob_LUAD"]), abs=1e-5
+    )
     assert rows[tested.stem]["spread"] == ""
 
 
-def test_the_mean_over_folds_has_its_spread_and_the_evidence_alone_beside_it(two_folds, slides, tmp_path):
+def test_the_mean_over_folds_has_its_spread_and_the_evidence_alone_beside_it(
+    two_folds, slides, tmp_path
+):
     _, run = two_folds
     (both,) = answer("predict", run, slides[2], "--out", tmp_path / "both")
     first, second = (
@@ -101,4 +110,6 @@ def test_a_moved_cohort_is_still_known(two_folds, slides, tmp_path):
     (moved / "config.yaml").write_text(text)
     (found,) = answer("predict", moved, slides[1])
     assert found["part"] == "train"
-    assert len(load_fold_models(moved, folds=None, needs_evidence=True)) == len(Run(moved).trained_folds())
+    assert len(load_fold_models(moved, folds=None, needs_evidence=True)) == len(
+        Run(moved).trained_folds()
+    )

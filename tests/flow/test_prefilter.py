@@ -50,11 +50,16 @@ def drawn(tmp_path_factory):
     labelled = [{**row, "label": ("normal", "tumor")[place % 2]} for place, row in enumerate(rows)]
     write_table(cohort / "slides.csv", list(rows[0]), labelled)
     write_drawn_tables(cohort, encoder, PatchSettings())
-    parts = [{"slide_id": row["slide_id"], "split": part} for row, part in zip(labelled, PARTS, strict=True)]
+    parts = [
+        {"slide_id": row["slide_id"], "split": part}
+        for row, part in zip(labelled, PARTS, strict=True)
+    ]
     write_table(cohort / "splits" / "fold_0.csv", ("slide_id", "split"), parts)
     train_run(cohort, run, TrainSettings(evidence=EvidenceSettings(), epochs=2), folds=[0], jobs=1)
     # Two validation slides certify only where a chance of one in two is accepted.
-    result = invoke(prefilter, run, cohort / "slides", "--risk", 0.9, "--epochs", 2, "--measure", "--json")
+    result = invoke(
+        prefilter, run, cohort / "slides", "--risk", 0.9, "--epochs", 2, "--measure", "--json"
+    )
     assert result.exit_code == 0, result.output
     return cohort, run, json.loads(result.stdout)
 
@@ -88,11 +93,18 @@ def test_a_certified_slide_encodes_what_is_kept_and_another_encodes_all(drawn, t
         (verdicts[limit],) = json.loads(result.stdout)
     certified, fallen = verdicts[1.0], verdicts[None]
     assert certified["certified"] is True
-    assert certified["n_encoded"] == int(np.ceil(0.5 * n_patches)) < certified["n_patches"] == n_patches
+    assert (
+        certified["n_encoded"]
+        == int(np.ceil(0.5 * n_patches))
+        < certified["n_patches"]
+        == n_patches
+    )
     assert fallen["certified"] is False
     assert fallen["n_encoded"] == n_patches
     full = json.loads(
-        invoke(predict, run, cohort / "features" / f"{slide.stem}.h5", "--mode", "full", "--json").stdout
+        invoke(
+            predict, run, cohort / "features" / f"{slide.stem}.h5", "--mode", "full", "--json"
+        ).stdout
     )
     assert fallen["prob_tumor"] == pytest.approx(full[0]["prob_tumor"], abs=1e-6)
     # The evidence that was written lies where the cohort has patches.
@@ -129,13 +141,25 @@ def test_a_folder_of_slides_and_features_is_predicted_and_one_bad_slide_is_a_lin
     assert "broken.tif" in found["broken"]["reason"]
     for slide in slides[4:]:
         names = {path.name for path in (out / slide.stem).iterdir()}
-        assert {"certificate.json", "regions.geojson", "heatmap_gate.ome.tif", "overlay.png"} <= names
+        assert {
+            "certificate.json",
+            "regions.geojson",
+            "heatmap_gate.ome.tif",
+            "overlay.png",
+        } <= names
     # A slide file knows its pixels, and the map is as large as the slide.
-    with open_slide(slides[4]) as reader, open_slide(out / slides[4].stem / "heatmap_gate.ome.tif") as layer:
+    with (
+        open_slide(slides[4]) as reader,
+        open_slide(out / slides[4].stem / "heatmap_gate.ome.tif") as layer,
+    ):
         width = reader.dimensions[0] * reader.mpp
         assert layer.dimensions[0] * layer.mpp == pytest.approx(width, rel=0.02)
     again = {one["slide_id"]: one["status"] for one in json.loads(invoke(*command).stdout)}
-    assert again == {slides[4].stem: "already done", slides[5].stem: "already done", "broken": "failed"}
+    assert again == {
+        slides[4].stem: "already done",
+        slides[5].stem: "already done",
+        "broken": "failed",
+    }
 
 
 def test_what_cannot_be_filtered_is_refused_with_the_remedy(drawn, tmp_path):
@@ -145,12 +169,16 @@ def test_what_cannot_be_filtered_is_refused_with_the_remedy(drawn, tmp_path):
     assert isinstance(error, UsageError)
     assert "Give the slide itself, or predict with --mode discrete" in str(error)
     no_mpp = write_plain_tiff(tmp_path / "plain.tif", tissue_image())
-    assert "Give it with --mpp" in str(invoke(predict, run, no_mpp, "--mode", "prefilter").exception)
+    assert "Give it with --mpp" in str(
+        invoke(predict, run, no_mpp, "--mode", "prefilter").exception
+    )
     stated = invoke(predict, run, no_mpp, "--mode", "prefilter", "--mpp", 0.5)
     assert stated.exit_code == 0
     assert "encoded" in stated.output
     empty = write_slide(tmp_path / "empty.tif", glass())
-    assert "no patch with enough tissue" in str(invoke(predict, run, empty, "--mode", "prefilter").exception)
+    assert "no patch with enough tissue" in str(
+        invoke(predict, run, empty, "--mode", "prefilter").exception
+    )
     bare = shutil.copytree(run, tmp_path / "bare")
     (bare / "fold_0" / PREFILTER_FILE).unlink()
     error = invoke(predict, bare, no_mpp, "--mode", "prefilter").exception

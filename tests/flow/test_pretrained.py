@@ -48,7 +48,9 @@ def copied(folder, tmp_path):
 
 def first_bag(runs):
     cohort = Cohort.load(runs.cohort)
-    spec = next(spec for spec in cohort.bags if read_fold(cohort, 0).part_of[spec.slide_ids[0]] == "test")
+    spec = next(
+        spec for spec in cohort.bags if read_fold(cohort, 0).part_of[spec.slide_ids[0]] == "test"
+    )
     return cohort, spec
 
 
@@ -59,7 +61,9 @@ def test_it_says_elsewhere_what_the_run_says(folder, classification_runs, tmp_pa
     shutil.copytree(folder, tmp_path / "alone" / "model")
     (tmp_path / "home").mkdir()
     kept = {
-        name: value for name, value in os.environ.items() if name in ("PATH", "PYTHONPATH", "OMP_NUM_THREADS")
+        name: value
+        for name, value in os.environ.items()
+        if name in ("PATH", "PYTHONPATH", "OMP_NUM_THREADS")
     }
     features = cohort.feature_file(spec.slide_ids[0])
     done = subprocess.run(
@@ -79,7 +83,9 @@ def test_predict_takes_it_in_place_of_a_run(folder, classification_runs, tmp_pat
     cohort, spec = first_bag(classification_runs)
     features = cohort.feature_file(spec.slide_ids[0])
     answers = [
-        json.loads(run_command("predict", source, features, "--json", "--out", tmp_path / name).stdout)
+        json.loads(
+            run_command("predict", source, features, "--json", "--out", tmp_path / name).stdout
+        )
         for name, source in (("given", folder), ("own", classification_runs.gce))
     ]
     (given,), (own,) = answers
@@ -91,7 +97,10 @@ def test_the_card_names_data_figures_and_limits(classification_runs, tmp_path):
     shutil.copytree(classification_runs.gce, tmp_path / "run")
     labels = {"rule": "evidence", "network": "wrapped", "class": "all"}
     rows = (
-        Row({**labels, "comparison": "full-kept"}, {"evidence_sufficiency": 0.75, "sufficient_share": 0.5}),
+        Row(
+            {**labels, "comparison": "full-kept"},
+            {"evidence_sufficiency": 0.75, "sufficient_share": 0.5},
+        ),
         Row({**labels, "comparison": "soft-kept"}, {"cd_gap": 0.02}),
         Row({**labels, "class": "LUAD", "comparison": "full-kept"}, {"evidence_sufficiency": 0.1}),
     )
@@ -118,7 +127,9 @@ def edit_config(path, **changes):
 
 
 def edit_network(path, **changes):
-    edit_config(path, network={**json.loads((path / "config.json").read_text())["network"], **changes})
+    edit_config(
+        path, network={**json.loads((path / "config.json").read_text())["network"], **changes}
+    )
 
 
 def edit_tensors(path, change):
@@ -128,16 +139,18 @@ def edit_tensors(path, change):
 
 
 def shorten(tensors):
-    name = min(name for name, values in tensors.items() if name.startswith("host.") and values.ndim == 2)
+    name = min(
+        name for name, values in tensors.items() if name.startswith("host.") and values.ndim == 2
+    )
     tensors[name] = tensors[name][:-1].clone()
 
 
 DAMAGES = {
     "is not an exported fold: it has no config.json": lambda path: (path / "config.json").unlink(),
     "config.json is not what it should be: in_dim": lambda path: edit_network(path, in_dim="wide"),
-    "model.safetensors is not a gcemil checkpoint": lambda path: (path / "model.safetensors").write_bytes(
-        b"x" * 99
-    ),
+    "model.safetensors is not a gcemil checkpoint": lambda path: (
+        path / "model.safetensors"
+    ).write_bytes(b"x" * 99),
     'Missing key(s) in state_dict: "temperature"': lambda path: edit_tensors(
         path, lambda found: found.pop("temperature")
     ),
@@ -161,7 +174,9 @@ def test_a_host_that_is_not_part_of_gcemil_needs_consent(copied):
     config = json.loads((copied / "config.json").read_text())
     config["network"]["settings"]["host"]["name"] = "evil.module:Host"
     (copied / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UsageError, match="names the host 'evil.module:Host', which is not part of gcemil"):
+    with pytest.raises(
+        UsageError, match="names the host 'evil.module:Host', which is not part of gcemil"
+    ):
         gcemil.from_pretrained(copied)
 
 
@@ -169,9 +184,21 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(classificatio
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     for arguments, kind, message in (
-        ((classification_runs.gce, "--pretrained", tmp_path / "full"), UsageError, "exists and is not empty"),
-        ((classification_runs.gce, "--pretrained", tmp_path / "new", "--fold", 3), RunError, "fold_3"),
-        ((tmp_path, "--pretrained", tmp_path / "new"), RunError, "is not a run: it has no config.yaml"),
+        (
+            (classification_runs.gce, "--pretrained", tmp_path / "full"),
+            UsageError,
+            "exists and is not empty",
+        ),
+        (
+            (classification_runs.gce, "--pretrained", tmp_path / "new", "--fold", 3),
+            RunError,
+            "fold_3",
+        ),
+        (
+            (tmp_path, "--pretrained", tmp_path / "new"),
+            RunError,
+            "is not a run: it has no config.yaml",
+        ),
         ((classification_runs.gce,), UsageError, "Say what to export"),
     ):
         refused = run_command("export", *arguments)

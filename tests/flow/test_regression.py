@@ -26,14 +26,32 @@ def folder(tmp_path_factory):
     table = write_table(folder / "labels.csv", "slide_id,case_id,score", *rows)
     shutil.copytree(simulated.folder / "features", folder / "features")
     succeeded(
-        "import", folder / "features", "--labels", table, "--task", "regression", "--out", folder / "cohort"
+        "import",
+        folder / "features",
+        "--labels",
+        table,
+        "--task",
+        "regression",
+        "--out",
+        folder / "cohort",
     )
     for name in ("anchors.h5", "anchor_pairs.h5"):
         shutil.copy(simulated.folder / name, folder / "cohort" / name)
     shutil.copytree(simulated.folder / "truth", folder / "cohort" / "truth")
     printed = succeeded("split", folder / "cohort", "--folds", 3)
     assert "mean value" in " ".join(printed.split())
-    run = ("train", folder / "cohort", "--folds", "0,1", "--jobs", 1, "--epochs", 3, "--set", "min_steps=1")
+    run = (
+        "train",
+        folder / "cohort",
+        "--folds",
+        "0,1",
+        "--jobs",
+        1,
+        "--epochs",
+        3,
+        "--set",
+        "min_steps=1",
+    )
     succeeded(*run, "--out", folder / "gce")
     succeeded(*run, "--no-gce", "--out", folder / "host")
     return folder
@@ -72,10 +90,19 @@ def test_a_slide_is_predicted_and_explained(folder, tmp_path):
     (found,) = answer("predict", folder / "gce", slide, "--out", tmp_path / "ev")
     assert np.isfinite([found["value"], found["host_value"], found["evidence_value"]]).all()
     row = next(
-        row for row in read_rows(folder / "gce" / "fold_0" / "predictions.csv") if row["split"] == "test"
+        row
+        for row in read_rows(folder / "gce" / "fold_0" / "predictions.csv")
+        if row["split"] == "test"
     )
     succeeded(
-        "explain", folder / "gce", "--slide", row["slide_id"], "--folds", "0", "--out", tmp_path / "one"
+        "explain",
+        folder / "gce",
+        "--slide",
+        row["slide_id"],
+        "--folds",
+        "0",
+        "--out",
+        tmp_path / "one",
     )
     certificate = json.loads((tmp_path / "one" / "certificate.json").read_text())
     assert certificate["output_name"] == "value in standard deviations of the training labels"
@@ -111,12 +138,17 @@ def test_diagnostics_report_figures_and_viewer(folder, tmp_path):
     shown = {row["slide"]: (row["label"], row["prediction"]) for row in described["rows"]}
     for row in read_rows(run / "fold_0" / "predictions.csv"):
         if row["split"] == "test":
-            assert shown[row["slide_id"]] == (f"{float(row['target']):.3g}", f"{float(row['value']):.3g}")
+            assert shown[row["slide_id"]] == (
+                f"{float(row['target']):.3g}",
+                f"{float(row['value']):.3g}",
+            )
     assert client.get(f"/api/slides/{described['first']}").status_code == 200
 
 
 def test_a_foreign_model_is_audited_by_its_r2(folder, tmp_path, monkeypatch):
-    (tmp_path / "lab_value.py").write_text("def burden(features):\n    return features.mean(dim=0)[:1]\n")
+    (tmp_path / "lab_value.py").write_text(
+        "def burden(features):\n    return features.mean(dim=0)[:1]\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     # The audit writes audit.json where it runs.
     monkeypatch.chdir(tmp_path)

@@ -59,7 +59,9 @@ def test_a_measured_run_beside_its_host_has_a_page_with_every_section(classifica
     assert "outline: annotated truth" in text
     assert text.count('class="bag') >= len(own)
     assert "the plain host and the wrapped one are the same network" in text
-    (command,) = re.findall(r"<code>(gcemil diagnose [^<]*)</code>", text.partition('id="missing"')[2])
+    (command,) = re.findall(
+        r"<code>(gcemil diagnose [^<]*)</code>", text.partition('id="missing"')[2]
+    )
     assert set(command.split("--only ")[1].split(",")) == QUESTIONS.keys() - {"snr", "failures"}
     assert len(text) < 5e6
 
@@ -93,7 +95,9 @@ def test_the_verb_stores_representations_and_draws_them_where_there_are_enough(
     found = read_representations(gce / "fold_0" / "representations.h5")
     assert set(found.by_mode) == {"full", "soft", "discrete"}
     tested = {bag.bag_id for bag in read_run_data(gce).bags}
-    assert {bag for bag, part in zip(found.bag_ids, found.parts, strict=True) if part == "test"} == tested
+    assert {
+        bag for bag, part in zip(found.bag_ids, found.parts, strict=True) if part == "test"
+    } == tested
     assert np.isfinite(found.by_mode["soft"]).all()
     assert read_representations(host / "fold_0" / "representations.h5").bag_ids == found.bag_ids
     text = (gce / "report.html").read_text(encoding="utf-8")

@@ -28,7 +28,9 @@ RESULTS = ("checkpoint.safetensors", "history.jsonl", "metrics.json", "predictio
 
 
 def settings(host="abmil", **changes):
-    return TrainSettings(host=HostSettings(name=host), evidence=EvidenceSettings(), epochs=EPOCHS, **changes)
+    return TrainSettings(
+        host=HostSettings(name=host), evidence=EvidenceSettings(), epochs=EPOCHS, **changes
+    )
 
 
 def results(run: Path) -> dict[str, bytes]:
@@ -37,7 +39,9 @@ def results(run: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def cohort(tmp_path_factory):
-    made = make_cohort(tmp_path_factory.mktemp("resume") / "cohort", n_cases=20, n_patches=12, dim=8)
+    made = make_cohort(
+        tmp_path_factory.mktemp("resume") / "cohort", n_cases=20, n_patches=12, dim=8
+    )
     write_folds(made, make_folds(made))
     return made.folder
 
@@ -50,7 +54,9 @@ def undisturbed(cohort, tmp_path_factory):
 
 
 def start(cohort: Path, run: Path, chosen: TrainSettings) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, "-c", CHILD, str(cohort), str(run), chosen.model_dump_json()])
+    return subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(cohort), str(run), chosen.model_dump_json()]
+    )
 
 
 def kill_after_epoch(cohort: Path, run: Path, epochs: int, delay: float) -> None:
@@ -66,7 +72,9 @@ def kill_after_epoch(cohort: Path, run: Path, epochs: int, delay: float) -> None
     child.wait()
 
 
-@pytest.mark.parametrize("kill", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))])
+@pytest.mark.parametrize(
+    "kill", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))]
+)
 def test_a_killed_run_ends_like_an_undisturbed_one(cohort, undisturbed, tmp_path, kill):
     moment = random.Random(kill)
     kill_after_epoch(cohort, tmp_path / "run", moment.randrange(0, EPOCHS), moment.uniform(0, 0.2))

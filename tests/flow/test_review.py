@@ -29,7 +29,13 @@ def recovered(run, count):
 def tile(cohort, coords, name):
     left, top = (int(value) for value in coords)
     size = int(cohort.patch_size)
-    ring = [[left, top], [left + size, top], [left + size, top + size], [left, top + size], [left, top]]
+    ring = [
+        [left, top],
+        [left + size, top],
+        [left + size, top + size],
+        [left, top + size],
+        [left, top],
+    ]
     return {
         "type": "Feature",
         "geometry": {"type": "Polygon", "coordinates": [ring]},
@@ -38,7 +44,9 @@ def tile(cohort, coords, name):
 
 
 def write_marks(cohort, folder, slide_id, coords, **marks):
-    objects = [tile(cohort, coords[patch], name) for name, patches in marks.items() for patch in patches]
+    objects = [
+        tile(cohort, coords[patch], name) for name, patches in marks.items() for patch in patches
+    ]
     folder.mkdir(exist_ok=True)
     (folder / f"{slide_id}.geojson").write_text(
         json.dumps({"type": "FeatureCollection", "features": objects})
@@ -46,7 +54,9 @@ def write_marks(cohort, folder, slide_id, coords, **marks):
 
 
 def row_of(finding, rule, network="wrapped"):
-    return next(row for row in finding.rows if row.labels == {"rule": rule, "network": network}).values
+    return next(
+        row for row in finding.rows if row.labels == {"rule": rule, "network": network}
+    ).values
 
 
 def test_evidence_that_comes_back_accepted_is_right_everywhere(run, tmp_path):
@@ -63,7 +73,9 @@ def test_evidence_that_comes_back_accepted_is_right_everywhere(run, tmp_path):
     assert found["judged_patches"] == evidence.selected.sum()
 
 
-def test_figures_are_those_counted_by_hand_and_reach_report_and_tables(run, classification_runs, tmp_path):
+def test_figures_are_those_counted_by_hand_and_reach_report_and_tables(
+    run, classification_runs, tmp_path
+):
     cohort, records = Cohort.load(classification_runs.cohort), recovered(run, 2)
     expected = {"evidence": np.zeros(4), "attention": np.zeros(4)}
     for slide_id, evidence in records.items():
@@ -98,7 +110,9 @@ def test_figures_are_those_counted_by_hand_and_reach_report_and_tables(run, clas
     assert gcemil("report", run, "--out", tmp_path / "page").exit_code == 0
     assert "A reviewer&#39;s marks" in (tmp_path / "page" / "report.html").read_text()
     printed = gcemil("tables", run)
-    assert "## review: A reviewer's marks against what each rule chose" in printed.output, printed.output
+    assert "## review: A reviewer's marks against what each rule chose" in printed.output, (
+        printed.output
+    )
     assert "## review_slides" in printed.output
 
 

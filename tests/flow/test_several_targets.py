@@ -32,7 +32,18 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("targets")
     dials = [part for dial in (*PLAIN, "distractor_rate=0") for part in ("--dial", dial)]
     cohort, run = folder / "cohort", folder / "run"
-    succeeded("simulate", "nsclc", "--multilabel", "--size", "tiny", "--slides", 60, *dials, "--out", cohort)
+    succeeded(
+        "simulate",
+        "nsclc",
+        "--multilabel",
+        "--size",
+        "tiny",
+        "--slides",
+        60,
+        *dials,
+        "--out",
+        cohort,
+    )
     succeeded("split", cohort, "--parts", "36,10,14")
     assert "0 errors" in succeeded("validate", cohort)
     succeeded("train", cohort, "--out", run, "--epochs", 12, "--jobs", 1)
@@ -84,7 +95,9 @@ def test_a_new_slide_has_a_probability_and_evidence_for_every_target(folder, tmp
     path = write_slide(tmp_path, "new", features, grid_coords(40))
     found = answer("predict", folder / "run", path, "--out", tmp_path / "out", "--explain")
     for name in TARGETS:
-        assert found[name][0][f"prob_{name}"] + found[name][0][f"prob_not {name}"] == pytest.approx(1)
+        assert found[name][0][f"prob_{name}"] + found[name][0][f"prob_not {name}"] == pytest.approx(
+            1
+        )
         assert (tmp_path / "out" / name / "new" / "overlay.png").is_file()
     header, line = (tmp_path / "out" / "predictions.csv").read_text().splitlines()
     assert header.split(",")[:4] == ["slide_id", "file", "status", "prob_LUAD"]
@@ -138,7 +151,9 @@ def test_a_question_of_one_target_names_the_runs_of_each(folder):
 
 
 def test_a_target_whose_folder_does_not_exist_is_refused(folder):
-    assert "does not exist" in refused("report", folder / "run" / "targets" / "LUADD", error=RunError)
+    assert "does not exist" in refused(
+        "report", folder / "run" / "targets" / "LUADD", error=RunError
+    )
 
 
 @pytest.mark.parametrize(
@@ -149,7 +164,9 @@ def test_a_target_whose_folder_does_not_exist_is_refused(folder):
         (("--recipe", "joint"), "Several targets share one model that is trained here"),
     ],
 )
-def test_what_several_targets_cannot_have_is_refused_before_anything_is_written(folder, options, said):
+def test_what_several_targets_cannot_have_is_refused_before_anything_is_written(
+    folder, options, said
+):
     out = folder / "refused"
     assert said in refused("train", folder / "cohort", "--out", out, *options)
     assert not out.exists()
@@ -171,11 +188,17 @@ def test_an_import_of_several_targets_with_a_missing_label_is_trained(tmp_path):
     training = ("train", tmp_path / "cohort", "--epochs", 1, "--jobs", 1, "--no-gce")
     succeeded(*training, "--out", tmp_path / "run")
     tested = sum(
-        len((tmp_path / "run" / "targets" / name / "fold_0" / "predictions.csv").read_text().splitlines()) - 1
+        len(
+            (tmp_path / "run" / "targets" / name / "fold_0" / "predictions.csv")
+            .read_text()
+            .splitlines()
+        )
+        - 1
         for name in ("ER", "PR")
     )
     parts = dict(
-        line.split(",") for line in (tmp_path / "cohort" / "splits" / "fold_0.csv").read_text().splitlines()
+        line.split(",")
+        for line in (tmp_path / "cohort" / "splits" / "fold_0.csv").read_text().splitlines()
     )
     assert tested == 24 - (parts["s05"] != "train")
     # A part without a positive has no AUC.
@@ -194,7 +217,14 @@ def test_an_import_of_several_targets_with_a_missing_label_is_trained(tmp_path):
 def test_commands_for_one_model_want_one_target(folder, tmp_path):
     weights = folder / "run" / "fold_0" / "checkpoint.safetensors"
     message = refused(
-        "adopt", weights, "--host", "abmil", "--cohort", folder / "cohort", "--out", tmp_path / "run"
+        "adopt",
+        weights,
+        "--host",
+        "abmil",
+        "--cohort",
+        folder / "cohort",
+        "--out",
+        tmp_path / "run",
     )
     assert "has several targets, which 'gcemil train' trains together" in message
     assert gcemil("validate", folder / "cohort" / "targets" / "LUAD").exit_code == 0

@@ -62,7 +62,9 @@ def scanned_at_40x(slide: Path, outlines: Path, folder: Path):
     """The same glass under a scanner with pixels half as wide, annotated in its own pixels."""
     with open_slide(slide) as reader:
         pixels = reader.region(0, 0, 0, *reader.dimensions)
-    write_pyramid_tiff(folder / "slides" / slide.name, pixels.repeat(2, axis=0).repeat(2, axis=1), 0.25)
+    write_pyramid_tiff(
+        folder / "slides" / slide.name, pixels.repeat(2, axis=0).repeat(2, axis=1), 0.25
+    )
     tree = ElementTree.parse(outlines)
     for vertex in tree.iter("Coordinate"):
         for axis in ("X", "Y"):
@@ -106,7 +108,17 @@ def flow(tmp_path_factory):
     folder = tmp_path_factory.mktemp("flow")
     drawn, lab, cohort, run = (folder / name for name in ("drawn", "lab", "cohort", "run"))
     succeeded(
-        "simulate", "camelyon16", "--pixels", "--size", "tiny", "--slides", 6, "--seed", 3, "--out", drawn
+        "simulate",
+        "camelyon16",
+        "--pixels",
+        "--size",
+        "tiny",
+        "--slides",
+        6,
+        "--seed",
+        3,
+        "--out",
+        drawn,
     )
     sizes = laboratory(drawn, lab)
     succeeded("patch", lab / "slides", "--out", cohort)
@@ -174,14 +186,19 @@ def test_polygons_for_qupath_overlap_the_drawn_lesions_as_the_truth_of_their_pat
         expected = flow.truth(name)[order]
         np.testing.assert_allclose(share_inside(mask, squares), expected, atol=CLOSE)
         # The measure would notice a polygon one patch away, and level-0 pixels taken for those of the other scanner.
-        for wrong in (squares + np.array([PATCH_UM, 0, 0]), squares * (2 if flow.mpp[name] == 0.25 else 0.5)):
+        for wrong in (
+            squares + np.array([PATCH_UM, 0, 0]),
+            squares * (2 if flow.mpp[name] == 0.25 else 0.5),
+        ):
             assert np.abs(share_inside(mask, wrong) - expected).max() > 0.5
 
 
 def test_evidence_polygons_are_the_selected_patches(flow):
     for name in flow.lesions:
         features = read_features(flow, name)
-        marked = sorted(int(one["properties"]["metadata"]["patch"]) for one in features if is_evidence(one))
+        marked = sorted(
+            int(one["properties"]["metadata"]["patch"]) for one in features if is_evidence(one)
+        )
         assert marked == store.read(flow.explained(name) / "evidence.h5", "selected").tolist()
         assert 0 < len(marked) < len(features)
 
@@ -206,28 +223,36 @@ def test_the_overlay_shows_the_evidence_where_the_polygons_lie(flow):
         red = np.abs(shown - np.asarray(nothing)).max(axis=2)[top:-MARGIN] > 0
         width_shown = (red.shape[1] - 3 * MARGIN) // 2
         panel = red[:, -MARGIN - width_shown : -MARGIN]
-        squares = squares_of([one for one in read_features(flow, name) if is_evidence(one)], flow.mpp[name])
+        squares = squares_of(
+            [one for one in read_features(flow, name) if is_evidence(one)], flow.mpp[name]
+        )
         expected = painted(panel.shape, squares, panel.shape[1] / (width * flow.mpp[name]))
         assert (panel & expected).sum() / (panel | expected).sum() > 0.9
 
 
 def test_localisation_knows_the_lesions_and_ranks_oracle_above_chance(flow):
     held_out = [
-        name for name in read_fold(Cohort.load(flow.cohort), 0).slides("test") if name in flow.lesions
+        name
+        for name in read_fold(Cohort.load(flow.cohort), 0).slides("test")
+        if name in flow.lesions
     ]
     output = succeeded("diagnose", flow.run, "--only", "localisation", "--folds", 0, "--jobs", 1)
     finding = json.loads((flow.run / "fold_0" / "diagnostics" / "localisation.json").read_text())
     assert "localisation" in output
     assert not [note for note in finding["notes"] if "Excluded" in note or "not known" in note]
     found = {
-        row["labels"]["rule"]: row["values"]["dice"] for row in finding["rows"] if "froc" not in row["labels"]
+        row["labels"]["rule"]: row["values"]["dice"]
+        for row in finding["rows"]
+        if "froc" not in row["labels"]
     }
     assert found["oracle"] == 1.0
     assert found["random"] < 0.9
     assert {"attention", "evidence scores", "gates"} <= set(found)
     for name in held_out:
         mask = flow.lesion_mask(name)
-        squares = squares_of([one for one in read_features(flow, name) if is_evidence(one)], flow.mpp[name])
+        squares = squares_of(
+            [one for one in read_features(flow, name) if is_evidence(one)], flow.mpp[name]
+        )
         marked = painted(mask.shape, squares, 1 / MASK_UM)
         both = (marked & mask).sum()
         print(

@@ -68,7 +68,9 @@ def test_a_label_table_makes_a_cohort_and_a_bad_slide_is_listed(tmp_path):
     for name, seed in (("a", 0), ("b", 1)):
         write_slide(tmp_path / "slides" / f"{name}.tif", tissue_image(seed=seed))
     write_slide(tmp_path / "slides" / "empty.tif", glass())
-    (tmp_path / "labels.csv").write_text("slide_id,case_id,label\na,1,benign\nb,2,tumor\nempty,3,tumor\n")
+    (tmp_path / "labels.csv").write_text(
+        "slide_id,case_id,label\na,1,benign\nb,2,tumor\nempty,3,tumor\n"
+    )
     out = tmp_path / "cohort"
     first = run(tmp_path / "slides", "--out", out, "--patch-size", 128)
     assert first.exit_code == 1

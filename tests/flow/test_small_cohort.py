@@ -31,7 +31,9 @@ def planted_cohort(folder):
     card = CohortCard(name="planted", task="classification", classes=("normal", "tumour"), feature_dim=WIDTH, patch_size_level0=256)  # fmt: skip
     cohort = Cohort(folder, card, tuple(rows))
     cohort.save()
-    write_folds(cohort, [make_parts(cohort, PARTS, generator=np.random.default_rng(0))], kind="official")
+    write_folds(
+        cohort, [make_parts(cohort, PARTS, generator=np.random.default_rng(0))], kind="official"
+    )
     return cohort
 
 
@@ -41,7 +43,11 @@ class GatedAttention(nn.Module):
     def __init__(self):
         super().__init__()
         self.embed = nn.Sequential(nn.Linear(WIDTH, 256), nn.ReLU())
-        self.content, self.gate, self.score = nn.Linear(256, 128), nn.Linear(256, 128), nn.Linear(128, 1)
+        self.content, self.gate, self.score = (
+            nn.Linear(256, 128),
+            nn.Linear(256, 128),
+            nn.Linear(128, 1),
+        )
         self.head = nn.Linear(256, 2)
 
     def forward(self, features):
@@ -56,7 +62,8 @@ def plain_loop_auc(cohort):
 
     def bags(specs):
         return [
-            (torch.from_numpy(cohort.read_bag(one).features.astype(np.float32)), one.target) for one in specs
+            (torch.from_numpy(cohort.read_bag(one).features.astype(np.float32)), one.target)
+            for one in specs
         ]
 
     torch.manual_seed(0)
@@ -71,14 +78,18 @@ def plain_loop_auc(cohort):
             loss.backward()
             optimizer.step()
     with torch.no_grad():
-        found = [(label, float(model(features).softmax(1)[0, 1])) for features, label in bags(parts.test)]
+        found = [
+            (label, float(model(features).softmax(1)[0, 1])) for features, label in bags(parts.test)
+        ]
     return roc_auc_score(*zip(*found, strict=True))
 
 
 @pytest.mark.slow
 def test_the_default_is_within_two_points_of_a_plain_loop(tmp_path):
     cohort = planted_cohort(tmp_path / "cohort")
-    summary = train_run(cohort.folder, tmp_path / "run", TrainSettings(evidence=None), folds=[0], jobs=1)
+    summary = train_run(
+        cohort.folder, tmp_path / "run", TrainSettings(evidence=None), folds=[0], jobs=1
+    )
     assert summary["model_warning"] is None
     ours, plain = summary["full"]["auc"]["mean"], plain_loop_auc(cohort)
     assert plain > 0.8, "the plain loop itself has to learn"

@@ -52,7 +52,10 @@ def cases():
 @pytest.mark.parametrize(("host", "task", "wrapped"), list(cases()))
 def test_trains_evaluates_and_writes_evidence(cohorts, tmp_path, host, task, wrapped):
     chosen = TrainSettings(
-        host=HostSettings(name=host), evidence=EvidenceSettings() if wrapped else None, epochs=1, window=8
+        host=HostSettings(name=host),
+        evidence=EvidenceSettings() if wrapped else None,
+        epochs=1,
+        window=8,
     )
     train_run(cohorts / task, tmp_path / "run", chosen, folds=[0], jobs=1)
     metrics = json.loads((tmp_path / "run" / "fold_0" / "metrics.json").read_text())

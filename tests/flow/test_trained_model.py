@@ -28,7 +28,9 @@ def story(tmp_path_factory):
     folder = tmp_path_factory.mktemp("story")
     cohort = simulate("nsclc", folder / "cohort", size="tiny", slides=24, seed=0)
     write_folds(cohort, make_folds(cohort, seed=0))
-    torch.save(small_checkpoint("clam_sb", in_dim=cohort.card.feature_dim), folder / "s_0_checkpoint.pt")
+    torch.save(
+        small_checkpoint("clam_sb", in_dim=cohort.card.feature_dim), folder / "s_0_checkpoint.pt"
+    )
     said = succeeded(
         "adopt", folder / "s_0_checkpoint.pt", "--host", "clam_sb", "--cohort", folder / "cohort",
         "--folds", 0, "--out", folder / "clam",
@@ -40,7 +42,9 @@ def story(tmp_path_factory):
 
 def probabilities(path):
     with path.open() as file:
-        return [(row["slide_id"], row["split"], *list(row.values())[4:]) for row in csv.DictReader(file)]
+        return [
+            (row["slide_id"], row["split"], *list(row.values())[4:]) for row in csv.DictReader(file)
+        ]
 
 
 def test_the_full_bag_predictions_are_those_of_the_given_model(story):
@@ -72,12 +76,21 @@ def test_both_runs_are_opened_by_every_command(story, run, tmp_path):
     before = json.loads((folder / run / "summary.json").read_text())
     assert json.loads(succeeded("evaluate", folder / run, "--json")) == before
     succeeded(
-        "audit", folder / "cohort", "--model", folder / run, "--repeats", 0, "--out", tmp_path / "audit.json"
+        "audit",
+        folder / "cohort",
+        "--model",
+        folder / run,
+        "--repeats",
+        0,
+        "--out",
+        tmp_path / "audit.json",
     )
     judged = json.loads((tmp_path / "audit.json").read_text())
     assert {row["labels"]["rule"] for row in judged["rows"]} >= {"model", "random"}
     with closing(opened(folder / run)) as session:
-        assert len(session.slide(tested).bench) == len(cohort.read_bag(session.specs[tested]).features)
+        assert len(session.slide(tested).bench) == len(
+            cohort.read_bag(session.specs[tested]).features
+        )
     dim = cohort.card.feature_dim
     slide = write_slide(tmp_path, "new", make_bag(30, dim).features, grid_coords(30))
     found = json.loads(succeeded("predict", folder / run, slide, "--mode", "full", "--json"))

@@ -17,7 +17,8 @@ from gcemil.errors import StoreError, UsageError
 from gcemil.records import read_evidence
 
 needs_spatialdata = pytest.mark.skipif(
-    importlib.util.find_spec("spatialdata") is None, reason="spatialdata is not installed: extra wsidata"
+    importlib.util.find_spec("spatialdata") is None,
+    reason="spatialdata is not installed: extra wsidata",
 )
 pytestmark = pytest.mark.filterwarnings("ignore")
 """Of the libraries below spatialdata, which are not ours to mend."""
@@ -70,7 +71,9 @@ def write_store(path, features, coords, *tables, tile_ids=None):
             {"tile_id": ids, "library_id": Categorical(["tiles"] * len(ids))}, index=ids.astype(str)
         )
         table = AnnData(X=features[order], obs=obs)
-        found[name] = TableModel.parse(table, region="tiles", region_key="library_id", instance_key="tile_id")
+        found[name] = TableModel.parse(
+            table, region="tiles", region_key="library_id", instance_key="tile_id"
+        )
     SpatialData(shapes={"tiles": ShapesModel.parse(shapes)}, tables=found).write(path)
 
 
@@ -89,9 +92,15 @@ def test_features_of_lazyslide_become_a_cohort(lazy, tmp_path):
         path = cohort.feature_file(row.slide_id)
         features = store.read(path, "features").astype(np.float32)
         write_store(
-            stores / f"{row.slide_id}.zarr", features, store.read(path, "coords"), "uni_tiles", "gce_tiles"
+            stores / f"{row.slide_id}.zarr",
+            features,
+            store.read(path, "coords"),
+            "uni_tiles",
+            "gce_tiles",
         )
-    result = gcemil("import", stores, "--labels", cohort.folder / "slides.csv", "--out", tmp_path / "new")
+    result = gcemil(
+        "import", stores, "--labels", cohort.folder / "slides.csv", "--out", tmp_path / "new"
+    )
     assert result.exit_code == 0, (result.output, result.exception)
     found = Cohort.load(tmp_path / "new")
     assert (found.card.encoder, found.card.patch_size_level0) == ("uni", PATCH)

@@ -84,7 +84,9 @@ def lay_out(given: Input, place: Path) -> Path:
 
 def list_targets(folder: Path, given: Input) -> list[Path]:
     """Files that may be damaged."""
-    return sorted({path for pattern in given.files for path in folder.glob(pattern) if path.is_file()})
+    return sorted(
+        {path for pattern in given.files for path in folder.glob(pattern) if path.is_file()}
+    )
 
 
 def read_input(given: Input, folder: Path, damaged: Path) -> str:
@@ -94,7 +96,9 @@ def read_input(given: Input, folder: Path, damaged: Path) -> str:
         for read in given.reads:
             error: BaseException | None = None
             if isinstance(read, str):
-                words = [word.format(damaged=damaged.relative_to(folder)) for word in shlex.split(read)]
+                words = [
+                    word.format(damaged=damaged.relative_to(folder)) for word in shlex.split(read)
+                ]
                 result = gcemil(*words)
                 error = result.exception
                 if not result.output.replace("\n", "").replace("\t", "").isprintable():

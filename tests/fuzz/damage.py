@@ -163,16 +163,24 @@ def change_array(random: Random, values: np.ndarray) -> Any:
     change = random.randrange(5)
     if change == 0:
         with np.errstate(all="ignore"):
-            return values.astype(random.choice(("f2", "f8", ">f4", "c8", "?", "i1", "i8", "u1", "S3")))
+            return values.astype(
+                random.choice(("f2", "f8", ">f4", "c8", "?", "i1", "i8", "u1", "S3"))
+            )
     if change == 1:
         shape = random.choice(((0,), (0, 2), (1, 1, 3), (values.size,), (5, 1), (*values.shape, 1)))
         return np.resize(values, shape)
     if change == 2:
-        return values[: random.randrange(max(1, len(np.atleast_1d(values))))] if values.ndim else values
+        return (
+            values[: random.randrange(max(1, len(np.atleast_1d(values))))]
+            if values.ndim
+            else values
+        )
     if change == 3:
         return np.zeros(3, dtype=[("a", "f4"), ("b", "i8")])
     wild = values.astype(np.float64)
-    wild.reshape(-1)[: random.choice((1, max(1, wild.size)))] = random.choice((np.nan, np.inf, 1e300, -1))
+    wild.reshape(-1)[: random.choice((1, max(1, wild.size)))] = random.choice(
+        (np.nan, np.inf, 1e300, -1)
+    )
     return wild
 
 
@@ -200,7 +208,9 @@ def change_hdf5(random: Random, path: Path) -> None:
             file.create_group(name)
             return
         is_numeric = isinstance(values, np.ndarray) and values.dtype.kind in "fiub"
-        made = file.create_dataset(name, data=change_array(random, values) if is_numeric else np.zeros(3))
+        made = file.create_dataset(
+            name, data=change_array(random, values) if is_numeric else np.zeros(3)
+        )
         made.attrs.update(attributes)
 
 

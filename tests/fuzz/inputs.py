@@ -50,7 +50,9 @@ class Input:
 
 def build_cohort(folder: Path, task: str = "classification") -> None:
     """Features, folds, truth, anchors and pairs of a few slides."""
-    cohort = make_cohort(folder / "cohort", task=task, n_cases=12, n_patches=6, anchors="anchors.h5")
+    cohort = make_cohort(
+        folder / "cohort", task=task, n_cases=12, n_patches=6, anchors="anchors.h5"
+    )
     write_folds(cohort, make_folds(cohort, n_folds=3))
     evidence = (np.arange(6) % 3 == 0).astype(np.uint8)
     truth = {"evidence": evidence, "concept": evidence, "region": evidence.astype(np.uint16)}
@@ -62,14 +64,17 @@ def build_cohort(folder: Path, task: str = "classification") -> None:
     )
     pairs = {"features": random.normal(size=(20, 8)), "anchor_space": random.normal(size=(20, 5))}
     store.write(
-        cohort.folder / "anchor_pairs.h5", {name: value.astype(np.float32) for name, value in pairs.items()}
+        cohort.folder / "anchor_pairs.h5",
+        {name: value.astype(np.float32) for name, value in pairs.items()},
     )
 
 
 def build_run(folder: Path) -> None:
     """A trained and measured run, its exported fold, and marks of a reviewer."""
     build_cohort(folder)
-    succeeded(*TRAIN.format(run=folder / "run").replace("cohort", str(folder / "cohort"), 1).split())
+    succeeded(
+        *TRAIN.format(run=folder / "run").replace("cohort", str(folder / "cohort"), 1).split()
+    )
     succeeded("diagnose", folder / "run", "--only", "snr", "--jobs", 1)
     succeeded("export", folder / "run", "--pretrained", folder / "model")
     torch.save(small_checkpoint("abmil", in_dim=8), folder / "weights.pt")
@@ -126,7 +131,12 @@ def build_tables(folder: Path) -> None:
     for name, lines in tables.items():
         foreign.write_table(folder / "tables" / name, *lines)
     book = Workbook()
-    for line in (("case_id", "slide_id", "label"), ("p0", "A", 1.0), ("p1", "B", 2), ("p2", "C", None)):
+    for line in (
+        ("case_id", "slide_id", "label"),
+        ("p0", "A", 1.0),
+        ("p1", "B", 2),
+        ("p2", "C", None),
+    ):
         book.active.append(line)
     book.save(folder / "tables" / "book.xlsx")
     foreign.write_table(folder / "splits" / "splits_0.csv", ",train,val,test", "0,A,B,C")
@@ -174,11 +184,15 @@ def build_annotations(folder: Path) -> None:
     for number in range(12):
         np.save(folder / "scores" / f"s{number:03d}_0.npy", np.arange(6) / 6)
     (folder / "scores" / "s000_0.npy").unlink()
-    store.write(folder / "scores" / "s000_0.h5", {"scores": np.arange(6) / 6, "coords": grid_coords(6)})
+    store.write(
+        folder / "scores" / "s000_0.h5", {"scores": np.arange(6) / 6, "coords": grid_coords(6)}
+    )
 
 
 def build_slide(folder: Path) -> None:
-    slides.write_slide(folder / "slides" / "a.tif", slides.tissue_image(512, 768, (128, 128, 640, 384)))
+    slides.write_slide(
+        folder / "slides" / "a.tif", slides.tissue_image(512, 768, (128, 128, 640, 384))
+    )
     (folder / "masks").mkdir()
     Image.new("L", (96, 64), 255).save(folder / "masks" / "a.png")
 

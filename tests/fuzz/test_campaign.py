@@ -19,7 +19,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("fuzz")
 
 
-@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in LONG)])
+@pytest.mark.parametrize(
+    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in LONG)]
+)
 def test_a_valid_input_is_read(place: Path, name: str) -> None:
     folder = lay_out(INPUTS[name], place)
     assert read_input(INPUTS[name], folder, list_targets(folder, INPUTS[name])[0]) == "read"
@@ -36,5 +38,7 @@ def test_a_bare_exception_is_a_finding(tmp_path: Path) -> None:
         raise KeyError("x")
 
     (tmp_path / "a.csv").write_text("a\n")
-    found = read_input(Input(lambda folder: None, ("a.csv",), (read,)), tmp_path, tmp_path / "a.csv")
+    found = read_input(
+        Input(lambda folder: None, ("a.csv",), (read,)), tmp_path, tmp_path / "a.csv"
+    )
     assert found.startswith("KeyError: 'x'")

@@ -20,7 +20,11 @@ def test_validate_looks_for_no_file_outside_the_cohort(tmp_path: Path) -> None:
     table = cohort.folder / "slides.csv"
     first = cohort.slides[0].slide_id
     table.write_text(table.read_text().replace(f"\n{first},", "\n../../outside,"))
-    said = [problem.what for problem in validate.validate(cohort.folder) if problem.where == "../../outside"]
+    said = [
+        problem.what
+        for problem in validate.validate(cohort.folder)
+        if problem.where == "../../outside"
+    ]
     assert any("cannot be a slide id" in what for what in said)
     assert not any("does not exist" in what for what in said)
 
@@ -45,5 +49,7 @@ def test_rows_of_folds_leave_out_what_is_no_number() -> None:
 
 def test_rubbish_in_the_log_of_a_grid_is_not_read_as_records(tmp_path: Path) -> None:
     results = Results(tmp_path)
-    results.log.write_text('{"key": "a", "event": "start"}\n' + "a,b,c\n" * 3 + '{"key": "b", "event": "sta')
+    results.log.write_text(
+        '{"key": "a", "event": "start"}\n' + "a,b,c\n" * 3 + '{"key": "b", "event": "sta'
+    )
     assert [record["key"] for record in read_log(results)] == ["a"]

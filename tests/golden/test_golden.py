@@ -84,7 +84,9 @@ def test_the_golden_run_is_as_it_was(cohorts, tmp_path, host, task):
 
 def measure(cohort: Path, out: Path, host: str) -> dict[str, dict]:
     """Predictions by mode and slide, selected patches by slide, and the figures of the diagnostics."""
-    settings = TrainSettings(host=HostSettings(name=host), evidence=EvidenceSettings(), epochs=6, seed=0)
+    settings = TrainSettings(
+        host=HostSettings(name=host), evidence=EvidenceSettings(), epochs=6, seed=0
+    )
     train_run(cohort, out, settings, folds=[0], jobs=1)
     fold = out / "fold_0"
     findings = {}
@@ -99,7 +101,9 @@ def measure(cohort: Path, out: Path, host: str) -> dict[str, dict]:
                 }
     return {
         "predictions": {name: read_predictions(fold / file) for name, file in FILES.items()},
-        "selected": {path.stem: read_selected(path) for path in sorted((fold / "evidence").glob("*.h5"))},
+        "selected": {
+            path.stem: read_selected(path) for path in sorted((fold / "evidence").glob("*.h5"))
+        },
         "findings": findings,
     }
 
@@ -108,7 +112,9 @@ def read_predictions(path: Path) -> dict[str, list[float]]:
     with path.open() as file:
         return {
             row["slide_id"]: [
-                round(float(value), 5) for name, value in row.items() if name.startswith(("prob_", "risk"))
+                round(float(value), 5)
+                for name, value in row.items()
+                if name.startswith(("prob_", "risk"))
             ]
             for row in csv.DictReader(file)
             if row["split"] == "test"

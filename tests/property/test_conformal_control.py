@@ -18,7 +18,9 @@ def agreement_tables(draw):
     """Any table of agreement, the whole bag agreeing with itself."""
     rows = draw(
         st.lists(
-            st.lists(st.booleans(), min_size=len(SIZES) - 1, max_size=len(SIZES) - 1), min_size=2, max_size=40
+            st.lists(st.booleans(), min_size=len(SIZES) - 1, max_size=len(SIZES) - 1),
+            min_size=2,
+            max_size=40,
         )
     )
     return np.array([[*row, True] for row in rows])
@@ -42,7 +44,9 @@ def test_a_smaller_risk_never_gets_a_smaller_size(agrees, alpha):
     strict = conformal_certificate(agrees, SIZES, alpha=alpha / 2)
     assert strict.fraction >= conformal_certificate(agrees, SIZES, alpha=alpha).fraction
     tested = binomial_certificate(agrees, SIZES, alpha=alpha / 2, confidence=0.9)
-    assert tested.fraction >= binomial_certificate(agrees, SIZES, alpha=alpha, confidence=0.9).fraction
+    assert (
+        tested.fraction >= binomial_certificate(agrees, SIZES, alpha=alpha, confidence=0.9).fraction
+    )
 
 
 @given(agreement_tables())

@@ -22,7 +22,9 @@ def bags(draw: st.DrawFn, max_patches: int = 8) -> tuple[Tensor, Tensor, Tensor]
     gates = draw(st.lists(units, min_size=n, max_size=n))
     responses = draw(st.lists(row, min_size=n, max_size=n))
     weights = draw(st.lists(st.floats(0.0, 5.0, allow_subnormal=False), min_size=m, max_size=m))
-    return tuple(torch.tensor(values, dtype=torch.float64) for values in (gates, responses, weights))
+    return tuple(
+        torch.tensor(values, dtype=torch.float64) for values in (gates, responses, weights)
+    )
 
 
 def with_gate(gates: Tensor, patch: int, value: float) -> Tensor:
@@ -53,7 +55,9 @@ def test_opening_a_gate_never_lowers_coverage(bag, data):
     gates, responses, _ = bag
     patch = data.draw(st.integers(0, len(gates) - 1))
     wider = with_gate(gates, patch, max(float(gates[patch]), data.draw(units)))
-    assert bool((anchor_coverage(wider, responses) >= anchor_coverage(gates, responses) - 1e-12).all())
+    assert bool(
+        (anchor_coverage(wider, responses) >= anchor_coverage(gates, responses) - 1e-12).all()
+    )
 
 
 @settings(deadline=None)

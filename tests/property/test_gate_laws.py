@@ -27,7 +27,9 @@ def test_gates_lie_in_the_unit_interval_and_agree_with_their_logarithms(
 @pytest.mark.parametrize("kind", sorted(GATES))
 @settings(deadline=None)
 @given(values=SCORE_LISTS, temperature=TEMPERATURES)
-def test_a_higher_score_never_has_a_lower_gate(kind: str, values: list[float], temperature: float) -> None:
+def test_a_higher_score_never_has_a_lower_gate(
+    kind: str, values: list[float], temperature: float
+) -> None:
     scores = torch.tensor(values).sort().values
     gates = Gate(kind, budget=0.3).eval()(scores.unique(), temperature=temperature).gates
     assert bool((gates.diff() >= -1e-6).all())
@@ -35,7 +37,10 @@ def test_a_higher_score_never_has_a_lower_gate(kind: str, values: list[float], t
 
 @pytest.mark.parametrize("kind", sorted(GATES))
 @settings(deadline=None)
-@given(values=st.lists(st.integers(-40, 40), min_size=2, max_size=30, unique=True), seed=st.integers(0, 99))
+@given(
+    values=st.lists(st.integers(-40, 40), min_size=2, max_size=30, unique=True),
+    seed=st.integers(0, 99),
+)
 def test_gates_follow_a_permutation_of_the_patches(kind: str, values: list[int], seed: int) -> None:
     scores = torch.tensor(values, dtype=torch.float64)
     order = torch.randperm(len(values), generator=torch.Generator().manual_seed(seed))
@@ -46,7 +51,9 @@ def test_gates_follow_a_permutation_of_the_patches(kind: str, values: list[int],
 
 
 @settings(deadline=None)
-@given(values=st.lists(st.integers(-1000, 1000), min_size=1, max_size=60, unique=True), budget=BUDGETS)
+@given(
+    values=st.lists(st.integers(-1000, 1000), min_size=1, max_size=60, unique=True), budget=BUDGETS
+)
 def test_distinct_scores_select_exactly_the_budget(values: list[int], budget: float) -> None:
     scores = torch.tensor(values, dtype=torch.float64)
     for kind in ("consecutive", "top_k"):
@@ -60,10 +67,14 @@ def test_distinct_scores_select_exactly_the_budget(values: list[int], budget: fl
     shift=st.integers(-500, 500),
     budget=st.sampled_from([0.05, 0.3]),
 )
-def test_a_shift_of_all_scores_changes_no_gate(values: list[int], shift: int, budget: float) -> None:
+def test_a_shift_of_all_scores_changes_no_gate(
+    values: list[int], shift: int, budget: float
+) -> None:
     scores = torch.tensor(values, dtype=torch.float64)
     count = budget_count(len(values), budget=budget)
-    torch.testing.assert_close(slide_centre(scores + shift, count), slide_centre(scores, count) + shift)
+    torch.testing.assert_close(
+        slide_centre(scores + shift, count), slide_centre(scores, count) + shift
+    )
     for kind in sorted(GATES):
         gate = Gate(kind, budget=budget).eval()
         torch.testing.assert_close(

@@ -19,7 +19,9 @@ def bags(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor]:
     gates = draw(st.lists(units, min_size=n, max_size=n))
     responses = draw(st.lists(row, min_size=n, max_size=n))
     weights = draw(st.lists(units, min_size=m, max_size=m))
-    return tuple(torch.tensor(values, dtype=torch.float64) for values in (gates, responses, weights))
+    return tuple(
+        torch.tensor(values, dtype=torch.float64) for values in (gates, responses, weights)
+    )
 
 
 options = st.fixed_dictionaries(
@@ -79,7 +81,9 @@ def test_selected_is_the_threshold_and_what_was_added(bag, chosen):
     start[recovery.added] = False
     thresholded = gates > 0.5
     assert int(start.sum()) + len(recovery.added) == int(recovery.selected.sum())
-    assert not bool((start & ~thresholded).any()) or (not bool(thresholded.any()) and int(start.sum()) == 1)
+    assert not bool((start & ~thresholded).any()) or (
+        not bool(thresholded.any()) and int(start.sum()) == 1
+    )
     assert bool((recovery.gains > 0).all())
 
 
@@ -120,7 +124,9 @@ def test_permuting_the_patches_permutes_the_evidence(seed, n_patches, scale, cho
 @given(bags(), options, st.data())
 def test_a_shortlist_confines_what_repair_adds(bag, chosen, data):
     gates, responses, weights = bag
-    shortlist = torch.tensor(data.draw(st.lists(st.booleans(), min_size=len(gates), max_size=len(gates))))
+    shortlist = torch.tensor(
+        data.draw(st.lists(st.booleans(), min_size=len(gates), max_size=len(gates)))
+    )
     recovery = recover(gates, responses, weights, shortlist=shortlist, **chosen)
     assert bool(shortlist[recovery.added].all())
     if recovery.stop_reason is StopReason.EXHAUSTED:

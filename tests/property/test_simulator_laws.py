@@ -35,7 +35,9 @@ def cases_of(name, seed, dials, n_slides=8):
     profile = PROFILES[name]
     plan = plan_classification if profile.task == "classification" else plan_factors
     resolved = Dials.model_validate({**profile.dials, **dials})
-    return resolved, plan(profile, resolved, prefix=name, n_slides=n_slides, patches=(150, 500), seed=seed)
+    return resolved, plan(
+        profile, resolved, prefix=name, n_slides=n_slides, patches=(150, 500), seed=seed
+    )
 
 
 def slides_of(name, seed, dials):
@@ -64,7 +66,10 @@ def components(cells, chosen, structure):
 def test_evidence_is_within_bounds_in_connected_regions_that_do_not_touch(name, seed, dials):
     for resolved, case, _, layout in slides_of(name, seed, dials):
         n_regions = int(layout.region.max())
-        if PROFILES[name].task == "classification" and not PROFILES[name].classes[int(case.target)].causes:
+        if (
+            PROFILES[name].task == "classification"
+            and not PROFILES[name].classes[int(case.target)].causes
+        ):
             assert not layout.evidence.any()
             continue
         assert resolved.evidence_min <= layout.evidence.mean() <= resolved.evidence_max
@@ -72,7 +77,10 @@ def test_evidence_is_within_bounds_in_connected_regions_that_do_not_touch(name, 
         by_sides, count_by_sides = components(layout.cells, layout.evidence, None)
         _, count_by_corners = components(layout.cells, layout.evidence, np.ones((3, 3)))
         assert count_by_sides == count_by_corners == n_regions
-        assert len(set(zip(by_sides.tolist(), layout.region.tolist(), strict=True)) - {(0, 0)}) == n_regions
+        assert (
+            len(set(zip(by_sides.tolist(), layout.region.tolist(), strict=True)) - {(0, 0)})
+            == n_regions
+        )
 
 
 @settings(max_examples=25, deadline=None)

@@ -18,14 +18,18 @@ def test_every_bag_is_in_exactly_one_window(events, window_size, generator):
 
 @given(events=events_with_one, window_size=st.integers(2, 40), generator=seeds)
 def test_windows_respect_the_size_and_differ_by_at_most_one(events, window_size, generator):
-    sizes = [len(w) for w in event_balanced_windows(events, window_size=window_size, generator=generator)]
+    sizes = [
+        len(w) for w in event_balanced_windows(events, window_size=window_size, generator=generator)
+    ]
     assert max(sizes) <= window_size
     assert max(sizes) - min(sizes) <= 1
     assert len(sizes) == -(-len(events) // window_size)
 
 
 @given(events=events_with_one, window_size=st.integers(2, 40), generator=seeds)
-def test_every_window_has_an_event_when_there_are_as_many_events_as_windows(events, window_size, generator):
+def test_every_window_has_an_event_when_there_are_as_many_events_as_windows(
+    events, window_size, generator
+):
     windows = event_balanced_windows(events, window_size=window_size, generator=generator)
     counts = [int(events[window].sum()) for window in windows]
     assert min(counts) >= min(1, int(events.sum()) // len(windows))

@@ -22,7 +22,9 @@ def draw_classes(n=80):
     # Rounded, so that many bags share a score.
     logits = np.round(draws.normal(size=(n, 3)) + np.eye(3)[labels], 1)
     shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    bags = FoldPredictions(np.arange(n).astype(str), ("a", "b", "c"), labels, np.zeros(n), {"full": shares})
+    bags = FoldPredictions(
+        np.arange(n).astype(str), ("a", "b", "c"), labels, np.zeros(n), {"full": shares}
+    )
     return bags, draws.integers(1, 4, size=(3, n)).astype(float)
 
 
@@ -43,12 +45,16 @@ def test_figures_of_a_class_are_those_of_scikit_learn():
     found = measure_classes(bags, "full", weights)
     predicted = bags.by_mode["full"].argmax(axis=1)
     for row, own in enumerate(weights):
-        precision, recall, f1, _ = precision_recall_fscore_support(bags.labels, predicted, sample_weight=own)
+        precision, recall, f1, _ = precision_recall_fscore_support(
+            bags.labels, predicted, sample_weight=own
+        )
         assert found["precision"][row] == pytest.approx(precision)
         assert found["sensitivity"][row] == pytest.approx(recall)
         assert found["f1"][row] == pytest.approx(f1)
         negative = own * (bags.labels != 0)
-        assert found["specificity"][row, 0] == pytest.approx(negative[predicted != 0].sum() / negative.sum())
+        assert found["specificity"][row, 0] == pytest.approx(
+            negative[predicted != 0].sum() / negative.sum()
+        )
 
 
 def draw_cases(n=60):
@@ -92,7 +98,9 @@ def test_brier_score_and_its_integral_are_those_of_scikit_survival():
     bags, outcome = draw_cases()
     at = choose_times(bags.targets, bags.labels == 1)
     survival = np.exp(-np.outer(np.exp(bags.by_mode["full"]), at / 20))
-    ours = measure_brier(bags.targets, bags.labels == 1, survival, np.ones((1, len(bags.targets))), at)
+    ours = measure_brier(
+        bags.targets, bags.labels == 1, survival, np.ones((1, len(bags.targets))), at
+    )
     _, theirs = brier_score(outcome, outcome, survival, at)
     assert ours[0] == pytest.approx(theirs)
     whole = integrated_brier_score(outcome, outcome, survival, at)

@@ -27,7 +27,9 @@ def test_simplex_gates_are_the_package_probabilities_over_their_maximum(
     output = Gate(kind)(scores, temperature=temperature)
     exact, bisected = CASES[kind]
     for probabilities in (exact(scores / temperature, dim=0), bisected(scores / temperature)):
-        torch.testing.assert_close(output.gates, probabilities / probabilities.max(), rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(
+            output.gates, probabilities / probabilities.max(), rtol=1e-6, atol=1e-8
+        )
     assert torch.equal(output.selected, exact(scores / temperature, dim=0) > 0)
 
 

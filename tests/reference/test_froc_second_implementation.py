@@ -28,7 +28,9 @@ def flooded(cells):
 def chosen_threshold(slides):
     """The highest score at which the mean Dice of the slides with lesions is best."""
     best, chosen = -1.0, None
-    for threshold in sorted({score for scores, _, _ in slides for score in scores.values()}, reverse=True):
+    for threshold in sorted(
+        {score for scores, _, _ in slides for score in scores.values()}, reverse=True
+    ):
         found = []
         for scores, positive, _ in slides:
             marked = {cell for cell, score in scores.items() if score >= threshold}
@@ -55,7 +57,9 @@ def paper_froc(slides, threshold):
         for level in {top for top, _ in events}:
             admitted = [hit for top, hit in events if top >= level]
             if sum(not hit for hit in admitted) / len(slides) <= rate:
-                reached = max(reached, len({lesion for hit in admitted for lesion in hit}) / lesions)
+                reached = max(
+                    reached, len({lesion for hit in admitted for lesion in hit}) / lesions
+                )
         values.append(reached)
     return float(np.mean(values))
 
@@ -68,18 +72,25 @@ def official_froc(slides, threshold):
         own = [0.0] * len(groups)
         for candidate in flooded([cell for cell, score in scores.items() if score >= threshold]):
             # Patches are listed in raster order; the first of the highest is the point.
-            point = max(sorted(candidate, key=lambda cell: (cell[1], cell[0])), key=lambda cell: scores[cell])
+            point = max(
+                sorted(candidate, key=lambda cell: (cell[1], cell[0])),
+                key=lambda cell: scores[cell],
+            )
             struck = [number for number, lesion in enumerate(groups) if point in lesion]
             if struck:
                 own[struck[0]] = max(own[struck[0]], scores[point])
             else:
                 wrong.append(scores[point])
-        per_lesion += [value for value, lesion in zip(own, groups, strict=True) if not lesion & isolated]
+        per_lesion += [
+            value for value, lesion in zip(own, groups, strict=True) if not lesion & isolated
+        ]
     if not per_lesion:
         return None
     levels = sorted({*wrong, *(value for value in per_lesion if value > 0)})
     false = [sum(value >= level for value in wrong) / len(slides) for level in levels] + [0.0]
-    found = [sum(value >= level for value in per_lesion) / len(per_lesion) for level in levels] + [0.0]
+    found = [sum(value >= level for value in per_lesion) / len(per_lesion) for level in levels] + [
+        0.0
+    ]
     return float(np.mean(np.interp(OFFICIAL, false[::-1], found[::-1])))
 
 
@@ -91,16 +102,24 @@ def random_slide(generator, name):
     for _ in range(generator.integers(0, 4)):
         x, y = cells[generator.integers(len(cells))]
         positive |= {
-            cell for cell in cells if abs(cell[0] - x) + abs(cell[1] - y) <= generator.integers(0, 2)
+            cell
+            for cell in cells
+            if abs(cell[0] - x) + abs(cell[1] - y) <= generator.integers(0, 2)
         }
-    scores = {cell: float(generator.integers(1, 10) + 3 * (cell in positive)) / 20 for cell in cells}
+    scores = {
+        cell: float(generator.integers(1, 10) + 3 * (cell in positive)) / 20 for cell in cells
+    }
     groups = flooded(positive)
     isolated = [bool(generator.random() < 0.3) for _ in groups]
     number = {cell: index + 1 for index, group in enumerate(groups) for cell in group}
     lesion = np.array([number.get(cell, 0) for cell in cells])
-    truth = SlideTruth(name, np.array(cells), lesion > 0, lesion, np.array(isolated, dtype=bool), True)
+    truth = SlideTruth(
+        name, np.array(cells), lesion > 0, lesion, np.array(isolated, dtype=bool), True
+    )
     judged = MappedSlide(truth, {RULE: np.array([scores[cell] for cell in cells])})
-    left_out = {cell for group, small in zip(groups, isolated, strict=True) if small for cell in group}
+    left_out = {
+        cell for group, small in zip(groups, isolated, strict=True) if small for cell in group
+    }
     return judged, (scores, positive, left_out)
 
 
@@ -112,6 +131,10 @@ def test_both_scores_equal_the_second_implementation(seed):
     rows, _ = localisation_rows([one for one, _ in val], [one for one, _ in test])
     threshold = chosen_threshold([other for _, other in val])
     assert rows[0].values["map_threshold"] == threshold
-    assert rows[0].values["froc"] == pytest.approx(paper_froc([other for _, other in test], threshold))
+    assert rows[0].values["froc"] == pytest.approx(
+        paper_froc([other for _, other in test], threshold)
+    )
     expected = official_froc([other for _, other in test], threshold)
-    assert rows[0].values["froc_official"] == (None if expected is None else pytest.approx(expected))
+    assert rows[0].values["froc_official"] == (
+        None if expected is None else pytest.approx(expected)
+    )

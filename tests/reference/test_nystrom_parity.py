@@ -10,7 +10,9 @@ from gcemil.hosts.nystrom import NystromAttention
 def make_pair(seed=0):
     """Our layer and the PyPI one with the same weights."""
     torch.manual_seed(seed)
-    theirs = nystrom_attention.NystromAttention(dim=512, dim_head=64, heads=8, num_landmarks=256).eval()
+    theirs = nystrom_attention.NystromAttention(
+        dim=512, dim_head=64, heads=8, num_landmarks=256
+    ).eval()
     ours = NystromAttention(512).eval()
     ours.qkv.load_state_dict(theirs.to_qkv.state_dict())
     ours.value_conv.load_state_dict(theirs.res_conv.state_dict())
@@ -50,4 +52,6 @@ def test_gradients_are_those_of_the_pypi_layer():
         (layer(given) * upstream).sum().backward()
         gradients.append(given.grad.reshape(300, 512))
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(ours.qkv.weight.grad, theirs.to_qkv.weight.grad, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(
+        ours.qkv.weight.grad, theirs.to_qkv.weight.grad, rtol=1e-3, atol=1e-3
+    )

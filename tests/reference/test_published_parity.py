@@ -52,7 +52,11 @@ def published(name, host=None, *, network=None):
     """The host with the recipe's weights; `network` is the word before the slash where the file has several."""
     tensors, _ = drawn_weights(name)
     if network is not None:
-        tensors = {key.removeprefix(f"{network}/"): value for key, value in tensors.items() if network in key}
+        tensors = {
+            key.removeprefix(f"{network}/"): value
+            for key, value in tensors.items()
+            if network in key
+        }
     return read_published(host or name, tensors)
 
 
@@ -66,7 +70,11 @@ def without_dropout(host):
 def agree(found, expected, tolerance=1e-5):
     expected = torch.as_tensor(expected, dtype=torch.float32).squeeze()
     # Long vectors of the files are cut.
-    found = found.detach().squeeze()[..., : expected.shape[-1]] if expected.ndim else found.detach().squeeze()
+    found = (
+        found.detach().squeeze()[..., : expected.shape[-1]]
+        if expected.ndim
+        else found.detach().squeeze()
+    )
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
 
 
@@ -77,7 +85,9 @@ def test_recipe_gives_the_weights_and_inputs_of_the_file(name):
     digest = hashlib.sha256(b"".join(array.astype("<f4").tobytes() for array in drawn))
     assert digest.hexdigest() == told["weights"]["sha256"]
     for bag, recipe in told["input"]["bags"].items():
-        assert hashlib.sha256(drawn_bag(name, bag).numpy().tobytes()).hexdigest() == recipe["sha256"]
+        assert (
+            hashlib.sha256(drawn_bag(name, bag).numpy().tobytes()).hexdigest() == recipe["sha256"]
+        )
 
 
 @torch.no_grad()
@@ -130,7 +140,10 @@ def test_transmil_agrees(bag):
     agree(output.logits, told["outputs"][f"eval_{bag}"]["logits"])
     agree(output.scores, told["outputs"][f"eval_{bag}"]["class_token_row"])
     trained = without_dropout(host)(features, target=LABEL)
-    agree(F.cross_entropy(trained.logits, LABEL), told["outputs"][f"train_label1_{bag}"]["cross_entropy"])
+    agree(
+        F.cross_entropy(trained.logits, LABEL),
+        told["outputs"][f"train_label1_{bag}"]["cross_entropy"],
+    )
     # The version the authors pin answers otherwise, as docs/hosts.md says.
     pinned = torch.tensor(told["outputs_nystrom_0.0.9"][f"eval_{bag}"]["logits"][0])
     assert (output.logits - pinned).abs().max() > 0.4
@@ -149,7 +162,9 @@ def test_dsmil_agrees(name):
     agree(output.scores.softmax(dim=0), np.array(expected["A"])[:, predicted])
     agree(output.bag_feature.view(2, -1), expected["B"])
     one_hot = F.one_hot(LABEL, 2).float()
-    agree(F.binary_cross_entropy_with_logits(output.logits, one_hot), told["loss_label1"]["bag_loss"])
+    agree(
+        F.binary_cross_entropy_with_logits(output.logits, one_hot), told["loss_label1"]["bag_loss"]
+    )
     max_loss = F.binary_cross_entropy_with_logits(output.auxiliary_logits["max"], one_hot)
     agree(max_loss, told["loss_label1"]["max_loss"])
     assert host.task_weights == {"bag": 0.5, "max": 0.5}
@@ -185,7 +200,9 @@ def coords_in_groups(groups, n_patches):
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs"), [("afs", "AFS"), ("max", "MaxS"), ("maxmin", "MaxMinS")], ids=["afs", "max", "maxmin"]
+    ("ours", "theirs"),
+    [("afs", "AFS"), ("max", "MaxS"), ("maxmin", "MaxMinS")],
+    ids=["afs", "max", "maxmin"],
 )
 @torch.no_grad()
 def test_dtfd_agrees(ours, theirs):
@@ -238,7 +255,9 @@ def test_mhim_student_and_teacher_agree():
     tokens, attention_logits = host.teacher(features)
     agree(attention_logits, told["eval_teacher"]["attention_raw"])
     agree(attention_logits.softmax(dim=0) @ tokens, told["teacher"]["cls_feat"])
-    agree(host.teacher.head(attention_logits.softmax(dim=0) @ tokens), told["eval_teacher"]["logits"])
+    agree(
+        host.teacher.head(attention_logits.softmax(dim=0) @ tokens), told["eval_teacher"]["logits"]
+    )
 
 
 @pytest.mark.parametrize("case", ["random.5_high.01_share.5", "low.8_high.03_share1"])
@@ -337,7 +356,9 @@ def test_every_loss_of_hdmil_agrees_under_given_noise(monkeypatch):
     agree(output.logits, told["logits"])
     for ours, theirs in TERMS.items():
         agree(output.losses[ours] / WEIGHTS[ours], told[theirs])
-    total = host.task_weights["bag"] * F.cross_entropy(output.logits, LABEL) + sum(output.losses.values())
+    total = host.task_weights["bag"] * F.cross_entropy(output.logits, LABEL) + sum(
+        output.losses.values()
+    )
     agree(total, told["total_loss"])
     _, subtyped = trained_hdmil(monkeypatch, subtyping=True)
     expected = facts("hdmil")["outputs"]["train_label1_subtyping_true"]["instance_loss"]
@@ -349,14 +370,20 @@ def test_gradients_of_hdmils_losses_agree(ours, monkeypatch):
     host, output = trained_hdmil(monkeypatch)
     score = host.attention.score
     parameters = [host.project[0].weight, score.weight, score.bias]
-    gradients = torch.autograd.grad(output.losses[ours] / WEIGHTS[ours], parameters, allow_unused=True)
+    gradients = torch.autograd.grad(
+        output.losses[ours] / WEIGHTS[ours], parameters, allow_unused=True
+    )
     norms = [0.0 if gradient is None else float(gradient.norm()) for gradient in gradients]
-    expected = facts("hdmil")["outputs"]["train_label1_subtyping_false"]["gradient_norms"][TERMS[ours]]
+    expected = facts("hdmil")["outputs"]["train_label1_subtyping_false"]["gradient_norms"][
+        TERMS[ours]
+    ]
     assert norms == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.parametrize("term", ["prediction_match", "feature_match"])
-def test_hdmils_joint_weights_are_charged_for_their_scale_and_ours_for_what_is_dropped(term, monkeypatch):
+def test_hdmils_joint_weights_are_charged_for_their_scale_and_ours_for_what_is_dropped(
+    term, monkeypatch
+):
     """Why the smaller terms of per-class weights are not scaled up: with every patch kept there is nothing to distil."""
     dropped = {
         kind: float(trained_hdmil(monkeypatch, normalisation=kind)[1].losses[term].detach())

@@ -18,7 +18,9 @@ with warnings.catch_warnings():
 SEEDS = range(6)
 
 
-def tied_window(seed: int, *, n: int = 32, n_times: int = 8) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def tied_window(
+    seed: int, *, n: int = 32, n_times: int = 8
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Risks on a coarse grid and few distinct times: ties of both kinds, across events and censorings."""
     generator = np.random.default_rng(seed)
     risks = generator.integers(-6, 7, size=n) / 3
@@ -26,7 +28,9 @@ def tied_window(seed: int, *, n: int = 32, n_times: int = 8) -> tuple[np.ndarray
     return risks, times, generator.random(n) < 0.6
 
 
-def torchsurv_loss(risks: torch.Tensor, times: torch.Tensor, events: torch.Tensor, ties: str) -> torch.Tensor:
+def torchsurv_loss(
+    risks: torch.Tensor, times: torch.Tensor, events: torch.Tensor, ties: str
+) -> torch.Tensor:
     """torchsurv's sum over our mean's count: its own mean is over distinct event times when there are ties."""
     with warnings.catch_warnings():
         # torchsurv announces every tie; ties are what this test is about.
@@ -40,7 +44,9 @@ def torchsurv_loss(risks: torch.Tensor, times: torch.Tensor, events: torch.Tenso
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("n_times", [8, 10_000], ids=["ties", "no ties"])
 def test_cox_loss_and_gradient_equal_torchsurvs(seed, ties, n_times, dtype):
-    risks, times, events = (torch.from_numpy(column) for column in tied_window(seed, n_times=n_times))
+    risks, times, events = (
+        torch.from_numpy(column) for column in tied_window(seed, n_times=n_times)
+    )
     # torchsurv computes in float32 whatever it is given; ours in float64 shows that its rounding is all that differs.
     ours_at, theirs_at = risks.to(dtype).requires_grad_(), risks.float().requires_grad_()
     ours, theirs = (
@@ -65,4 +71,6 @@ def test_the_c_index_is_that_of_scikit_survival(seed, n_times):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_c_index_equals_lifelines_of_minus_the_risk(seed):
     risks, times, events = tied_window(seed, n=80)
-    assert c_index(risks, times, events) == pytest.approx(concordance_index(times, -risks, events), abs=1e-12)
+    assert c_index(risks, times, events) == pytest.approx(
+        concordance_index(times, -risks, events), abs=1e-12
+    )

@@ -11,7 +11,8 @@ from gcemil.bags.foreign.cohort_import import import_cohort
 
 def test_torchmil_and_the_importer_read_the_same_bag(tmp_path):
     root = torchmil_set(
-        tmp_path / "root", {"a": (grid(8, 512), 1, [1, 0, 0, 0, 0, 0, 0, 1]), "b": (grid(4, 512), 0, [0] * 4)}
+        tmp_path / "root",
+        {"a": (grid(8, 512), 1, [1, 0, 0, 0, 0, 0, 0, 1]), "b": (grid(4, 512), 0, [0] * 4)},
     )
     import_cohort(root, tmp_path / "c")
     cohort = Cohort.load(tmp_path / "c")

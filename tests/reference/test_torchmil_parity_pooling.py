@@ -69,10 +69,14 @@ def test_dsmil_with_one_output_agrees_with_torchmil(n):
     twin.q_nn.load_state_dict(host.query.state_dict())
     twin.bag_classifier.load_state_dict(host.head.state_dict())
     output = host(features)
-    logit, attention, instance_logits = twin(features.unsqueeze(0), return_att=True, return_inst_pred=True)
+    logit, attention, instance_logits = twin(
+        features.unsqueeze(0), return_att=True, return_inst_pred=True
+    )
     torch.testing.assert_close(output.logits, logit, **close)
     torch.testing.assert_close(output.scores.softmax(dim=0), attention[0, :, 0], **close)
-    torch.testing.assert_close(host.embed(features).instance_logits[:, 0], instance_logits[0], **close)
+    torch.testing.assert_close(
+        host.embed(features).instance_logits[:, 0], instance_logits[0], **close
+    )
     torch.testing.assert_close(output.auxiliary_logits["max"][0], instance_logits.max(), **close)
 
 
@@ -84,9 +88,15 @@ def test_dtfd_tiers_agree_with_two_torchmil_attention_pools(n):
     first, second = (AttentionPool(in_dim=512, att_dim=128, gated=True) for _ in range(2))
     copy_attention(first, host.attention)
     copy_attention(second, host.bag_attention)
-    output, tokens, groups = host(features, coords), host.embed(features).tokens, group_of(coords, 4)
+    output, tokens, groups = (
+        host(features, coords),
+        host.embed(features).tokens,
+        group_of(coords, 4),
+    )
     pooled = torch.cat([first(tokens[groups == g].unsqueeze(0)) for g in groups.unique()])
-    tier_one = torch.stack([output.auxiliary_logits[f"tier1_{g}"] for g in groups.unique().tolist()])
+    tier_one = torch.stack(
+        [output.auxiliary_logits[f"tier1_{g}"] for g in groups.unique().tolist()]
+    )
     torch.testing.assert_close(tier_one, host.group_head(pooled), **close)
     torch.testing.assert_close(output.bag_feature, second(pooled.unsqueeze(0))[0], **close)
 
@@ -94,7 +104,12 @@ def test_dtfd_tiers_agree_with_two_torchmil_attention_pools(n):
 def test_smooth_svm_is_the_log_partition_of_augmented_margins():
     # torchmil's own version spreads targets over the wrong axis, so the authority is the formula.
     # Berrada et al. 2018 with k = 1, tau = alpha = 1: log sum_j exp(1[j != y] + x_j) - x_y.
-    logits, targets = 3 * torch.randn(16, 2, generator=torch.Generator().manual_seed(1)), torch.arange(16) % 2
+    logits, targets = (
+        3 * torch.randn(16, 2, generator=torch.Generator().manual_seed(1)),
+        torch.arange(16) % 2,
+    )
     margin = 1 - F.one_hot(targets, 2)
-    expected = (logits + margin).logsumexp(dim=1) - logits.gather(1, targets.unsqueeze(1)).squeeze(1)
+    expected = (logits + margin).logsumexp(dim=1) - logits.gather(1, targets.unsqueeze(1)).squeeze(
+        1
+    )
     torch.testing.assert_close(instance_loss(logits, targets == 1).mean(), expected.mean(), **close)

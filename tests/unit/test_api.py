@@ -34,7 +34,9 @@ def fitted():
     return gcemil.fit([(bag, GRID) for bag in make_bags()], LABELS, epochs=12)
 
 
-@pytest.mark.parametrize("module", ["api", "bags.bag", "evidence.anchors", "exports.evidence", "hosts.table"])
+@pytest.mark.parametrize(
+    "module", ["api", "bags.bag", "evidence.anchors", "exports.evidence", "hosts.table"]
+)
 def test_the_examples_of_the_docstrings_run(module):
     result = doctest.testmod(importlib.import_module(f"gcemil.{module}"))
     assert result.attempted
@@ -200,7 +202,10 @@ def test_evidence_is_a_table_a_picture_and_a_file(fitted, tmp_path):
 
 
 def test_evidence_of_a_case_names_its_slides(fitted, tmp_path):
-    slides = [gcemil.slide_bag(name, bag.numpy(), GRID) for name, bag in zip("ab", make_bags(2), strict=True)]
+    slides = [
+        gcemil.slide_bag(name, bag.numpy(), GRID)
+        for name, bag in zip("ab", make_bags(2), strict=True)
+    ]
     evidence = fitted.explain(gcemil.case_bag("case", slides))
     assert evidence.to_frame().slide_id.value_counts().to_dict() == {"a": 40, "b": 40}
     assert evidence.scores.shape == (80,)
@@ -306,7 +311,9 @@ def test_an_audit_of_a_fitted_model_has_its_evidence_and_its_attention(fitted):
     assert list(table.rule.unique()) == ["evidence", "attention", "random"]
     own = table[table.rule == "evidence"].iloc[1]
     evidence = fitted.explain((make_bags()[1], GRID))
-    assert own.phi_kept == pytest.approx(evidence.kept[max(evidence.prediction, key=evidence.prediction.get)])
+    assert own.phi_kept == pytest.approx(
+        evidence.kept[max(evidence.prediction, key=evidence.prediction.get)]
+    )
     assert own["sufficient@0.05"] == evidence.slides[0].is_sufficient
     assert own["necessary@0.05"] == evidence.slides[0].is_necessary
 

@@ -14,7 +14,9 @@ A, B, NOTHING = 0, 1, 3
 def make_votes(*votes):
     """One patch per vote, and a model whose logits are six times the mean vote, with a class c in the lead of nobody."""
     bag = torch.eye(4)[torch.tensor(votes)]
-    model = gcemil.wrap(lambda rows: 6 * rows.mean(dim=0)[:3], 2, patches=torch.eye(4).repeat(10, 1))
+    model = gcemil.wrap(
+        lambda rows: 6 * rows.mean(dim=0)[:3], 2, patches=torch.eye(4).repeat(10, 1)
+    )
     return model, bag
 
 

@@ -45,7 +45,8 @@ def test_a_wrong_file_names_itself_the_field_and_the_value(tmp_path, text, messa
 
 def test_overrides_reach_into_the_tree_and_keep_types():
     changed = with_overrides(
-        TrainSettings(), ["evidence.budget=0.1", "evidence.recovery.repair=false", "host.name=transmil"]
+        TrainSettings(),
+        ["evidence.budget=0.1", "evidence.recovery.repair=false", "host.name=transmil"],
     )
     assert changed.evidence.budget == 0.1
     assert changed.evidence.recovery == RecoverySettings(repair=False)
@@ -125,7 +126,9 @@ def test_a_host_is_built_with_the_options_of_the_host_table_unless_the_settings_
 
 
 def test_a_host_without_a_publication_is_refused():
-    with pytest.raises(ConfigError, match="Host 'mine:Host' has no published settings. Those with: abmil"):
+    with pytest.raises(
+        ConfigError, match="Host 'mine:Host' has no published settings. Those with: abmil"
+    ):
         published("mine:Host")
 
 

@@ -44,11 +44,18 @@ def test_the_order_takes_the_evidence_first_and_score_and_contribution_decide_al
     explanation = explain_bag(model, bag)
     output, selected = explanation.output, explanation.recovery.selected
     size = int(selected.sum())
-    assert set(ranking(explanation.order)[:size].tolist()) == set(selected.nonzero().ravel().tolist())
-    ranks = [values.argsort().argsort().double() for values in (output.scores, output.answer.contributions)]
+    assert set(ranking(explanation.order)[:size].tolist()) == set(
+        selected.nonzero().ravel().tolist()
+    )
+    ranks = [
+        values.argsort().argsort().double()
+        for values in (output.scores, output.answer.contributions)
+    ]
     rest = ~selected
     # Ranks of the product count from 1.
-    torch.testing.assert_close(explanation.order[rest].double(), (ranks[0] + ranks[1])[rest] / 2 + 1)
+    torch.testing.assert_close(
+        explanation.order[rest].double(), (ranks[0] + ranks[1])[rest] / 2 + 1
+    )
 
 
 def test_the_discrete_prediction_is_the_host_on_the_selected_rows_alone():
@@ -73,11 +80,16 @@ def test_recovery_takes_the_settings_and_the_predicted_class(n_outputs):
     model = make_model(n_outputs, recovery=settings)
     with torch.no_grad():
         for parameter in model.utility.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+            parameter.copy_(
+                torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+            )
     output = explain_bag(model, make_slide()).output
     found = recover_evidence(model, output, None)
     expected = recover(
-        output.gates, output.responses, model.anchor_weights(output.full_logits).detach(), **settings
+        output.gates,
+        output.responses,
+        model.anchor_weights(output.full_logits).detach(),
+        **settings,
     )
     assert torch.equal(found.selected, expected.selected)
     torch.testing.assert_close(found.targets, expected.targets)
@@ -103,14 +115,18 @@ def test_every_recovery_setting_is_honoured(changed, value):
         for model in (plain, other):
             model.utility.raw_weights.copy_(torch.arange(12.0).reshape(3, 4) / 4)
     one, two = (explain_bag(model, make_slide()).recovery for model in (plain, other))
-    differs = not torch.equal(one.selected, two.selected) or not torch.equal(one.targets, two.targets)
+    differs = not torch.equal(one.selected, two.selected) or not torch.equal(
+        one.targets, two.targets
+    )
     assert differs
 
 
 def test_a_patch_that_the_prediction_does_not_rest_on_is_no_evidence():
     bag = make_slide(200)
     with_riders, without = (
-        explain_bag(make_model(recovery={"repair": False, "drop_free_riders": drops}, budget=0.3), bag)
+        explain_bag(
+            make_model(recovery={"repair": False, "drop_free_riders": drops}, budget=0.3), bag
+        )
         for drops in (False, True)
     )
     dropped = with_riders.recovery.selected & ~without.recovery.selected
@@ -126,7 +142,10 @@ def test_the_verdict_of_the_evidence_is_that_of_its_own_interventions():
     explanation = explain_bag(model, bag)
     evidence = slide_evidence(model, bag, explanation)[0]
     asked = Interventions(model.host, torch.from_numpy(bag.features), torch.from_numpy(bag.coords))
-    selected, predicted = explanation.recovery.selected, int(explanation.output.full_logits.argmax())
+    selected, predicted = (
+        explanation.recovery.selected,
+        int(explanation.output.full_logits.argmax()),
+    )
     full, kept, removed = (
         class_probability(found.logits, predicted)
         for found in (asked.full(), asked.kept(selected), asked.removed(selected))
@@ -136,7 +155,9 @@ def test_the_verdict_of_the_evidence_is_that_of_its_own_interventions():
 
 
 def test_without_repair_the_evidence_is_what_the_gate_opened():
-    explanation = explain_bag(make_model(recovery={"repair": False, "max_fraction": 1.0}), make_slide())
+    explanation = explain_bag(
+        make_model(recovery={"repair": False, "max_fraction": 1.0}), make_slide()
+    )
     assert torch.equal(explanation.recovery.selected, explanation.output.opened)
     assert len(explanation.recovery.added) == 0
 
@@ -144,7 +165,12 @@ def test_without_repair_the_evidence_is_what_the_gate_opened():
 @pytest.mark.parametrize("gate", GATES)
 def test_every_gate_is_repaired(gate):
     """A gate that is left out of repair would have another C-D gap for that reason alone."""
-    recovery = {"coverage_target": 0.99, "max_fraction": 1.0, "reachable": True, "min_weight_share": 0.0}
+    recovery = {
+        "coverage_target": 0.99,
+        "max_fraction": 1.0,
+        "reachable": True,
+        "min_weight_share": 0.0,
+    }
     explanation = explain_bag(make_model(recovery=recovery, gate=gate), make_slide())
     found = explanation.recovery
     assert len(found.added) > 0 or bool((found.coverage >= found.targets - 1e-6).all())
@@ -163,7 +189,8 @@ def test_repair_adds_from_the_shortlist_alone():
 def test_prototypes_are_shown_but_do_not_repair():
     bank = AnchorBank.prototypes(torch.from_numpy(make_slide(seed=4).features), 4)
     shown, asked = (
-        explain_bag(make_model(bank=bank, ground_prototypes=ground), make_slide()) for ground in (False, True)
+        explain_bag(make_model(bank=bank, ground_prototypes=ground), make_slide())
+        for ground in (False, True)
     )
     assert torch.equal(shown.recovery.selected, shown.output.opened)
     assert len(asked.recovery.added) > 0
@@ -187,7 +214,9 @@ def test_evidence_grows_by_score_until_it_says_what_the_gates_say():
 
     assert gap(before) > 0.002 >= gap(found)
     added = found.recovery.added
-    assert int(found.recovery.selected.sum()) == int(before.recovery.selected.sum()) + len(added) > 0
+    assert (
+        int(found.recovery.selected.sum()) == int(before.recovery.selected.sum()) + len(added) > 0
+    )
     scores = found.output.scores[added]
     assert scores.tolist() == sorted(scores.tolist(), reverse=True)
     assert bool((found.recovery.gains >= 0).all())

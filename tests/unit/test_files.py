@@ -100,7 +100,9 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
         read_text(path)
 
 
-@pytest.mark.parametrize("text", ["[1", "a: b: c", "[" * 5000, "!!python/object:os.system {}", "x: \x00"])
+@pytest.mark.parametrize(
+    "text", ["[1", "a: b: c", "[" * 5000, "!!python/object:os.system {}", "x: \x00"]
+)
 def test_bad_yaml_is_one_sentence(text):
     with pytest.raises(InputError, match="settings"):
         parse_yaml(text, "settings")
@@ -133,7 +135,10 @@ def test_a_folder_has_one_writer_at_a_time_and_says_who(tmp_path):
 
 
 def test_a_yaml_alias_is_read(tmp_path):
-    assert parse_yaml("a: &a {x: 1}\nb: {<<: *a, y: 2}", "grid") == {"a": {"x": 1}, "b": {"x": 1, "y": 2}}
+    assert parse_yaml("a: &a {x: 1}\nb: {<<: *a, y: 2}", "grid") == {
+        "a": {"x": 1},
+        "b": {"x": 1, "y": 2},
+    }
 
 
 def test_yaml_is_plain_data():
@@ -177,8 +182,12 @@ def test_a_record_of_another_shape_is_named_with_what_is_wrong(tmp_path, text, m
 
 @pytest.mark.parametrize("text", ["inf", "-Infinity", "nan", "1e200"])
 def test_a_text_that_becomes_a_wild_number_is_refused(text):
-    assert validate_as({"auc": "0.5"}, dict[str, float], "metrics.json") == {"auc": pytest.approx(0.5)}
-    with pytest.raises(InputError, match=r"metrics\.json is not what it should be \(.* (finite|larger)"):
+    assert validate_as({"auc": "0.5"}, dict[str, float], "metrics.json") == {
+        "auc": pytest.approx(0.5)
+    }
+    with pytest.raises(
+        InputError, match=r"metrics\.json is not what it should be \(.* (finite|larger)"
+    ):
         validate_as({"auc": text}, dict[str, float], "metrics.json")
 
 
@@ -205,7 +214,10 @@ def test_a_folder_is_replaced_as_a_whole_or_not_at_all(tmp_path):
     assert {path.name for path in folder.iterdir()} == {"old", "kept", "both"}
     with replace_folder(folder, keep=lambda name: name != "old") as aside:
         write_text(aside / "both", "after")
-    assert {path.name: path.read_text() for path in folder.iterdir()} == {"kept": "before", "both": "after"}
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {
+        "kept": "before",
+        "both": "after",
+    }
     assert list(tmp_path.iterdir()) == [folder]
 
 

@@ -67,7 +67,9 @@ def test_keeping_nothing_is_refused():
 
 
 @pytest.mark.parametrize("ask", ["kept", "removed"])
-@pytest.mark.parametrize("selected", [torch.ones(4, dtype=torch.bool), torch.tensor([0, 2]), torch.ones(3)])
+@pytest.mark.parametrize(
+    "selected", [torch.ones(4, dtype=torch.bool), torch.tensor([0, 2]), torch.ones(3)]
+)
 def test_a_selection_that_is_no_mask_over_the_bag_is_refused(ask, selected):
     with pytest.raises(BagError, match="bool mask over the bag's 3 patches"):
         getattr(Interventions(MeanHost(), FEATURES), ask)(selected)

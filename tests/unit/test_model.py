@@ -66,7 +66,9 @@ def test_scores_are_the_selector_on_attention_contributions_and_presence(bag):
 def test_presence_weighs_the_concepts_of_each_class_by_its_probability():
     model = wrapped(prepared_host("abmil"))
     # Class 0 looks for anchor 0 alone, class 1 for anchor 1, class 2 for both.
-    wanted = torch.tensor([[4.0, 1e-9, 1e-9, 1e-9], [1e-9, 2.0, 1e-9, 1e-9], [1.0, 1.0, 1e-9, 1e-9]])
+    wanted = torch.tensor(
+        [[4.0, 1e-9, 1e-9, 1e-9], [1e-9, 2.0, 1e-9, 1e-9], [1.0, 1.0, 1e-9, 1e-9]]
+    )
     model.utility.raw_weights.copy_(wanted.expm1().log() / WEIGHT_GAIN)
     responses = torch.eye(4)[:2] * 0.5
     certain, torn = torch.tensor([50.0, 0.0, 0.0]), torch.tensor([0.0, 0.0, -50.0])
@@ -89,9 +91,12 @@ def test_a_term_that_is_switched_off_has_no_say(bag, term):
 def test_prototypes_have_no_say_in_the_score_unless_they_are_asked(bag):
     bank = AnchorBank.prototypes(tensor_bag(60, seed=3)[0], 4)
     shown, asked = (
-        wrapped(prepared_host("abmil"), bank=bank, ground_prototypes=ground) for ground in (False, True)
+        wrapped(prepared_host("abmil"), bank=bank, ground_prototypes=ground)
+        for ground in (False, True)
     )
-    without = wrapped(prepared_host("abmil"), bank=bank, ground_prototypes=True, presence_term=False)
+    without = wrapped(
+        prepared_host("abmil"), bank=bank, ground_prototypes=True, presence_term=False
+    )
     torch.testing.assert_close(shown(*bag).scores, without(*bag).scores)
     assert not torch.allclose(asked(*bag).scores, without(*bag).scores)
 
@@ -106,7 +111,10 @@ def test_a_small_bag_opens_no_fewer_patches_than_the_floor(n, opened):
 @torch.no_grad()
 def test_a_patch_that_lowers_the_risk_counts_as_much_as_one_that_raises_it(bag):
     model = wrapped(
-        prepared_host("abmil", n_outputs=1), presence_term=False, attention_term=False, smoothing=0.0
+        prepared_host("abmil", n_outputs=1),
+        presence_term=False,
+        attention_term=False,
+        smoothing=0.0,
     )
     contributions = model.host(*bag).contributions
     order = (contributions - contributions.mean()).abs().argsort()
@@ -119,7 +127,9 @@ def test_responses_and_coverage_are_those_of_the_bridge_and_the_gates(bag):
     model = wrapped(prepared_host("abmil"))
     output = model(features, coords)
     embedded = model.bridge(features)
-    cosines = torch.nn.functional.cosine_similarity(embedded.unsqueeze(1), model.anchors.unsqueeze(0), dim=2)
+    cosines = torch.nn.functional.cosine_similarity(
+        embedded.unsqueeze(1), model.anchors.unsqueeze(0), dim=2
+    )
     torch.testing.assert_close(output.responses, model.response(cosines), atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(output.responses, model.responses(features), atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(output.coverage, anchor_coverage(output.gates, output.responses))

@@ -36,7 +36,10 @@ def test_a_value_is_named_and_given_in_the_unit_of_the_labels():
 
 
 def test_only_a_risk_waits_for_its_unit():
-    assert [create_output(task, 1).measures_unit for task in ("survival", "regression")] == [True, False]
+    assert [create_output(task, 1).measures_unit for task in ("survival", "regression")] == [
+        True,
+        False,
+    ]
 
 
 def test_a_value_keeps_its_answer_and_is_judged_by_its_gaps():

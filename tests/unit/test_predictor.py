@@ -19,7 +19,8 @@ def voting_model(name="abmil", n_outputs=3, weight=0.6):
     generator = torch.Generator().manual_seed(7)
     head, dim = model.head, model.in_dim
     head.set_anchors(
-        torch.randn(head.directions.shape, generator=generator), torch.randn(300, dim, generator=generator)
+        torch.randn(head.directions.shape, generator=generator),
+        torch.randn(300, dim, generator=generator),
     )
     head.weights.copy_(torch.rand(head.weights.shape, generator=generator) * 3)
     head.weight.fill_(weight)
@@ -54,12 +55,18 @@ def test_what_f_says_of_a_subset_is_what_it_says_of_a_bag_of_these_patches(name)
 def test_the_closed_form_of_f_is_what_f_says_without_and_with_only_each_patch(n_outputs):
     model, (features, coords) = voting_model(n_outputs=n_outputs), tensor_bag(40)
     predictor = model.predictor
-    asked, embedded, index = Interventions(predictor, features, coords), predictor.embed_bag(features), 0
+    asked, embedded, index = (
+        Interventions(predictor, features, coords),
+        predictor.embed_bag(features),
+        0,
+    )
     form = predictor.closed_form()
     without, alone = form.without(embedded, coords, index), form.alone(embedded, index)
     for patch in (0, 7, 39):
         only = torch.arange(40) == patch
-        assert float(without[patch]) == pytest.approx(float(asked.removed(only).logits[index]), abs=1e-4)
+        assert float(without[patch]) == pytest.approx(
+            float(asked.removed(only).logits[index]), abs=1e-4
+        )
         assert float(alone[patch]) == pytest.approx(float(asked.kept(only).logits[index]), abs=1e-4)
 
 
@@ -91,7 +98,10 @@ def test_forward_asks_the_host_a_fixed_number_of_times(monkeypatch):
 @torch.no_grad()
 def test_gates_of_one_leave_f_unchanged(n_outputs):
     model, (features, coords) = voting_model(n_outputs=n_outputs), tensor_bag(60)
-    full, gated = model.predictor(features, coords), model.predictor(features, coords, gates=torch.ones(60))
+    full, gated = (
+        model.predictor(features, coords),
+        model.predictor(features, coords, gates=torch.ones(60)),
+    )
     torch.testing.assert_close(gated.logits, full.logits)
 
 
@@ -104,7 +114,9 @@ def pen_mark_world(dim=16, n=300):
     features = torch.randn(n, dim)
     features[:10, 0] += INK
     features[10:20, 1] += LESION
-    host = create_host("abmil", in_dim=dim, n_outputs=2, options={"width": dim, "hidden": 4, "dropout": 0.0})
+    host = create_host(
+        "abmil", in_dim=dim, n_outputs=2, options={"width": dim, "hidden": 4, "dropout": 0.0}
+    )
     with torch.no_grad():
         for weight in host.parameters():
             weight.zero_()

@@ -45,7 +45,9 @@ def test_a_script_without_a_guard_works_in_its_own_process(tmp_path):
     ):
         script.write_text(text)
         process = subprocess.Popen(
-            [sys.executable, str(script), str(Path(__file__).parent)], stdout=subprocess.PIPE, text=True
+            [sys.executable, str(script), str(Path(__file__).parent)],
+            stdout=subprocess.PIPE,
+            text=True,
         )
         said, _ = process.communicate(timeout=100)
         assert process.returncode == 0
@@ -100,7 +102,8 @@ def test_workers_end_with_their_parent(tmp_path, kind):
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
     parent = subprocess.Popen(
-        [sys.executable, str(script), str(Path(__file__).parent), str(tmp_path)], stderr=subprocess.DEVNULL
+        [sys.executable, str(script), str(Path(__file__).parent), str(tmp_path)],
+        stderr=subprocess.DEVNULL,
     )
     try:
         deadline = time.monotonic() + 60

@@ -55,7 +55,9 @@ def captum_scores(name, host, features, coords):
 @torch.no_grad()
 def test_half_precision_is_widened_block_by_block(small_blocks):
     seen = []
-    (found,) = mapped_rows(lambda r: [seen.append((r.dtype, len(r))) or r], torch.ones(16, 2).half())
+    (found,) = mapped_rows(
+        lambda r: [seen.append((r.dtype, len(r))) or r], torch.ones(16, 2).half()
+    )
     assert seen == [(torch.float32, 7), (torch.float32, 7), (torch.float32, 2)]
     assert found.dtype == torch.float32
 
@@ -81,7 +83,9 @@ def test_no_more_than_the_result_and_a_block_exist_at_once(monkeypatch):
 @pytest.mark.parametrize("places", [True, False])
 @pytest.mark.parametrize("mode", ["paper", "deletion"])
 @pytest.mark.parametrize("name", HOSTS)
-def test_a_stored_bag_in_blocks_is_predicted_as_the_wide_one_at_once(name, mode, places, monkeypatch):
+def test_a_stored_bag_in_blocks_is_predicted_as_the_wide_one_at_once(
+    name, mode, places, monkeypatch
+):
     host, (features, coords) = prepared_host(name, mode=mode), half_bag()
     coords = coords if places else None
     gates = torch.rand(N, generator=torch.Generator().manual_seed(1))
@@ -142,7 +146,9 @@ def test_every_attribution_in_blocks_is_that_of_the_bag_at_once(name, monkeypatc
 
 
 def test_a_black_box_is_explained_in_blocks(small_blocks):
-    host = CallableHost(lambda features: features.square().mean(dim=0), in_dim=2, n_outputs=2).eval()
+    host = CallableHost(
+        lambda features: features.square().mean(dim=0), in_dim=2, n_outputs=2
+    ).eval()
     features = torch.randn(N, 2).half()
     bag = predict_bag(host, features, None)
     expected = 2 * to_float32(features)[:, bag.index].square() / N

@@ -27,7 +27,9 @@ def ranking(*scores):
 def test_a_subset_that_carries_the_prediction_is_sufficient_and_necessary():
     ask = voting_host([2.0, 0.0, 0.0])
     found = search(ask).judge_set(torch.tensor([True, False, False]))
-    assert found == Verdict(is_sufficient=True, is_necessary=True, keeps_class=True, changes_class=True)
+    assert found == Verdict(
+        is_sufficient=True, is_necessary=True, keeps_class=True, changes_class=True
+    )
 
 
 def test_what_another_patch_says_as_well_is_not_necessary():
@@ -86,7 +88,9 @@ def test_a_risk_is_compared_in_its_unit():
     assert RiskOutput(5.0).gap(full, other) == pytest.approx(0.1)
     tried = Search(lambda _: other, full, RiskOutput(5.0), Tolerances(0.1, 0.1 - 1e-9))
     found = tried.judge_set(torch.tensor([True, False]))
-    assert found == Verdict(is_sufficient=True, is_necessary=True, keeps_class=True, changes_class=False)
+    assert found == Verdict(
+        is_sufficient=True, is_necessary=True, keeps_class=True, changes_class=False
+    )
 
 
 def test_of_risks_that_stray_the_nearest_is_taken_and_near_ones_are_equal():
@@ -98,7 +102,9 @@ def test_of_risks_that_stray_the_nearest_is_taken_and_near_ones_are_equal():
 
     def take(*patches):
         tried = Search(ask, torch.tensor([0.0]), RiskOutput(), Tolerances())
-        return int(tried.choose_ranking([torch.eye(4)[patch] for patch in patches], 1).scores.argmax())
+        return int(
+            tried.choose_ranking([torch.eye(4)[patch] for patch in patches], 1).scores.argmax()
+        )
 
     assert take(0, 1) == take(1, 0) == 1
     assert take(0, 2, 3) == 2
@@ -133,9 +139,13 @@ def test_class_support_is_how_the_log_odds_move_with_the_weight_of_a_patch(name)
     for patch in (0, 7):
         step = torch.zeros(20).index_fill(0, torch.tensor([patch]), 0.02)
         with torch.no_grad():
-            after, before = (host.gated(features, embedded, coords, sign * step).logits for sign in (1, -1))
+            after, before = (
+                host.gated(features, embedded, coords, sign * step).logits for sign in (1, -1)
+            )
         for asked, found in zip(questions, support, strict=True):
-            moved = (asked.margins(after.unsqueeze(0)) - asked.margins(before.unsqueeze(0)))[0] / 0.04
+            moved = (asked.margins(after.unsqueeze(0)) - asked.margins(before.unsqueeze(0)))[
+                0
+            ] / 0.04
             assert float(found[patch]) == pytest.approx(float(moved), rel=0.05, abs=2e-4)
 
 

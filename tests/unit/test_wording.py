@@ -47,7 +47,10 @@ def test_a_near_path_is_one_of_the_same_folder(tmp_path):
         ({"host": 3}, "host must be keys with values (got 3)"),
         ({"schedule": "linear"}, "schedule must be 'cosine', 'constant' or 'step' (got 'linear')"),
         ({"betas": [1]}, "betas.1 is missing"),
-        ({"evidence": {"repair": True}}, "there is no key 'repair'. There are: anchors, n_prototypes"),
+        (
+            {"evidence": {"repair": True}},
+            "there is no key 'repair'. There are: anchors, n_prototypes",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_in_plain_words(values, said):

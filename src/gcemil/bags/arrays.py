@@ -49,7 +49,9 @@ def read_coords(path: Path) -> NDArray[np.int64]:
 def check_coords(coords: store.Array, path: Path) -> NDArray[np.int64]:
     """Coordinates as int64; ones that no patch of a slide can have are refused."""
     if problem := coords_problem(coords):
-        raise StoreError(f"{path}: {problem}. Extract the slide again, or convert it with 'gcemil import'.")
+        raise StoreError(
+            f"{path}: {problem}. Extract the slide again, or convert it with 'gcemil import'."
+        )
     return coords.astype(np.int64)
 
 
@@ -65,7 +67,9 @@ def coords_problem(coords: store.Array) -> str | None:
         if not (finite := np.isfinite(coords).all(axis=1)).all():
             return f"{(~finite).sum()} patches have NaN or infinite coordinates, the first is row {int(np.argmin(finite))}"
         if not np.array_equal(coords, np.round(coords)):
-            return f"coordinates are fractions such as {coords.max():.2f}: they look like micrometres"
+            return (
+                f"coordinates are fractions such as {coords.max():.2f}: they look like micrometres"
+            )
     if (low := coords.min()) < 0:
         return f"a coordinate is {low:g}, but level-0 pixels count from the corner of the slide"
     if (high := coords.max()) > _LARGEST_COORDINATE:
@@ -164,7 +168,9 @@ def write_anchors(
 def read_pairs(path: Path) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """The same patches in feature space and in anchor space."""
     remedy = "Write it again with 'gcemil anchors pairs'."
-    features, anchor_space = (_read_matrix(path, name, remedy) for name in ("features", "anchor_space"))
+    features, anchor_space = (
+        _read_matrix(path, name, remedy) for name in ("features", "anchor_space")
+    )
     if len(features) != len(anchor_space):
         raise StoreError(
             f"{path}: {len(features)} features for {len(anchor_space)} rows in anchor space. {remedy}"
@@ -176,7 +182,9 @@ def _read_matrix(path: Path, name: str, remedy: str) -> NDArray[np.float32]:
     """A matrix of finite numbers with at least one row and one column."""
     values = store.read(path, name)
     if values.ndim != 2 or not values.size:
-        raise StoreError(f"{path}: '{name}' has shape {values.shape}, not (rows, columns). {remedy}")
+        raise StoreError(
+            f"{path}: '{name}' has shape {values.shape}, not (rows, columns). {remedy}"
+        )
     # What single precision cannot hold becomes infinite and is refused with the rest.
     with np.errstate(over="ignore"):
         narrow = values.astype(np.float32)

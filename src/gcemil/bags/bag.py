@@ -74,7 +74,9 @@ class Bag:
         for span in self.spans:
             if span.slide_id == slide_id:
                 return slice(span.start, span.stop)
-        raise BagError(f"Bag '{self.bag_id}' has no slide '{slide_id}'. It has: {', '.join(self.slide_ids)}.")
+        raise BagError(
+            f"Bag '{self.bag_id}' has no slide '{slide_id}'. It has: {', '.join(self.slide_ids)}."
+        )
 
     def slide_coords(self, slide_id: str) -> CoordRows | None:
         """Coordinates of one slide as they stand in its own file."""
@@ -86,7 +88,11 @@ class Bag:
     def take_rows(self, rows: RowIndex) -> Bag:
         """The bag restricted to sorted rows; a slide without a row left keeps an empty span."""
         # The rows are sorted, so a span keeps what lies between the places of its two ends.
-        edges = [int(np.searchsorted(rows, edge)) for span in self.spans for edge in (span.start, span.stop)]
+        edges = [
+            int(np.searchsorted(rows, edge))
+            for span in self.spans
+            for edge in (span.start, span.stop)
+        ]
         spans = tuple(
             replace(span, start=start, stop=stop)
             for span, start, stop in zip(self.spans, edges[::2], edges[1::2], strict=True)
@@ -143,7 +149,9 @@ def case_bag(case_id: str, slides: Iterable[Bag]) -> Bag:
         ('a', 'b')
     """
     ordered = sorted(slides, key=lambda bag: bag.bag_id)
-    if any(bag.coords is None for bag in ordered) and any(bag.coords is not None for bag in ordered):
+    if any(bag.coords is None for bag in ordered) and any(
+        bag.coords is not None for bag in ordered
+    ):
         raise BagError(
             f"Case '{case_id}': some slides have coordinates and some have none. Extract them the same way."
         )
@@ -163,7 +171,11 @@ def case_bag(case_id: str, slides: Iterable[Bag]) -> Bag:
         start += len(bag)
     features = np.concatenate([bag.features for bag in ordered])
     return Bag(
-        case_id, features, np.concatenate(coords) if coords else None, ordered[0].patch_size, tuple(spans)
+        case_id,
+        features,
+        np.concatenate(coords) if coords else None,
+        ordered[0].patch_size,
+        tuple(spans),
     )
 
 
@@ -230,6 +242,8 @@ def _label_components(cells: Cells) -> Numbers:
     found = np.searchsorted(keys, wanted).clip(max=len(keys) - 1)
     exists = keys[found] == wanted
     start = np.broadcast_to(np.arange(len(keys))[:, None], wanted.shape)[exists]
-    links = coo_array((np.ones(len(start), dtype=np.int8), (start, found[exists])), shape=(len(keys),) * 2)
+    links = coo_array(
+        (np.ones(len(start), dtype=np.int8), (start, found[exists])), shape=(len(keys),) * 2
+    )
     _, label = connected_components(links, directed=False)
     return label[node].astype(np.int64)

@@ -19,7 +19,13 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 from gcemil.bags import store
-from gcemil.bags.arrays import Bounds, features_problem, read_patch_layout, stated_bounds, stated_number
+from gcemil.bags.arrays import (
+    Bounds,
+    features_problem,
+    read_patch_layout,
+    stated_bounds,
+    stated_number,
+)
 from gcemil.bags.bag import Bag, CoordRows, FeatureRows, RowIndex, case_bag, grid_stride, slide_bag
 from gcemil.bags.tables import is_plain_id, read_table
 from gcemil.config import LARGEST_SIZE
@@ -143,7 +149,9 @@ class Cohort:
         """Every bag, in the order of slides.csv."""
         groups: dict[str, list[SlideRow]] = {}
         for row in self.slides:
-            groups.setdefault(row.slide_id if self.bag_unit == "slide" else row.case_id, []).append(row)
+            groups.setdefault(row.slide_id if self.bag_unit == "slide" else row.case_id, []).append(
+                row
+            )
         specs = []
         for bag_id, rows in groups.items():
             first = rows[0]
@@ -179,17 +187,25 @@ class Cohort:
         slides = []
         for slide_id in spec.slide_ids:
             n_patches, coords = read_patch_layout(self.feature_file(slide_id))
-            slides.append(slide_bag(slide_id, np.empty((n_patches, 0), np.float32), coords, self.patch_size))
+            slides.append(
+                slide_bag(slide_id, np.empty((n_patches, 0), np.float32), coords, self.patch_size)
+            )
         return slides[0] if self.bag_unit == "slide" else case_bag(spec.bag_id, slides)
 
-    def read_bag(self, spec: BagSpec, layout: Bag | None = None, rows: RowIndex | None = None) -> Bag:
+    def read_bag(
+        self, spec: BagSpec, layout: Bag | None = None, rows: RowIndex | None = None
+    ) -> Bag:
         """The bag with its features, or only these sorted rows of it; a layout read before is not read again."""
         # The layout is cheap, and says which rows of which file are wanted.
         layout = layout or self.layout(spec)
         parts = []
         for span in layout.spans:
             # The rows that fall into one slide, counted from its first row.
-            own = None if rows is None else rows[(rows >= span.start) & (rows < span.stop)] - span.start
+            own = (
+                None
+                if rows is None
+                else rows[(rows >= span.start) & (rows < span.stop)] - span.start
+            )
             parts.append(self._read_features(span.slide_id, own))
         chosen = layout if rows is None else layout.take_rows(rows)
         return replace(chosen, features=parts[0] if len(parts) == 1 else np.concatenate(parts))
@@ -239,7 +255,9 @@ def read_slide_bounds(folder: Path, slide_id: str) -> Bounds:
     return stated_bounds(attributes, str(feature_file(folder, slide_id))) or (0, 0)
 
 
-def find_patch_size(folder: Path, card: CohortCard | None, slide_id: str, coords: CoordRows) -> int | None:
+def find_patch_size(
+    folder: Path, card: CohortCard | None, slide_id: str, coords: CoordRows
+) -> int | None:
     """In level-0 pixels: the card's, the feature file's own, or the step of the grid."""
     if card is not None and card.patch_size_level0 is not None:
         return card.patch_size_level0
@@ -253,7 +271,9 @@ def read_card(folder: Path) -> CohortCard:
     path = folder / "cohort.yaml"
     if not is_file(path):
         raise CohortError(_describe_no_cohort(folder))
-    card = validate_as(read_yaml(path), CohortCard, path, error=CohortError, remedy="Correct the card.")
+    card = validate_as(
+        read_yaml(path), CohortCard, path, error=CohortError, remedy="Correct the card."
+    )
     if card.task == "classification" and len(card.classes) < 2:
         raise CohortError(
             f"{path}: a classification cohort needs at least two classes, got {list(card.classes)}."
@@ -267,7 +287,9 @@ def read_card(folder: Path) -> CohortCard:
             f"{path}: a multilabel cohort needs at least two targets, got {list(card.classes)}."
         )
     if len(set(card.classes)) < len(card.classes):
-        raise CohortError(f"{path}: a class occurs twice among {', '.join(card.classes)}. Remove one.")
+        raise CohortError(
+            f"{path}: a class occurs twice among {', '.join(card.classes)}. Remove one."
+        )
     return card
 
 
@@ -294,7 +316,8 @@ def write_slide_table(
         columns.append("site")
     targets = classes if task == "multilabel" else ()
     rows = [
-        {name: getattr(row, name) for name in columns} | dict(zip(targets, row.labels, strict=bool(targets)))
+        {name: getattr(row, name) for name in columns}
+        | dict(zip(targets, row.labels, strict=bool(targets)))
         for row in slides
     ]
     write_table(folder / "slides.csv", [*columns, *targets], rows)
@@ -346,7 +369,9 @@ def check_slides(rows: Sequence[Mapping[str, str]], card: CohortCard) -> Iterato
     """Every problem of the lines of slides.csv, each alone and together."""
     for slide_id, count in Counter(row["slide_id"] for row in rows).items():
         if count > 1:
-            yield Problem(slide_id, f"the slide id occurs {count} times in slides.csv", "Keep one line.")
+            yield Problem(
+                slide_id, f"the slide id occurs {count} times in slides.csv", "Keep one line."
+            )
     for row in rows:
         yield from _check_slide(row, card)
     if card.task != "survival" and card.bag_unit != "case":
@@ -364,7 +389,9 @@ def _check_slide(row: Mapping[str, str], card: CohortCard) -> Iterator[Problem]:
     slide_id = row["slide_id"]
     if not is_plain_id(slide_id):
         yield Problem(
-            slide_id, "the name cannot be a slide id: it is not a plain file name", "Rename the slide."
+            slide_id,
+            "the name cannot be a slide id: it is not a plain file name",
+            "Rename the slide.",
         )
     if card.task == "classification":
         if row["label"] not in card.classes:
@@ -381,7 +408,9 @@ def _check_slide(row: Mapping[str, str], card: CohortCard) -> Iterator[Problem]:
         for name in card.classes:
             if row[name] not in ("0", "1", ""):
                 what = f"'{name}' is '{row[name]}', and a target is 0, 1 or empty"
-                yield Problem(slide_id, what, "Correct the label, or leave it empty where it is not known.")
+                yield Problem(
+                    slide_id, what, "Correct the label, or leave it empty where it is not known."
+                )
         return
     time = parse_number(row["time"])
     if time is None or not 0 < time < math.inf:

@@ -104,9 +104,7 @@ def read_examples(path: Path, feature_dim: int) -> ExampleSet:
     k, seed = attributes.get("k"), attributes.get("seed")
     problem = ""
     if features.ndim != 2 or features.dtype.kind != "f" or features.shape[1] != feature_dim:
-        problem = (
-            f"'features' is {features.dtype} of shape {features.shape}; the cohort has width {feature_dim}"
-        )
+        problem = f"'features' is {features.dtype} of shape {features.shape}; the cohort has width {feature_dim}"
     elif not np.isfinite(features).all():
         problem = "it holds NaN or infinite features"
     elif not 0 < len(concepts) == len(slides) == len(features) or (concepts == "").any():

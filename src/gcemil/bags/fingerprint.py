@@ -83,7 +83,9 @@ class CohortRecord:
         try:
             return cls({part: dict(value["parts"][part]) for part in PARTS})
         except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"{source} is not a record of a cohort ({error_text(error)}).") from error
+            raise InputError(
+                f"{source} is not a record of a cohort ({error_text(error)})."
+            ) from error
 
 
 def record_cohort(cohort: Cohort) -> CohortRecord:
@@ -95,13 +97,17 @@ def record_cohort(cohort: Cohort) -> CohortRecord:
     _known_hashes.update(cached.values())
     bank = cohort.card.anchors or ""
     anchors = sorted(
-        path.name for path in folder.glob("*.h5") if path.name.startswith("anchors") or path.name == bank
+        path.name
+        for path in folder.glob("*.h5")
+        if path.name.startswith("anchors") or path.name == bank
     )
     pairs = [name for name in ("anchor_pairs.h5",) if (folder / name).exists()]
     features = {row.slide_id: f"features/{row.slide_id}.h5" for row in cohort.slides}
     hashes = {name: content_hash(folder / name) for name in [*anchors, *pairs, *features.values()]}
     marks = {name: _read_mark(folder / name) for name in hashes}
-    content = {name: (mark, _known_hashes[mark]) for name, mark in marks.items() if mark in _known_hashes}
+    content = {
+        name: (mark, _known_hashes[mark]) for name, mark in marks.items() if mark in _known_hashes
+    }
     if content != cached:
         # Without the cache, the next command reads the files again.
         with suppress(GcemilError):

@@ -57,14 +57,17 @@ class Fold:
         return [slide_id for slide_id, assigned in self.part_of.items() if assigned == part]
 
 
-def make_folds(cohort: Cohort, *, n_folds: int = 5, unit: SplitUnit = "case", seed: int = 0) -> list[Fold]:
+def make_folds(
+    cohort: Cohort, *, n_folds: int = 5, unit: SplitUnit = "case", seed: int = 0
+) -> list[Fold]:
     """Stratified folds of whole cases (or of slides, where the user insists)."""
     if n_folds < 3:
         raise UsageError(
             f"Cross-validation needs at least 3 folds (test, validation, training), got {n_folds}."
         )
     raise_first(
-        (replace(problem, level="error") for problem in target_problems(cohort.slides)), cohort.folder
+        (replace(problem, level="error") for problem in target_problems(cohort.slides)),
+        cohort.folder,
     )
     groups = _group_rows(cohort.slides, unit)
     if len(groups) < n_folds:
@@ -73,7 +76,10 @@ def make_folds(cohort: Cohort, *, n_folds: int = 5, unit: SplitUnit = "case", se
         )
     generator = np.random.default_rng(seed)
     # Round-robin, so that folds stay equal in size.
-    position = {name: number for number, name in enumerate(_deal_cases(_group_by_stratum(groups), generator))}
+    position = {
+        name: number
+        for number, name in enumerate(_deal_cases(_group_by_stratum(groups), generator))
+    }
 
     def part_in(k: int, name: str) -> Part:
         turn, fold = divmod(position[name], n_folds)
@@ -92,7 +98,11 @@ def make_folds(cohort: Cohort, *, n_folds: int = 5, unit: SplitUnit = "case", se
         folds.append(fold)
         if empty := [part for part in PARTS if not fold.slides(part)]:
             most = len(groups) // 2
-            remedy = f"Give --folds {most} or fewer" if most >= 3 else "Give --parts, such as --parts 3,1,1"
+            remedy = (
+                f"Give --folds {most} or fewer"
+                if most >= 3
+                else "Give --parts, such as --parts 3,1,1"
+            )
             raise CohortError(
                 f"{cohort.folder}: {len(groups)} {unit}s are too few for {n_folds} folds: fold {fold.index} would {_DUTIES[empty[0]]} nothing. "
                 f"{remedy}, or add {unit}s. Nothing was written."
@@ -113,7 +123,9 @@ def target_problems(rows: Sequence[SlideRow]) -> Iterator[Problem]:
         cases[row.label or ""].add(row.case_id)
     for label in (label for label, own in cases.items() if label and len(own) == 1):
         what = "the class has a single case, so no fold can train and test on it"
-        yield Problem(f"class '{label}'", what, "Merge it with another class, or leave it out.", "warning")
+        yield Problem(
+            f"class '{label}'", what, "Merge it with another class, or leave it out.", "warning"
+        )
 
 
 def describe_part(cohort: Cohort, fold: Fold, part: Part) -> str:
@@ -153,7 +165,8 @@ def carve_validation(rows: Sequence[SlideRow], fold: Fold) -> Fold:
         chosen |= {names[index] for index in generator.permutation(len(names))[:count]}
     validates = {row.slide_id for name in chosen for row in groups[name]}
     return Fold(
-        fold.index, {slide: "val" if slide in validates else part for slide, part in fold.part_of.items()}
+        fold.index,
+        {slide: "val" if slide in validates else part for slide, part in fold.part_of.items()},
     )
 
 
@@ -172,7 +185,10 @@ def make_parts(cohort: Cohort, sizes: tuple[int, int, int], *, generator: Genera
         )
     # In the proportions of the sizes; at least one case each, the rest is tested.
     train, val = (max(1, round(size * len(groups) / sum(sizes))) for size in sizes[:2])
-    wanted, placed = np.array([train, val, len(groups) - train - val]), np.zeros(len(PARTS), dtype=np.int64)
+    wanted, placed = (
+        np.array([train, val, len(groups) - train - val]),
+        np.zeros(len(PARTS), dtype=np.int64),
+    )
     part_of: dict[str, Part] = {}
     for done, name in enumerate(_deal_cases(_group_by_stratum(groups), generator), start=1):
         # The part that lags most behind its share of the cases placed so far.
@@ -188,9 +204,13 @@ def write_folds(cohort: Cohort, folds: Sequence[Fold], *, kind: SplitKind = "par
     if not folds:
         return
     # What people keep beside the folds stays.
-    with replace_folder(cohort.folder / "splits", keep=lambda name: not name.startswith("fold_")) as folder:
+    with replace_folder(
+        cohort.folder / "splits", keep=lambda name: not name.startswith("fold_")
+    ) as folder:
         for fold in folds:
-            rows = [{"slide_id": slide_id, "split": part} for slide_id, part in fold.part_of.items()]
+            rows = [
+                {"slide_id": slide_id, "split": part} for slide_id, part in fold.part_of.items()
+            ]
             write_table(folder / f"fold_{fold.index}.csv", ("slide_id", "split"), rows)
         write_split_card(folder, SplitCard(kind=kind, folds=tuple(fold.index for fold in folds)))
 
@@ -243,23 +263,30 @@ def read_fold(cohort: Cohort, index: int) -> Fold:
             raise CohortError(
                 f"{cohort.folder} has no fold {index}; its folds are {', '.join(map(str, there))}. Give --folds or --fold one of these."
             )
-        raise CohortError(f"{cohort.folder} has no folds. Make them with 'gcemil split {cohort.folder}'.")
+        raise CohortError(
+            f"{cohort.folder} has no folds. Make them with 'gcemil split {cohort.folder}'."
+        )
     case_of = {row.slide_id: row.case_id for row in cohort.slides}
     placed = dict(read_parts(cohort.folder, index))
     raise_first(check_fold(case_of, placed, path.name), path)
     # A published split may name slides that this cohort leaves out.
     return Fold(
-        index, {slide_id: cast(Part, part) for slide_id, part in placed.items() if slide_id in case_of}
+        index,
+        {slide_id: cast(Part, part) for slide_id, part in placed.items() if slide_id in case_of},
     )
 
 
-def check_fold(case_of: Mapping[str, str], placed: Mapping[str, str], name: str) -> Iterator[Problem]:
+def check_fold(
+    case_of: Mapping[str, str], placed: Mapping[str, str], name: str
+) -> Iterator[Problem]:
     """Every slide without a part, and every case in more than one: the problems of one fold file."""
     for slide_id in case_of:
         if slide_id not in placed:
             yield Problem(slide_id, f"{name} does not place the slide", "Run 'gcemil split' again.")
         elif placed[slide_id] not in PARTS:
-            what = f"{name} gives the slide split '{placed[slide_id]}'; there are {', '.join(PARTS)}"
+            what = (
+                f"{name} gives the slide split '{placed[slide_id]}'; there are {', '.join(PARTS)}"
+            )
             yield Problem(slide_id, what, "Run 'gcemil split' again.")
     for case_id, parts in _list_parts(case_of, placed).items():
         if len(parts) > 1:
@@ -276,7 +303,9 @@ def read_parts(folder: Path, index: int) -> list[tuple[str, str]]:
 def leaking_cases(cohort: Cohort, fold: Fold) -> list[str]:
     """Cases whose slides stand in more than one part."""
     case_of = {row.slide_id: row.case_id for row in cohort.slides}
-    return sorted(case for case, parts in _list_parts(case_of, fold.part_of).items() if len(parts) > 1)
+    return sorted(
+        case for case, parts in _list_parts(case_of, fold.part_of).items() if len(parts) > 1
+    )
 
 
 def _list_parts(case_of: Mapping[str, str], placed: Mapping[str, str]) -> dict[str, set[str]]:
@@ -310,9 +339,12 @@ def _group_by_stratum(groups: dict[str, list[SlideRow]]) -> dict[tuple[str, int]
     """Cases by label, by the quartile of their value, or by event and the quartile of their time among cases with that event."""
     strata: dict[tuple[str, int], list[str]] = defaultdict(list)
     times = {
-        event: [r[0].time for r in groups.values() if r[0].time and r[0].event == event] for event in (0, 1)
+        event: [r[0].time for r in groups.values() if r[0].time and r[0].event == event]
+        for event in (0, 1)
     }
-    edges = {event: np.quantile(found, [0.25, 0.5, 0.75]) for event, found in times.items() if found}
+    edges = {
+        event: np.quantile(found, [0.25, 0.5, 0.75]) for event, found in times.items() if found
+    }
     means = {
         name: float(np.mean([row.value for row in rows]))
         for name, rows in groups.items()

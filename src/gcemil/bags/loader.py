@@ -38,7 +38,9 @@ def sample_patches(n_patches: int, limit: int, generator: np.random.Generator) -
     return np.sort(generator.choice(n_patches, size=limit, replace=False))
 
 
-def sample_blocks(coords: CoordRows, step: int, limit: int, generator: np.random.Generator) -> RowIndex:
+def sample_blocks(
+    coords: CoordRows, step: int, limit: int, generator: np.random.Generator
+) -> RowIndex:
     """At most `limit` patches as whole random 4x4 blocks of the grid; the last block is cut to the limit."""
     if len(coords) <= limit:
         return np.arange(len(coords))

@@ -30,7 +30,9 @@ class MemoryCohort(Cohort):
         """The bag itself, since nothing has to be read."""
         return self.held[spec.bag_id]
 
-    def read_bag(self, spec: BagSpec, layout: Bag | None = None, rows: RowIndex | None = None) -> Bag:
+    def read_bag(
+        self, spec: BagSpec, layout: Bag | None = None, rows: RowIndex | None = None
+    ) -> Bag:
         """The bag, or only these sorted rows of it."""
         bag = self.held[spec.bag_id]
         return bag if rows is None else bag.take_rows(rows)
@@ -120,7 +122,9 @@ def read_bag_item(item: Any, name: str) -> Bag:
     if matrix.dtype not in (np.float16, np.float32):
         matrix = matrix.astype(np.float32)
     if not np.isfinite(matrix).all():
-        raise BagError(f"Bag '{name}' has NaN or infinite features. Extract it again or leave it out.")
+        raise BagError(
+            f"Bag '{name}' has NaN or infinite features. Extract it again or leave it out."
+        )
     places = None if coords is None else np.rint(as_array(coords)).astype(np.int64)
     if places is not None and places.shape != (len(matrix), 2):
         raise BagError(
@@ -164,13 +168,17 @@ def _name_classes(targets: Sequence[Any], classes: Sequence[str] | None) -> tupl
     try:
         found = sorted(set(targets))
     except TypeError as error:
-        raise UsageError(f"Labels are class names or integers of one kind, got {targets[:3]}.") from error
+        raise UsageError(
+            f"Labels are class names or integers of one kind, got {targets[:3]}."
+        ) from error
     if len(found) < 2:
         raise UsageError(f"Classification needs two classes, but every label is '{found[0]}'.")
     return tuple(map(str, found))
 
 
-def _make_row(bag_id: str, case: str, target: Any, task: Task, classes: tuple[str, ...]) -> SlideRow:
+def _make_row(
+    bag_id: str, case: str, target: Any, task: Task, classes: tuple[str, ...]
+) -> SlideRow:
     """The row of one bag, its label, its value or its (time, event) checked."""
     if task == "regression":
         if not isinstance(target, int | float) or not math.isfinite(target):
@@ -191,5 +199,7 @@ def _make_row(bag_id: str, case: str, target: Any, task: Task, classes: tuple[st
     is_index = isinstance(target, int) and str(target) not in classes and 0 <= target < len(classes)
     label = classes[target] if is_index else str(target)
     if label not in classes:
-        raise UsageError(f"Bag '{bag_id}' has label '{label}', but the classes are: {', '.join(classes)}.")
+        raise UsageError(
+            f"Bag '{bag_id}' has label '{label}', but the classes are: {', '.join(classes)}."
+        )
     return SlideRow(bag_id, case, label=label)

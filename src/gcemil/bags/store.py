@@ -48,7 +48,12 @@ class DatasetInfo:
     @property
     def is_slow(self) -> bool:
         """Few rows per chunk, as in files of CLAM and TRIDENT, which h5py reads an order of magnitude slower."""
-        return self.chunks is not None and len(self.shape) == 2 and self.shape[0] > 1 and self.chunks[0] < 64
+        return (
+            self.chunks is not None
+            and len(self.shape) == 2
+            and self.shape[0] > 1
+            and self.chunks[0] < 64
+        )
 
 
 def is_number_type(dtype: np.dtype[Any]) -> bool:
@@ -63,7 +68,11 @@ def describe(path: Path) -> dict[str, DatasetInfo]:
     """Shape, type and storage of every top-level dataset by name."""
     with _open_file(path) as file:
         members = {name: _get_member(file, path, name) for name in file}
-        return {name: _describe(item) for name, item in members.items() if isinstance(item, h5py.Dataset)}
+        return {
+            name: _describe(item)
+            for name, item in members.items()
+            if isinstance(item, h5py.Dataset)
+        }
 
 
 def attributes(path: Path, dataset: str | None = None) -> dict[str, Any]:
@@ -238,7 +247,9 @@ def _row_positions(dataset: h5py.Dataset) -> NDArray[np.int64] | None:
     shape, chunks, row_bytes = dataset.shape or (0,), dataset.chunks, _row_bytes(dataset)
     size = os.fstat(dataset.file.id.get_vfd_handle()).st_size
     # h5py reads some stored types as others.
-    is_plain = dataset.dtype.kind in "fiu" and dataset.id.get_type().equal(h5py.h5t.py_create(dataset.dtype))
+    is_plain = dataset.dtype.kind in "fiu" and dataset.id.get_type().equal(
+        h5py.h5t.py_create(dataset.dtype)
+    )
     is_plain = is_plain and dataset.dtype.isnative and not _describe(dataset).is_filtered
     if not is_plain or not 0 < shape[0] * row_bytes <= size:
         return None
@@ -290,7 +301,9 @@ def write(
     by_dataset = dataset_attributes or {}
     with _file_in_memory(path) as file:
         for name, values in datasets.items():
-            file.create_dataset(name, data=values, track_times=False).attrs.update(by_dataset.get(name, {}))
+            file.create_dataset(name, data=values, track_times=False).attrs.update(
+                by_dataset.get(name, {})
+            )
         file.attrs.update(attributes or {})
 
 

@@ -19,7 +19,19 @@ from gcemil.wording import is_there, near_path
 _LONGEST_ID = 200
 """Bytes; file systems take 255 and an ending has to fit."""
 MISSING = frozenset(
-    {"", "nan", "na", "n/a", "none", "null", "'--", "--", "not reported", "unknown", "not available"}
+    {
+        "",
+        "nan",
+        "na",
+        "n/a",
+        "none",
+        "null",
+        "'--",
+        "--",
+        "not reported",
+        "unknown",
+        "not available",
+    }
 )
 
 
@@ -55,7 +67,9 @@ def read_frame(path: Path, *, sheet: str | None = None, header: bool = True) -> 
     if len(twice := names[names.duplicated() & (names != "")]):
         raise CohortError(f"{path}: column '{twice[0]}' occurs twice. Rename one.")
     # Of several columns without a name, the last is kept.
-    table = pd.DataFrame(lines[1:], columns=names, dtype=object).loc[:, ~names.duplicated(keep="last")]
+    table = pd.DataFrame(lines[1:], columns=names, dtype=object).loc[
+        :, ~names.duplicated(keep="last")
+    ]
     table.attrs["note"] = note
     return table
 
@@ -90,7 +104,11 @@ def _read_csv(path: Path, *, comments: bool) -> tuple[list[list[str]], str]:
     except UnicodeDecodeError:
         encoding = "latin-1"
         text = content.decode(encoding)
-    note = "" if encoding == "utf-8-sig" else f"{path.name} is not UTF-8 and was read as {encoding.upper()}."
+    note = (
+        ""
+        if encoding == "utf-8-sig"
+        else f"{path.name} is not UTF-8 and was read as {encoding.upper()}."
+    )
     # cBioPortal puts four lines that begin with # above the names of its columns.
     while comments and text.startswith("#"):
         text = text.partition("\n")[2]
@@ -98,9 +116,13 @@ def _read_csv(path: Path, *, comments: bool) -> tuple[list[list[str]], str]:
     delimiter = max(",\t;", key=first.count)
     try:
         # pandas.read_csv takes a hundred times longer over tables with thousands of columns.
-        return list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)), note
+        return list(
+            csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+        ), note
     except csv.Error as error:
-        raise CohortError(f"{path} is not a table ({error}). Check its quotes and line ends.") from error
+        raise CohortError(
+            f"{path} is not a table ({error}). Check its quotes and line ends."
+        ) from error
 
 
 def _read_excel(path: Path, sheet: str | None) -> list[list[str]]:
@@ -108,8 +130,12 @@ def _read_excel(path: Path, sheet: str | None) -> list[list[str]]:
     try:
         with pd.ExcelFile(path, engine="openpyxl") as book:
             if sheet is not None and sheet not in book.sheet_names:
-                raise CohortError(f"{path} has no sheet '{sheet}', only: {', '.join(book.sheet_names)}.")
-            return book.parse(sheet or 0, header=None, dtype=str, na_filter=False).to_numpy().tolist()
+                raise CohortError(
+                    f"{path} has no sheet '{sheet}', only: {', '.join(book.sheet_names)}."
+                )
+            return (
+                book.parse(sheet or 0, header=None, dtype=str, na_filter=False).to_numpy().tolist()
+            )
     except CohortError:
         raise
     except ImportError as error:

@@ -90,4 +90,6 @@ def check_target_names(names: tuple[str, ...]) -> None:
     reserved = ("slide_id", "case_id", "site")
     for name in names:
         if not is_plain_id(name) or name in reserved or names.count(name) > 1:
-            raise CohortError(f"'{name}' cannot name a target. Name a column of its own in the table.")
+            raise CohortError(
+                f"'{name}' cannot name a target. Name a column of its own in the table."
+            )

@@ -15,7 +15,13 @@ from pathlib import Path
 import numpy as np
 
 from gcemil.bags import store
-from gcemil.bags.arrays import coords_problem, features_problem, read_anchors, read_pairs, read_truth
+from gcemil.bags.arrays import (
+    coords_problem,
+    features_problem,
+    read_anchors,
+    read_pairs,
+    read_truth,
+)
 from gcemil.bags.cohort import (
     CohortCard,
     Problem,
@@ -34,7 +40,12 @@ Row = dict[str, str]
 
 
 _N_FOLDS = 5
-_TARGETS = {"classification": "label", "regression": "value", "survival": "event", "multilabel": "slide_id"}
+_TARGETS = {
+    "classification": "label",
+    "regression": "value",
+    "survival": "event",
+    "multilabel": "slide_id",
+}
 """The column that must vary inside every part; `check_parts` of a training looks at several targets."""
 
 
@@ -49,7 +60,9 @@ def validate(folder: Path, on_slide: Callable[[int, int], None] | None = None) -
     if card.task == "regression":
         problems += _number_problems(rows)
     else:
-        problems += _survival_problems(rows) if card.task == "survival" else _class_problems(rows, card)
+        problems += (
+            _survival_problems(rows) if card.task == "survival" else _class_problems(rows, card)
+        )
     if not rows:
         problems.append(Problem("slides.csv", "the table has no slides", "Add a line per slide."))
     # Files before splits: nothing else helps before a missing file is back.
@@ -98,11 +111,16 @@ def _class_problems(rows: list[Row], card: CohortCard) -> Iterator[Problem]:
     for name in card.classes if card.task == "classification" else ():
         count = len({case_of(row) for row in rows if row["label"] == name})
         if not count:
-            yield Problem(name, "the class has no slide", "Remove the class from cohort.yaml or add slides.")
+            yield Problem(
+                name, "the class has no slide", "Remove the class from cohort.yaml or add slides."
+            )
         elif count < _N_FOLDS:
             what = f"the class has {count} cases, fewer than the {_N_FOLDS} folds"
             yield Problem(
-                name, what, "Some folds cannot test it; merge classes or use fewer folds.", level="warning"
+                name,
+                what,
+                "Some folds cannot test it; merge classes or use fewer folds.",
+                level="warning",
             )
 
 
@@ -115,7 +133,9 @@ def _number_problems(rows: list[Row]) -> Iterator[Problem]:
 
 def _survival_problems(rows: list[Row]) -> Iterator[Problem]:
     outcomes = [(parse_number(row["time"]), parse_number(row["event"])) for row in rows]
-    times, events = np.array([pair for pair in outcomes if None not in pair], dtype=float).reshape(-1, 2).T
+    times, events = (
+        np.array([pair for pair in outcomes if None not in pair], dtype=float).reshape(-1, 2).T
+    )
     happened = events == 1
     if len(happened) and not happened.any():
         what = "no case has an event, so no risk can be learned"
@@ -133,7 +153,9 @@ def _looks_inverted(times: np.ndarray, happened: np.ndarray) -> bool:
 
     if not len(happened) or happened.mean() <= 0.5 or (~happened).sum() < 5:
         return False
-    return bool(mannwhitneyu(times[happened], times[~happened], alternative="greater").pvalue < 1e-3)
+    return bool(
+        mannwhitneyu(times[happened], times[~happened], alternative="greater").pvalue < 1e-3
+    )
 
 
 def _split_problems(rows: list[Row], card: CohortCard, folder: Path) -> Iterator[Problem]:
@@ -205,7 +227,9 @@ def _file_problems(
         if on_slide:
             on_slide(done, len(names))
     listed = {f"{name}.h5" for name in names}
-    if unused := sorted(path.name for path in (folder / "features").glob("*.h5") if path.name not in listed):
+    if unused := sorted(
+        path.name for path in (folder / "features").glob("*.h5") if path.name not in listed
+    ):
         what = f"{len(unused)} feature files have no line in slides.csv"
         yield Problem(unused[0], what, "Add the slides or remove the files.", level="warning")
     yield from _bank_problems(card, folder)
@@ -227,11 +251,15 @@ def _feature_problems(
         yield Problem(slide_id, problem, "Extract it with the cohort's encoder.")
         return
     if shape[0] == 0:
-        yield Problem(slide_id, "the slide has no patches", "Remove its line, or segment its tissue again.")
+        yield Problem(
+            slide_id, "the slide has no patches", "Remove its line, or segment its tissue again."
+        )
         return
     if layout.is_slow:
         what = f"features are stored in chunks of {layout.chunks}, which read slowly"
-        remedy = f"Rewrite them with 'gcemil import {shlex.quote(str(path.resolve().parent))} --repack'."
+        remedy = (
+            f"Rewrite them with 'gcemil import {shlex.quote(str(path.resolve().parent))} --repack'."
+        )
         yield Problem(slide_id, what, remedy, level="warning")
     yield from _coord_problems(slide_id, path, shape[0], layouts)
     yield from _value_problems(slide_id, path, first_with)
@@ -281,7 +309,9 @@ def _truth_problems(slide_id: str, path: Path, n_patches: int) -> Iterator[Probl
 
 def _bank_problems(card: CohortCard, folder: Path) -> Iterator[Problem]:
     """Anchors, examples and pairs, where the cohort has them."""
-    bank = card.anchors if card.anchors is not None and card.anchors.endswith(".h5") else "anchors.h5"
+    bank = (
+        card.anchors if card.anchors is not None and card.anchors.endswith(".h5") else "anchors.h5"
+    )
     widths: dict[str, int] = {}
     for name in dict.fromkeys((bank, "anchors_generic.h5", "anchors_unrelated.h5")):
         path = folder / name
@@ -289,7 +319,9 @@ def _bank_problems(card: CohortCard, folder: Path) -> Iterator[Problem]:
             try:
                 widths[name] = read_anchors(path)[0].shape[1]
             except StoreError as fault:
-                yield _from_exception(name, fault, "Write the anchors again with 'gcemil anchors embed'.")
+                yield _from_exception(
+                    name, fault, "Write the anchors again with 'gcemil anchors embed'."
+                )
     if (folder / EXAMPLES_FILE).exists() or card.anchors == EXAMPLES:
         try:
             read_examples(folder / EXAMPLES_FILE, card.feature_dim)

@@ -89,7 +89,9 @@ def _split_stages(todo: Sequence[Key]) -> list[list[Key]]:
     ]
 
 
-def _execute_keys(results: Results, keys: Sequence[Key], pool: Pool) -> Iterator[tuple[Key, Outcome]]:
+def _execute_keys(
+    results: Results, keys: Sequence[Key], pool: Pool
+) -> Iterator[tuple[Key, Outcome]]:
     """Each key once, as they end."""
     left = dict.fromkeys(keys)
     while left:
@@ -195,12 +197,17 @@ def _prepare_worker(parent: int, workers: int, resources: Resources) -> None:
 
 def affordable_workers(resources: Resources) -> int:
     """As many as cores, memory and accelerators allow, and never less than one."""
-    limits = [joblib.cpu_count() / resources.cpus, available_memory() / (resources.memory_gb * 2**30)]
+    limits = [
+        joblib.cpu_count() / resources.cpus,
+        available_memory() / (resources.memory_gb * 2**30),
+    ]
     if resources.gpus:
         import torch
 
         if not (count := torch.cuda.device_count()):
-            raise UsageError("The grid asks for accelerators (resources.gpus), and this machine has none.")
+            raise UsageError(
+                "The grid asks for accelerators (resources.gpus), and this machine has none."
+            )
         limits.append(count / resources.gpus)
     return max(1, int(min(limits)))
 
@@ -211,7 +218,9 @@ def available_memory() -> int:
     meminfo, limit = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
     if meminfo.is_file():
         # Memory of caches can be taken too.
-        lines = dict(line.split(":", 1) for line in meminfo.read_text(encoding="ascii").splitlines())
+        lines = dict(
+            line.split(":", 1) for line in meminfo.read_text(encoding="ascii").splitlines()
+        )
         free = int(lines["MemAvailable"].split()[0]) * 1024
     text = limit.read_text(encoding="ascii").strip() if limit.is_file() else "max"
     return min(free, int(text)) if text.isdigit() else free
@@ -229,10 +238,17 @@ class RayPool:
     """Tasks on a cluster; a context manager, which closes the connection."""
 
     def __init__(
-        self, grid: Grid, results: Results, *, address: str | None = None, workers: int | None = None
+        self,
+        grid: Grid,
+        results: Results,
+        *,
+        address: str | None = None,
+        workers: int | None = None,
     ) -> None:
         resources = grid.resources
-        self._ray = connect_ray(address or "local", math.ceil(workers * resources.cpus) if workers else None)
+        self._ray = connect_ray(
+            address or "local", math.ceil(workers * resources.cpus) if workers else None
+        )
         self._work = (self._ray.put(grid), Results(results.folder.resolve()))
         self._run = self._ray.remote(execute).options(
             num_cpus=resources.cpus,

@@ -48,14 +48,18 @@ def list_runs(folder: Path) -> list[MeasuredRun]:
     if not configs and not folder.exists():
         raise RunError(f"{folder} does not exist. Give the results folder of 'gcemil benchmark'.")
     if not configs:
-        raise RunError(f"{folder} holds no run. Make some with 'gcemil benchmark GRID.yaml --out {folder}'.")
+        raise RunError(
+            f"{folder} holds no run. Make some with 'gcemil benchmark GRID.yaml --out {folder}'."
+        )
     runs = []
     for path in configs:
         run = path.parent
         cohort, _, label, seed = run.relative_to(folder / "runs").parts
         settings = Run(run).card.settings
         number = int(seed.removeprefix("seed_"))
-        runs.append(MeasuredRun(cohort, settings.host.name, label, number, run, settings.host_is_unchanged))
+        runs.append(
+            MeasuredRun(cohort, settings.host.name, label, number, run, settings.host_is_unchanged)
+        )
     return runs
 
 
@@ -114,7 +118,8 @@ def fold_table(run: Path, metrics: Sequence[str] = ()) -> Table:
     for mode, rows in frame.groupby("mode", sort=False):
         summaries = (rows[name].astype(float).agg(["mean", "std", "count"]) for name in names)
         cells = tuple(
-            _summary_cell(name, one, spread=True) for name, one in zip(names, summaries, strict=True)
+            _summary_cell(name, one, spread=True)
+            for name, one in zip(names, summaries, strict=True)
         )
         lines.append(Line((f"{mode}: {MODE_WORDS[str(mode)]}",), "ours", cells))
     return Table(
@@ -122,7 +127,9 @@ def fold_table(run: Path, metrics: Sequence[str] = ()) -> Table:
         f"{run.name}, test bags of {n_folds} fold{'s' * (n_folds != 1)}",
         "tab:folds",
         ("prediction",),
-        tuple(Column(name, METRICS[name].label if name in METRICS else name, name) for name in names),
+        tuple(
+            Column(name, METRICS[name].label if name in METRICS else name, name) for name in names
+        ),
         tuple(lines),
         notes=(
             f"Mean ± standard deviation over folds; in brackets Student's {INTERVAL:.0%} interval of the mean. "
@@ -172,7 +179,9 @@ def _summary_table(source: str, rows: pd.DataFrame) -> Table:
         f"means over folds and seeds, {INTERVAL:.0%} interval in brackets",
         f"tab:{source}",
         ("cohort", "host", "arm", *(name.removeprefix("by_") for name in by)),
-        tuple(Column(name, METRICS[name].label if name in METRICS else name, name) for name in names),
+        tuple(
+            Column(name, METRICS[name].label if name in METRICS else name, name) for name in names
+        ),
         tuple(
             Line(
                 tuple(map(str, labels)),

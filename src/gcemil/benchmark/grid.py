@@ -33,7 +33,13 @@ from gcemil.hosts.table import host_spec, with_overrides, with_preset, with_reci
 from gcemil.simulation.profile import load_profile, resolve_dials
 
 Arm = Literal[
-    "host", "gce", "host_long", "gce_random_anchors", "host_paper", "gce_paper", "gce_paper_constrained"
+    "host",
+    "gce",
+    "host_long",
+    "gce_random_anchors",
+    "host_paper",
+    "gce_paper",
+    "gce_paper_constrained",
 ]
 PLAIN_ARMS: tuple[Arm, ...] = ("host", "host_long", "host_paper")
 """Arms without the wrapper. They have no evidence; diagnostics see them beside the wrapped arms."""
@@ -59,7 +65,9 @@ def _check_some(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 Overrides = dict[str, Any]
-Numbers = Annotated[tuple[NonNegativeInt, ...], AfterValidator(_check_some), AfterValidator(_check_distinct)]
+Numbers = Annotated[
+    tuple[NonNegativeInt, ...], AfterValidator(_check_some), AfterValidator(_check_distinct)
+]
 Names = Annotated[tuple[str, ...], AfterValidator(_check_distinct)]
 
 
@@ -67,7 +75,8 @@ class CohortSettings(Settings):
     """A cohort to simulate, or the folder of one that exists."""
 
     folder: Path | None = Field(
-        None, description="An existing cohort with folds; relative to the grid file. In place of a profile."
+        None,
+        description="An existing cohort with folds; relative to the grid file. In place of a profile.",
     )
     profile: str | None = Field(None, description="The dataset whose stand-in is simulated.")
     size: Literal["tiny", "default", "wide", "full"] = Field(
@@ -80,7 +89,9 @@ class CohortSettings(Settings):
         description="Slides to train, validate and test on, in place of slides and of five folds: fold 0 alone.",
     )
     dim: int | None = Field(None, ge=8, description="In place of the size's feature width.")
-    dials: dict[str, float | int] = Field(default_factory=dict, description="Dials of the simulator.")
+    dials: dict[str, float | int] = Field(
+        default_factory=dict, description="Dials of the simulator."
+    )
     dataset: str | None = Field(
         None,
         description="The paper's dataset that this stands for; the profile, or the cohort's name, by default.",
@@ -98,7 +109,9 @@ class CohortSettings(Settings):
         if self.folder is not None and simulation:
             raise ValueError(f"a cohort folder is not simulated: remove {', '.join(simulation)}")
         if self.parts is not None and (self.slides is not None or min(self.parts) < 1):
-            raise ValueError(f"parts are three numbers of slides in place of 'slides', got {self.parts}")
+            raise ValueError(
+                f"parts are three numbers of slides in place of 'slides', got {self.parts}"
+            )
         return self
 
     @property
@@ -141,7 +154,8 @@ class Grid(Settings):
     )
     seeds: Numbers = Field((0,), description="Seeds of training.")
     preset: Preset = Field(
-        "common", description="The common recipe for all hosts, or how the authors of each train it."
+        "common",
+        description="The common recipe for all hosts, or how the authors of each train it.",
     )
     settings: Overrides = Field(
         default_factory=dict,
@@ -153,7 +167,8 @@ class Grid(Settings):
     )
     diagnostics: Names = Field((), description="Made for every finished fold of a wrapped host.")
     diagnostics_by_cohort: dict[str, tuple[str, ...]] = Field(
-        default_factory=dict, description="In place of `diagnostics` for a cohort, such as one with lesions."
+        default_factory=dict,
+        description="In place of `diagnostics` for a cohort, such as one with lesions.",
     )
     diagnostic_options: dict[str, Overrides] = Field(
         default_factory=dict,
@@ -182,7 +197,9 @@ class Grid(Settings):
         cohorts = {
             name: cohort
             if cohort.folder is None
-            else cohort.model_copy(update={"folder": Path(os.path.realpath(path.parent / cohort.folder))})
+            else cohort.model_copy(
+                update={"folder": Path(os.path.realpath(path.parent / cohort.folder))}
+            )
             for name, cohort in grid.cohorts.items()
         }
         return grid.model_copy(update={"cohorts": cohorts})
@@ -208,18 +225,31 @@ class Grid(Settings):
             raise ValueError(f"'{taken[0]}' is kept for the sweep; name the variant otherwise")
         if taken := sorted(set(self.variants) & set(get_args(Arm))):
             raise ValueError(f"'{taken[0]}' is the name of an arm; name the variant otherwise")
-        by_name = {"folds_by_host": "hosts", "settings_by_host": "hosts", "diagnostics_by_cohort": "cohorts"}
+        by_name = {
+            "folds_by_host": "hosts",
+            "settings_by_host": "hosts",
+            "diagnostics_by_cohort": "cohorts",
+        }
         for name, whole in by_name.items():
             if unknown := sorted(set(getattr(self, name)) - set(getattr(self, whole))):
                 raise ValueError(f"{name} names '{unknown[0]}', which is not among the {whole}")
         for name, values in self.variants.items():
             if (recipe := values.get(RECIPE, "default")) not in RECIPE_TABLE:
                 known = ", ".join(RECIPE_TABLE)
-                raise ValueError(f"variant '{name}' names the recipe '{recipe}'; there are: {known}")
-        changes = (self.settings, *self.settings_by_host.values(), *self.variants.values(), self.search)
+                raise ValueError(
+                    f"variant '{name}' names the recipe '{recipe}'; there are: {known}"
+                )
+        changes = (
+            self.settings,
+            *self.settings_by_host.values(),
+            *self.variants.values(),
+            self.search,
+        )
         for key in (key for settings in changes for key in settings):
             if key in {"seed", "device", "host.name", "host", "evidence"}:
-                raise ValueError(f"'{key}' follows from the grid itself (seeds, resources, hosts, arms)")
+                raise ValueError(
+                    f"'{key}' follows from the grid itself (seeds, resources, hosts, arms)"
+                )
         return self
 
 
@@ -265,7 +295,9 @@ class RunKey:
     @property
     def run_path(self) -> PurePosixPath:
         """The folder of the run in the results."""
-        return PurePosixPath("runs", self.cohort, folder_name(self.host), self.label, f"seed_{self.seed}")
+        return PurePosixPath(
+            "runs", self.cohort, folder_name(self.host), self.label, f"seed_{self.seed}"
+        )
 
     @property
     def path(self) -> PurePosixPath:
@@ -314,7 +346,9 @@ def plan_runs(grid: Grid) -> tuple[RunKey, ...]:
 def plan_work(grid: Grid) -> tuple[Key, ...]:
     """Everything to do: each cohort ahead of its runs, the runs of a host and seed ahead of their diagnostics."""
     keys: dict[Key, None] = {}
-    for (cohort, _, _), group in groupby(plan_runs(grid), lambda run: (run.cohort, run.host, run.seed)):
+    for (cohort, _, _), group in groupby(
+        plan_runs(grid), lambda run: (run.cohort, run.host, run.seed)
+    ):
         runs = list(group)
         keys |= dict.fromkeys([CohortKey(cohort), *runs])
         keys |= dict.fromkeys(DiagnosisKey(run) for run in runs if fold_diagnostics(grid, run))
@@ -323,7 +357,9 @@ def plan_work(grid: Grid) -> tuple[Key, ...]:
 
 def plain_rival(grid: Grid, run: RunKey) -> RunKey | None:
     """The plain host beside which a wrapped fold is diagnosed, where the grid has one."""
-    return None if run.is_plain or "host" not in grid.arms else replace(run, arm="host", variant=None)
+    return (
+        None if run.is_plain or "host" not in grid.arms else replace(run, arm="host", variant=None)
+    )
 
 
 def other_seeds(grid: Grid, run: RunKey) -> tuple[RunKey, ...]:
@@ -352,7 +388,9 @@ def _arms_and_variants(grid: Grid) -> list[tuple[Arm, str | None]]:
 def run_settings(grid: Grid, key: RunKey) -> TrainSettings:
     """The settings of a run: its arm, then the preset, then what the grid and what the variant changes."""
     settings = TrainSettings(
-        host=HostSettings(name=key.host), seed=key.seed, device="cuda" if grid.resources.gpus else "cpu"
+        host=HostSettings(name=key.host),
+        seed=key.seed,
+        device="cuda" if grid.resources.gpus else "cpu",
     )
     own = {**grid.variants, **grid.trials}[key.variant] if key.variant else {}
     recipe = own.get(RECIPE, RECIPES.get(key.arm, "default"))
@@ -360,7 +398,10 @@ def run_settings(grid: Grid, key: RunKey) -> TrainSettings:
     settings = with_preset(settings, grid.preset)
     changes = [
         (name, value)
-        for name, value in (*grid.settings.items(), *grid.settings_by_host.get(key.host, {}).items())
+        for name, value in (
+            *grid.settings.items(),
+            *grid.settings_by_host.get(key.host, {}).items(),
+        )
         if not (key.is_plain and name.startswith("evidence."))
     ]
     changes += [(name, value) for name, value in own.items() if name != RECIPE]
@@ -394,4 +435,6 @@ def check_names_exist(grid: Grid) -> None:
             try:
                 run_settings(grid, RunKey("", host, arm, variant, 0, 0))
             except ConfigError as error:
-                raise ConfigError(f"Grid '{grid.name}', '{variant or arm}' of {host}: {error}") from error
+                raise ConfigError(
+                    f"Grid '{grid.name}', '{variant or arm}' of {host}: {error}"
+                ) from error

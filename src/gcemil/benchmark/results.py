@@ -136,7 +136,9 @@ def read_cohort_record(results: Results, name: str) -> Record | None:
     """What was written of a cohort when it was prepared; None before."""
     path = results.cohort_record(name)
     return (
-        _read_json(path, remedy="Remove it; 'gcemil benchmark' writes it again.") if is_file(path) else None
+        _read_json(path, remedy="Remove it; 'gcemil benchmark' writes it again.")
+        if is_file(path)
+        else None
     )
 
 

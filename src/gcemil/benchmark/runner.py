@@ -36,7 +36,14 @@ from gcemil.benchmark.grid import (
     plain_rival,
     run_settings,
 )
-from gcemil.benchmark.results import Record, Results, append_log, claim, read_cohort_record, read_failure
+from gcemil.benchmark.results import (
+    Record,
+    Results,
+    append_log,
+    claim,
+    read_cohort_record,
+    read_failure,
+)
 from gcemil.errors import CohortError, ConfigError, RunError, UsageError, describe_fault, error_text
 from gcemil.files import atomic_folder, write_json
 from gcemil.hosts.own import is_import_path, trust_host
@@ -80,7 +87,9 @@ def execute(grid: Grid, results: Results, key: Key) -> Outcome:
         started = time.monotonic()
         try:
             do_work(grid, results, key)
-        except Exception as error:  # one run that fails, for whatever reason, must not stop the others
+        except (
+            Exception
+        ) as error:  # one run that fails, for whatever reason, must not stop the others
             reason = describe_fault(error) or f"{type(error).__name__}: {error_text(error)}"
             return record_failure(results, key, reason, detail=traceback.format_exc())
         results.failure(key).unlink(missing_ok=True)
@@ -101,7 +110,9 @@ def is_finished(grid: Grid, results: Results, key: Key) -> bool:
 
 
 def _missing_diagnostics(grid: Grid, results: Results, run: RunKey) -> list[str]:
-    return [name for name in fold_diagnostics(grid, run) if not results.finding(run, name).is_file()]
+    return [
+        name for name in fold_diagnostics(grid, run) if not results.finding(run, name).is_file()
+    ]
 
 
 def record_failure(results: Results, key: Key, reason: str, *, detail: str = "") -> Outcome:
@@ -217,7 +228,9 @@ def _prepare_cohort(grid: Grid, results: Results, key: CohortKey) -> None:
     refuse_errors(folder, problems)
     folds = {*grid.folds, *(fold for folds in grid.folds_by_host.values() for fold in folds)}
     if missing := sorted(folds - set(fold_indices(folder))):
-        raise CohortError(f"{folder} has no fold {missing[0]}. Make the folds with 'gcemil split {folder}'.")
+        raise CohortError(
+            f"{folder} has no fold {missing[0]}. Make the folds with 'gcemil split {folder}'."
+        )
     cohort = Cohort.load(folder)
     refuse_targets(cohort)
     record = _describe_cohort(cohort) | {
@@ -245,7 +258,9 @@ def _simulate_cohort(settings: CohortSettings, folder: Path) -> None:
             write_folds(cohort, make_folds(cohort, seed=settings.seed))
         else:
             generator = np.random.default_rng(settings.seed)
-            write_folds(cohort, [make_parts(cohort, settings.parts, generator=generator)], kind="official")
+            write_folds(
+                cohort, [make_parts(cohort, settings.parts, generator=generator)], kind="official"
+            )
 
 
 def _describe_cohort(cohort: Cohort) -> Record:
@@ -268,7 +283,9 @@ def _describe_cohort(cohort: Cohort) -> Record:
         return facts | {"classes": {name: labels[name] for name in card.classes}}
     if card.task == "regression":
         values = [row.value for row in cohort.slides if row.value is not None]
-        return facts | {"values": {"least": min(values), "most": max(values), "mean": float(np.mean(values))}}
+        return facts | {
+            "values": {"least": min(values), "most": max(values), "mean": float(np.mean(values))}
+        }
     return facts | {"events": sum({row.case_id: row.event or 0 for row in cohort.slides}.values())}
 
 

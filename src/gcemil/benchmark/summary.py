@@ -14,7 +14,14 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 
 from gcemil.benchmark.grid import Grid, RunKey, fold_diagnostics, plan_runs, plan_work
-from gcemil.benchmark.results import Record, Results, claim, read_cohort_record, read_failure, read_log
+from gcemil.benchmark.results import (
+    Record,
+    Results,
+    claim,
+    read_cohort_record,
+    read_failure,
+    read_log,
+)
 from gcemil.benchmark.runner import is_finished
 from gcemil.files import without_nan, write_json
 from gcemil.findings import mean_and_deviation, read_finding
@@ -52,7 +59,10 @@ def summarise(results: Results) -> tuple[Record, Record]:
             runs.append({**label, "metrics": metrics.modes, "details": details})
     chosen = _choose_trials(grids, runs)
     diagnoses = dict.fromkeys(
-        (key, name) for grid in grids for key in plan_runs(grid) for name in fold_diagnostics(grid, key)
+        (key, name)
+        for grid in grids
+        for key in plan_runs(grid)
+        for name in fold_diagnostics(grid, key)
     )
     rows = [
         {**labels[key], "diagnostic": name, **vars(row)}
@@ -61,7 +71,9 @@ def summarise(results: Results) -> tuple[Record, Record]:
         for row in read_finding(path).rows
     ]
     lasting = [_pick_figures(row, lambda name: name not in COSTS) for row in rows]
-    costs = [row for row in (_pick_figures(row, COSTS.__contains__) for row in rows) if row["values"]]
+    costs = [
+        row for row in (_pick_figures(row, COSTS.__contains__) for row in rows) if row["values"]
+    ]
     summary = {
         "grids": [grid.name for grid in grids],
         "cohorts": _cohort_cards(results, grids),
@@ -152,7 +164,8 @@ def _mean_metrics(runs: Rows) -> Rows:
             "runs": len(rows),
             "metrics": {
                 mode: {
-                    name: spread(row["metrics"].get(mode, {}).get(name) for row in rows) for name in metrics
+                    name: spread(row["metrics"].get(mode, {}).get(name) for row in rows)
+                    for name in metrics
                 }
                 for mode, metrics in rows[0]["metrics"].items()
             },
@@ -188,7 +201,9 @@ def spread(values: Iterable[float | None]) -> Record:
 def _cohort_cards(results: Results, grids: Sequence[Grid]) -> Record:
     """What each prepared cohort is; folders are left out, they differ between machines."""
     cards: Record = {}
-    for name, cohort in {name: cohort for grid in grids for name, cohort in grid.cohorts.items()}.items():
+    for name, cohort in {
+        name: cohort for grid in grids for name, cohort in grid.cohorts.items()
+    }.items():
         if (record := read_cohort_record(results, name)) is not None:
             card = {key: value for key, value in record.items() if key != "settings"}
             card["dataset"] = cohort.dataset or cohort.profile or name

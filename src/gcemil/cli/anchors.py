@@ -40,7 +40,9 @@ def list_families(
     """
     from gcemil.families import GENERIC_FAMILY, ORGAN_FAMILIES, load_family
 
-    found = [load_family(name) for name in ([family] if family else (*ORGAN_FAMILIES, GENERIC_FAMILY))]
+    found = [
+        load_family(name) for name in ([family] if family else (*ORGAN_FAMILIES, GENERIC_FAMILY))
+    ]
     if as_json:
         print_json([one.model_dump(mode="json") for one in found])
         return
@@ -52,7 +54,9 @@ def list_families(
 @app.command("embed")
 def embed(
     prompts: str = typer.Argument(help=f"A family ({FAMILIES}), or your own YAML file."),
-    out: Path = typer.Option(..., help="A cohort folder, which gets anchors.h5, or the .h5 file to write."),
+    out: Path = typer.Option(
+        ..., help="A cohort folder, which gets anchors.h5, or the .h5 file to write."
+    ),
     encoder: str = typer.Option(
         "minilm", help="minilm (offline), plip, quiltnet, or titan, conch, musk (gated)."
     ),
@@ -84,7 +88,9 @@ def embed(
     embedded = embed_prompts(family, text_encoder, templates=chosen)
     write_anchor_file(path, embedded)
     count, width = embedded.embeddings.shape
-    say(f"{path}: {count} anchors of width {width}, {len(chosen)} templates, hash {embedded.hash[:12]}.")
+    say(
+        f"{path}: {count} anchors of width {width}, {len(chosen)} templates, hash {embedded.hash[:12]}."
+    )
     if not text_encoder.sees_images:
         say(
             f"'{encoder}' never saw an image: its words and your patches share no space. Without pairs, training uses prototypes."
@@ -103,7 +109,9 @@ def from_examples(
         None, help="A folder whose features/ holds example slides that are not in the cohort."
     ),
     k: int = typer.Option(10, min=1, help="Examples per concept that a fold takes."),
-    min_overlap: float = typer.Option(0.5, help="Share of a patch inside a region that makes it an example."),
+    min_overlap: float = typer.Option(
+        0.5, help="Share of a patch inside a region that makes it an example."
+    ),
     downsample: float | None = typer.Option(None, help="Level-0 pixels per pixel of a mask."),
     mask_value: list[str] = typer.Option(
         [],
@@ -126,7 +134,9 @@ def from_examples(
     request = ExampleRequest(examples, features, k, seed, min_overlap, downsample, values)
     report = write_example_anchors(Cohort.load(cohort), request)
     if as_json:
-        print_json({"folds": report.per_fold, "concepts": report.examples.names, "notes": report.notes})
+        print_json(
+            {"folds": report.per_fold, "concepts": report.examples.names, "notes": report.notes}
+        )
         return
     for line in summarise(report):
         say(line)
@@ -144,10 +154,12 @@ def from_review(
         "the reviews that the viewer saved in the run.",
     ),
     out: Path | None = typer.Option(
-        None, help="A new folder for the cohort with the marked patches as anchors; features are linked."
+        None,
+        help="A new folder for the cohort with the marked patches as anchors; features are linked.",
     ),
     after: Path | None = typer.Option(
-        None, help="The run that was trained with these anchors: compare its evidence with that of RUN."
+        None,
+        help="The run that was trained with these anchors: compare its evidence with that of RUN.",
     ),
     k: int = typer.Option(10, min=1, help="Examples per concept that a fold takes."),
     seed: int = seed_option("which patches are taken where there are more, and the bootstrap"),
@@ -170,9 +182,13 @@ def from_review(
         found, n_slides = compare_evidence(run, after, sources, seed=seed)
         if as_json:
             names = ("metric", "before", "after", "interval")
-            print_json({"slides": n_slides, "rows": [dict(zip(names, one, strict=True)) for one in found]})
+            print_json(
+                {"slides": n_slides, "rows": [dict(zip(names, one, strict=True)) for one in found]}
+            )
             return
-        _print_comparison(found, f"{run} before, {after} after: {n_slides} test slides without a mark")
+        _print_comparison(
+            found, f"{run} before, {after} after: {n_slides} test slides without a mark"
+        )
         return
     if out is None or after is not None:
         raise UsageError(
@@ -180,7 +196,9 @@ def from_review(
         )
     report = write_review_anchors(run, sources, out, k=k, seed=seed)
     if as_json:
-        print_json({"folds": report.per_fold, "concepts": report.examples.names, "notes": report.notes})
+        print_json(
+            {"folds": report.per_fold, "concepts": report.examples.names, "notes": report.notes}
+        )
         return
     for line in summarise(report):
         say(line)
@@ -192,7 +210,9 @@ def from_review(
     )
 
 
-def _print_comparison(found: list[tuple[str, float, float, tuple[float, float] | None]], title: str) -> None:
+def _print_comparison(
+    found: list[tuple[str, float, float, tuple[float, float] | None]], title: str
+) -> None:
     """Means before and after, and the interval of the difference over the slides."""
     from gcemil.metrics import METRICS
 
@@ -201,7 +221,9 @@ def _print_comparison(found: list[tuple[str, float, float, tuple[float, float] |
             f"{METRICS[name].label} {METRICS[name].arrow}".strip(),
             f"{before:.3f}",
             f"{after:.3f}",
-            "-" if interval is None else f"{after - before:+.3f} [{interval[0]:+.3f}, {interval[1]:+.3f}]",
+            "-"
+            if interval is None
+            else f"{after - before:+.3f} [{interval[0]:+.3f}, {interval[1]:+.3f}]",
         )
         for name, before, after, interval in found
     ]
@@ -250,7 +272,9 @@ def fit_bridge(
     from gcemil.files import write_text
 
     read_card(cohort)
-    bank = _require_file(cohort / "anchors.h5", f"Make it with 'gcemil anchors embed FAMILY --out {cohort}'.")
+    bank = _require_file(
+        cohort / "anchors.h5", f"Make it with 'gcemil anchors embed FAMILY --out {cohort}'."
+    )
     anchors, prompts = arrays.read_anchors(bank)
     pairs_file = _require_file(
         cohort / "anchor_pairs.h5",
@@ -267,7 +291,12 @@ def fit_bridge(
         text_sees_images=None if sees_images is None else bool(sees_images),
         seed=seed,
     )
-    content = {**asdict(report), "aligned": report.aligned, "warnings": report.warnings, "prompts": prompts}
+    content = {
+        **asdict(report),
+        "aligned": report.aligned,
+        "warnings": report.warnings,
+        "prompts": prompts,
+    }
     write_text(cohort / "bridge_report.json", json.dumps(content, indent=2))
     if as_json:
         print_json(content)

@@ -18,13 +18,21 @@ if TYPE_CHECKING:
 
 
 def benchmark(
-    grid_file: Path = typer.Argument(metavar="GRID.yaml", help="A grid file; see docs/benchmark.md."),
-    out: Path = typer.Option(..., help="The results folder; what it holds already is not done again."),
+    grid_file: Path = typer.Argument(
+        metavar="GRID.yaml", help="A grid file; see docs/benchmark.md."
+    ),
+    out: Path = typer.Option(
+        ..., help="The results folder; what it holds already is not done again."
+    ),
     engine: Engine = ENGINE,
-    jobs: int | None = jobs_option("runs", otherwise="what cores and memory carry", old="--workers"),
+    jobs: int | None = jobs_option(
+        "runs", otherwise="what cores and memory carry", old="--workers"
+    ),
     address: str | None = ADDRESS,
     seed: int | None = seed_option("one training seed, in place of the grid's", None),
-    dry_run: bool = typer.Option(False, "--dry-run", help="Show the plan and an estimate, and run nothing."),
+    dry_run: bool = typer.Option(
+        False, "--dry-run", help="Show the plan and an estimate, and run nothing."
+    ),
     as_json: bool = JSON,
 ) -> None:
     """Train and diagnose every fold of a grid; if it is stopped, run it again to continue.
@@ -80,7 +88,12 @@ def benchmark(
 
 
 def _print_plan(
-    grid: Grid, results: Results, times: UnitTimes, todo: list[Key], workers: int | None, as_json: bool
+    grid: Grid,
+    results: Results,
+    times: UnitTimes,
+    todo: list[Key],
+    workers: int | None,
+    as_json: bool,
 ) -> None:
     """What would run, and how long it would take."""
     from gcemil.benchmark.engines import affordable_workers
@@ -91,7 +104,10 @@ def _print_plan(
     plan, left = plan_work(grid), set(todo)
     if as_json:
         print_json(
-            [{"key": str(k.path), "seconds": times.expect(k), "finished": k not in left} for k in plan]
+            [
+                {"key": str(k.path), "seconds": times.expect(k), "finished": k not in left}
+                for k in plan
+            ]
         )
         return
     rows = []
@@ -127,16 +143,26 @@ def _print_results(
     rows = []
     for row in summary["means"]:
         # Test figures of single trials would tempt to choose by them.
-        if row["cohort"] in grid.cohorts and row["host"] in grid.hosts and row["variant"] not in grid.trials:
+        if (
+            row["cohort"] in grid.cohorts
+            and row["host"] in grid.hosts
+            and row["variant"] not in grid.trials
+        ):
             mode = next(one for one in ("gce", "soft", "full") if one in row["metrics"])
             name = next(task.lead for task in TASKS.values() if task.lead in row["metrics"][mode])
             value = row["metrics"][mode][name]
             text = format_spread(value["mean"], value["std"], row["runs"])
-            rows.append((row["cohort"], row["host"], row["variant"] or row["arm"], row["runs"], name, text))
-    print_table(f"{results.summary}", ("cohort", "host", "arm", "folds", "metric", "mean ± std"), rows)
+            rows.append(
+                (row["cohort"], row["host"], row["variant"] or row["arm"], row["runs"], name, text)
+            )
+    print_table(
+        f"{results.summary}", ("cohort", "host", "arm", "folds", "metric", "mean ± std"), rows
+    )
     if grid.search:
         chosen = [
-            row for row in summary["search"] if row["cohort"] in grid.cohorts and row["host"] in grid.hosts
+            row
+            for row in summary["search"]
+            if row["cohort"] in grid.cohorts and row["host"] in grid.hosts
         ]
         columns = ("cohort", "host", "seed", "fold", "chosen on validation", "validation", "run")
         lines = [
@@ -165,9 +191,13 @@ Format = Literal["markdown", "latex", "csv"]
 def tables(
     results: Path = typer.Argument(help="A results folder of 'gcemil benchmark', or a run folder."),
     table: list[str] = typer.Option(
-        [], "--table", help="task or a diagnostic; of a run folds or review; may be repeated, all by default."
+        [],
+        "--table",
+        help="task or a diagnostic; of a run folds or review; may be repeated, all by default.",
     ),
-    metric: list[str] = typer.Option([], "--metric", help="A metric; may be repeated, all by default."),
+    metric: list[str] = typer.Option(
+        [], "--metric", help="A metric; may be repeated, all by default."
+    ),
     form: Format = typer.Option("markdown", "--format", help="csv has one line per cell."),
 ) -> None:
     """Print means and intervals of a grid by cohort, host and arm, or of a run over its folds.
@@ -183,7 +213,9 @@ def tables(
         from gcemil.benchmark.figures import fold_table
 
         chosen = [fold_table(results, metric)]
-    if REVIEW in table or (not table and is_run and is_file(results / "diagnostics" / "review.json")):
+    if REVIEW in table or (
+        not table and is_run and is_file(results / "diagnostics" / "review.json")
+    ):
         from gcemil.diagnostics.agreement import review_tables
 
         chosen += review_tables(results)

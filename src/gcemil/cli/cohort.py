@@ -10,7 +10,17 @@ from typing import Literal
 import typer
 
 from gcemil.cli.console import print_json, print_table, progress, say
-from gcemil.cli.options import CLASSES, JSON, LABELS, TARGET, TASK, Task, parse_parts, require, seed_option
+from gcemil.cli.options import (
+    CLASSES,
+    JSON,
+    LABELS,
+    TARGET,
+    TASK,
+    Task,
+    parse_parts,
+    require,
+    seed_option,
+)
 from gcemil.errors import CohortError, InputError, UsageError
 from gcemil.wording import SHOWN_LINES
 
@@ -44,7 +54,9 @@ def import_(
     source: Path = typer.Argument(help="A features folder of CLAM, TRIDENT, STAMP or torchmil."),
     out: Path | None = typer.Option(None, help="The cohort folder to write."),
     labels: Path | None = LABELS,
-    slide_table: Path | None = typer.Option(None, help="STAMP: the table that joins patients and files."),
+    slide_table: Path | None = typer.Option(
+        None, help="STAMP: the table that joins patients and files."
+    ),
     recipe: str | None = typer.Option(
         None, help="A dataset of the paper, such as bracs: its official table and classes."
     ),
@@ -54,8 +66,12 @@ def import_(
     event: str | None = typer.Option(None, help="The event column, where there are several."),
     endpoint: str | None = typer.Option(None, help="The survival endpoint, such as os or dss."),
     slide_column: str | None = typer.Option(None, help="The column of slides, under any name."),
-    case_column: str | None = typer.Option(None, help="The column of cases or patients, under any name."),
-    sheet: str | None = typer.Option(None, help="The sheet of an Excel table; the first by default."),
+    case_column: str | None = typer.Option(
+        None, help="The column of cases or patients, under any name."
+    ),
+    sheet: str | None = typer.Option(
+        None, help="The sheet of an Excel table; the first by default."
+    ),
     force: bool = typer.Option(
         False,
         "--force",
@@ -69,7 +85,9 @@ def import_(
     classes: str | None = CLASSES,
     splits: Path | None = typer.Option(None, help="The split files of the tool."),
     official_split: bool = typer.Option(
-        False, "--official-split", help="Recipe with an official test set (camelyon16): take it as fold 0."
+        False,
+        "--official-split",
+        help="Recipe with an official test set (camelyon16): take it as fold 0.",
     ),
     copy: bool = typer.Option(False, "--copy", help="Copy features instead of linking to them."),
     patch_size: int | None = typer.Option(
@@ -127,7 +145,9 @@ def import_(
             options=options,
         )
     elif official_split:
-        raise UsageError("--official-split is that of a dataset of the paper: add --recipe camelyon16.")
+        raise UsageError(
+            "--official-split is that of a dataset of the paper: add --recipe camelyon16."
+        )
     else:
         report = import_cohort(
             source,
@@ -178,7 +198,9 @@ def validate(
     if as_json:
         print_json([asdict(problem) for problem in problems])
     elif problems:
-        rows = [(one.level, one.where, one.what, one.remedy) for one in checks.group_problems(problems)]
+        rows = [
+            (one.level, one.where, one.what, one.remedy) for one in checks.group_problems(problems)
+        ]
         print_table(f"{cohort}", ("level", "where", "what", "remedy"), rows)
     if not as_json:
         say(f"{cohort}: {len(errors)} errors, {len(problems) - len(errors)} warnings.")
@@ -191,7 +213,9 @@ Unit = Literal["case", "slide"]
 
 def split(
     cohort: Path = typer.Argument(help="A cohort folder."),
-    folds: int = typer.Option(5, min=3, help="How many folds; fold k tests, half of fold k+1 validates."),
+    folds: int = typer.Option(
+        5, min=3, help="How many folds; fold k tests, half of fold k+1 validates."
+    ),
     unit: Unit = typer.Option(
         "case", help="What stays together. 'slide' may put one case into train and test."
     ),
@@ -222,16 +246,22 @@ def split(
         if not found:
             raise UsageError(f"{cohort / 'splits'} holds no folds that could be official.")
         numbers = tuple(fold.index for fold in found)
-        fold_maker.write_split_card(cohort / "splits", fold_maker.SplitCard(kind="official", folds=numbers))
+        fold_maker.write_split_card(
+            cohort / "splits", fold_maker.SplitCard(kind="official", folds=numbers)
+        )
         typer.echo(f"{cohort}: {len(found)} folds declared as published splits.")
         return
     if fold_maker.fold_indices(cohort) and not force:
         raise UsageError(f"{cohort / 'splits'} already holds folds. Add --force to replace them.")
     if parts is not None:
-        new_folds = [fold_maker.make_parts(loaded, parse_parts(parts), generator=np.random.default_rng(seed))]
+        new_folds = [
+            fold_maker.make_parts(loaded, parse_parts(parts), generator=np.random.default_rng(seed))
+        ]
     else:
         new_folds = fold_maker.make_folds(loaded, n_folds=folds, unit=unit, seed=seed)
-    if leaks := sorted({case for fold in new_folds for case in fold_maker.leaking_cases(loaded, fold)}):
+    if leaks := sorted(
+        {case for fold in new_folds for case in fold_maker.leaking_cases(loaded, fold)}
+    ):
         raise CohortError(
             f"{cohort}: with --unit slide {len(leaks)} cases (the first is '{leaks[0]}') would stand in train and test at once, "
             "so the test set would not be unseen. Use --unit case."

@@ -69,7 +69,9 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
         for number in chosen:
             shown = [row[number] for row in cells]
             table.add_column(
-                Text(_wrap_heading(columns[number], shown)), overflow="fold", no_wrap=_is_short(shown)
+                Text(_wrap_heading(columns[number], shown)),
+                overflow="fold",
+                no_wrap=_is_short(shown),
             )
         for row in cells:
             # Text and not str: rich would read square brackets in a slide id as markup.
@@ -77,7 +79,9 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
         terminal.print(table)
 
 
-def _split_columns(columns: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> list[list[int]]:
+def _split_columns(
+    columns: Sequence[str], cells: Sequence[Sequence[str]], width: int
+) -> list[list[int]]:
     """Numbers of the columns of each table: as many as fit, the first one in all of them."""
     needs = []
     for number, column in enumerate(columns):
@@ -86,7 +90,10 @@ def _split_columns(columns: Sequence[str], cells: Sequence[Sequence[str]], width
         needs.append(3 + (longest if _is_short(shown) else min(longest, WORD)))
     tables = [[0]] if columns else []
     for number in range(1, len(columns)):
-        if 1 + sum(needs[one] for one in tables[-1]) + needs[number] > width and len(tables[-1]) > 1:
+        if (
+            1 + sum(needs[one] for one in tables[-1]) + needs[number] > width
+            and len(tables[-1]) > 1
+        ):
             tables.append([0])
         tables[-1].append(number)
     return tables

@@ -54,11 +54,15 @@ def demo(
     cohort = Cohort.load(cohort_folder)
     write_folds(cohort, make_folds(cohort, seed=seed))
     refuse_errors(cohort_folder, validate(cohort_folder))
-    say(f"cohort    {cohort_folder}: {len(cohort.slides)} slides, simulated '{PROFILE}', evidence known")
+    say(
+        f"cohort    {cohort_folder}: {len(cohort.slides)} slides, simulated '{PROFILE}', evidence known"
+    )
 
     run, settings = (
         out / "run",
-        TrainSettings(evidence=EvidenceSettings(), min_steps=MIN_STEPS, max_patches=MAX_PATCHES, seed=seed),
+        TrainSettings(
+            evidence=EvidenceSettings(), min_steps=MIN_STEPS, max_patches=MAX_PATCHES, seed=seed
+        ),
     )
     with progress("training") as advance:
         report = _count_epochs(advance, planned_epochs(cohort, settings, FOLDS))

@@ -41,10 +41,14 @@ def diagnose(
     against: Path | None = typer.Option(
         None, help="The run of the plain host on the same cohort: more rivals."
     ),
-    only: str | None = typer.Option(None, help="Names such as snr,budget; by default all but sanity."),
+    only: str | None = typer.Option(
+        None, help="Names such as snr,budget; by default all but sanity."
+    ),
     folds: str = FOLDS,
     everything: bool = typer.Option(
-        False, "--all", help="Print every row and every figure, not only those that answer the question."
+        False,
+        "--all",
+        help="Print every row and every figure, not only those that answer the question.",
     ),
     jobs: int | None = jobs_option("folds"),
     device: str | None = DEVICE,
@@ -70,7 +74,9 @@ def diagnose(
     answers = {}
     for place in below:
         first, *others = (run / place for run in runs)
-        comparison = Comparison(first, against and against / place, tuple(others), seed, device or "auto")
+        comparison = Comparison(
+            first, against and against / place, tuple(others), seed, device or "auto"
+        )
         with progress("diagnosing") as advance:
             found = diagnose_run(
                 comparison,
@@ -119,7 +125,14 @@ def print_answer(run: Path) -> None:
         )
         for one in rules
     ]
-    columns = ["patches chosen by", "Sufficient", "Necessary", "Both", "Recoverable: C-D gap", "Size"]
+    columns = [
+        "patches chosen by",
+        "Sufficient",
+        "Necessary",
+        "Both",
+        "Recoverable: C-D gap",
+        "Size",
+    ]
     print_table(
         f"{run}: does the evidence hold? Test slides, the same number of patches for every rule; more is better, but for "
         "the C-D gap",
@@ -173,17 +186,26 @@ def _print_rows(title: str, rows: Sequence[Row], most: int | None) -> None:
 
     labels = list(dict.fromkeys(name for row in rows for name in row.labels))
     # A label that all rows share goes into the title.
-    shared = [name for name in labels if len({row.labels.get(name) for row in rows}) == 1 and len(rows) > 1]
+    shared = [
+        name
+        for name in labels
+        if len({row.labels.get(name) for row in rows}) == 1 and len(rows) > 1
+    ]
     title = ", ".join([title, *(rows[0].labels[name] for name in shared if name in rows[0].labels)])
     labels = [name for name in labels if name not in shared]
     figures = list(
-        dict.fromkeys(name for row in rows for name, value in row.values.items() if value is not None)
+        dict.fromkeys(
+            name for row in rows for name, value in row.values.items() if value is not None
+        )
     )
     chosen = figures[:most]
     table = [
         (
             " · ".join(row.labels.get(name, "") for name in labels if row.labels.get(name)),
-            *(format_spread(row.values.get(name), row.deviations.get(name) or None) for name in chosen),
+            *(
+                format_spread(row.values.get(name), row.deviations.get(name) or None)
+                for name in chosen
+            ),
         )
         for row in rows
     ]
@@ -206,7 +228,8 @@ def review(
     seed: int = seed_option("the bootstrap and the random patches"),
     resamples: int = typer.Option(2000, min=1, help="Draws of the bootstrap."),
     script: Path | None = typer.Option(
-        None, help="Write the QuPath script that shows evidence and exports marks to this file, and leave."
+        None,
+        help="Write the QuPath script that shows evidence and exports marks to this file, and leave.",
     ),
     trust_host: list[str] = TRUST_HOST,
     as_json: bool = JSON,
@@ -232,7 +255,9 @@ def review(
         raise UsageError(
             "Name the run that was reviewed: gcemil review RUN MARKS. For the QuPath script: --script FILE."
         )
-    finding, left_out = review_run(run, marks or (), against=against, seed=seed, resamples=resamples)
+    finding, left_out = review_run(
+        run, marks or (), against=against, seed=seed, resamples=resamples
+    )
     if as_json:
         print_json(without_nan({**finding.to_json(), "left_out": left_out}))
     else:
@@ -283,7 +308,9 @@ def audit(
     ),
     device: str | None = DEVICE,
     out: Path = typer.Option(Path("audit.json"), help="Where the finding is written."),
-    html: Path | None = typer.Option(None, help="Also write a page with the verdict, curves and tables."),
+    html: Path | None = typer.Option(
+        None, help="Also write a page with the verdict, curves and tables."
+    ),
     seed: int = seed_option("random subsets and perturbations"),
     as_json: bool = JSON,
 ) -> None:
@@ -342,7 +369,9 @@ def _print_audit(finding: Finding, out: Path) -> None:
             for row in finding.rows
             if row.labels["comparison"] == comparison
         )
-        print_finding(replace(finding, name=f"audit, {comparison}", rows=rows, notes=()), everything=True)
+        print_finding(
+            replace(finding, name=f"audit, {comparison}", rows=rows, notes=()), everything=True
+        )
     for note in finding.notes:
         say(note)
     say(f"wrote {out}")

@@ -38,7 +38,9 @@ def doctor(as_json: bool = JSON) -> None:
     """
     rows = [*_check_core(), *_check_extras(), _check_device(), _check_write_access()]
     if as_json:
-        print_json([{"check": check, "status": status, "detail": detail} for check, status, detail in rows])
+        print_json(
+            [{"check": check, "status": status, "detail": detail} for check, status, detail in rows]
+        )
     else:
         print_table("gcemil doctor", ("check", "status", "detail"), rows)
     raise typer.Exit(1 if any(status == "FAIL" for _, status, _ in rows) else 0)
@@ -62,7 +64,9 @@ def _check_extras() -> list[tuple[str, str, str]]:
     for extra, packages in EXTRAS.items():
         missing = [name for name in packages if importlib.util.find_spec(name) is None]
         remedy = f"missing {', '.join(missing)}: pip install 'gcemil[{extra}]'"
-        rows.append((f"extra {extra}", "WARN" if missing else "PASS", remedy if missing else "installed"))
+        rows.append(
+            (f"extra {extra}", "WARN" if missing else "PASS", remedy if missing else "installed")
+        )
     return rows
 
 
@@ -72,7 +76,10 @@ def _check_device() -> tuple[str, str, str]:
     from gcemil.device import pick_device
 
     device = pick_device("auto").type
-    detail = {"cuda": torch.cuda.get_device_name, "cpu": lambda: f"{torch.get_num_threads()} threads"}
+    detail = {
+        "cuda": torch.cuda.get_device_name,
+        "cpu": lambda: f"{torch.get_num_threads()} threads",
+    }
     return "device", "PASS", f"{device}, {detail[device]()}" if device in detail else device
 
 

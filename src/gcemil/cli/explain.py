@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 def explain(
     run: Path = RUN,
     file: Path | None = typer.Argument(
-        None, help="A slide or feature file outside the cohort; leave it out with --slide or --slides."
+        None,
+        help="A slide or feature file outside the cohort; leave it out with --slide or --slides.",
     ),
     slide: str | None = typer.Option(None, help="The id of a slide of the run's cohort."),
     slides: str | None = typer.Option(
@@ -69,11 +70,14 @@ def explain(
     unit: Unit = UNIT,
     heatmap: list[HeatMapName] = HEATMAP,
     bounds_x: int | None = typer.Option(
-        None, help="openslide.bounds-x of the slide; by default the attribute of its feature file, else 0."
+        None,
+        help="openslide.bounds-x of the slide; by default the attribute of its feature file, else 0.",
     ),
     bounds_y: int | None = typer.Option(None, help="openslide.bounds-y of the slide."),
     all_patches: bool = typer.Option(
-        False, "--all-patches", help="The GeoJSON shows unselected patches too, for measurement maps."
+        False,
+        "--all-patches",
+        help="The GeoJSON shows unselected patches too, for measurement maps.",
     ),
     thumbnail: Path | None = typer.Option(
         None,
@@ -125,7 +129,9 @@ def explain(
         )
     if (bounds_x is None) != (bounds_y is None):
         raise UsageError("Bounds are two numbers: give both --bounds-x and --bounds-y, or neither.")
-    if slides is not None and (thumbnail is not None or downsample is not None or bounds_x is not None):
+    if slides is not None and (
+        thumbnail is not None or downsample is not None or bounds_x is not None
+    ):
         raise UsageError(
             "--thumbnail, --downsample and the bounds are of one slide. Leave them out with --slides."
         )
@@ -148,7 +154,9 @@ def explain(
     )
     if slides is not None:
         chosen = choose_slides(run, slides, fold=fold)
-        _explain_many(run, chosen, write, options, fold, out, device or "auto", precision or "32", as_json)
+        _explain_many(
+            run, chosen, write, options, fold, out, device or "auto", precision or "32", as_json
+        )
         return
     if file is not None:
         inputs = find_inputs([file]).files
@@ -158,7 +166,10 @@ def explain(
             )
         (path,) = inputs.values()
         plan = PredictOptions(
-            mode="full", folds=None if numbers is None else tuple(numbers), mpp=mpp, precision=precision
+            mode="full",
+            folds=None if numbers is None else tuple(numbers),
+            mpp=mpp,
+            precision=precision,
         )
         opened = NewSlides.open(
             run, plan, source=WeightSource(weights, trust_remote_code), device=device or "auto"
@@ -166,7 +177,12 @@ def explain(
         found = opened.explain(path, options)
     else:
         found = explain_cohort_slide(
-            run, str(slide), fold=fold, options=options, device=device or "auto", precision=precision or "32"
+            run,
+            str(slide),
+            fold=fold,
+            options=options,
+            device=device or "auto",
+            precision=precision or "32",
         )
     files = write(found, out)
     if as_json:
@@ -218,7 +234,9 @@ def _explain_many(
     else:
         shown = COLUMNS[:-2]
         print_table(
-            f"{run}: {len(rows)} slides", shown, [[row.get(name, "") for name in shown] for row in rows]
+            f"{run}: {len(rows)} slides",
+            shown,
+            [[row.get(name, "") for name in shown] for row in rows],
         )
         say(f"wrote {table}")
     failed = [one for one in found if one.certificate is None]
@@ -243,7 +261,9 @@ def _print_certificate(certificate: Certificate) -> None:
     names = list(found.full.values)
     if (agreed := certificate.consensus) is not None:
         folds = zip(agreed.folds, agreed.per_fold, agreed.n_chosen, strict=True)
-        shown = [(fold, *(f"{one[name]:.3f}" for name in names), count) for fold, one, count in folds]
+        shown = [
+            (fold, *(f"{one[name]:.3f}" for name in names), count) for fold, one, count in folds
+        ]
         print_table(agreed.sentence, ("fold", *names, "patches chosen"), shown)
     rows = [
         (name, *(f"{one.values[column]:.3f}" for column in names), f"{one.output:.3f}")
@@ -264,7 +284,9 @@ def _print_certificate(certificate: Certificate) -> None:
             for one in certificate.anchors
         ]
         print_table(
-            "coverage of the anchors by the evidence", ("anchor", "coverage", "target", "covered"), anchors
+            "coverage of the anchors by the evidence",
+            ("anchor", "coverage", "target", "covered"),
+            anchors,
         )
     if certificate.regions:
         words = {True: "yes", False: "no", None: "not asked"}
@@ -280,7 +302,15 @@ def _print_certificate(certificate: Certificate) -> None:
             )
             for one in certificate.regions
         ]
-        columns = ("region", "slide", "patches", "Phi alone", "sufficient", "Phi without", "necessary")
+        columns = (
+            "region",
+            "slide",
+            "patches",
+            "Phi alone",
+            "sufficient",
+            "Phi without",
+            "necessary",
+        )
         print_table(f"{len(regions)} connected regions, largest score mass first", columns, regions)
     say(certificate.headline)
     say(describe_direction(found))
@@ -304,7 +334,8 @@ def export(
         help="Write <slide>.zarr of every test slide into this folder: SpatialData, as LazySlide and wsidata read it.",
     ),
     onnx: Path | None = typer.Option(
-        None, help="Write host and evidence head of one fold as this ONNX file, for any number of patches."
+        None,
+        help="Write host and evidence head of one fold as this ONNX file, for any number of patches.",
     ),
     fold: int | None = typer.Option(
         None, min=0, help="One fold; by default the first that is trained, for --wsidata all."
@@ -325,14 +356,18 @@ def export(
     from gcemil.runs.folder import Run
 
     if pretrained is None and wsidata is None and onnx is None:
-        raise UsageError("Say what to export: --pretrained FOLDER, --onnx FILE or --wsidata FOLDER.")
+        raise UsageError(
+            "Say what to export: --pretrained FOLDER, --onnx FILE or --wsidata FOLDER."
+        )
     written: dict[str, list[str]] = {}
     if pretrained is not None or onnx is not None:
         chosen = Run(run).trained_folds()[0] if fold is None else Run(run).fold(fold)
     if pretrained is not None:
         from gcemil.runs.pretrained import save_pretrained
 
-        written["pretrained"] = [str(save_pretrained(chosen.path, pretrained, license_name=license_name))]
+        written["pretrained"] = [
+            str(save_pretrained(chosen.path, pretrained, license_name=license_name))
+        ]
     if onnx is not None:
         from gcemil.exports.onnx import write_onnx
 

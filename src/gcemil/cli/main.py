@@ -86,7 +86,11 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            again = "; run the same command again to go on" if ctx.invoked_subcommand in RESUMING else ""
+            again = (
+                "; run the same command again to go on"
+                if ctx.invoked_subcommand in RESUMING
+                else ""
+            )
             print(f"\ngcemil: stopped{again}.", file=sys.stderr)
             # A caller from Python has no command line to repeat.
             if again and Path(sys.argv[0]).name.startswith("gcemil"):
@@ -160,7 +164,9 @@ def _name_values(function: Callable[..., None]) -> Callable[..., None]:
         elif get_origin(kind) is Literal or issubclass(kind, StrEnum):
             declared.metavar = "|".join(get_args(kind) or list(kind))
         else:
-            declared.metavar = {Path: "PATH", int: "NUMBER", float: "NUMBER", bool: ""}.get(kind, "TEXT")
+            declared.metavar = {Path: "PATH", int: "NUMBER", float: "NUMBER", bool: ""}.get(
+                kind, "TEXT"
+            )
     return function
 
 
@@ -223,7 +229,9 @@ def print_error(error: Exception) -> None:
     """What happened, in one sentence."""
     if is_set(DEBUG):
         traceback.print_exception(error)
-    sentence = (describe_misuse(error) if hasattr(error, "format_message") else describe_fault(error)) or (
+    sentence = (
+        describe_misuse(error) if hasattr(error, "format_message") else describe_fault(error)
+    ) or (
         f"unexpected {type(error).__name__}: {error_text(error)}. This is a mistake in gcemil, not yours: "
         "run the same command with --debug and report what it prints."
     )

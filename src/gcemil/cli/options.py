@@ -57,20 +57,30 @@ HOST: Any = typer.Option(
     metavar="NAME",
     help=f"{', '.join(HOSTS)}; or a class of yours as package.module:Class, whose code is run.",
 )
-GCE: Any = typer.Option(True, "--gce/--no-gce", help="Wrap the host with evidence, or train it plain.")
+GCE: Any = typer.Option(
+    True, "--gce/--no-gce", help="Wrap the host with evidence, or train it plain."
+)
 RECIPE: Any = typer.Option(
     "default",
     help="default; joint (formerly taught): the evidence also trains the host; paper...: the paper read literally, with a free or a constrained bridge.",
 )
-PRESET: Any = typer.Option("common", help="The common recipe, or how the authors of the host train it.")
+PRESET: Any = typer.Option(
+    "common", help="The common recipe, or how the authors of the host train it."
+)
 CONFIG: Any = typer.Option(
-    None, help="Settings from a YAML file (see --print-config), or those of a run: RUN or RUN/config.yaml."
+    None,
+    help="Settings from a YAML file (see --print-config), or those of a run: RUN or RUN/config.yaml.",
 )
 SETTING: Any = typer.Option(
-    [], "--set", metavar="KEY=VALUE", help="One setting, such as evidence.budget=0.1; may be repeated."
+    [],
+    "--set",
+    metavar="KEY=VALUE",
+    help="One setting, such as evidence.budget=0.1; may be repeated.",
 )
 EPOCHS: Any = typer.Option(
-    None, min=1, help="Passes over the training slides, in place of the number that the settings give."
+    None,
+    min=1,
+    help="Passes over the training slides, in place of the number that the settings give.",
 )
 FOLDS: Any = typer.Option("all", metavar="NUMBERS", help="all, or numbers such as 0,2.")
 DEVICE: Any = typer.Option(
@@ -101,9 +111,12 @@ WEIGHTS: Any = typer.Option(None, help="A local copy of the encoder's page, in p
 TRUST_REMOTE_CODE: Any = typer.Option(
     False, "--trust-remote-code", help="Run the Python code that comes with the encoder's page."
 )
-LABELS: Any = typer.Option(None, help="The label table (CSV, TSV, XLSX), in any of the known dialects.")
+LABELS: Any = typer.Option(
+    None, help="The label table (CSV, TSV, XLSX), in any of the known dialects."
+)
 TARGET: Any = typer.Option(
-    None, help="The label column, where there are several; with --task multilabel all of them: ER,PR,HER2."
+    None,
+    help="The label column, where there are several; with --task multilabel all of them: ER,PR,HER2.",
 )
 CLASSES: Any = typer.Option(None, help="Class names in order, separated by commas.")
 SUFFICIENCY: Any = typer.Option(0.05, min=0, help="Largest change that still counts as sufficient.")
@@ -184,7 +197,8 @@ class HeatMapName(StrEnum):
 
 
 UNIT: Any = typer.Option(
-    "patch", help="region: every connected region of the evidence is kept and removed by itself too."
+    "patch",
+    help="region: every connected region of the evidence is kept and removed by itself too.",
 )
 HEATMAP: Any = typer.Option(
     [],
@@ -229,7 +243,9 @@ def resolve_settings(
         settings = with_recipe(TrainSettings(host=HostSettings(name=host)), recipe, plain=not gce)
         settings = with_preset(settings, preset)
     changes = {"epochs": epochs, "seed": seed}
-    settings = settings.model_copy(update={key: value for key, value in changes.items() if value is not None})
+    settings = settings.model_copy(
+        update={key: value for key, value in changes.items() if value is not None}
+    )
     given = {"device": device, "precision": precision}
     options = [f"{name}={value}" for name, value in given.items() if value is not None]
     settings = with_overrides(settings, [*overrides, *options])

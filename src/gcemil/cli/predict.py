@@ -53,13 +53,19 @@ def predict(
         "promising patches of a slide file are encoded. By default the main prediction of the run: gce, or full for a plain or a given host.",
     ),
     folds: str = typer.Option(
-        "all", "--folds", "--fold", metavar="NUMBERS", help="The mean over all, or over some such as 0,2."
+        "all",
+        "--folds",
+        "--fold",
+        metavar="NUMBERS",
+        help="The mean over all, or over some such as 0,2.",
     ),
     out: Path | None = typer.Option(
         None, help="Where predictions.csv and the evidence go; by default RUN/predictions."
     ),
     explain: bool = typer.Option(
-        False, "--explain", help="Also write everything 'gcemil explain' writes, in a folder per slide."
+        False,
+        "--explain",
+        help="Also write everything 'gcemil explain' writes, in a folder per slide.",
     ),
     unit: Unit = UNIT,
     heatmap: list[HeatMapName] = HEATMAP,
@@ -67,7 +73,8 @@ def predict(
         False, "--all-patches", help="With --explain: the GeoJSON shows unselected patches too."
     ),
     mpp: float | None = typer.Option(
-        None, help="Micrometres per level-0 pixel, for slides and STAMP features that do not state it."
+        None,
+        help="Micrometres per level-0 pixel, for slides and STAMP features that do not state it.",
     ),
     weights: Path | None = WEIGHTS,
     trust_remote_code: bool = TRUST_REMOTE_CODE,
@@ -102,7 +109,9 @@ def predict(
     from gcemil.runs.folder import Run
 
     if not explain and (heatmap or all_patches or unit != "patch"):
-        raise UsageError("--unit, --heatmap and --all-patches are about explanations: add --explain.")
+        raise UsageError(
+            "--unit, --heatmap and --all-patches are about explanations: add --explain."
+        )
     cluster = find_cluster(engine, address)
     options = PredictOptions(
         mode=mode,
@@ -143,7 +152,9 @@ def predict(
     elif targets:
         say(f"wrote {joined}: the probability of every target")
     everything = [one for found in answers.values() for one in found]
-    for reason in dict.fromkeys(f"{one.slide_id}: {one.reason}" for one in everything if one.reason):
+    for reason in dict.fromkeys(
+        f"{one.slide_id}: {one.reason}" for one in everything if one.reason
+    ):
         say(reason, err=True)
     if failed := {one.slide_id for one in everything if one.status == "failed"}:
         say(f"{len(failed)} of {len(inputs.files)} slides failed; the others are done.", err=True)
@@ -152,13 +163,19 @@ def predict(
 
 def _make_record(one: NewPrediction) -> dict[str, object]:
     """What is printed of a slide as JSON."""
-    return {name: value for name, value in vars(one).items() if name not in ("values", "key")} | one.values
+    return {
+        name: value for name, value in vars(one).items() if name not in ("values", "key")
+    } | one.values
 
 
-def _print_run(opened: NewSlides, found: Sequence[NewPrediction], notes: Sequence[str], out: Path) -> None:
+def _print_run(
+    opened: NewSlides, found: Sequence[NewPrediction], notes: Sequence[str], out: Path
+) -> None:
     """What a run says of all slides."""
     warn_of_model(opened.model_warning)
-    _print_predictions(f"{opened.run}, {opened.mode}", [one for one in found if one.status != "failed"])
+    _print_predictions(
+        f"{opened.run}, {opened.mode}", [one for one in found if one.status != "failed"]
+    )
     if before := [one for one in found if one.status == "already done"]:
         say(
             f"{len(before)} of {len(found)} slides were done before and left alone (--again does them again)."
@@ -189,11 +206,25 @@ def _print_predictions(title: str, found: Sequence[NewPrediction]) -> None:
             one.part,
         ]
         if any_file:
-            filtered = {None: "-", True: "certified", False: "fell back to all patches"}[one.certified]
-            row += [str(one.n_patches), "-" if one.n_encoded is None else str(one.n_encoded), filtered]
+            filtered = {None: "-", True: "certified", False: "fell back to all patches"}[
+                one.certified
+            ]
+            row += [
+                str(one.n_patches),
+                "-" if one.n_encoded is None else str(one.n_encoded),
+                filtered,
+            ]
         rows.append(row)
     alone = (f"{prefix} alone" for prefix in beside)
-    columns = ("slide", *names, "spread over folds", *alone, "patches in evidence", "verdict", "part")
+    columns = (
+        "slide",
+        *names,
+        "spread over folds",
+        *alone,
+        "patches in evidence",
+        "verdict",
+        "part",
+    )
     print_table(title, (*columns, "patches", "encoded", "prefilter") if any_file else columns, rows)
 
 
@@ -216,10 +247,15 @@ def prefilter(
     slides: list[Path] = typer.Argument(help="The slide files of its cohort, or folders of them."),
     fold: int | None = typer.Option(None, min=0, help="One fold instead of all."),
     utility: float = typer.Option(
-        0.98, min=0.01, help="Smallest task metric on validation slides, as a share of that of all patches."
+        0.98,
+        min=0.01,
+        help="Smallest task metric on validation slides, as a share of that of all patches.",
     ),
     risk: float = typer.Option(
-        0.1, min=0.001, max=0.999, help="Largest chance that a certified answer is not that of all patches."
+        0.1,
+        min=0.001,
+        max=0.999,
+        help="Largest chance that a certified answer is not that of all patches.",
     ),
     view_mpp: float = typer.Option(4.0, help="Micrometres per pixel of the view the student sees."),
     epochs: int = typer.Option(10, min=1, help="Passes of the student over the training slides."),
@@ -267,7 +303,10 @@ def prefilter(
                     costs.append(measure_cost(run, index, found, on_slide=advance))
     if as_json:
         print_json(
-            {"folds": [asdict(report) for report in reports], "cost": [cost.to_json() for cost in costs]}
+            {
+                "folds": [asdict(report) for report in reports],
+                "cost": [cost.to_json() for cost in costs],
+            }
         )
         return
     rows = [
@@ -275,7 +314,9 @@ def prefilter(
             report.fold,
             f"{report.chosen.keep_rate:g}",
             "-" if report.chosen.doubt_limit is None else f"{report.chosen.doubt_limit:.3f}",
-            "-" if report.chosen.relative_utility is None else f"{report.chosen.relative_utility:.3f}",
+            "-"
+            if report.chosen.relative_utility is None
+            else f"{report.chosen.relative_utility:.3f}",
             f"{report.chosen.fall_back:.2f}",
             f"{report.chosen.cost:.3f}",
             f"{report.chosen.recall:.2f}",

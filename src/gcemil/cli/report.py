@@ -36,7 +36,9 @@ def needs_matplotlib() -> Iterator[None]:
 def report(
     run: Path = typer.Argument(help="A run folder, or a results folder of 'gcemil benchmark'."),
     against: Path | None = typer.Option(None, help="The run of the plain host on the same cohort."),
-    out: Path | None = typer.Option(None, help="A file, or a folder for report.html; by default RUN."),
+    out: Path | None = typer.Option(
+        None, help="A file, or a folder for report.html; by default RUN."
+    ),
     representations: bool = typer.Option(
         False,
         "--representations",
@@ -70,7 +72,11 @@ def report(
     if as_json:
         print_json({"report": str(path), "bytes": size, "figures": str(run / "figures")})
         return
-    figures = "; a report of each target beside it" if Run(run).targets else f"; figures in {run / 'figures'}"
+    figures = (
+        "; a report of each target beside it"
+        if Run(run).targets
+        else f"; figures in {run / 'figures'}"
+    )
     say(f"wrote {path} ({size / 1e6:.1f} MB){figures}")
 
 
@@ -81,14 +87,17 @@ def figures(
         "svg,pdf", "--format", metavar="NAMES", help="svg, pdf or png, several separated by commas."
     ),
     against: Path | None = typer.Option(
-        None, help="The run of the plain host on the same cohort, for a further line in every curve."
+        None,
+        help="The run of the plain host on the same cohort, for a further line in every curve.",
     ),
     slide: list[str] = typer.Option(
         [],
         "--slide",
         help="A test slide whose evidence is drawn; may be repeated. By default a typical one and the worst one.",
     ),
-    dpi: int = typer.Option(300, min=72, max=1200, help="Pixels per inch of tissue, and of PNG files."),
+    dpi: int = typer.Option(
+        300, min=72, max=1200, help="Pixels per inch of tissue, and of PNG files."
+    ),
     seed: int = seed_option("the bootstrap"),
     as_json: bool = JSON,
 ) -> None:
@@ -158,7 +167,9 @@ def view(
     # Refuse a port that is taken before reading the run.
     with listen(port) as listener:
         tolerances = Tolerances(sufficiency, necessity, recoverability)
-        session = ViewerSession.open(run, fold, tolerances=tolerances, slides=slides, device=device or "auto")
+        session = ViewerSession.open(
+            run, fold, tolerances=tolerances, slides=slides, device=device or "auto"
+        )
         seen = sum(session.slide_file(slide_id) is not None for slide_id in session.specs)
         say(
             f"{run.name}, fold {session.fold.fold}: {len(session.specs)} test slides, tissue of {seen}. "

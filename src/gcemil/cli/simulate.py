@@ -28,9 +28,13 @@ def simulate(
     profile: str = typer.Argument(help=f"One of: {PROFILES}."),
     out: Path = typer.Option(..., help="The cohort folder to write."),
     size: Size = typer.Option("default", help="Number and size of slides; see docs/simulator.md."),
-    slides: int | None = typer.Option(None, min=5, help="Number of slides, in place of the size's."),
+    slides: int | None = typer.Option(
+        None, min=5, help="Number of slides, in place of the size's."
+    ),
     dim: int | None = typer.Option(None, min=8, help="Feature width, in place of the size's."),
-    dial: list[str] = typer.Option([], help="A dial of the simulator as name=value; may be repeated."),
+    dial: list[str] = typer.Option(
+        [], help="A dial of the simulator as name=value; may be repeated."
+    ),
     seed: int = seed_option("each seed is a new cohort"),
     pixels: bool = typer.Option(
         False, "--pixels", help="Draw H&E-like slides with pixel truth in place of features."
@@ -40,7 +44,9 @@ def simulate(
         "--multilabel",
         help="Every class that has a cause becomes a target of its own, with its own evidence.",
     ),
-    force: bool = typer.Option(False, "--force", help="Write into a folder that holds something else."),
+    force: bool = typer.Option(
+        False, "--force", help="Write into a folder that holds something else."
+    ),
 ) -> None:
     """Simulate a cohort with known evidence: features, labels, anchors, pairs, and the truth per patch.
 
@@ -62,7 +68,9 @@ def simulate(
     chosen = load_profile(profile)
     resolve_dials((as_targets(chosen) if multilabel else chosen).dials, overrides)
     if pixels and dim is not None:
-        raise UsageError("--dim has no meaning with --pixels: the encoder decides the feature width.")
+        raise UsageError(
+            "--dim has no meaning with --pixels: the encoder decides the feature width."
+        )
     if pixels and multilabel:
         raise UsageError("--multilabel simulates features: leave --pixels out.")
     given: dict[str, Any] = {"size": size, "seed": seed, "slides": slides, "dials": overrides}
@@ -74,9 +82,17 @@ def simulate(
         return
     with lock_folder(out), progress("simulating slides") as advance:
         cohort = simulate_cohort(
-            profile, out, dim=dim, **given, multilabel=multilabel, replace_files=force, on_slide=advance
+            profile,
+            out,
+            dim=dim,
+            **given,
+            multilabel=multilabel,
+            replace_files=force,
+            on_slide=advance,
         )
-    say(f"{out}: {len(cohort.slides)} slides, {len(cohort.bags)} bags, width {cohort.card.feature_dim}.")
+    say(
+        f"{out}: {len(cohort.slides)} slides, {len(cohort.bags)} bags, width {cohort.card.feature_dim}."
+    )
 
 
 def compose(
@@ -88,41 +104,55 @@ def compose(
         None, help="A YAML file with any of the settings below; options overrule it."
     ),
     background: list[str] = typer.Option(
-        [], help="A class of patches unrelated to the label, as NAME or NAME=share; may be repeated."
+        [],
+        help="A class of patches unrelated to the label, as NAME or NAME=share; may be repeated.",
     ),
     label: list[str] = typer.Option(
         [],
         help="A slide label and its evidence, as NAME=CLASS,CLASS (any of them; A+B: both) or NAME=; may be repeated.",
     ),
     hazard: list[str] = typer.Option(
-        [], help="Survival in place of labels: CLASS=weight, negative where it protects; may be repeated."
+        [],
+        help="Survival in place of labels: CLASS=weight, negative where it protects; may be repeated.",
     ),
     slides: int | None = typer.Option(None, min=5, help="Number of slides; 150 by default."),
-    bag: str | None = typer.Option(None, help="Fewest and most patches of a slide; 150-900 by default."),
+    bag: str | None = typer.Option(
+        None, help="Fewest and most patches of a slide; 150-900 by default."
+    ),
     evidence: str | None = typer.Option(
         None, help="Share of a slide that is evidence; 0.01-0.10 by default."
     ),
     folds: int | None = typer.Option(None, min=3, help="Folds of cross-validation; 5 by default."),
     parts: str | None = typer.Option(
-        None, help="One split in place of folds: slides to train, validate and test on, such as 90,30,300."
+        None,
+        help="One split in place of folds: slides to train, validate and test on, such as 90,30,300.",
     ),
     examples_per_class: int | None = typer.Option(
-        None, min=0, help="Patches of each class to hold out of all bags, for 'gcemil anchors from-examples'."
+        None,
+        min=0,
+        help="Patches of each class to hold out of all bags, for 'gcemil anchors from-examples'.",
     ),
     text_like: bool = typer.Option(
-        False, "--text-like", help="Also write a stand-in for a text bank with pairs, from held-out patches."
+        False,
+        "--text-like",
+        help="Also write a stand-in for a text bank with pairs, from held-out patches.",
     ),
-    encoder: str = typer.Option("efficientnet_lite0", help="Images only: an encoder of docs/encoders.md."),
+    encoder: str = typer.Option(
+        "efficientnet_lite0", help="Images only: an encoder of docs/encoders.md."
+    ),
     weights: Path | None = WEIGHTS,
     patient_pattern: str | None = typer.Option(
-        None, help="Images only: a regular expression whose group is the patient in the name of an image."
+        None,
+        help="Images only: a regular expression whose group is the patient in the name of an image.",
     ),
     save_patches: Path | None = typer.Option(
         None,
         help="Images only: keep their features as this .h5 file, which can be given in place of the images.",
     ),
     seed: int = seed_option("which patches make which slide"),
-    force: bool = typer.Option(False, "--force", help="Write into a folder that holds something else."),
+    force: bool = typer.Option(
+        False, "--force", help="Write into a folder that holds something else."
+    ),
     as_json: bool = JSON,
 ) -> None:
     """Compose slides from labelled patches of real tissue, so that their evidence is known.
@@ -153,15 +183,25 @@ def compose(
             "evidence": _parse_range(evidence, float, "--evidence"),
             "folds": folds,
             "parts": None if parts is None else parse_parts(parts),
-            "examples_per_class": 30 if text_like and examples_per_class is None else examples_per_class,
+            "examples_per_class": 30
+            if text_like and examples_per_class is None
+            else examples_per_class,
             "text_like": text_like or None,
         },
     )
     pool = _load_pool(patches, encoder, weights, patient_pattern, save_patches)
     with lock_folder(out), progress("composing slides") as advance:
-        composed = compose_cohort(pool, chosen, out, seed=seed, replace_files=force, on_slide=advance)
+        composed = compose_cohort(
+            pool, chosen, out, seed=seed, replace_files=force, on_slide=advance
+        )
     if as_json:
-        print_json({"cohort": str(out), "slides": len(composed.cohort.slides), "assumptions": composed.notes})
+        print_json(
+            {
+                "cohort": str(out),
+                "slides": len(composed.cohort.slides),
+                "assumptions": composed.notes,
+            }
+        )
         return
     for note in composed.notes:
         say(note)
@@ -179,10 +219,14 @@ def _read_recipe(path: Path | None, options: dict[str, Any]) -> ComposeSettings:
 
     values = {} if path is None else read_yaml(path)
     if not isinstance(values, dict):
-        raise UsageError(f"{path} is not a recipe: it holds {type(values).__name__}, not settings by name.")
+        raise UsageError(
+            f"{path} is not a recipe: it holds {type(values).__name__}, not settings by name."
+        )
     given = {name: value for name, value in options.items() if value not in (None, {}, [])}
     if "labels" in given or "hazards" in given:
-        values = {name: value for name, value in values.items() if name not in ("labels", "hazards")}
+        values = {
+            name: value for name, value in values.items() if name not in ("labels", "hazards")
+        }
     if "background" not in values and "background" not in given:
         raise UsageError(
             "Say which classes of patches are background: --background NAME, or 'background' in a --recipe."
@@ -191,7 +235,11 @@ def _read_recipe(path: Path | None, options: dict[str, Any]) -> ComposeSettings:
 
 
 def _load_pool(
-    patches: Path, encoder: str, weights: Path | None, patient_pattern: str | None, save_patches: Path | None
+    patches: Path,
+    encoder: str,
+    weights: Path | None,
+    patient_pattern: str | None,
+    save_patches: Path | None,
 ) -> PatchPool:
     from gcemil.simulation.patch_pool import read_pool
 
@@ -213,7 +261,9 @@ def _load_pool(
     return pool
 
 
-def _parse_range(text: str | None, kind: type[int] | type[float], option: str) -> tuple[float, float] | None:
+def _parse_range(
+    text: str | None, kind: type[int] | type[float], option: str
+) -> tuple[float, float] | None:
     if text is None:
         return None
     low, sign, high = text.partition("-")

@@ -44,10 +44,13 @@ def encode(
     slides: list[Path] = typer.Argument(help="Slide files, or folders of them."),
     out: Path = typer.Option(..., help="The cohort folder to write."),
     encoder: str = typer.Option(
-        "efficientnet_lite0", help="An encoder of docs/encoders.md, or any model of timm as timm:<name>."
+        "efficientnet_lite0",
+        help="An encoder of docs/encoders.md, or any model of timm as timm:<name>.",
     ),
     batch_size: int = typer.Option(32, min=1, help="Patches the model sees at once."),
-    jobs: int = jobs_option("threads that read patches ahead of the model", default=2, old="--workers"),
+    jobs: int = jobs_option(
+        "threads that read patches ahead of the model", default=2, old="--workers"
+    ),
     dtype: Dtype = typer.Option("float16", help="Type of the features on disk."),
     device: str | None = DEVICE,
     precision: Precision | None = PRECISION,
@@ -56,7 +59,9 @@ def encode(
     weights: Path | None = WEIGHTS,
     trust_remote_code: bool = TRUST_REMOTE_CODE,
     patch_size: int | None = typer.Option(
-        None, min=8, help="Side of a patch in pixels: that of the patches in --out, else the encoder's own."
+        None,
+        min=8,
+        help="Side of a patch in pixels: that of the patches in --out, else the encoder's own.",
     ),
     target_mpp: float = typer.Option(0.5, help="Micrometres per pixel of a patch: 0.5 is 20x."),
     mpp: str | None = typer.Option(
@@ -82,7 +87,9 @@ def encode(
     task: Task | None = TASK,
     target: str | None = TARGET,
     classes: str | None = CLASSES,
-    force: bool = typer.Option(False, "--force", help="Do slides again that were done with other settings."),
+    force: bool = typer.Option(
+        False, "--force", help="Do slides again that were done with other settings."
+    ),
     as_json: bool = JSON,
 ) -> None:
     """Turn the patches of every slide into feature vectors; slides without patches are patched first.
@@ -117,7 +124,9 @@ def encode(
     cluster = find_cluster(engine, address)
     device = str(pick_device(device or "auto"))
     found = find_slides(slides)
-    patches = choose_patches(out, find_encoder_spec(encoder), patch_size=patch_size, target_mpp=target_mpp)
+    patches = choose_patches(
+        out, find_encoder_spec(encoder), patch_size=patch_size, target_mpp=target_mpp
+    )
     # The weights come first: a missing licence should be known before hours of patching.
     source = WeightSource(weights, trust_remote_code)
     network = load_encoder(encoder, source=source, device=device, precision=precision)
@@ -141,7 +150,11 @@ def encode(
     if as_json:
         cohort = None if tables is None else asdict(tables)
         print_json(
-            {"slides": [asdict(slide) for slide in report.slides], "notes": encoded.notes, "cohort": cohort}
+            {
+                "slides": [asdict(slide) for slide in report.slides],
+                "notes": encoded.notes,
+                "cohort": cohort,
+            }
         )
     else:
         total = sum(slide.patches for slide in report.slides)
@@ -177,7 +190,9 @@ def _write_patches(
     from gcemil.files import lock_folder
 
     if masks is not None and not masks.is_dir():
-        raise UsageError(f"{masks} is not a folder of masks. It should hold <slide>.png or <slide>.geojson.")
+        raise UsageError(
+            f"{masks} is not a folder of masks. It should hold <slide>.png or <slide>.geojson."
+        )
     rules = PatchingRules(patches=patches, masks=masks, mpp=None if mpp is None else parse_mpp(mpp))
     with lock_folder(out), progress("patching slides") as advance:
         report = patch_slides(slides, out, rules, force=force, on_slide=advance)
@@ -190,7 +205,9 @@ def _write_patches(
         if report.problems:
             rows = [(slide.slide_id, slide.status, slide.message) for slide in report.problems]
             print_table(
-                f"Slides without patches: {len(rows)}", ("slide", "status", "why and what to do"), rows
+                f"Slides without patches: {len(rows)}",
+                ("slide", "status", "why and what to do"),
+                rows,
             )
         for note in report.notes:
             say(note)
@@ -203,7 +220,8 @@ def annotate(
         help="A folder with <slide>.xml (ASAP), <slide>.geojson (QuPath), or <slide>_mask or <slide> as .tif, .tiff or .png."
     ),
     negative_class: str | None = typer.Option(
-        None, help="The class whose slides have no lesion, such as normal; their files may be missing."
+        None,
+        help="The class whose slides have no lesion, such as normal; their files may be missing.",
     ),
     min_overlap: float = typer.Option(
         0.01, help="Share of a patch inside the annotation that makes it evidence."

@@ -44,10 +44,13 @@ def train(
     cohort: Path | None = typer.Argument(
         None, help="A cohort folder with folds (gcemil split); with --again the run folder."
     ),
-    out: Path | None = typer.Option(None, help="The run folder; an existing run continues where it stopped."),
+    out: Path | None = typer.Option(
+        None, help="The run folder; an existing run continues where it stopped."
+    ),
     host: str = HOST,
     host_weights: Path | None = typer.Option(
-        None, help="Start the host from these: a file as 'gcemil adopt' reads it, or a run, fold by fold."
+        None,
+        help="Start the host from these: a file as 'gcemil adopt' reads it, or a run, fold by fold.",
     ),
     freeze_host: bool = typer.Option(
         False, "--freeze-host", help="Never change the host; only find its evidence."
@@ -75,7 +78,9 @@ def train(
         None,
         help="Where the numbers of every epoch are drawn, beside history.jsonl; TensorBoard by default, if it is installed.",
     ),
-    seed: int | None = seed_option("weights and the order of bags, in place of the settings' seed", None),
+    seed: int | None = seed_option(
+        "weights and the order of bags, in place of the settings' seed", None
+    ),
     again: bool = typer.Option(
         False,
         "--again",
@@ -101,7 +106,9 @@ def train(
     refuse_beside_config(context, config)
     if not print_config:
         cohort, out = require(cohort, "COHORT", context), require(out, "--out", context)
-    chose_host = str(context.get_parameter_source("host")).endswith("COMMANDLINE") or config is not None
+    chose_host = (
+        str(context.get_parameter_source("host")).endswith("COMMANDLINE") or config is not None
+    )
     if host_weights is not None and host_weights.is_dir() and not chose_host:
         host = _read_host_name(host_weights)
     settings = resolve_settings(
@@ -170,7 +177,9 @@ def _read_host_name(run: Path) -> str:
     return name
 
 
-def _set_host_weights(settings: TrainSettings, source: Path | None, *, frozen: bool) -> TrainSettings:
+def _set_host_weights(
+    settings: TrainSettings, source: Path | None, *, frozen: bool
+) -> TrainSettings:
     """The settings with the weights that the host starts from."""
     from gcemil.config import HostWeights
 
@@ -178,22 +187,32 @@ def _set_host_weights(settings: TrainSettings, source: Path | None, *, frozen: b
         if not frozen:
             return settings
         if settings.host.weights is None:
-            raise UsageError("--freeze-host needs the weights of a trained host: give --host-weights.")
+            raise UsageError(
+                "--freeze-host needs the weights of a trained host: give --host-weights."
+            )
         weights = settings.host.weights.model_copy(update={"frozen": True})
     else:
         weights = HostWeights(source=str(source), frozen=frozen)
-    return settings.model_copy(update={"host": settings.host.model_copy(update={"weights": weights})})
+    return settings.model_copy(
+        update={"host": settings.host.model_copy(update={"weights": weights})}
+    )
 
 
 def adopt(
-    weights: list[Path] = typer.Argument(help="A file of weights (torch or safetensors), or one per fold."),
+    weights: list[Path] = typer.Argument(
+        help="A file of weights (torch or safetensors), or one per fold."
+    ),
     host: str = typer.Option(
-        ..., help=f"{', '.join(HOSTS)}; or a class of yours as package.module:Class, whose code is run."
+        ...,
+        help=f"{', '.join(HOSTS)}; or a class of yours as package.module:Class, whose code is run.",
     ),
     cohort: Path = typer.Option(..., help="A cohort folder with folds (gcemil split)."),
     out: Path = typer.Option(..., help="The run folder."),
     folds: str = typer.Option(
-        "all", "--folds", "--fold", help="all, or numbers such as 0,2: the splits these weights belong to."
+        "all",
+        "--folds",
+        "--fold",
+        help="all, or numbers such as 0,2: the splits these weights belong to.",
     ),
     setting: list[str] = typer.Option(
         [], "--set", help="What the weights do not tell, such as host.options.distillation=max."
@@ -212,7 +231,9 @@ def adopt(
 
     settings = resolve_settings(host=host, gce=False, overrides=setting)
     with progress("adopting folds") as advance:
-        adopted = adopt_run(weights, cohort, out, settings.host, folds=parse_folds(folds), on_fold=advance)
+        adopted = adopt_run(
+            weights, cohort, out, settings.host, folds=parse_folds(folds), on_fold=advance
+        )
     if as_json:
         print_json(adopted.summary)
         return

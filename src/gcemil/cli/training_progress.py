@@ -13,7 +13,15 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from gcemil.cli.console import QUIET, bar_columns, is_set, print_table, say, shows_bars, warn_of_model
+from gcemil.cli.console import (
+    QUIET,
+    bar_columns,
+    is_set,
+    print_table,
+    say,
+    shows_bars,
+    warn_of_model,
+)
 from gcemil.errors import printable
 from gcemil.files import is_file, read_text, write_text
 from gcemil.records import MODE_WORDS, MODES
@@ -36,7 +44,9 @@ class TrainingWatch:
         # A run that goes on has epochs behind it.
         self._before = sum(len(self._run.fold(fold).read_history()) for fold in folds)
         self._total = max(n_epochs, self._before)
-        self._task = bar.add_task(printable(f"training {out}"), total=self._total, completed=self._before)
+        self._task = bar.add_task(
+            printable(f"training {out}"), total=self._total, completed=self._before
+        )
         self._started, self._done = time.monotonic(), 0
         self._partial: dict[int, float] = {}
         self._is_announced = False
@@ -68,7 +78,9 @@ class TrainingWatch:
     def bag(self, fold: int, done: int, total: int) -> None:
         """So many bags of the epoch under way are done: time left is known long before the first epoch ends."""
         self._partial[fold] = min(1.0, done / max(1, total))
-        self._bar.update(self._task, completed=self._before + self._done + sum(self._partial.values()))
+        self._bar.update(
+            self._task, completed=self._before + self._done + sum(self._partial.values())
+        )
         waited = time.monotonic() - self._started
         if self._first is None:
             # The first bag takes longer than others: nothing is cached, and the anchors may have to be made.
@@ -115,7 +127,9 @@ def _describe_epoch(record: dict[str, Any]) -> str:
     if "gate_histogram" in record:
         # Ten bars from gate 0 to gate 1.
         top = max(*record["gate_histogram"], 1e-9)
-        bars = "".join(BLOCKS[min(8, round(8 * (share / top) ** 0.5))] for share in record["gate_histogram"])
+        bars = "".join(
+            BLOCKS[min(8, round(8 * (share / top) ** 0.5))] for share in record["gate_histogram"]
+        )
         text += f" · evidence {record['evidence_fraction']:.3f} · gates [{bars}]"
     return text
 

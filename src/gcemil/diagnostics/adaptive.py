@@ -41,7 +41,9 @@ from gcemil.recovery import ranking, subset_size
 ADAPTIVE = "adaptive"
 TOLERANCES = (0.01, 0.02, 0.05, 0.1, 0.2)
 ROUNDING = 1e-9
-NO_SELECTOR = "The run has no selector: its host's attention gives the sizes, and has the row of the walk."
+NO_SELECTOR = (
+    "The run has no selector: its host's attention gives the sizes, and has the row of the walk."
+)
 
 
 @Measure
@@ -64,7 +66,9 @@ def measure_adaptive(
     if not 0.0 < mean_budget <= 1.0:
         raise UsageError(f"mean_budget is a share of the bag in (0, 1], got {mean_budget}.")
     if not 0.0 < step_fraction <= max_fraction:
-        raise UsageError(f"step_fraction lies in (0, {max_fraction}], the largest size, got {step_fraction}.")
+        raise UsageError(
+            f"step_fraction lies in (0, {max_fraction}], the largest size, got {step_fraction}."
+        )
     if not max_fraction <= 1.0:
         raise UsageError(f"A fraction of the bag lies in (0, 1], got {max_fraction}.")
     fold.require_parts("an adaptive size is calibrated on val and measured on test")
@@ -81,15 +85,25 @@ def measure_adaptive(
         shares.append([size / len(bag) for size, _ in walk(bag, ladder)])
     tolerance, mean_share = choose_tolerance(ladder, shares, mean_budget=mean_budget)
     own_rule = "attention" if fold.model is None else "gce_soft"
-    explainers = {name: choose_attributions(fold.host_of(name), attributions) for name in fold.networks}
+    explainers = {
+        name: choose_attributions(fold.host_of(name), attributions) for name in fold.networks
+    }
     table = RuleTable(fold)
     while (bag := (yield "test")) is not None:
         ((size, is_reached),) = walk(bag, [tolerance])
-        figures: Figures = {"reached_share": float(is_reached), "capped_share": float(not is_reached)}
+        figures: Figures = {
+            "reached_share": float(is_reached),
+            "capped_share": float(not is_reached),
+        }
         for network in fold.networks:
             rivals = attribute_patches(bag.predict(network), explainers[network])
             scored = score_rules(
-                bag, network, random=bag.random, attributions=rivals, ours=("gce_soft",), smooth=True
+                bag,
+                network,
+                random=bag.random,
+                attributions=rivals,
+                ours=("gce_soft",),
+                smooth=True,
             )
             for rule, scores in scored.items():
                 is_own = network == "wrapped" and rule == own_rule
@@ -123,7 +137,9 @@ def choose_tolerance(
     """
     means = [fmean(column) for column in zip(*shares, strict=True)]
     # The mean of equal shares may exceed them in the last digit.
-    kept = (pair for pair in zip(tolerances, means, strict=True) if pair[1] <= mean_budget + ROUNDING)
+    kept = (
+        pair for pair in zip(tolerances, means, strict=True) if pair[1] <= mean_budget + ROUNDING
+    )
     return next(kept, (tolerances[-1], means[-1]))
 
 

@@ -69,7 +69,10 @@ class Agreement:
 
     def __add__(self, other: Agreement) -> Agreement:
         return Agreement(
-            *(mine + theirs for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True))
+            *(
+                mine + theirs
+                for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True)
+            )
         )
 
     @property
@@ -85,12 +88,16 @@ class Agreement:
     @property
     def agreement(self) -> float | None:
         """Share of judged patches of which both say the same; None without any."""
-        return (self.accepted_evidence + self.rejected_others) / self.n_marks if self.n_marks else None
+        return (
+            (self.accepted_evidence + self.rejected_others) / self.n_marks if self.n_marks else None
+        )
 
     @property
     def figures(self) -> dict[str, float | None]:
         """Precision, recall and kappa; None where one does not exist."""
-        found = {name: float(values[0]) for name, values in _agreement_figures(self.counts[None]).items()}
+        found = {
+            name: float(values[0]) for name, values in _agreement_figures(self.counts[None]).items()
+        }
         return {name: value if np.isfinite(value) else None for name, value in found.items()}
 
     @property
@@ -100,7 +107,12 @@ class Agreement:
 
     def to_json(self) -> dict[str, Any]:
         """Counts and agreement as plain values."""
-        return {**asdict(self), "n_marks": self.n_marks, "agreement": self.agreement, "kappa": self.kappa}
+        return {
+            **asdict(self),
+            "n_marks": self.n_marks,
+            "agreement": self.agreement,
+            "kappa": self.kappa,
+        }
 
 
 def count_agreement(verdicts: Verdicts, chosen: Chosen) -> Agreement:
@@ -127,7 +139,12 @@ def _agreement_figures(counts: Counts) -> dict[str, Float[np.ndarray, "draws"]]:
 
 
 def judge_patches(
-    objects: Sequence[GeoObject], coords: Corners, patch_size: int, *, where: object, origin: Bounds = (0, 0)
+    objects: Sequence[GeoObject],
+    coords: Corners,
+    patch_size: int,
+    *,
+    where: object,
+    origin: Bounds = (0, 0),
 ) -> tuple[Verdicts, list[str]]:
     """What the marks of a GeoJSON file say of every patch, and what was left out of them."""
     marks: dict[str | None, list[GeoObject]] = {}
@@ -161,7 +178,9 @@ def judge_patches(
         *(f"{count} marks of kind '{kind}' mark no patch" for kind, count in kinds.items()),
     ]
     if contradictory := int((judged & (verdicts == NOT_JUDGED)).sum()):
-        notes.append(f"{contradictory} patches marked as much to accept as to reject, and not judged")
+        notes.append(
+            f"{contradictory} patches marked as much to accept as to reject, and not judged"
+        )
     return verdicts, notes
 
 
@@ -264,16 +283,21 @@ def review_slide_table(finding: Finding) -> Table:
     return _table("review_slides", title, ("slide", "rule", "network"), lines, finding)
 
 
-def _table(name: str, title: str, labels: tuple[str, ...], lines: Sequence[Line], finding: Finding) -> Table:
+def _table(
+    name: str, title: str, labels: tuple[str, ...], lines: Sequence[Line], finding: Finding
+) -> Table:
     notes = ("Brackets: 95 % bootstrap interval.", *finding.notes)
     return Table(name, title, f"tab:{name}", labels, COLUMNS, tuple(lines), notes=notes)
 
 
-def _line(labels: Mapping[str, Any], values: Mapping[str, Any], slide: tuple[str, ...] = ()) -> Line:
+def _line(
+    labels: Mapping[str, Any], values: Mapping[str, Any], slide: tuple[str, ...] = ()
+) -> Line:
     """A rule over all slides, or on the slide whose id is given."""
     rule, share = find_rule(str(labels["rule"])), values["judged_share"]
     cells = [
-        _interval_cell(*(values[f"review_{name}{end}"] for end in ("", "_low", "_high"))) for name in FIGURES
+        _interval_cell(*(values[f"review_{name}{end}"] for end in ("", "_low", "_high")))
+        for name in FIGURES
     ]
     cells.append(Cell(f"{values['judged_patches']:.0f}", values["judged_patches"]))
     cells.append(NOT_MEASURED if share is None else Cell(f"{100 * share:.0f} %", share))
@@ -297,13 +321,21 @@ def review_tables(folder: Path) -> list[Table]:
     if Run(folder).is_begun:
         path = Run(folder).finding(REVIEW)
         if not path.is_file():
-            raise RunError(f"{folder} was not reviewed. Review it with 'gcemil review {folder} MARKS'.")
+            raise RunError(
+                f"{folder} was not reviewed. Review it with 'gcemil review {folder} MARKS'."
+            )
         finding = read_finding(path)
         return [review_table(finding), review_slide_table(finding)]
-    runs = sorted(path.parent.parent for path in (folder / "runs").glob(f"**/diagnostics/{REVIEW}.json"))
+    runs = sorted(
+        path.parent.parent for path in (folder / "runs").glob(f"**/diagnostics/{REVIEW}.json")
+    )
     if not runs:
-        raise RunError(f"No run in {folder} was reviewed. Review one with 'gcemil review RUN MARKS'.")
+        raise RunError(
+            f"No run in {folder} was reviewed. Review one with 'gcemil review RUN MARKS'."
+        )
     return [
-        review_table(read_finding(Run(run).finding(REVIEW)), f"review {run.relative_to(folder / 'runs')}")
+        review_table(
+            read_finding(Run(run).finding(REVIEW)), f"review {run.relative_to(folder / 'runs')}"
+        )
         for run in runs
     ]

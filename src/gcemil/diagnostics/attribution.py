@@ -117,7 +117,9 @@ def block_single(bag: PredictedBag) -> Scores:
     return _read_blocks(bag, lambda blocks, block: _kept_logit(bag, blocks == block))
 
 
-def _read_blocks(bag: PredictedBag, read: Callable[[Int[Tensor, "n"], int], Float[Tensor, ""]]) -> Scores:
+def _read_blocks(
+    bag: PredictedBag, read: Callable[[Int[Tensor, "n"], int], Float[Tensor, ""]]
+) -> Scores:
     """One number per block, given to each of its patches."""
     blocks = patch_blocks(bag.coords, len(bag)).to(bag.logit.device)
     return torch.stack([read(blocks, block) for block in range(int(blocks.max()) + 1)])[blocks]
@@ -198,8 +200,12 @@ def _slope_scores(
         # Made before the blocks: a small tensor left behind by each would keep the heap from closing its gaps.
         scores = bag.logit.new_empty(len(bag))
         for where in parts:
-            place, values, mapped = _map_patches(seam, to_float32(features[where]), scale, at_tokens)
-            passed = [(u, s[where]) for u, s in zip(mapped, pooled_slopes, strict=True) if s is not None]
+            place, values, mapped = _map_patches(
+                seam, to_float32(features[where]), scale, at_tokens
+            )
+            passed = [
+                (u, s[where]) for u, s in zip(mapped, pooled_slopes, strict=True) if s is not None
+            ]
             (slopes,) = torch.autograd.grad([u for u, _ in passed], place, [s for _, s in passed])
             scores[where] = of_rows(values, slopes)
     return scores
@@ -300,7 +306,9 @@ def _stop_gradient(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor
     return output.detach()
 
 
-def normalise_by_constant(module: nn.LayerNorm, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+def normalise_by_constant(
+    module: nn.LayerNorm, inputs: tuple[Tensor, ...], output: Tensor
+) -> Tensor:
     """The same values, the standard deviation being a constant."""
     (rows,) = inputs
     centred = rows - rows.mean(dim=-1, keepdim=True)
@@ -317,7 +325,9 @@ def attention(bag: PredictedBag) -> Scores:
 def contribution(bag: PredictedBag) -> Scores:
     """The host's signed share of each patch in the predicted output."""
     if bag.full.contributions is None:
-        raise UsageError(f"{type(bag.host).__name__} gives no contributions: it does not pool linearly.")
+        raise UsageError(
+            f"{type(bag.host).__name__} gives no contributions: it does not pool linearly."
+        )
     return bag.full.contributions
 
 
@@ -327,7 +337,9 @@ def _gives_contributions(host: Host) -> bool:
         return False
     parameters = host.parameters() if isinstance(host, nn.Module) else iter(())
     parameter = next(parameters, torch.zeros(0))
-    return predict_bag(host, parameter.new_zeros(1, host.in_dim), None).full.contributions is not None
+    return (
+        predict_bag(host, parameter.new_zeros(1, host.in_dim), None).full.contributions is not None
+    )
 
 
 class Attribution(NamedTuple):

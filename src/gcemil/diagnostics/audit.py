@@ -121,11 +121,15 @@ def audit_model(
             "There are no scores to audit. Let the model return (logits, scores), or give --scores DIR."
         )
     if taken := [name for name in score_sources if name in CONTROLS]:
-        raise UsageError(f"'{taken[0]}' is the name of a control. Call these scores something else.")
+        raise UsageError(
+            f"'{taken[0]}' is the name of a control. Call these scores something else."
+        )
     tolerances = tolerances or Tolerances()
     changes = {"dropout": dropout, "noise": noise}
     trials: dict[str, list[_Trial]] = {}
-    for done, (spec, bag) in enumerate(load_bags(cohort, specs, rule=SampleRule(), ahead=2), start=1):
+    for done, (spec, bag) in enumerate(
+        load_bags(cohort, specs, rule=SampleRule(), ahead=2), start=1
+    ):
         with name_bag_in_errors(spec.bag_id):
             for rule, trial in _try_rules(
                 host, cohort, bag, score_sources, budget, changes, repeats, seed
@@ -144,7 +148,9 @@ def audit_model(
     answers = (text for rule in trials if rule not in CONTROLS for text in table.answer(rule))
     notes = [*_chance_notes(whole), *answers]
     if n_with_truth < len(specs):
-        notes.append(f"No oracle: {n_with_truth} of {len(specs)} bags have their true evidence in truth/.")
+        notes.append(
+            f"No oracle: {n_with_truth} of {len(specs)} bags have their true evidence in truth/."
+        )
     if still := [name for name, source in score_sources.items() if not source.follows_bag]:
         notes.append(
             f"Scores from files ({', '.join(still)}) cannot follow a changed bag: no stability for them."
@@ -202,7 +208,8 @@ def _try_rules(
         # Several shares of a small bag are one number of patches.
         sizes = [subset_size(len(bag), share) for share in CURVE_SHARES]
         found = {
-            size: bag_outcome(interventions, top_k(scores, size), full=full.logits) for size in set(sizes)
+            size: bag_outcome(interventions, top_k(scores, size), full=full.logits)
+            for size in set(sizes)
         }
         trials[rule] = _Trial(
             outcome,
@@ -264,7 +271,9 @@ class _AuditTable:
                 yield mean_row({"rule": rule, "comparison": "soft-kept"}, figures)
         for rule, trials in self.trials.items():
             per_bag = [
-                row for trial in trials for row in mean_rows(self.compare_changed(trial), ["comparison"])
+                row
+                for trial in trials
+                for row in mean_rows(self.compare_changed(trial), ["comparison"])
             ]
             records = [{"rule": rule, **row.labels, **row.values} for row in per_bag]
             yield from mean_rows(records, ["rule", "comparison"])
@@ -305,7 +314,9 @@ class _AuditTable:
             removal = [None if one.removed is None else one.full - one.removed for one in outputs]
             reached = [one.full - one.kept <= self.tolerances.sufficiency for one in outputs]
         lost = [value for value in removal if value is not None]
-        msk = next((share for share, enough in zip(CURVE_SHARES, reached, strict=True) if enough), 1.0)
+        msk = next(
+            (share for share, enough in zip(CURVE_SHARES, reached, strict=True) if enough), 1.0
+        )
         areas: Figures = {
             "aukc": fmean(keep),
             "removal_area": fmean(lost) if lost else None,
@@ -320,7 +331,12 @@ class _AuditTable:
             before, after = self.output_scale.outputs(full, torch.stack([kept, changed])).tolist()
             gap = abs(before - after)
             flipped = float(self.output_scale.differ(kept, changed, gap))
-            yield {"comparison": name, "jaccard": overlap, "prediction_flip": flipped, "output_gap": gap}
+            yield {
+                "comparison": name,
+                "jaccard": overlap,
+                "prediction_flip": flipped,
+                "output_gap": gap,
+            }
 
     def records(self, specs: Sequence[BagSpec]) -> Iterator[dict[str, Any]]:
         """One entry per bag and rule."""
@@ -351,7 +367,8 @@ class _AuditTable:
         """Bags on which the patches of a rule are sufficient and necessary."""
         found = [self.figures(trial) for trial in self.trials[rule]]
         return Count(
-            sum(bool(one["sufficient_share"] and one["necessary_share"]) for one in found), len(found)
+            sum(bool(one["sufficient_share"] and one["necessary_share"]) for one in found),
+            len(found),
         )
 
     def _compare_metric(self, rule: str) -> str:

@@ -21,7 +21,12 @@ from gcemil.bags.folds import read_fold
 from gcemil.bags.targets import refuse_targets
 from gcemil.config import TrainSettings
 from gcemil.diagnostics.audit import OWN_SCORES, ScoreSource, audit_model
-from gcemil.diagnostics.audit_inputs import BlackBox, check_answers, name_bag_in_errors, read_bag_scores
+from gcemil.diagnostics.audit_inputs import (
+    BlackBox,
+    check_answers,
+    name_bag_in_errors,
+    read_bag_scores,
+)
 from gcemil.errors import UsageError
 from gcemil.explanation import bag_tensors
 from gcemil.findings import Finding
@@ -56,7 +61,11 @@ def audit_cohort(
     cohort = Cohort.load(folder)
     refuse_targets(cohort)
     parts = None if part == "all" else fold_parts(cohort, read_fold(cohort, fold))
-    own = open_network(Run(Path(model)).fold(fold).checkpoint, device)[0] if Path(model).is_dir() else None
+    own = (
+        open_network(Run(Path(model)).fold(fold).checkpoint, device)[0]
+        if Path(model).is_dir()
+        else None
+    )
     task = create_task(cohort, TrainSettings(), (0.0, 1.0) if own is None else own.label_scale)
     specs = cohort.bags if parts is None else getattr(parts, part)
     targets = stacked_targets(specs)
@@ -124,7 +133,12 @@ def _import_model(name: str) -> Any:
 
 
 def _collect_sources(
-    box: BlackBox, cohort: Cohort, first: BagSpec, folders: Sequence[Path], column: str | None, gates: bool
+    box: BlackBox,
+    cohort: Cohort,
+    first: BagSpec,
+    folders: Sequence[Path],
+    column: str | None,
+    gates: bool,
 ) -> dict[str, ScoreSource]:
     """The model's own scores, those of every folder, or the slope where there are neither."""
     found: dict[str, ScoreSource] = {}
@@ -138,7 +152,9 @@ def _collect_sources(
             )
         name = folder.resolve().name
         if name in found:
-            raise UsageError(f"Two sources of scores are called '{name}'. Rename the folder {folder}.")
+            raise UsageError(
+                f"Two sources of scores are called '{name}'. Rename the folder {folder}."
+            )
 
         def read(bag: Bag, _full: HostOutput, folder: Path = folder) -> Tensor:
             return torch.from_numpy(read_bag_scores(folder, bag, column=column))

@@ -48,7 +48,9 @@ class BlackBox:
         self, model: Any, name: str, *, in_dim: int, n_outputs: int, arrays: Arrays = "torch"
     ) -> None:
         if not callable(model):
-            raise UsageError(f"'{name}' is a {type(model).__name__} and cannot be called with a bag.")
+            raise UsageError(
+                f"'{name}' is a {type(model).__name__} and cannot be called with a bag."
+            )
         if inspect.isclass(model):
             raise UsageError(f"'{name}' is a class. Name a function, or an object of the class.")
         self.name = name
@@ -60,7 +62,9 @@ class BlackBox:
 
     def host(self) -> CallableHost:
         """The model as a host, its own scores where it gives any and zeros otherwise."""
-        return CallableHost(self._with_scores, self.in_dim, self.n_outputs, takes_coords=True, scores="model")
+        return CallableHost(
+            self._with_scores, self.in_dim, self.n_outputs, takes_coords=True, scores="model"
+        )
 
     def slopes(self, features: Tensor, coords: Tensor | None) -> Tensor:
         """How the predicted output responds to each patch's gate, for a model that gives no scores."""
@@ -151,12 +155,16 @@ def check_answers(bag_id: str, answer: Callable[[], Tensor]) -> list[str]:
     """Ask one bag twice: a note for answers that differ, and one for outputs that are probabilities."""
     first, second = answer().detach().double().flatten(), answer().detach().double().flatten()
     notes = []
-    if (change := float((first - second).abs().max())) > SAME_ANSWER * (1 + float(first.abs().max())):
+    if (change := float((first - second).abs().max())) > SAME_ANSWER * (
+        1 + float(first.abs().max())
+    ):
         notes.append(
             f"The model gave two answers for bag '{bag_id}', {change:.2g} apart: it is in training mode (dropout), or random. "
             "Call model.eval() before the audit; until then no figure can be trusted."
         )
-    is_share = bool(((first >= 0) & (first <= 1)).all()) and abs(float(first.sum()) - 1) < SAME_ANSWER
+    is_share = (
+        bool(((first >= 0) & (first <= 1)).all()) and abs(float(first.sum()) - 1) < SAME_ANSWER
+    )
     if len(first) > 1 and is_share:
         notes.append(
             f"The outputs for bag '{bag_id}' lie in [0, 1] and sum to 1: they look like probabilities, and logits are "
@@ -234,7 +242,9 @@ def _read_scores(path: Path, column: str | None) -> tuple[BagScores, Int[np.ndar
     if path.suffix == ".csv":
         rows = read_table(path, () if column is None else (column,))
         names = list(rows[0]) if rows else []
-        column = column or _choose_name(path, names, names, f"has columns: {', '.join(names) or 'none'}")
+        column = column or _choose_name(
+            path, names, names, f"has columns: {', '.join(names) or 'none'}"
+        )
         try:
             return np.array([float(row[column]) for row in rows]), None
         except ValueError as error:

@@ -30,7 +30,13 @@ Scoring = Callable[[Any], Any]
 
 @torch.no_grad()
 def try_rules(
-    network: Any, item: Any, bag: Bag, asked: Mapping[str, Scoring], budget: float, gates: bool, seed: int
+    network: Any,
+    item: Any,
+    bag: Bag,
+    asked: Mapping[str, Scoring],
+    budget: float,
+    gates: bool,
+    seed: int,
 ) -> Iterator[tuple[str, Tensor, BagOutcome]]:
     """Every rule on one bag: its name, the patches it selects, and the predictions."""
     device = find_device(network)
@@ -39,7 +45,9 @@ def try_rules(
     chosen: dict[str, tuple[Tensor, Tensor | None]] = {}
     if isinstance(network, GceMil):
         found = explain_bag(network, bag)
-        interventions = Interventions(network.explained, features, coords, embedded=found.output.embedded)
+        interventions = Interventions(
+            network.explained, features, coords, embedded=found.output.embedded
+        )
         full = found.output.answer
         own = {"evidence": (found.recovery.selected, found.output.log_gates)}
     else:
@@ -77,7 +85,10 @@ def judge_outcome(
     for tolerance in tolerances:
         verdict = judge_subset(outputs, Tolerances(tolerance, tolerance, tolerance))
         found |= {f"{name}@{tolerance:g}": value for name, value in vars(verdict).items()}
-    return {name: math.nan if value is None and "@" not in name else value for name, value in found.items()}
+    return {
+        name: math.nan if value is None and "@" not in name else value
+        for name, value in found.items()
+    }
 
 
 def describe_table(table: pd.DataFrame, tolerances: Sequence[float]) -> str:
@@ -85,9 +96,12 @@ def describe_table(table: pd.DataFrame, tolerances: Sequence[float]) -> str:
     tolerance = min(tolerances, key=lambda one: abs(one - Tolerances().sufficiency), default=None)
     if tolerance is None:
         return ""
-    holds = table[f"sufficient@{tolerance:g}"].astype(bool) & table[f"necessary@{tolerance:g}"].astype(bool)
+    holds = table[f"sufficient@{tolerance:g}"].astype(bool) & table[
+        f"necessary@{tolerance:g}"
+    ].astype(bool)
     counts = {
-        rule: Count(int(rows.sum()), len(rows)) for rule, rows in holds.groupby(table["rule"], sort=False)
+        rule: Count(int(rows.sum()), len(rows))
+        for rule, rows in holds.groupby(table["rule"], sort=False)
     }
     rules = [rule for rule in counts if rule != "random"]
     return " ".join(compare_counts(str(rule), counts[rule], counts["random"]) for rule in rules)

@@ -76,7 +76,9 @@ def gate_slope(
     return max(slopes)
 
 
-def coverage_residual(selected: Selected, responses: Responses, anchor_weights: AnchorWeights) -> float:
+def coverage_residual(
+    selected: Selected, responses: Responses, anchor_weights: AnchorWeights
+) -> float:
     """R(S): the anchor weight that the subset leaves uncovered."""
     missed = torch.log1p(-responses[selected].double()).sum(dim=0).exp()
     return float(missed @ anchor_weights.detach().double())
@@ -118,7 +120,9 @@ ROUNDING = 1e-6
 """Gates that are 0 and 1 leave no distance, and a gap of rounding alone does not break a bound of 0."""
 
 
-def recoverability_figures(bag: FoldBag, outputs: BagOutputs, *, points: int) -> dict[str, float | None]:
+def recoverability_figures(
+    bag: FoldBag, outputs: BagOutputs, *, points: int
+) -> dict[str, float | None]:
     """Margin, distance, right-hand side and slack of the recoverability bound for the evidence of one bag."""
     fold, explanation = bag.fold, bag.explanation
     model = fold.model
@@ -151,7 +155,9 @@ def coverage_figures(
 ) -> dict[str, float | None]:
     """Residual, right-hand side and slack of the coverage bound for the evidence of one bag."""
     weights = model.anchor_weights(explanation.output.answer.logits)
-    residual = coverage_residual(explanation.recovery.selected, explanation.output.responses, weights)
+    residual = coverage_residual(
+        explanation.recovery.selected, explanation.output.responses, weights
+    )
     bound = None if complete is None else complete.bound(residual)
     slack = None if bound is None else bound - outputs.full_kept_gap
     return {
@@ -193,7 +199,9 @@ def _measure_variations(model: GceMil, bag: FoldBag) -> Iterator[Variation]:
 def measure_bounds(fold: TrainedFold) -> Pass[Finding]:
     """Curvature, greedy bound and utility of every test bag, for the evidence and its rivals at the same size."""
     if fold.model is None:
-        return Finding("bounds", (), notes=("The run has no wrapper, so it has no coverage to bound.",))
+        return Finding(
+            "bounds", (), notes=("The run has no wrapper, so it has no coverage to bound.",)
+        )
     slides: list[dict[str, Any]] = []
     while (bag := (yield "test")) is not None:
         slides += _bound_records(fold.model, bag)
@@ -209,7 +217,10 @@ def measure_bounds(fold: TrainedFold) -> Pass[Finding]:
 def _bound_records(model: GceMil, bag: FoldBag) -> list[dict[str, Any]]:
     """One record per rule: what the anchors of the predicted class are worth in its subset."""
     full = bag.wrapped.full()
-    weights, responses = model.anchor_weights(full.logits).double(), model.responses(bag.features).double()
+    weights, responses = (
+        model.anchor_weights(full.logits).double(),
+        model.responses(bag.features).double(),
+    )
     whole = float(anchor_coverage(torch.ones(len(bag), dtype=torch.float64), responses) @ weights)
     curvature = total_curvature(responses, weights)
     subsets = list(take_subsets(bag, "wrapped", budget=model.settings.budget))
@@ -217,7 +228,11 @@ def _bound_records(model: GceMil, bag: FoldBag) -> list[dict[str, Any]]:
     greedy = greedy_subset(responses, weights, int(subsets[0].selected.sum()))
 
     def share(chosen: Selected) -> float | None:
-        return float(anchor_coverage(chosen.double(), responses) @ weights) / whole if whole > 0 else None
+        return (
+            float(anchor_coverage(chosen.double(), responses) @ weights) / whole
+            if whole > 0
+            else None
+        )
 
     return [
         {

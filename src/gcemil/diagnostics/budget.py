@@ -32,7 +32,9 @@ BUDGETS = (0.01, 0.05, 0.1)
 FIGURES = (
     "full_kept_gap", "removal_gap", "removal_effect", "cd_gap", "evidence_fraction", *TRUTH_FIGURES
 )  # fmt: skip
-NO_WRAPPER = "The run has no wrapper: 'wrapped' is its own host, and there is no evidence to compare with."
+NO_WRAPPER = (
+    "The run has no wrapper: 'wrapped' is its own host, and there is no evidence to compare with."
+)
 
 
 @Measure
@@ -45,7 +47,10 @@ def measure_budget(
     """Every rule at every budget on the test bags; `attributions` None takes all that can explain the hosts."""
     if budgets is None:
         budgets = BUDGETS if fold.model is None else (*BUDGETS, RECOVERED)
-    chosen = {network: choose_attributions(fold.host_of(network), attributions) for network in fold.networks}
+    chosen = {
+        network: choose_attributions(fold.host_of(network), attributions)
+        for network in fold.networks
+    }
     table = RuleTable(fold)
     while (bag := (yield "test")) is not None:
         sizes = bag_sizes(bag, budgets)
@@ -104,7 +109,9 @@ class RuleTable:
             figures = {name: own[name] for name in FIGURES} | dict(more or {})
             labels: Labels = {"rule": rule, "network": network, "budget": budget}
             self._groups.add(labels, bag.target, one.outcome, figures)
-        self._slides.append({"bag_id": bag.spec.bag_id, **labels, "n_selected": sizes[budget], **figures})
+        self._slides.append(
+            {"bag_id": bag.spec.bag_id, **labels, "n_selected": sizes[budget], **figures}
+        )
 
     def to_finding(self, name: str, settings: dict[str, Any], notes: Sequence[str] = ()) -> Finding:
         """Rows, slides and notes of what was added; `notes` come first."""
@@ -112,9 +119,15 @@ class RuleTable:
         rules = dict.fromkeys(labels["rule"] for labels, _ in groups)
         # A rule over some of the bags cannot be compared with rules over all.
         complete = [(labels, group) for labels, group in groups if len(group.outcomes) == n_bags]
-        dropped = dict.fromkeys(labels["rule"] for labels, group in groups if len(group.outcomes) < n_bags)
+        dropped = dict.fromkeys(
+            labels["rule"] for labels, group in groups if len(group.outcomes) < n_bags
+        )
         remarks = [
-            *([f"Left out, because some bags cannot have them: {', '.join(dropped)}."] if dropped else []),
+            *(
+                [f"Left out, because some bags cannot have them: {', '.join(dropped)}."]
+                if dropped
+                else []
+            ),
             *([] if "oracle" in rules else [NO_TRUTH]),
             *([] if self._fold.model is not None else [NO_WRAPPER]),
             *self._groups.explain_missing_metric(self._fold.task),
@@ -130,7 +143,10 @@ class RuleTable:
     def _rows(self, labels: Labels, group: MeasuredGroup) -> Iterator[Row]:
         """Two rows for a rule with gates, one for any other."""
         score = score_where_defined(self._fold.task)
-        own = [{name: value for name, value in bag.items() if name != "cd_gap"} for bag in group.records]
+        own = [
+            {name: value for name, value in bag.items() if name != "cd_gap"}
+            for bag in group.records
+        ]
         values = {**group.metrics(score), "cd_gap": None}
         row = mean_row({**labels, "comparison": "full-kept"}, own, values)
         if ratios := [one for bag in own if (one := bag.get("runtime_ratio")) is not None]:
@@ -138,6 +154,9 @@ class RuleTable:
             row.values["runtime_ratio"] = median(ratios)
         yield row
         if labels["rule"] in GATED_RULES:
-            own = [{name: bag[name] for name in ("cd_gap", "evidence_fraction")} for bag in group.records]
+            own = [
+                {name: bag[name] for name in ("cd_gap", "evidence_fraction")}
+                for bag in group.records
+            ]
             values = {**group.gated_metrics(score), "full_kept_gap": None}
             yield mean_row({**labels, "comparison": "soft-kept"}, own, values)

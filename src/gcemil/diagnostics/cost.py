@@ -134,8 +134,12 @@ def measure_inference_cost(
             logits.setdefault(mode.name, []).append(mode.predict())
         if next(numbers) % every == 0:
             facts = {"bag_id": bag.spec.bag_id, "n_patches": len(bag)}
-            slides += [facts | figures for figures in measure_modes(bag, modes, repeats, clock, encoding)]
-    utility = {mode: task_metric(fold.task, fold.targets(), found) for mode, found in logits.items()}
+            slides += [
+                facts | figures for figures in measure_modes(bag, modes, repeats, clock, encoding)
+            ]
+    utility = {
+        mode: task_metric(fold.task, fold.targets(), found) for mode, found in logits.items()
+    }
     rows = []
     for row in mean_rows(slides, ("mode", "network", "timing", "encoder")):
         row.values["relative_utility"] = find_utility(row.labels["mode"], utility)
@@ -158,7 +162,9 @@ def measure_inference_cost(
     )
 
 
-def list_modes(bag: FoldBag, budget: float, filtered: PrefilterCost | None) -> Iterator[InferenceMode]:
+def list_modes(
+    bag: FoldBag, budget: float, filtered: PrefilterCost | None
+) -> Iterator[InferenceMode]:
     """Every mode of the bag; the whole bag comes first, controls and the prefilter last."""
     fold, features, coords = bag.fold, bag.features, bag.coords
     network = fold.networks[0]
@@ -180,7 +186,9 @@ def list_modes(bag: FoldBag, budget: float, filtered: PrefilterCost | None) -> I
             return asked.kept(recover_evidence(model, output, coords).selected).logits
 
         yield InferenceMode("soft", "wrapped", everyone, gated, handed)
-        yield build_subset_mode("discrete", "wrapped", fold.explained, bag, evidence, evidence_found)
+        yield build_subset_mode(
+            "discrete", "wrapped", fold.explained, bag, evidence, evidence_found
+        )
 
     def attention_found() -> Logits:
         asked = Interventions(host, features, coords)
@@ -192,7 +200,9 @@ def list_modes(bag: FoldBag, budget: float, filtered: PrefilterCost | None) -> I
     for mode, name in ((CLOSED_FORM, "occlusion"), (GRADIENTS, GRADIENTS)):
         if name in supported:
 
-            def choose(scores: Callable[[PredictedBag], Tensor] = supported[name].scores) -> Selected:
+            def choose(
+                scores: Callable[[PredictedBag], Tensor] = supported[name].scores,
+            ) -> Selected:
                 return top_k(scores(predict_bag(host, features, coords)), size)
 
             def attribution_found(choose: Callable[[], Selected] = choose) -> Logits:
@@ -224,7 +234,9 @@ def build_subset_mode(
     """The host on some rows, which lie ready as if only they had been read."""
     rows = bag.features[selected]
     coords = None if bag.coords is None else bag.coords[selected]
-    return InferenceMode(mode, network, selected, lambda: host(rows, coords).logits, (rows, coords), explain)
+    return InferenceMode(
+        mode, network, selected, lambda: host(rows, coords).logits, (rows, coords), explain
+    )
 
 
 def time_encoder(name: str, *, repeats: int, clock: Clock) -> float:
@@ -237,7 +249,11 @@ def time_encoder(name: str, *, repeats: int, clock: Clock) -> float:
 
 
 def measure_modes(
-    bag: FoldBag, modes: Sequence[InferenceMode], repeats: int, clock: Clock, encoding: Mapping[str, float]
+    bag: FoldBag,
+    modes: Sequence[InferenceMode],
+    repeats: int,
+    clock: Clock,
+    encoding: Mapping[str, float],
 ) -> Iterator[dict[str, Any]]:
     """Labels, time and memory of each mode on one bag, over those of the first.
 
@@ -254,7 +270,9 @@ def measure_modes(
     seconds = time_interleaved(calls, repeats, clock)
     unit = seconds["predict full"]
 
-    def describe(labels: Labels, mode: InferenceMode, explained: float | None) -> Iterator[dict[str, Any]]:
+    def describe(
+        labels: Labels, mode: InferenceMode, explained: float | None
+    ) -> Iterator[dict[str, Any]]:
         if explained is not None:
             for name, per_patch in encoding.items():
                 whole = n_patches * per_patch
@@ -309,7 +327,9 @@ def find_utility(mode: str, utility: Mapping[str, float]) -> float | None:
     return None if ours is None or utility["full"] == 0 else ours / utility["full"]
 
 
-def cost_notes(fold: TrainedFold, utility: dict[str, float], filtered: PrefilterCost | None) -> Iterator[str]:
+def cost_notes(
+    fold: TrainedFold, utility: dict[str, float], filtered: PrefilterCost | None
+) -> Iterator[str]:
     yield describe_encoding(filtered)
     if fold.model is None:
         yield "The run has no wrapper: no rows 'soft' and 'discrete'."
@@ -336,7 +356,11 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._known: dict[int, int] = {}
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         given = {storage.data_ptr() for storage in list_storages((args, kwargs))}

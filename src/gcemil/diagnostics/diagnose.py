@@ -42,7 +42,9 @@ def measure_fold(comparison: Comparison, fold: int, names: Sequence[str]) -> lis
     """Measure diagnostics of one fold in one pass over its bags, and write their findings."""
     run, seed = comparison.run, comparison.seed
     with one_thread():
-        opened = TrainedFold.open(run, fold, against=comparison.against, seed=seed, device=comparison.device)
+        opened = TrainedFold.open(
+            run, fold, against=comparison.against, seed=seed, device=comparison.device
+        )
         passes = {}
         for name in names:
             options = dict(comparison.options.get(name, {}))
@@ -74,13 +76,17 @@ def measure_fold(comparison: Comparison, fold: int, names: Sequence[str]) -> lis
 def load_measure(name: str) -> Measure[..., Finding]:
     """The function that measures a fold; its module is imported now, not when the table is read."""
     module, function = DIAGNOSTICS[name][0].split(":")
-    measure: Measure[..., Finding] = getattr(import_module(f"gcemil.diagnostics.{module}"), function)
+    measure: Measure[..., Finding] = getattr(
+        import_module(f"gcemil.diagnostics.{module}"), function
+    )
     return measure
 
 
 def list_options(name: str) -> list[str]:
     """What a caller may set, beside the fold."""
-    return [one for one in list(inspect.signature(load_measure(name)).parameters)[1:] if one != "others"]
+    return [
+        one for one in list(inspect.signature(load_measure(name)).parameters)[1:] if one != "others"
+    ]
 
 
 def _open_other_seed(run: Path, fold: int, first: TrainedFold, *, seed: int) -> TrainedFold:
@@ -93,7 +99,10 @@ def _open_other_seed(run: Path, fold: int, first: TrainedFold, *, seed: int) -> 
 
 def _hash_networks(comparison: Comparison, fold: int) -> dict[str, str]:
     """The fingerprints of every network a finding depends on."""
-    networks = {"run": comparison.run, **({"against": comparison.against} if comparison.against else {})}
+    networks = {
+        "run": comparison.run,
+        **({"against": comparison.against} if comparison.against else {}),
+    }
     networks |= {f"other_{number}": path for number, path in enumerate(comparison.others)}
     return {name: content_hash(Run(path).fold(fold).checkpoint) for name, path in networks.items()}
 
@@ -136,7 +145,9 @@ def diagnose_run(
         # With one job in this process, else with folds side by side.
         is_alone = jobs <= 1 and cluster is None
         ended = (
-            map(work, todo.items()) if is_alone else run_jobs(work, list(todo.items()), jobs, cluster=cluster)
+            map(work, todo.items())
+            if is_alone
+            else run_jobs(work, list(todo.items()), jobs, cluster=cluster)
         )
         for done, _ in enumerate(ended, start=1):
             if on_done:
@@ -166,7 +177,9 @@ def _choose_names(names: Sequence[str] | None, comparison: Comparison) -> list[s
             f"Unknown diagnostic '{unknown[0]}'.{did_you_mean(unknown[0], possible)} Choose from: {', '.join(possible)}."
         )
     if SIGNIFICANCE in names and comparison.against is None:
-        raise UsageError("Significance compares two runs. Name the plain host's run with --against.")
+        raise UsageError(
+            "Significance compares two runs. Name the plain host's run with --against."
+        )
     return list(names)
 
 
@@ -179,7 +192,11 @@ def is_current(comparison: Comparison, name: str, fold: int) -> bool:
     # By name: a file keeps its names in alphabetical order.
     expected = _hash_networks(comparison, fold)
     is_asked_alike = provenance.get("options", {}) == comparison.options.get(name, {})
-    return is_asked_alike and provenance.get("seed") == comparison.seed and provenance["inputs"] == expected
+    return (
+        is_asked_alike
+        and provenance.get("seed") == comparison.seed
+        and provenance["inputs"] == expected
+    )
 
 
 def _measure_job(comparison: Comparison, job: tuple[int, Sequence[str]]) -> list[Path]:

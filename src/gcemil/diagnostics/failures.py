@@ -85,7 +85,9 @@ def measure_failures(
 ) -> Pass[Finding]:
     """The audit of a fold's test bags; `artifacts` names the concepts that are artifacts, None asks the cohort."""
     tolerances = Tolerances(sufficiency_tolerance, necessity_tolerance)
-    lines = Thresholds(ambiguity, min_concordance, artifact_share, intended_weight_share, severe_count)
+    lines = Thresholds(
+        ambiguity, min_concordance, artifact_share, intended_weight_share, severe_count
+    )
     numbers = artifact_concepts(fold.cohort, artifacts)
     records: list[Record] = []
     by_pixels = 0
@@ -99,7 +101,9 @@ def measure_failures(
             is_artifact = artifacts_by_pixels(fold.cohort.folder, bag.bag, chosen)
             by_pixels += is_artifact is not None
         records += [_failure_record(bag, one, tolerances, is_artifact, lines) for one in subsets]
-    records = [{**record, **count_failures(record, lines)} for record in add_concordance(records, lines)]
+    records = [
+        {**record, **count_failures(record, lines)} for record in add_concordance(records, lines)
+    ]
     return Finding(
         name="failures",
         rows=tuple(_failure_rows(records, fold)),
@@ -130,7 +134,11 @@ def artifacts_by_pixels(cohort: Path, bag: Bag, chosen: Selected) -> Selected | 
 
 
 def _failure_record(
-    bag: FoldBag, one: Measurement, tolerances: Tolerances, is_artifact: Selected | None, lines: Thresholds
+    bag: FoldBag,
+    one: Measurement,
+    tolerances: Tolerances,
+    is_artifact: Selected | None,
+    lines: Thresholds,
 ) -> Record:
     """Every type that one bag shows by itself; the concordance of a survival bag needs the others."""
     share = None if is_artifact is None else float(is_artifact[one.selected].double().mean())
@@ -140,8 +148,14 @@ def _failure_record(
     if model is not None and bag.explanation is not None:
         # The anchor of highest mean response over the subset, the lower index where two are equal.
         first = int(bag.explanation.output.responses[one.selected].double().mean(dim=0).argmax())
-        intended = intended_anchors(model.anchor_weights(one.outcome.full), lines.intended_weight_share)
-        prompts = [prompt for prompt, used in zip(model.bank.prompts, intended.tolist(), strict=True) if used]
+        intended = intended_anchors(
+            model.anchor_weights(one.outcome.full), lines.intended_weight_share
+        )
+        prompts = [
+            prompt
+            for prompt, used in zip(model.bank.prompts, intended.tolist(), strict=True)
+            if used
+        ]
         shown, mismatch = model.bank.prompts[first], not bool(intended[first])
     return {
         **record,
@@ -188,7 +202,9 @@ def add_concordance(records: Sequence[Record], lines: Thresholds) -> list[Record
         for record, share in zip(own, shares.tolist(), strict=True):
             known = not np.isnan(share)
             failed = share < lines.min_concordance if known else None
-            judged.append({**record, "concordance": share if known else None, "case_failure": failed})
+            judged.append(
+                {**record, "concordance": share if known else None, "case_failure": failed}
+            )
     return judged
 
 
@@ -216,10 +232,15 @@ def _failure_rows(records: Sequence[Record], fold: TrainedFold) -> Iterator[Row]
     """The rate of every type, for every rule and network, over all bags and by class."""
     classes = fold.task.classes if isinstance(fold.task, ClassificationTask) else ()
     for network, rule in dict.fromkeys((record["network"], record["rule"]) for record in records):
-        own = [record for record in records if (record["network"], record["rule"]) == (network, rule)]
+        own = [
+            record for record in records if (record["network"], record["rule"]) == (network, rule)
+        ]
         for name in ("all", *classes):
             shares: list[Figures] = [
-                {f"{kind}_share": None if one[kind] is None else float(one[kind]) for kind in FAILURE_TYPES}
+                {
+                    f"{kind}_share": None if one[kind] is None else float(one[kind])
+                    for kind in FAILURE_TYPES
+                }
                 for one in own
                 if name in ("all", one.get("target"))
             ]

@@ -92,7 +92,9 @@ class Certificate:
         return float(law.ppf(FLOOR_LEVEL)) / n_test
 
 
-def conformal_certificate(agrees: Agreement, fractions: Sequence[float], *, alpha: float) -> Certificate:
+def conformal_certificate(
+    agrees: Agreement, fractions: Sequence[float], *, alpha: float
+) -> Certificate:
     """The size that a share 1 - alpha of new bags does not need to exceed."""
     rank = conformal_rank(len(agrees), alpha)
     if rank > len(agrees):
@@ -167,9 +169,13 @@ def measure_guarantee(
             raise UsageError(f"{name} lies in (0, 1), got {level}.")
     rising = all(low < high for low, high in pairwise(fractions))
     if not fractions or not rising or fractions[0] <= 0 or fractions[-1] != WHOLE_BAG:
-        raise UsageError(f"Sizes are rising fractions of the bag that end with 1, got {list(fractions)}.")
+        raise UsageError(
+            f"Sizes are rising fractions of the bag that end with 1, got {list(fractions)}."
+        )
     fold.require_parts("a guarantee is made on val and shown on test")
-    scales = {name: fold.output_scale(name, risk_tolerance=risk_tolerance) for name in fold.networks}
+    scales = {
+        name: fold.output_scale(name, risk_tolerance=risk_tolerance) for name in fold.networks
+    }
     calibration = yield from _rank_bags(fold, "val", scales, fractions)
     test = yield from _rank_bags(fold, "test", scales, fractions)
     rows, slides, notes = [], [], [SELECTION_NOTE]
@@ -184,7 +190,9 @@ def measure_guarantee(
         agrees = np.stack([bag.agrees for bag in calibration[key]])
         certificates = {
             "conformal": conformal_certificate(agrees, fractions, alpha=alpha),
-            "learn_then_test": binomial_certificate(agrees, fractions, alpha=alpha, confidence=confidence),
+            "learn_then_test": binomial_certificate(
+                agrees, fractions, alpha=alpha, confidence=confidence
+            ),
         }
         for method, certificate in certificates.items():
             labels = {"rule": key[0], "network": key[1], "method": method}
@@ -192,7 +200,9 @@ def measure_guarantee(
             rows.append(row)
             slides += lines
             notes += explain_refusal(labels, certificate, confidence)
-    return Finding("guarantee", tuple(rows), slides=tuple(slides), notes=tuple(dict.fromkeys(notes)))
+    return Finding(
+        "guarantee", tuple(rows), slides=tuple(slides), notes=tuple(dict.fromkeys(notes))
+    )
 
 
 def _rank_bags(

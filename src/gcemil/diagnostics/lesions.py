@@ -67,10 +67,14 @@ def froc_curve(slides: Sequence[SlideDetections]) -> FrocCurve | None:
     thresholds = np.unique(np.concatenate([found, false]))[::-1]
     hits = len(found) - np.searchsorted(found, thresholds, side="left")
     wrong = len(false) - np.searchsorted(false, thresholds, side="left")
-    return np.concatenate([[0.0], wrong / len(slides)]), np.concatenate([[0.0], hits / len(lesions)])
+    return np.concatenate([[0.0], wrong / len(slides)]), np.concatenate(
+        [[0.0], hits / len(lesions)]
+    )
 
 
-def reached_sensitivity(curve: FrocCurve | None, rates: Sequence[float] = PAPER_RATES) -> list[float]:
+def reached_sensitivity(
+    curve: FrocCurve | None, rates: Sequence[float] = PAPER_RATES
+) -> list[float]:
     """The highest sensitivity that some threshold reaches with at most so many false positives; none without a curve."""
     if curve is None:
         return []
@@ -78,7 +82,9 @@ def reached_sensitivity(curve: FrocCurve | None, rates: Sequence[float] = PAPER_
     return sensitivity[np.searchsorted(false_positives, rates, side="right") - 1].tolist()
 
 
-def interpolated_sensitivity(curve: FrocCurve | None, rates: Sequence[float] = OFFICIAL_RATES) -> list[float]:
+def interpolated_sensitivity(
+    curve: FrocCurve | None, rates: Sequence[float] = OFFICIAL_RATES
+) -> list[float]:
     """Sensitivity by straight lines between the points, as the organisers read their curve; none without a curve."""
     return [] if curve is None else np.interp(rates, *curve).tolist()
 
@@ -166,7 +172,9 @@ def specificity(marked: Bool[np.ndarray, "n"], positive: Bool[np.ndarray, "n"]) 
     return None if positive.all() else float((~marked[~positive]).mean())
 
 
-def best_threshold(slides: Sequence[tuple[Float[np.ndarray, "_"], Bool[np.ndarray, "_"]]]) -> float | None:
+def best_threshold(
+    slides: Sequence[tuple[Float[np.ndarray, "_"], Bool[np.ndarray, "_"]]],
+) -> float | None:
     """The score at which the mean Dice is highest, the higher one where two are equal; None without positives.
 
     A slide is its scores and its positive patches.

@@ -97,7 +97,9 @@ def _map_slides(
 ) -> tuple[list[MappedSlide], dict[str, str]]:
     """Every slide of a bag with its maps, and the reason why others cannot be judged."""
     excluded = lesion_exclusions(fold.cohort.card.provenance)
-    excluded = {slide_id: excluded[slide_id] for slide_id in bag.bag.slide_ids if slide_id in excluded}
+    excluded = {
+        slide_id: excluded[slide_id] for slide_id in bag.bag.slide_ids if slide_id in excluded
+    }
     truths = []
     for slide_id in (name for name in bag.bag.slide_ids if name not in excluded):
         path = fold.cohort.truth_file(slide_id)
@@ -213,7 +215,9 @@ def localisation_rows(
     details: list[Detail] = []
     for rule in test[0].maps if test else ():
         threshold = (
-            0.5 if rule in SET_MAPS else best_threshold([(one.maps[rule], one.truth.positive) for one in val])
+            0.5
+            if rule in SET_MAPS
+            else best_threshold([(one.maps[rule], one.truth.positive) for one in val])
         )
         if threshold is None:
             rows.append(Row({"rule": rule[0], "network": rule[1]}, dict.fromkeys(FIGURES)))
@@ -224,7 +228,9 @@ def localisation_rows(
     return tuple(rows), tuple(details)
 
 
-def _map_rows(rule: MapKey, threshold: float, test: Sequence[MappedSlide]) -> tuple[list[Row], list[Detail]]:
+def _map_rows(
+    rule: MapKey, threshold: float, test: Sequence[MappedSlide]
+) -> tuple[list[Row], list[Detail]]:
     """One row of figures and one for each point of both curves."""
     slides: list[Figures] = []
     by_overlap, by_point = [], []
@@ -253,11 +259,17 @@ def _map_rows(rule: MapKey, threshold: float, test: Sequence[MappedSlide]) -> tu
         "map_threshold": threshold,
     }
     rows = [mean_row(labels, slides, over_all)]
-    for curve, rates, points in (("paper", PAPER_RATES, paper), ("official", OFFICIAL_RATES, official)):
+    for curve, rates, points in (
+        ("paper", PAPER_RATES, paper),
+        ("official", OFFICIAL_RATES, official),
+    ):
         for rate, value in zip(rates, points, strict=False):
             name = RATE_NAMES.get(rate, f"{rate:g}")
             rows.append(
-                Row({**labels, "froc": curve, "false_positives": name}, {"lesion_sensitivity": value})
+                Row(
+                    {**labels, "froc": curve, "false_positives": name},
+                    {"lesion_sensitivity": value},
+                )
             )
     details = [
         {
@@ -287,7 +299,9 @@ def localisation_notes(
         return (*lines, "No test slide has truth and coordinates, so nothing is judged.")
     with_lesion = [bool(one.truth.positive.any()) for one in test]
     if not any(one.truth.positive.any() for one in val):
-        lines.append("No validation slide has a lesion, so no threshold can be chosen and nothing is judged.")
+        lines.append(
+            "No validation slide has a lesion, so no threshold can be chosen and nothing is judged."
+        )
     if not any(with_lesion):
         lines.append("No test slide has a lesion, so there is neither Dice nor FROC.")
     if all(with_lesion):

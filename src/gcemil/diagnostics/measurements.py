@@ -107,7 +107,9 @@ def measure_prefixes(
 ) -> Iterator[Measurement]:
     """The first so many patches of one ranking, for each named size."""
     order = ranking(scores)
-    outcomes = prefix_outcomes(bag.predict(network), scores, list(sizes.values()), gated_logits(bag, rule))
+    outcomes = prefix_outcomes(
+        bag.predict(network), scores, list(sizes.values()), gated_logits(bag, rule)
+    )
     for (size, count), outcome in zip(sizes.items(), outcomes, strict=True):
         subset = RuleSubset(rule, members(order[:count], n_patches=len(bag)), scores)
         yield _add_measurement(bag, network, subset, size, outcome)
@@ -115,7 +117,11 @@ def measure_prefixes(
 
 def gated_logits(bag: FoldBag, rule: str) -> Logits | None:
     """The prediction under the gates, for a rule that is made from them."""
-    return None if bag.explanation is None or rule not in GATED_RULES else bag.explanation.output.soft.logits
+    return (
+        None
+        if bag.explanation is None or rule not in GATED_RULES
+        else bag.explanation.output.soft.logits
+    )
 
 
 @torch.no_grad()
@@ -153,7 +159,9 @@ def _add_measurement(
         truth["precision"],
         truth["average_precision"],
     )
-    return Measurement(**vars(subset), network=network, outcome=outcome, outputs=outputs, truth=truth)
+    return Measurement(
+        **vars(subset), network=network, outcome=outcome, outputs=outputs, truth=truth
+    )
 
 
 def write_measurements(
@@ -201,7 +209,9 @@ class Groups:
     def __init__(self) -> None:
         self._groups: dict[tuple[tuple[str, str], ...], MeasuredGroup] = {}
 
-    def add(self, labels: Labels, target: Tensor, outcome: BagOutcome, record: dict[str, Any]) -> None:
+    def add(
+        self, labels: Labels, target: Tensor, outcome: BagOutcome, record: dict[str, Any]
+    ) -> None:
         """Add one bag to the group with these labels."""
         group = self._groups.setdefault(tuple(labels.items()), MeasuredGroup())
         group.outcomes.append(outcome)

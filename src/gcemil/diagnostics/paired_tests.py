@@ -87,7 +87,9 @@ def bootstrap_interval(
     return percentile_interval(differences[draws].mean(axis=1), confidence)
 
 
-def percentile_interval(values: Float[np.ndarray, "k"], confidence: float = 0.95) -> tuple[float, float]:
+def percentile_interval(
+    values: Float[np.ndarray, "k"], confidence: float = 0.95
+) -> tuple[float, float]:
     """The middle of the values that holds so much of them."""
     low, high = np.quantile(values, [(1 - confidence) / 2, (1 + confidence) / 2])
     return float(low), float(high)

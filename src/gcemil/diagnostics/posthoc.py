@@ -70,7 +70,10 @@ def measure_posthoc(
     """Every method on the test bags; `budget` None is the size of the recovered evidence, where there is any."""
     if budget is None:
         budget = RECOVERED if fold.model is not None else fold.own_budget
-    chosen = {network: choose_attributions(fold.host_of(network), attributions) for network in fold.networks}
+    chosen = {
+        network: choose_attributions(fold.host_of(network), attributions)
+        for network in fold.networks
+    }
     table = RuleTable(fold)
     while (bag := (yield "test")) is not None:
         sizes = bag_sizes(bag, (budget,))
@@ -79,7 +82,9 @@ def measure_posthoc(
             attributed, ratios = _time_attributions(bag, view.host, chosen[network], clock)
             if network == "wrapped" and fold.model is not None:
                 ratios |= _time_evidence(bag, fold.model, clock)
-            rules = score_rules(bag, network, random=bag.random, attributions=attributed, ours=RANKED)
+            rules = score_rules(
+                bag, network, random=bag.random, attributions=attributed, ours=RANKED
+            )
             for rule, scores in rules.items():
                 figures = curve_figures(*flipping_curves(view, ranking(scores), output_scale))
                 more = {**figures, "runtime_ratio": ratios.get(rule)}
@@ -117,7 +122,10 @@ def _time_evidence(bag: FoldBag, model: GceMil, clock: Clock) -> Figures:
     )
     _, recovery = _time_call(lambda: recover_evidence(model, output, bag.coords), clock)
     passes = [before, _time_pass(bag, model.host, clock)]
-    return {"gce_soft": time_ratio(soft, passes), "gce_discrete": time_ratio(soft + recovery, passes)}
+    return {
+        "gce_soft": time_ratio(soft, passes),
+        "gce_discrete": time_ratio(soft + recovery, passes),
+    }
 
 
 def _time_pass(bag: FoldBag, host: Host, clock: Clock) -> float:
@@ -154,7 +162,9 @@ def flipping_curves(
     if wrong := [share for share in removed_shares if not 0 <= share <= 1]:
         raise UsageError(f"A share of removed patches lies in [0, 1], got {wrong[0]}.")
     n_patches, full = len(order), view.full.logits
-    counts = sorted({0, n_patches - 1, *(min(round(s * n_patches), n_patches - 1) for s in removed_shares)})
+    counts = sorted(
+        {0, n_patches - 1, *(min(round(s * n_patches), n_patches - 1) for s in removed_shares)}
+    )
     left = [n_patches - count for count in counts]
     most_first = output_scale.outputs(full, prefix_logits(view, order.flip(0), left))
     least_first = output_scale.outputs(full, prefix_logits(view, order, left))

@@ -110,7 +110,9 @@ class RegionJudge:
     def count_needed(self, view: PredictedBag, regions: Regions) -> int | None:
         """How many regions, largest mass first, are sufficient together; None where those asked are not."""
         full, count = view.full.logits, min(self.limit, len(regions))
-        order = torch.cat([regions.members(number).nonzero().squeeze(1) for number in range(1, count + 1)])
+        order = torch.cat(
+            [regions.members(number).nonzero().squeeze(1) for number in range(1, count + 1)]
+        )
         ends = regions.sizes.cumsum(0)[:count].tolist()
         whole = self.output_scale.output(full, full)
         for needed, logits in enumerate(prefix_logits(view, order, ends), start=1):
@@ -134,7 +136,8 @@ def measure_regions(
     tolerances = Tolerances(sufficiency_tolerance, necessity_tolerance)
     budget = fold.own_budget if budget is None else budget
     judges = {
-        network: RegionJudge(fold.output_scale(network), tolerances, max_regions) for network in fold.networks
+        network: RegionJudge(fold.output_scale(network), tolerances, max_regions)
+        for network in fold.networks
     }
     records: list[dict[str, Any]] = []
     placeless: list[str] = []
@@ -165,7 +168,9 @@ def measure_regions(
     )
 
 
-def judge_rule(bag: Bag, view: PredictedBag, subset: RuleSubset, judge: RegionJudge) -> dict[str, Any]:
+def judge_rule(
+    bag: Bag, view: PredictedBag, subset: RuleSubset, judge: RegionJudge
+) -> dict[str, Any]:
     """Figures and regions of what one rule takes from one bag."""
     regions = find_regions(bag, subset.selected, subset.scores)
     if regions is None:

@@ -56,7 +56,9 @@ ONLY_MARKED = (
     "Only patches under a mark count. A reviewer who was shown the evidence alone has judged few of the patches that "
     "attention alone chose: read each rule beside the share of its own patches that were judged."
 )
-PLAIN_ATTENTION = "The evidence does not train the host, so its attention is that of the plain host."
+PLAIN_ATTENTION = (
+    "The evidence does not train the host, so its attention is that of the plain host."
+)
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,9 @@ def review_run(
         settings={"min_cover": MIN_COVER, "resamples": resamples, "seed": seed},
         provenance={
             **describe_environment(seed=seed, device=torch.device("cpu"), inputs=inputs),
-            "marks": {slide_id: marks[slide_id].sha256 for own in placed.values() for slide_id in own},
+            "marks": {
+                slide_id: marks[slide_id].sha256 for own in placed.values() for slide_id in own
+            },
         },
     )
     with lock_folder(run):
@@ -187,7 +191,9 @@ def _list_files(run: Path, sources: Sequence[Path]) -> list[Path]:
         if source.is_dir():
             inside = sorted(path for path in source.iterdir() if path.suffix.lower() in ENDINGS)
         if not inside:
-            raise InputError(f"{source} holds no marks: no <slide>.geojson and no <slide>.json lies in it.")
+            raise InputError(
+                f"{source} holds no marks: no <slide>.geojson and no <slide>.json lies in it."
+            )
         files += inside
     return files
 
@@ -214,7 +220,9 @@ def judge_slide(
 def check_saved(review: SavedReview, n_patches: int | None, path: Path) -> None:
     """Refuse a review of another slide."""
     if n_patches not in (None, review.n_patches):
-        raise RunError(f"{path} is of {review.n_patches} patches, and the slide has {n_patches}. {REMEDY}")
+        raise RunError(
+            f"{path} is of {review.n_patches} patches, and the slide has {n_patches}. {REMEDY}"
+        )
     wrong = [mark.patch for mark in review.marks if not 0 <= mark.patch < review.n_patches]
     if wrong:
         raise RunError(f"{path} marks patch {wrong[0]} of {review.n_patches}. {REMEDY}")
@@ -232,7 +240,9 @@ def _place_slides(
         if slide_id not in known:
             left_out[slide_id] = "no slide of the cohort"
             continue
-        testing = next((number for number, fold in folds.items() if fold.part_of[slide_id] == "test"), None)
+        testing = next(
+            (number for number, fold in folds.items() if fold.part_of[slide_id] == "test"), None
+        )
         if testing is None:
             left_out[slide_id] = "tested by no trained fold"
         else:
@@ -260,12 +270,16 @@ def _review_slide(
         chosen["evidence", "wrapped"] = bag.explanation.recovery.selected[rows]
         size = int(chosen["evidence", "wrapped"].sum())
     scores: dict[tuple[str, str], Tensor] = {}
-    scores |= {("attention", name): bag.predict(name).full.scores[rows] for name in reversed(fold.networks)}
+    scores |= {
+        ("attention", name): bag.predict(name).full.scores[rows] for name in reversed(fold.networks)
+    }
     # Drawn from the slide's own name, so that no other slide changes what is drawn.
     draws = np.random.default_rng([fold.seed, *slide_id.encode()])
     scores["random", "none"] = torch.from_numpy(draws.random(n_patches))
     # No patch where the evidence has none on this slide.
-    chosen |= {key: members(ranking(one)[:size], n_patches=n_patches) for key, one in scores.items()}
+    chosen |= {
+        key: members(ranking(one)[:size], n_patches=n_patches) for key, one in scores.items()
+    }
     for (rule, network), selected in chosen.items():
         agreement = count_agreement(verdicts, selected.numpy())
         yield RuleReview(slide_id, fold.fold, rule, network, agreement, int(selected.sum()))

@@ -31,7 +31,14 @@ from gcemil.findings import Figures, mean_and_deviation
 from gcemil.records import SlideEvidence, read_evidence
 from gcemil.runs.folder import Run
 
-COMPARED = ("sufficient_share", "necessary_share", "both_share", "precision", "recall", "evidence_fraction")
+COMPARED = (
+    "sufficient_share",
+    "necessary_share",
+    "both_share",
+    "precision",
+    "recall",
+    "evidence_fraction",
+)
 """What is compared before and after; precision and recall where the cohort has truth."""
 
 
@@ -137,10 +144,17 @@ def _join(
     figures: Sequence[tuple[Figures, Figures]], seed: int
 ) -> Iterator[tuple[str, float, float, tuple[float, float] | None]]:
     for name in COMPARED:
-        pairs = [(one[name], other[name]) for one, other in figures if name in one and name in other]
+        pairs = [
+            (one[name], other[name]) for one, other in figures if name in one and name in other
+        ]
         if not pairs:
             continue
         values = np.array(pairs, dtype=float)
         before, after = (float(mean_and_deviation(column)[0] or 0) for column in values.T)
         generator = np.random.default_rng(seed)
-        yield name, before, after, bootstrap_interval(values[:, 1] - values[:, 0], generator=generator)
+        yield (
+            name,
+            before,
+            after,
+            bootstrap_interval(values[:, 1] - values[:, 0], generator=generator),
+        )

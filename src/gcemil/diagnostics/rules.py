@@ -54,14 +54,17 @@ def score_rules(
     if network == "wrapped" and bag.explanation is not None:
         explanation = bag.explanation
         scores |= {
-            rule: explanation.order if rule == "gce_discrete" else explanation.output.scores for rule in ours
+            rule: explanation.order if rule == "gce_discrete" else explanation.output.scores
+            for rule in ours
         }
     if bag.truth is not None:
         scores["oracle"] = oracle_scores(bag.truth, bag.regions, attention)
     return scores
 
 
-def attribute_patches(view: PredictedBag, attributions: Mapping[str, Attribution]) -> dict[str, Scores]:
+def attribute_patches(
+    view: PredictedBag, attributions: Mapping[str, Attribution]
+) -> dict[str, Scores]:
     """The scores of each attribution for the patches of a bag; computed once per bag and network."""
     for name in attributions.keys() - view.attributed.keys():
         view.attributed[name] = attributions[name].scores(view)
@@ -82,7 +85,9 @@ def choose_attributions(host: Host, names: Sequence[str] | None = None) -> dict[
     if names is None:
         return found
     if unknown := [name for name in names if name not in ATTRIBUTIONS]:
-        raise UsageError(f"Unknown attribution '{unknown[0]}'. Choose from: {', '.join(ATTRIBUTIONS)}.")
+        raise UsageError(
+            f"Unknown attribution '{unknown[0]}'. Choose from: {', '.join(ATTRIBUTIONS)}."
+        )
     return {name: one for name, one in found.items() if name in names or name == "attention"}
 
 

@@ -30,7 +30,14 @@ from torch import Tensor, nn
 
 from gcemil.bags.bag import Bag
 from gcemil.diagnostics.snr import RISK_TOLERANCE
-from gcemil.diagnostics.trained_fold import FoldBag, Measure, Pass, PredictedBag, TrainedFold, predict_bag
+from gcemil.diagnostics.trained_fold import (
+    FoldBag,
+    Measure,
+    Pass,
+    PredictedBag,
+    TrainedFold,
+    predict_bag,
+)
 from gcemil.errors import InputError
 from gcemil.findings import Figures, Finding, Row
 from gcemil.hosts.host import Host
@@ -70,7 +77,9 @@ class Control:
     @property
     def row(self) -> Row:
         # NaN is a figure that does not exist.
-        value, beside = (float(one) if math.isfinite(one) else None for one in (self.value, self.beside))
+        value, beside = (
+            float(one) if math.isfinite(one) else None for one in (self.value, self.beside)
+        )
         values: Figures = {
             "control_value": value,
             "control_beside": beside,
@@ -82,13 +91,13 @@ class Control:
     def sentence(self) -> str:
         """What it should show, what it shows, and the verdict."""
         verdict = SILENT if self.passed is None else PASS if self.passed else FAIL
-        return (
-            f"{self.name}: {self.expected}; it is {self.value:.3f} (beside it {self.beside:.3f}): {verdict}."
-        )
+        return f"{self.name}: {self.expected}; it is {self.value:.3f} (beside it {self.beside:.3f}): {verdict}."
 
 
 @Measure
-def measure_sanity(fold: TrainedFold, *, steps: int = FIT_STEPS, bags: int = FIT_BAGS) -> Pass[Finding]:
+def measure_sanity(
+    fold: TrainedFold, *, steps: int = FIT_STEPS, bags: int = FIT_BAGS
+) -> Pass[Finding]:
     """The four controls; a host that gcemil cannot build anew has `no_signal` alone."""
     generator = torch.Generator().manual_seed(fold.seed)
     train: list[Sample] = []
@@ -111,9 +120,7 @@ def measure_sanity(fold: TrainedFold, *, steps: int = FIT_STEPS, bags: int = FIT
     controls = []
     if hosts:
         own, fresh = np.abs(np.array(alike)).mean(axis=0)
-        expected = (
-            f"attention of fresh weights should rank patches otherwise, mean |Spearman| at most {MOST_ALIKE}"
-        )
+        expected = f"attention of fresh weights should rank patches otherwise, mean |Spearman| at most {MOST_ALIKE}"
         controls.append(Control("random_weights", expected, own, fresh, bool(own <= MOST_ALIKE)))
         plain = _fit(fold, train, torch.stack([one.target for one in train]), steps)
         controls.append(_shuffle_labels(fold, plain, train, test, steps, generator))
@@ -125,7 +132,9 @@ def measure_sanity(fold: TrainedFold, *, steps: int = FIT_STEPS, bags: int = FIT
     if not hosts:
         notes.append("The host of this run cannot be built anew, so three controls are left out.")
     settings = {"steps": steps, "bags": bags, "seed": fold.seed}
-    return Finding("sanity", tuple(one.row for one in controls), notes=tuple(notes), settings=settings)
+    return Finding(
+        "sanity", tuple(one.row for one in controls), notes=tuple(notes), settings=settings
+    )
 
 
 def _sample(bag: FoldBag, generator: torch.Generator) -> Sample:
@@ -167,7 +176,9 @@ def _rank_correlation(one: Scores, other: Scores) -> float:
     return float(spearmanr(one.numpy(), other.numpy()).statistic)
 
 
-def _without_signal(bag: FoldBag, centre: Tensor, deviation: Tensor, generator: torch.Generator) -> FoldBag:
+def _without_signal(
+    bag: FoldBag, centre: Tensor, deviation: Tensor, generator: torch.Generator
+) -> FoldBag:
     """The bag with random patches at the places of its own."""
     features = centre + deviation * torch.randn(len(bag), len(centre), generator=generator)
     stored = bag.bag.features.dtype
@@ -196,7 +207,9 @@ def _fit(fold: TrainedFold, bags: Sequence[Sample], targets: Tensor, steps: int)
         torch.manual_seed(fold.seed)
         host.begin_stage(
             host.stages()[-1],
-            lambda: torch.stack([host(one.features, one.coords).bag_feature.detach() for one in bags]),
+            lambda: torch.stack(
+                [host(one.features, one.coords).bag_feature.detach() for one in bags]
+            ),
             n_epochs * len(bags),
         )
         host.train()
@@ -290,7 +303,11 @@ def _plant_shortcut(
     expected = f"attention should find the planted mark, average precision at least {LEAST_FOUND}"
     limit = RISK_TOLERANCE if is_number else LEAST_TAKEN
     return Control(
-        "planted_shortcut", expected, found, beside, found >= LEAST_FOUND if taken >= limit else None
+        "planted_shortcut",
+        expected,
+        found,
+        beside,
+        found >= LEAST_FOUND if taken >= limit else None,
     )
 
 
@@ -304,13 +321,17 @@ def _highest(targets: Tensor) -> Tensor:
 
 def _put_mark(one: Sample, mark: Tensor, generator: torch.Generator) -> tuple[Sample, Selected]:
     """The bag with a mark in the place of some patches, and which those are."""
-    where = random_k(len(one.features), subset_size(len(one.features), MARKED_SHARE), generator=generator)
+    where = random_k(
+        len(one.features), subset_size(len(one.features), MARKED_SHARE), generator=generator
+    )
     features = one.features.clone()
     features[where] = mark
     return Sample(features, one.coords, one.target), where
 
 
-def _mark_effect(marked: Sequence[PredictedBag], clean: Sequence[PredictedBag], index: int | None) -> float:
+def _mark_effect(
+    marked: Sequence[PredictedBag], clean: Sequence[PredictedBag], index: int | None
+) -> float:
     """How far the mark moves the probability of its class, or the risk in deviations, on average."""
     logits = [torch.stack([view.full.logits for view in side]) for side in (marked, clean)]
     if index is not None:

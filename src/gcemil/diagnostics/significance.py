@@ -48,10 +48,14 @@ def compare_runs(run: Path, against: Path, *, seed: int = 0, resamples: int = 10
             f"{run} has the folds {sorted(ours)}, {against} has {sorted(theirs)}: fold {alone[0]} has no partner. "
             "Train the missing folds with 'gcemil train --folds'."
         )
-    compared = [(mode, metric) for mode in _shared_modes(ours) for metric in task_metrics(ours, mode)]
+    compared = [
+        (mode, metric) for mode in _shared_modes(ours) for metric in task_metrics(ours, mode)
+    ]
     generator = np.random.default_rng(seed)
     differences = {
-        (mode, metric): np.array([ours[fold][mode][metric] - theirs[fold]["full"][metric] for fold in ours])
+        (mode, metric): np.array(
+            [ours[fold][mode][metric] - theirs[fold]["full"][metric] for fold in ours]
+        )
         for mode, metric in compared
     }
     tests = {key: paired_tests(values, generator=generator) for key, values in differences.items()}
@@ -67,7 +71,9 @@ def compare_runs(run: Path, against: Path, *, seed: int = 0, resamples: int = 10
     for (mode, metric), test in tests.items():
         low, high = intervals.get((mode, metric), (None, None))
         values = {**test, "bag_difference_low": low, "bag_difference_high": high}
-        spread = {"difference": float(differences[mode, metric].std(ddof=1))} if len(ours) > 1 else {}
+        spread = (
+            {"difference": float(differences[mode, metric].std(ddof=1))} if len(ours) > 1 else {}
+        )
         rows.append(Row({"mode": mode, "metric": metric}, values, spread))
     slides = [
         {
@@ -85,7 +91,12 @@ def compare_runs(run: Path, against: Path, *, seed: int = 0, resamples: int = 10
         rows=tuple(rows),
         slides=tuple(slides),
         notes=(*_fold_notes(tests, len(ours)), *bag_notes),
-        settings={"folds": sorted(ours), "seed": seed, "resamples": resamples, "against": against.name},
+        settings={
+            "folds": sorted(ours),
+            "seed": seed,
+            "resamples": resamples,
+            "against": against.name,
+        },
     )
 
 
@@ -110,7 +121,11 @@ def _shared_modes(metrics: FoldMetrics) -> list[str]:
 def task_metrics(metrics: FoldMetrics, mode: str) -> list[str]:
     """Metrics that every fold has."""
     folds = list(metrics.values())
-    return [name for name in folds[0][mode] if name in METRICS and all(name in fold[mode] for fold in folds)]
+    return [
+        name
+        for name in folds[0][mode]
+        if name in METRICS and all(name in fold[mode] for fold in folds)
+    ]
 
 
 def _bootstrap_bags(
@@ -125,7 +140,8 @@ def _bootstrap_bags(
     """The intervals over bags, and why there are none or how many draws do not count."""
     modes = _shared_modes(ours)
     files = {
-        fold: {mode: Run(run).fold(fold).predictions(mode, ours[fold]) for mode in modes} for fold in ours
+        fold: {mode: Run(run).fold(fold).predictions(mode, ours[fold]) for mode in modes}
+        for fold in ours
     }
     rivals = {fold: Run(against).fold(fold).predictions("full", theirs[fold]) for fold in ours}
     needed = [*rivals.values(), *(path for own in files.values() for path in own.values())]
@@ -196,7 +212,9 @@ def bag_intervals(
     defined = {key: values[~np.isnan(values)] for key, values in means.items()}
     undefined = max((resamples - len(found) for found in defined.values()), default=0)
     intervals = {
-        key: percentile_interval(found) for key, found in defined.items() if 2 * len(found) >= resamples
+        key: percentile_interval(found)
+        for key, found in defined.items()
+        if 2 * len(found) >= resamples
     }
     return intervals, undefined
 
@@ -227,7 +245,9 @@ def draw_rows(
     """Rows of whole cases, drawn with replacement inside each class, quartile of the label, or event."""
     targets = bags.targets if bags.targets.ndim == 1 else bags.targets[:, 1]
     if bags.targets.ndim == 1 and targets.is_floating_point():
-        targets = torch.searchsorted(torch.quantile(targets, targets.new_tensor([0.25, 0.5, 0.75])), targets)
+        targets = torch.searchsorted(
+            torch.quantile(targets, targets.new_tensor([0.25, 0.5, 0.75])), targets
+        )
     stratum = targets.long().tolist()
     cases: dict[str, list[int]] = {}
     for row, case_id in enumerate(bags.case_ids):
@@ -268,7 +288,9 @@ def read_predictions(path: Path, task: Task) -> BagPredictions:
     table = read_table(path, ("slide_id", "case_id", "split", *target_names, *names))
     rows = sorted((row for row in table if row["split"] == "test"), key=lambda row: row["slide_id"])
     try:
-        values = torch.tensor([[float(row[name]) for name in names] for row in rows], dtype=torch.float64)
+        values = torch.tensor(
+            [[float(row[name]) for name in names] for row in rows], dtype=torch.float64
+        )
         targets = torch.tensor(
             [task.classes.index(row["target"]) for row in rows]
             if isinstance(task, ClassificationTask)

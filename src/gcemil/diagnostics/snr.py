@@ -41,7 +41,13 @@ from gcemil.model import GceMil
 from gcemil.outputs import AskedOutput, NumberOutput, Output, create_output, guess_task
 from gcemil.outputs import Tolerances as Tolerances
 from gcemil.shapes import LogGates, Logits, Selected
-from gcemil.tasks.task import ClassificationTask, RegressionTask, SurvivalTask, Task, measure_task_metric
+from gcemil.tasks.task import (
+    ClassificationTask,
+    RegressionTask,
+    SurvivalTask,
+    Task,
+    measure_task_metric,
+)
 
 Score = Callable[[Tensor, Sequence[Logits]], float | None]
 """M of some predictions; None where it does not exist."""
@@ -151,7 +157,8 @@ def snr_scores(
     outputs = [output_scale.read(outcome) for outcome in outcomes]
     cd_gaps = [one.cd_gap for one in outputs if one.cd_gap is not None]
     full, kept = (
-        task_metric(task, targets, [getattr(one, name) for one in outcomes]) for name in ("full", "kept")
+        task_metric(task, targets, [getattr(one, name) for one in outcomes])
+        for name in ("full", "kept")
     )
     return SnrScores(
         keep_only_drop=full - kept,
@@ -181,7 +188,9 @@ def snr(
         output = read_evidence_output(model, features, coords, bag.patch_size)
         interventions = Interventions(model.explained, features, coords, embedded=output.embedded)
         outcomes.append(
-            bag_outcome(interventions, recover_evidence(model, output, coords).selected, output.log_gates)
+            bag_outcome(
+                interventions, recover_evidence(model, output, coords).selected, output.log_gates
+            )
         )
     names = classes or tuple(str(index) for index in range(model.n_outputs))
     task: Task = ClassificationTask(names)
@@ -213,7 +222,9 @@ def subset_metrics(outcomes: Sequence[BagOutcome], targets: Tensor, score: Score
 
 def gated_metrics(outcomes: Sequence[BagOutcome], targets: Tensor, score: Score) -> Figures:
     """M of X_pi beside M of X_S, and how far they are apart."""
-    soft, kept = (score(targets, [getattr(one, name) for one in outcomes]) for name in ("gated", "kept"))
+    soft, kept = (
+        score(targets, [getattr(one, name) for one in outcomes]) for name in ("gated", "kept")
+    )
     gap = _subtract(soft, kept)
     return {
         "soft_metric": soft,
@@ -316,7 +327,11 @@ class OutputScale:
 
     def differ(self, one: Logits, other: Logits, gap: float) -> bool:
         """Whether two predictions, their outputs so far apart, are different answers."""
-        return gap > self.risk_tolerance if self.is_number else int(one.argmax()) != int(other.argmax())
+        return (
+            gap > self.risk_tolerance
+            if self.is_number
+            else int(one.argmax()) != int(other.argmax())
+        )
 
 
 @dataclass(frozen=True)

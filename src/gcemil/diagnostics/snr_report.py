@@ -89,12 +89,16 @@ def measure_snr(
     tolerances = Tolerances(sufficiency_tolerance, necessity_tolerance, recoverability_tolerance)
     budget = fold.own_budget if budget is None else budget
     complete = yield from estimate_completeness.steps(fold)
-    rivals = {network: choose_attributions(fold.host_of(network), RIVALS) for network in fold.networks}
+    rivals = {
+        network: choose_attributions(fold.host_of(network), RIVALS) for network in fold.networks
+    }
     groups = Groups()
     slides: list[dict[str, Any]] = []
     while (bag := (yield "test")) is not None:
         for one in measure_rules(bag, budget=budget, rivals=rivals):
-            record = _snr_record(bag, one, tolerances, complete, budget=budget, slope_points=slope_points)
+            record = _snr_record(
+                bag, one, tolerances, complete, budget=budget, slope_points=slope_points
+            )
             groups.add({"rule": one.rule, "network": one.network}, bag.target, one.outcome, record)
             slides.append(record)
     return Finding(
@@ -145,18 +149,29 @@ def snr_rows(groups: Groups, task: Task, complete: Completeness | None) -> Itera
                 continue
             own, values = {**labels, "class": name}, group.metrics(score)
             if labels["rule"] == "evidence" and complete is not None:
-                values |= {"anchor_completeness": complete.eta, "output_slope": complete.output_slope}
-            yield mean_row({**own, "comparison": "full-kept"}, _pick_figures(records, FULL_KEPT), values)
+                values |= {
+                    "anchor_completeness": complete.eta,
+                    "output_slope": complete.output_slope,
+                }
+            yield mean_row(
+                {**own, "comparison": "full-kept"}, _pick_figures(records, FULL_KEPT), values
+            )
             if labels["rule"] == "evidence":
                 values = group.gated_metrics(score)
-                yield mean_row({**own, "comparison": "soft-kept"}, _pick_figures(records, SOFT_KEPT), values)
+                yield mean_row(
+                    {**own, "comparison": "soft-kept"}, _pick_figures(records, SOFT_KEPT), values
+                )
 
 
 def _pick_figures(records: Sequence[dict[str, Any]], names: Sequence[str]) -> list[Figures]:
     """These figures of every slide; those that the rule does not have are left out."""
     keys = {name: SHARES.get(name, name) for name in names}
     return [
-        {name: None if one[key] is None else float(one[key]) for name, key in keys.items() if key in one}
+        {
+            name: None if one[key] is None else float(one[key])
+            for name, key in keys.items()
+            if key in one
+        }
         for one in records
     ]
 

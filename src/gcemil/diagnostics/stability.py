@@ -102,7 +102,9 @@ def measure_stability(
         note = "Across seeds: not measured, since no run of another seed was given."
         return _stability_finding(records, notes=(note,))
     seeds = [one.settings.seed for one in (fold, *others)]
-    return _stability_finding([*pairs.records, *records], {"seeds": seeds}, pairs.list_differences())
+    return _stability_finding(
+        [*pairs.records, *records], {"seeds": seeds}, pairs.list_differences()
+    )
 
 
 class _SeedPairs:
@@ -135,7 +137,9 @@ class _SeedPairs:
         notes, first = [], self._folds[0]
         for fold in self._folds[1:]:
             if fold.settings.seed == first.settings.seed:
-                notes.append(f"{fold.run.name} and {first.run.name} were trained with the same seed.")
+                notes.append(
+                    f"{fold.run.name} and {first.run.name} were trained with the same seed."
+                )
             if fold.settings.model_copy(update={"seed": first.settings.seed}) != first.settings:
                 notes.append(f"{fold.run.name} and {first.run.name} differ in more than the seed.")
         return tuple(notes)
@@ -147,7 +151,9 @@ def _judge_perturbed(
     """Every rule on a bag perturbed several times, and where its patches stood; one version in memory at a time."""
     for repeat in range(repeats):
         # What is drawn depends on seed and bag alone, not on the bags before it.
-        generator = np.random.default_rng([bag.fold.seed, repeat, *f"{name} {bag.bag.bag_id}".encode()])
+        generator = np.random.default_rng(
+            [bag.fold.seed, repeat, *f"{name} {bag.bag.bag_id}".encode()]
+        )
         changed, kept_rows = PERTURBATIONS[name](bag.bag, strength, generator=generator)
         rows = torch.from_numpy(kept_rows)
         yield rules.collect(FoldBag(bag.spec, changed, bag.fold), bag, rows), rows
@@ -168,7 +174,9 @@ def pair_figures(
     if key[0] == WHOLE_BAG:
         return figures
     alive = members(rows, n_patches=len(judged[0].selected))
-    figures["jaccard"] = fmean(jaccard(one.selected & alive, other.selected & alive) for one, other in pairs)
+    figures["jaccard"] = fmean(
+        jaccard(one.selected & alive, other.selected & alive) for one, other in pairs
+    )
     gap = "full_kept_gap" if judged[0].gated is None else "cd_gap"
     figures[gap] = fmean(own_gap(one) for one in judged)
     if truth is not None and bool(truth.any()):
@@ -177,7 +185,12 @@ def pair_figures(
 
 
 def _labels(bag: FoldBag, key: RuleKey, perturbation: str) -> Record:
-    return {"bag_id": bag.bag.bag_id, "rule": key[0], "network": key[1], "perturbation": perturbation}
+    return {
+        "bag_id": bag.bag.bag_id,
+        "rule": key[0],
+        "network": key[1],
+        "perturbation": perturbation,
+    }
 
 
 def _stability_finding(
@@ -216,13 +229,17 @@ class RuleEvidence:
 class _EvidenceRules:
     """Every rule's evidence, under every network of a fold; `share` of the bag for a run without gates."""
 
-    def __init__(self, seed: int, share: float, risk_tolerance: float, attributions: Sequence[str]) -> None:
+    def __init__(
+        self, seed: int, share: float, risk_tolerance: float, attributions: Sequence[str]
+    ) -> None:
         self.share = share
         self.risk_tolerance = risk_tolerance
         self._attributions = attributions
         self._generator = torch.Generator().manual_seed(seed)
 
-    def collect(self, bag: FoldBag, original: FoldBag, rows: Int[Tensor, "k"]) -> dict[RuleKey, RuleEvidence]:
+    def collect(
+        self, bag: FoldBag, original: FoldBag, rows: Int[Tensor, "k"]
+    ) -> dict[RuleKey, RuleEvidence]:
         """The evidence in a bag whose patches stand at `rows` of the original."""
         found: dict[RuleKey, RuleEvidence] = {}
         for network in bag.fold.networks:
@@ -275,13 +292,18 @@ def predictions_differ(one: RuleEvidence, other: RuleEvidence) -> bool:
 
 def output_gap(one: RuleEvidence, other: RuleEvidence) -> float:
     """|Phi - Phi'| of the predictions from the evidence, a risk in units of its own network's training risks."""
-    return abs(one.output_scale.output(one.full, one.kept) - other.output_scale.output(one.full, other.kept))
+    return abs(
+        one.output_scale.output(one.full, one.kept)
+        - other.output_scale.output(one.full, other.kept)
+    )
 
 
 def own_gap(judged: RuleEvidence) -> float:
     """|Phi(X_pi) - Phi(X_S)| of a rule made from gates, |Phi(X) - Phi(X_S)| of any other."""
     reference = judged.full if judged.gated is None else judged.gated
-    one, other = judged.output_scale.outputs(judged.full, torch.stack([reference, judged.kept])).tolist()
+    one, other = judged.output_scale.outputs(
+        judged.full, torch.stack([reference, judged.kept])
+    ).tolist()
     return abs(one - other)
 
 
@@ -305,4 +327,7 @@ def add_noise(bag: Bag, share: float, *, generator: Generator) -> PerturbedBag:
     return replace(bag, features=noisy), np.arange(len(bag))
 
 
-PERTURBATIONS: dict[str, Callable[..., PerturbedBag]] = {"dropout": drop_patches, "noise": add_noise}
+PERTURBATIONS: dict[str, Callable[..., PerturbedBag]] = {
+    "dropout": drop_patches,
+    "noise": add_noise,
+}

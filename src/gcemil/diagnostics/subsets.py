@@ -123,9 +123,17 @@ def measure_subsets(
             for k in sizes:
                 for rule, (order, steps) in policies.items():
                     candidates = disjoint_candidates(view, order, judge, k=k, steps=steps)
-                    figures = subset_figures(view, candidates, judge.output_scale, random_order, bag.truth)
+                    figures = subset_figures(
+                        view, candidates, judge.output_scale, random_order, bag.truth
+                    )
                     slides.append(
-                        {"bag_id": bag.bag.bag_id, "rule": rule, "network": network, "k": k, **figures}
+                        {
+                            "bag_id": bag.bag.bag_id,
+                            "rule": rule,
+                            "network": network,
+                            "k": k,
+                            **figures,
+                        }
                     )
     settings = {"max_subsets": MAX_SUBSETS, "max_steps": MAX_STEPS}
     rows = mean_rows(slides, ("rule", "network", "k"))
@@ -133,7 +141,13 @@ def measure_subsets(
 
 
 def disjoint_candidates(
-    view: PredictedBag, order: Ranking, judge: Sufficiency, *, k: int, steps: int, n_sets: int = MAX_SUBSETS
+    view: PredictedBag,
+    order: Ranking,
+    judge: Sufficiency,
+    *,
+    k: int,
+    steps: int,
+    n_sets: int = MAX_SUBSETS,
 ) -> list[Candidate]:
     """Sufficient subsets that share no patch, at most `n_sets`, and the candidate at which the search ended.
 
@@ -172,7 +186,9 @@ def subset_figures(
         "kept_output_drop": sum(candidate.drop for candidate in candidates) / len(candidates),
         "subset_patches": total / count if count else None,
     }
-    unions = {f"remove_union_{j}": subsets[:j] if count >= j else [] for j in range(1, MAX_SUBSETS + 1)}
+    unions = {
+        f"remove_union_{j}": subsets[:j] if count >= j else [] for j in range(1, MAX_SUBSETS + 1)
+    }
     unions["remove_random"] = [random_order[:total]] if count else []
     for name, parts in unions.items():
         selected = members(torch.cat(parts), n_patches=len(view)) if parts else None
@@ -200,7 +216,10 @@ def find_disjoint_sets(
     found = disjoint_candidates(
         view, order[~selected[order]], judge, k=SIZES[0], steps=MAX_STEPS, n_sets=MAX_SUBSETS - 1
     )
-    return [selected, *(members(one.patches, n_patches=len(view)) for one in found if one.is_sufficient)]
+    return [
+        selected,
+        *(members(one.patches, n_patches=len(view)) for one in found if one.is_sufficient),
+    ]
 
 
 @torch.no_grad()
@@ -216,7 +235,9 @@ def find_further_sets(
     against: int | None = None,
 ) -> tuple[FurtherSet, ...]:
     """The second and third set that carry the prediction, where the first one does, and the set that turns it."""
-    disjoint = find_disjoint_sets(view, selected, scores, Sufficiency(scale, tolerances.sufficiency))
+    disjoint = find_disjoint_sets(
+        view, selected, scores, Sufficiency(scale, tolerances.sufficiency)
+    )
     sets = [(f"alternative {number}", one) for number, one in enumerate(disjoint[1:], start=2)]
     if turning is not None and against is not None:
         sets.append((f"removal turns it into {names[against]}", turning))

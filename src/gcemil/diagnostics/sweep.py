@@ -58,7 +58,11 @@ def measure_sweep(
 
 
 def _sweep_cell(
-    groups: Groups, bag: FoldBag, threshold: float, coverage_target: float | None, random_order: Tensor
+    groups: Groups,
+    bag: FoldBag,
+    threshold: float,
+    coverage_target: float | None,
+    random_order: Tensor,
 ) -> None:
     """Evidence, random and oracle of one bag in one cell."""
     model, explanation = bag.fold.model, bag.explanation
@@ -67,7 +71,10 @@ def _sweep_cell(
     view, n_patches = bag.predict("wrapped"), len(bag)
     recovery = recover_at(model, explanation, threshold=threshold, coverage_target=coverage_target)
     size = int(recovery.selected.sum())
-    subsets = {"evidence": recovery.selected, "random": members(random_order[:size], n_patches=n_patches)}
+    subsets = {
+        "evidence": recovery.selected,
+        "random": members(random_order[:size], n_patches=n_patches),
+    }
     if bag.truth is not None:
         scores = oracle_scores(bag.truth, bag.regions, explanation.output.full.scores)
         subsets["oracle"] = members(ranking(scores)[:size], n_patches=n_patches)
@@ -76,9 +83,14 @@ def _sweep_cell(
         outcome = view.outcome(selected, explanation.output.soft.logits if is_ours else None)
         outputs = bag.fold.output_scale("wrapped").read(outcome)
         figures: Figures = {"evidence_fraction": outcome.fraction}
-        figures |= {"cd_gap": outputs.cd_gap} if is_ours else {"full_kept_gap": outputs.full_kept_gap}
+        figures |= (
+            {"cd_gap": outputs.cd_gap} if is_ours else {"full_kept_gap": outputs.full_kept_gap}
+        )
         if bag.truth is not None and bool(bag.truth.any()):
-            figures |= {"precision": precision(selected, bag.truth), "recall": recall(selected, bag.truth)}
+            figures |= {
+                "precision": precision(selected, bag.truth),
+                "recall": recall(selected, bag.truth),
+            }
         if is_ours:
             figures["repaired_patches"] = float(len(recovery.added))
         target = "none" if coverage_target is None else f"{coverage_target:g}"

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 DIAGNOSTICS: dict[str, tuple[str, str]] = {
     "snr": ("snr_report:measure_snr", "Is the evidence sufficient, necessary and recoverable?"),
-    "budget": ("budget:measure_budget", "Which rule finds the best patches, all having the same number?"),
+    "budget": (
+        "budget:measure_budget",
+        "Which rule finds the best patches, all having the same number?",
+    ),
     "posthoc": ("posthoc:measure_posthoc", "Do explanations made after training do as well?"),
     "subsets": ("subsets:measure_subsets", "How many disjoint subsets would be evidence enough?"),
     "regions": ("regions:measure_regions", "Which connected regions are enough, which are needed?"),
-    "stability": ("stability:measure_stability", "Does the evidence stay when bag or seed change a little?"),
+    "stability": (
+        "stability:measure_stability",
+        "Does the evidence stay when bag or seed change a little?",
+    ),
     "localisation": ("localisation:measure_localisation", "Does it lie on the annotated lesions?"),
     "failures": ("failures:measure_failures", "Which slides fail, and how?"),
     "cost": ("cost:measure_inference_cost", "What does the evidence cost, and what does it save?"),

@@ -46,7 +46,15 @@ from gcemil.errors import RunError, UsageError
 from gcemil.explanation import Explanation, Interventions, bag_tensors, explain_bag
 from gcemil.findings import Finding
 from gcemil.hosts.attention import LinearPooling
-from gcemil.hosts.host import Embedded, Host, HostOutput, check_bag, check_finite, embedded_bag, shortcut
+from gcemil.hosts.host import (
+    Embedded,
+    Host,
+    HostOutput,
+    check_bag,
+    check_finite,
+    embedded_bag,
+    shortcut,
+)
 from gcemil.model import GceMil
 from gcemil.outputs import AskedOutput
 from gcemil.recovery import members
@@ -120,7 +128,9 @@ class NetworkBag:
 class FoldBag(NetworkBag):
     """A bag of the fold's cohort, under its network and under the plain host."""
 
-    def __init__(self, spec: BagSpec, bag: Bag, fold: TrainedFold, random: Scores | None = None) -> None:
+    def __init__(
+        self, spec: BagSpec, bag: Bag, fold: TrainedFold, random: Scores | None = None
+    ) -> None:
         super().__init__(bag, fold)
         self.spec = spec
         self.fold = fold
@@ -141,7 +151,9 @@ class FoldBag(NetworkBag):
             host, explanation = self.fold.host_of(network), self.explanation
             if network == "wrapped" and explanation is not None:
                 output, selected = explanation.output, explanation.recovery.selected
-                view = PredictedBag(host, self.features, self.coords, output.embedded, output.answer)
+                view = PredictedBag(
+                    host, self.features, self.coords, output.embedded, output.answer
+                )
                 view.predicted[_subset_key(selected)] = explanation.kept.logits
             else:
                 view = predict_bag(host, self.features, self.coords)
@@ -216,7 +228,9 @@ class TrainedFold(FoldNetwork):
         if not isinstance(self.plain, nn.Module) or not isinstance(self.explained, nn.Module):
             return False
         own, other = self.explained.state_dict(), self.plain.state_dict()
-        return own.keys() == other.keys() and all(torch.equal(own[name], other[name]) for name in own)
+        return own.keys() == other.keys() and all(
+            torch.equal(own[name], other[name]) for name in own
+        )
 
     def host_of(self, network: NetworkName) -> Host:
         """The host of one of the two networks."""
@@ -231,7 +245,9 @@ class TrainedFold(FoldNetwork):
         """The share of patches that the run means to be evidence."""
         return DEFAULT_BUDGET if self.model is None else self.model.settings.budget
 
-    def output_scale(self, network: NetworkName, *, risk_tolerance: float = RISK_TOLERANCE) -> OutputScale:
+    def output_scale(
+        self, network: NetworkName, *, risk_tolerance: float = RISK_TOLERANCE
+    ) -> OutputScale:
         """How predictions of one network are compared, in units of that network's own training risks."""
         scale = self.scale if network == "wrapped" else self.plain_scale
         return OutputScale(self.task.n_outputs, scale, risk_tolerance)
@@ -325,7 +341,9 @@ def run_passes(fold: TrainedFold, passes: Mapping[str, Pass[T]]) -> dict[str, T]
         for name in readers:
             advance(name, None)
     if wanted:
-        raise ValueError(f"Parts are read in the order {', '.join(PARTS)}: {', '.join(wanted)} went back.")
+        raise ValueError(
+            f"Parts are read in the order {', '.join(PARTS)}: {', '.join(wanted)} went back."
+        )
     return {name: results[name] for name in passes}
 
 
@@ -379,7 +397,9 @@ class PredictedBag:
         if n_outputs == 1:
             return []
         questions = [AskedOutput(n_outputs, index) for index in range(n_outputs)]
-        return measure_class_support(self.host, self.features, self.embedded, self.coords, questions)
+        return measure_class_support(
+            self.host, self.features, self.embedded, self.coords, questions
+        )
 
     @cached_property
     def asked(self) -> Interventions:

@@ -108,7 +108,8 @@ def truth_column(cohort: Cohort, bag: Bag, name: str) -> Int[Tensor, "n"] | None
     if not all(path.is_file() and store.has(path, name) for path in files):
         return None
     columns = [
-        read_truth(path, name, span.stop - span.start) for path, span in zip(files, bag.spans, strict=True)
+        read_truth(path, name, span.stop - span.start)
+        for path, span in zip(files, bag.spans, strict=True)
     ]
     return torch.from_numpy(np.concatenate(columns).astype(np.int64))
 

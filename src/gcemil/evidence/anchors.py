@@ -62,7 +62,9 @@ class AnchorBank:
 
     def __post_init__(self) -> None:
         # A private float32 copy, so that nobody who shares the tensor can move the anchors.
-        object.__setattr__(self, "embeddings", self.embeddings.detach().to(torch.float32, copy=True))
+        object.__setattr__(
+            self, "embeddings", self.embeddings.detach().to(torch.float32, copy=True)
+        )
         if len(self.prompts) != len(self.embeddings) or not self.prompts:
             raise InputError(
                 f"An anchor bank ({self.provenance}) needs one prompt per embedding and at least one, "
@@ -108,7 +110,9 @@ class AnchorBank:
         return cls._embedded(load_family(family), encoder, f"family {family}", source)
 
     @classmethod
-    def generic(cls, encoder: TextEncoder | str, *, source: "WeightSource | None" = None) -> "AnchorBank":
+    def generic(
+        cls, encoder: TextEncoder | str, *, source: "WeightSource | None" = None
+    ) -> "AnchorBank":
         """Control: pathology prompts that name no disease."""
         return cls._embedded(load_family(GENERIC_FAMILY), encoder, "generic prompts", source)
 
@@ -118,7 +122,9 @@ class AnchorBank:
     ) -> "AnchorBank":
         """Control: the prompts of the organ that shares the fewest concepts with `family`."""
         other = least_related_family(family)
-        return cls._embedded(other, encoder, f"unrelated to {family}: family {other.family}", source)
+        return cls._embedded(
+            other, encoder, f"unrelated to {family}: family {other.family}", source
+        )
 
     @classmethod
     def prototypes(cls, features: Features, n_anchors: int = 8, seed: int = 0) -> "AnchorBank":
@@ -202,8 +208,12 @@ class AnchorBank:
             embeddings = np.asarray(encoder(family.wordings), dtype=np.float32)
             name = getattr(encoder, "__name__", type(encoder).__name__)
         if embeddings.ndim != 2:
-            raise InputError(f"A text encoder returns (prompts, width), got shape {embeddings.shape}.")
-        return cls(torch.from_numpy(embeddings), family.wordings, f"{provenance}, text encoder {name}")
+            raise InputError(
+                f"A text encoder returns (prompts, width), got shape {embeddings.shape}."
+            )
+        return cls(
+            torch.from_numpy(embeddings), family.wordings, f"{provenance}, text encoder {name}"
+        )
 
 
 def _cluster_centres(
@@ -216,7 +226,9 @@ def _cluster_centres(
     with warnings.catch_warnings():
         # Too few distinct patches is reported below as an error instead.
         warnings.simplefilter("ignore", ConvergenceWarning)
-        clusters = KMeans(n_clusters=n_anchors, n_init=4, random_state=seed).fit(features.astype(np.float32))
+        clusters = KMeans(n_clusters=n_anchors, n_init=4, random_state=seed).fit(
+            features.astype(np.float32)
+        )
     sizes = np.bincount(clusters.labels_, minlength=n_anchors)
     if (sizes == 0).any():
         raise InputError(
@@ -308,11 +320,17 @@ def directions_of_means(
 
 
 def bank_from_examples(
-    examples: Mapping[str, Float[Tensor, "_ d"]], reference: Float[Tensor, "p d"], *, source: str, note: str
+    examples: Mapping[str, Float[Tensor, "_ d"]],
+    reference: Float[Tensor, "p d"],
+    *,
+    source: str,
+    note: str,
 ) -> AnchorBank:
     """One anchor per concept in feature space; the provenance says how many examples each has."""
     means = torch.stack([rows.float().mean(dim=0) for rows in examples.values()])
     counts = sorted({len(rows) for rows in examples.values()})
     per_concept = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     provenance = f"examples: {per_concept} patches per concept, {source}{note}"
-    return AnchorBank(directions_of_means(means, reference), tuple(examples), provenance, "examples")
+    return AnchorBank(
+        directions_of_means(means, reference), tuple(examples), provenance, "examples"
+    )

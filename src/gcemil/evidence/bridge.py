@@ -52,7 +52,11 @@ class Bridge(nn.Module):
         raise NotImplementedError
 
     def fit(
-        self, features: Float[Tensor, "p d"], anchor_space: Float[Tensor, "p a"], *, ridge: float = 0.01
+        self,
+        features: Float[Tensor, "p d"],
+        anchor_space: Float[Tensor, "p a"],
+        *,
+        ridge: float = 0.01,
     ) -> None:
         """Set the bridge to its closed-form fit on pairs."""
         raise UsageError(f"A {type(self).__name__} cannot be fitted. Use proximal or frozen.")
@@ -70,7 +74,9 @@ class Bridge(nn.Module):
         # Asked once: reading a number at every bag would stop the device.
         self._has_fit = self._has_fit or bool(self.fitted)
         if not self._has_fit:
-            raise UsageError(f"This {type(self).__name__} was never fitted. Call fit() with pairs first.")
+            raise UsageError(
+                f"This {type(self).__name__} was never fitted. Call fit() with pairs first."
+            )
         return self.folded_cosines(nn.functional.normalize(anchors, dim=1))
 
 
@@ -152,7 +158,11 @@ class FreeBridge(Bridge):
     def folded_cosines(self, directions: AnchorEmbeddings) -> LinearRead:
         onto_anchors = self.left.T @ directions.T
         on_bias = directions @ self.bias
-        gram, cross, constant = self.left.T @ self.left, self.left.T @ self.bias, self.bias @ self.bias
+        gram, cross, constant = (
+            self.left.T @ self.left,
+            self.left.T @ self.bias,
+            self.bias @ self.bias,
+        )
 
         def finish(reduced: Float[Tensor, "n q"], _: SquaredNorms) -> Responses:
             squared = ((reduced @ gram + 2 * cross) * reduced).sum(dim=1) + constant
@@ -162,7 +172,11 @@ class FreeBridge(Bridge):
 
     @torch.no_grad()
     def fit(
-        self, features: Float[Tensor, "p d"], anchor_space: Float[Tensor, "p a"], *, ridge: float = 0.01
+        self,
+        features: Float[Tensor, "p d"],
+        anchor_space: Float[Tensor, "p a"],
+        *,
+        ridge: float = 0.01,
     ) -> None:
         widths = (features.shape[1], anchor_space.shape[1])
         if widths != (self.in_dim, self.anchor_dim):
@@ -203,7 +217,11 @@ class ProximalBridge(FreeBridge):
 
     @torch.no_grad()
     def fit(
-        self, features: Float[Tensor, "p d"], anchor_space: Float[Tensor, "p a"], *, ridge: float = 0.01
+        self,
+        features: Float[Tensor, "p d"],
+        anchor_space: Float[Tensor, "p a"],
+        *,
+        ridge: float = 0.01,
     ) -> None:
         super().fit(features, anchor_space, ridge=ridge)
         for name in ("left", "right", "bias"):
@@ -236,7 +254,9 @@ BRIDGES: dict[str, type[Bridge]] = {
 }
 
 
-def create_bridge(kind: str, in_dim: int, anchor_dim: int, *, rank: int = DEFAULT_BRIDGE_RANK) -> Bridge:
+def create_bridge(
+    kind: str, in_dim: int, anchor_dim: int, *, rank: int = DEFAULT_BRIDGE_RANK
+) -> Bridge:
     """A bridge by name, `rank` being that of what it learns; the constrained kinds still need `fit` or a checkpoint."""
     if kind not in BRIDGES:
         raise UsageError(f"There is no bridge '{kind}'. Choose one of {', '.join(BRIDGES)}.")
@@ -284,7 +304,9 @@ def _centred_pairs(
     centred = features.double() - features.double().mean(dim=0)
     anchor_centred = anchor_space.double() - anchor_space.double().mean(dim=0)
     if len(features) < 2 or not bool(centred.any()) or not bool(torch.isfinite(centred).all()):
-        raise InputError(f"A bridge needs at least two distinct, finite pairs, got {len(features)} rows.")
+        raise InputError(
+            f"A bridge needs at least two distinct, finite pairs, got {len(features)} rows."
+        )
     if not bool(anchor_centred.any()) or not bool(torch.isfinite(anchor_centred).all()):
         raise InputError(
             "The anchor-space side of the pairs is constant or not finite. Embed the pairs again."

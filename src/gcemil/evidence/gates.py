@@ -66,7 +66,9 @@ class Gate(nn.Module):
         floor: Fewest patches meant to open.
     """
 
-    def __init__(self, kind: str, *, budget: float = 0.05, centre: Centre = "slide", floor: int = 1) -> None:
+    def __init__(
+        self, kind: str, *, budget: float = 0.05, centre: Centre = "slide", floor: int = 1
+    ) -> None:
         super().__init__()
         if kind not in GATES:
             raise UsageError(f"There is no gate '{kind}'. Choose one of {', '.join(GATES)}.")
@@ -96,7 +98,9 @@ class Gate(nn.Module):
         return scores if self.centre == "zero" else scores - slide_centre(scores, count)
 
 
-def _open_consecutive(gate: Gate, scores: Scores, count: int, temperature: float, _: Any) -> GateOutput:
+def _open_consecutive(
+    gate: Gate, scores: Scores, count: int, temperature: float, _: Any
+) -> GateOutput:
     return sigmoid_gates(gate.centred(scores, count) / temperature)
 
 
@@ -123,9 +127,13 @@ def _open_concrete(
 
 # A shift of the scores cancels in sparsemax and entmax, so they have no centre.
 GATES: dict[str, Opener] = {
-    "sigmoid_threshold": lambda gate, scores, count, _, __: _open_consecutive(gate, scores, count, 1.0, None),
+    "sigmoid_threshold": lambda gate, scores, count, _, __: _open_consecutive(
+        gate, scores, count, 1.0, None
+    ),
     "top_k": _open_top_k,
-    "gumbel_sigmoid": lambda gate, scores, count, _, draw: _open_concrete(gate, scores, count, 1.0, draw),
+    "gumbel_sigmoid": lambda gate, scores, count, _, draw: _open_concrete(
+        gate, scores, count, 1.0, draw
+    ),
     "concrete": _open_concrete,
     "sparsemax": lambda _, scores, __, heat, ___: simplex_gates(sparsemax(scores / heat, dim=0)),
     "entmax15": lambda _, scores, __, heat, ___: simplex_gates(entmax15(scores / heat, dim=0)),
@@ -150,7 +158,9 @@ def slide_centre(scores: Scores, count: int) -> Float[Tensor, ""]:
 
 def sigmoid_gates(margins: Scores) -> GateOutput:
     """sigma and log sigma of the margins, selected above one half."""
-    return GateOutput(nn.functional.logsigmoid(margins), torch.sigmoid(margins), margins.detach() > 0)
+    return GateOutput(
+        nn.functional.logsigmoid(margins), torch.sigmoid(margins), margins.detach() > 0
+    )
 
 
 def simplex_gates(probabilities: Scores) -> GateOutput:

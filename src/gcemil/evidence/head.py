@@ -72,7 +72,9 @@ class EvidenceHead(nn.Module):
     head_scale: Tensor
     weight: Tensor
 
-    def __init__(self, in_dim: int, n_anchors: int, n_outputs: int, task: Task | None = None) -> None:
+    def __init__(
+        self, in_dim: int, n_anchors: int, n_outputs: int, task: Task | None = None
+    ) -> None:
         super().__init__()
         self.output_kind = create_output(task or guess_task(n_outputs), n_outputs)
         self.register_buffer("centre", torch.zeros(in_dim))
@@ -129,7 +131,9 @@ class EvidenceHead(nn.Module):
 
     def _standardised(self, features: Features) -> Float[Tensor, "n m"]:
         # |h - mu|^2 = |h|^2 - 2 h mu + |mu|^2, so that the centred bag is never held.
-        products = (torch.cat([self.directions, self.centre.unsqueeze(0)]) @ features.T).T.contiguous()
+        products = (
+            torch.cat([self.directions, self.centre.unsqueeze(0)]) @ features.T
+        ).T.contiguous()
         norms = torch.linalg.vector_norm(features, dim=1).square() - 2 * products[:, -1]
         norms = (norms + self.centre.square().sum()).clamp_min(1e-12).sqrt()
         cosines = (products[:, :-1] - self.directions @ self.centre) / norms.unsqueeze(1)
@@ -141,13 +145,17 @@ class EvidenceHead(nn.Module):
         """v_m of these patches of a slide of `n_patches`."""
         k = top_count(n_patches)
         gated = responses if gates is None else gates.unsqueeze(1) * responses
-        return torch.maximum(gated.topk(min(k, len(gated)), dim=0).values.sum(dim=0) / k, self.absent)
+        return torch.maximum(
+            gated.topk(min(k, len(gated)), dim=0).values.sum(dim=0) / k, self.absent
+        )
 
     def utility(self, coverage: Float[Tensor, "*n m"]) -> Float[Tensor, "*n c"]:
         """U_c, or h, of one coverage or of several."""
         return coverage @ self.weights.T + self.bias
 
-    def mix(self, host: Float[Tensor, "*n c"], utility: Float[Tensor, "*n c"]) -> Float[Tensor, "*n c"]:
+    def mix(
+        self, host: Float[Tensor, "*n c"], utility: Float[Tensor, "*n c"]
+    ) -> Float[Tensor, "*n c"]:
         """F from the logits of host and head; the host's own where the head has no vote."""
         if not self.has_vote:
             return host
@@ -163,13 +171,17 @@ class EvidenceHead(nn.Module):
         """What the utility loses without each patch, for one row of weights: its excess over the patch that takes its place."""
         return self._losses_without_each(responses, n_patches) @ anchor_weights
 
-    def coverage_without_each(self, responses: Float[Tensor, "n m"], n_patches: int) -> Float[Tensor, "n m"]:
+    def coverage_without_each(
+        self, responses: Float[Tensor, "n m"], n_patches: int
+    ) -> Float[Tensor, "n m"]:
         """v_m without each patch in turn."""
         k = top_count(n_patches)
         whole = responses.topk(min(k, len(responses)), dim=0).values.sum(dim=0) / k
         return torch.maximum(whole - self._losses_without_each(responses, n_patches), self.absent)
 
-    def _losses_without_each(self, responses: Float[Tensor, "n m"], n_patches: int) -> Float[Tensor, "n m"]:
+    def _losses_without_each(
+        self, responses: Float[Tensor, "n m"], n_patches: int
+    ) -> Float[Tensor, "n m"]:
         """What the mean of the first responses loses without each patch: its excess over the one that takes its place."""
         k = top_count(n_patches)
         top = responses.topk(min(k + 1, len(responses)), dim=0).values
@@ -238,11 +250,15 @@ def fit_class_weights(
         logs = log_softmax(inputs @ weights.T + flat[n_classes * n_anchors :], axis=1)
         slope = (np.exp(logs) - targets) / len(labels)
         value = -(targets * logs).sum() / len(labels) + RIDGE / 2 * np.square(weights).sum()
-        return value, np.concatenate([(slope.T @ inputs + RIDGE * weights).ravel(), slope.sum(axis=0)])
+        return value, np.concatenate(
+            [(slope.T @ inputs + RIDGE * weights).ravel(), slope.sum(axis=0)]
+        )
 
     n_weights = n_classes * n_anchors
     bounds = [(0.0, None)] * n_weights + [(None, None)] * n_classes
-    fit = minimize(loss, np.zeros(n_weights + n_classes), jac=True, method="L-BFGS-B", bounds=bounds)
+    fit = minimize(
+        loss, np.zeros(n_weights + n_classes), jac=True, method="L-BFGS-B", bounds=bounds
+    )
     weights = fit.x[:n_weights].reshape(n_classes, n_anchors) / deviation
     return weights, fit.x[n_weights:] - weights @ mean
 
@@ -263,13 +279,19 @@ def fit_risk_head(
     for risks in (train_host, train @ effects):
         scales.append(np.array([risks.mean(), 1 / max(float(risks.std()), 1e-12)]))
     host, head = (
-        (risks - scale[0]) * scale[1] for risks, scale in zip((val_host, val @ effects), scales, strict=True)
+        (risks - scale[0]) * scale[1]
+        for risks, scale in zip((val_host, val @ effects), scales, strict=True)
     )
     log_likelihoods = np.array(
         [-_cox_surprise((1 - w) * host + w * head, val_times, val_events)[0] for w in WEIGHTS]
     )
     return HeadFit(
-        effects[None], np.zeros(1), scales[0], np.zeros(1), scales[1], choose_weight(log_likelihoods)
+        effects[None],
+        np.zeros(1),
+        scales[0],
+        np.zeros(1),
+        scales[1],
+        choose_weight(log_likelihoods),
     )
 
 
@@ -330,7 +352,9 @@ def fit_value_effects(
     return effects, float(labels.mean() - effects @ mean)
 
 
-def calibrate_values(values: Float[np.ndarray, "k"], labels: Float[np.ndarray, "k"]) -> tuple[float, float]:
+def calibrate_values(
+    values: Float[np.ndarray, "k"], labels: Float[np.ndarray, "k"]
+) -> tuple[float, float]:
     """Slope a and offset o of a (value + o) that fit the validation labels, ridged towards 1 and 0 as the biases of classes are."""
     noise = max(float(np.square(labels - values).mean()), 1e-6)
     inputs = np.stack([values, np.ones_like(values)], axis=1) / np.sqrt(noise)
@@ -363,7 +387,9 @@ def calibrate_logits(
         logs = log_softmax(flat[0] * logits + flat[1:], axis=1)
         slope = np.exp(logs) - targets
         value = -(targets * logs).sum() + BIAS_RIDGE / 2 * np.square(flat[1:]).sum()
-        return value, np.concatenate([[(slope * logits).sum()], slope.sum(axis=0) + BIAS_RIDGE * flat[1:]])
+        return value, np.concatenate(
+            [[(slope * logits).sum()], slope.sum(axis=0) + BIAS_RIDGE * flat[1:]]
+        )
 
     start = np.concatenate([[1.0], np.zeros(logits.shape[1])])
     bounds = [INVERSE_TEMPERATURES] + [(None, None)] * logits.shape[1]

@@ -58,7 +58,9 @@ class Selector(nn.Module):
         if not 0 <= smoothing <= 1:
             raise UsageError(f"The share of smoothing lies between 0 and 1, got {smoothing}.")
         self.smoothing = smoothing
-        self.morphology = Morphology(in_dim, adapter_rank=adapter_rank, hidden=hidden) if morphology else None
+        self.morphology = (
+            Morphology(in_dim, adapter_rank=adapter_rank, hidden=hidden) if morphology else None
+        )
         self.attention_weight = nn.Parameter(torch.tensor(0.5))
         self.contribution_weight = nn.Parameter(torch.tensor(0.5))
         self.presence_weight = nn.Parameter(torch.tensor(1.0))
@@ -103,7 +105,9 @@ def class_likeness(products: Float[Tensor, "n c"], probabilities: Logits) -> Sco
     centred = products - products.mean(dim=0)
     deviation = centred.std(dim=0, correction=0)
     # A direction that was never found is zero, and says nothing.
-    scaled = torch.where(deviation > 0, centred / deviation.clamp_min(torch.finfo(products.dtype).tiny), 0.0)
+    scaled = torch.where(
+        deviation > 0, centred / deviation.clamp_min(torch.finfo(products.dtype).tiny), 0.0
+    )
     return scaled @ probabilities
 
 
@@ -163,7 +167,9 @@ class LowRankAdapter(nn.Module):
     def __init__(self, in_dim: int, *, adapter_rank: int = 32, initial_std: float = 0.01) -> None:
         super().__init__()
         if in_dim < 1 or adapter_rank < 1:
-            raise UsageError(f"An adapter needs in_dim >= 1 and rank >= 1, got {in_dim} and {adapter_rank}.")
+            raise UsageError(
+                f"An adapter needs in_dim >= 1 and rank >= 1, got {in_dim} and {adapter_rank}."
+            )
         self.in_dim = in_dim
         # Both near zero as the paper says; exactly zero would leave no gradient to either.
         self.up = nn.Parameter(torch.randn(in_dim, adapter_rank) * initial_std)
@@ -245,7 +251,10 @@ def common_step(coords: Coords) -> int:
     The mere minimum fails on slides tiled contour by contour, where two grids may lie a few pixels apart.
     """
     gaps = torch.cat(
-        [_gaps_within_lines(coords[:, 1], coords[:, 0]), _gaps_within_lines(coords[:, 0], coords[:, 1])]
+        [
+            _gaps_within_lines(coords[:, 1], coords[:, 0]),
+            _gaps_within_lines(coords[:, 0], coords[:, 1]),
+        ]
     )
     if len(gaps) == 0:
         gaps = torch.cat([torch.unique(coords[:, axis]).diff() for axis in (0, 1)])

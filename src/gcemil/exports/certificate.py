@@ -38,7 +38,10 @@ class Criterion(NamedTuple):
 
 CRITERIA: dict[VerdictName, Criterion] = {
     "sufficient": Criterion(
-        "at most", "full_kept_gap", "sufficiency_tolerance", "there is no prediction from the evidence"
+        "at most",
+        "full_kept_gap",
+        "sufficiency_tolerance",
+        "there is no prediction from the evidence",
     ),
     "necessary": Criterion(
         "at least",
@@ -46,7 +49,9 @@ CRITERIA: dict[VerdictName, Criterion] = {
         "necessity_tolerance",
         "the evidence is the whole bag, nothing is left without it",
     ),
-    "recoverable": Criterion("at most", "cd_gap", "recoverability_tolerance", "the rule has no gates"),
+    "recoverable": Criterion(
+        "at most", "cd_gap", "recoverability_tolerance", "the rule has no gates"
+    ),
 }
 
 
@@ -84,7 +89,9 @@ def _describe_step(place: str, full: Prediction, other: Prediction) -> str:
     if len(full.values) > 1:
         before, after = (max(one.values, key=one.values.__getitem__) for one in (full, other))
         text += (
-            ", the class stays" if before == after else f", the class becomes {after.removeprefix('prob_')}"
+            ", the class stays"
+            if before == after
+            else f", the class becomes {after.removeprefix('prob_')}"
         )
     return f"{text})"
 
@@ -153,7 +160,9 @@ class Subject:
                 f"slide '{self.slide_id}'."
             )
         if self.part not in ("test", NEW):
-            notes.append(f"The model is not new to this slide: it is in the {self.part} part of the fold.")
+            notes.append(
+                f"The model is not new to this slide: it is in the {self.part} part of the fold."
+            )
         return tuple(notes)
 
 
@@ -218,20 +227,26 @@ class Certificate:
     def is_evidence(self) -> bool:
         """Whether the patches may be shown as evidence: by a model that has learned, and not for nothing."""
         return (
-            self.model_warning is None and self.is_necessary is not False and self.is_confirmed is not False
+            self.model_warning is None
+            and self.is_necessary is not False
+            and self.is_confirmed is not False
         )
 
     @property
     def verdict(self) -> str:
         """Whether the patches are evidence at all, in words."""
-        verdict = describe_verdict(self.verdicts["sufficient"].held, self.is_necessary, self.is_confirmed)
+        verdict = describe_verdict(
+            self.verdicts["sufficient"].held, self.is_necessary, self.is_confirmed
+        )
         return certify(verdict, self.model_warning)
 
     @property
     def short_verdict(self) -> str:
         """The verdict for the head of a picture."""
         is_sufficient = self.verdicts["sufficient"].held
-        return shorten_verdict(self.verdict, bool(self.is_evidence and self.is_necessary and is_sufficient))
+        return shorten_verdict(
+            self.verdict, bool(self.is_evidence and self.is_necessary and is_sufficient)
+        )
 
     @property
     def headline(self) -> str:

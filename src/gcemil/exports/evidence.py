@@ -73,7 +73,9 @@ class Evidence:
         for one in self.slides:
             places = np.full((len(one.selected), 2), np.nan) if one.coords is None else one.coords
             columns = {"x": places[:, 0], "y": places[:, 1], "selected": one.selected}
-            frames.append(pd.DataFrame({"slide_id": one.slide_id, **columns, **name_measurements(one)}))
+            frames.append(
+                pd.DataFrame({"slide_id": one.slide_id, **columns, **name_measurements(one)})
+            )
         return pd.concat(frames, ignore_index=True)
 
     def to_geojson(self, path: Path | str, slide_id: str | None = None) -> Path:
@@ -108,15 +110,20 @@ class Evidence:
         """
         export, first = self._export(slide_id), self.slides[0]
         verdict = shorten_verdict(
-            self.verdict, bool(first.is_sufficient and first.is_necessary and not first.is_no_evidence)
+            self.verdict,
+            bool(first.is_sufficient and first.is_necessary and not first.is_no_evidence),
         )
-        return export.draw_overlay(verdict, is_evidence=not first.is_no_evidence, thumbnail=thumbnail)
+        return export.draw_overlay(
+            verdict, is_evidence=not first.is_no_evidence, thumbnail=thumbnail
+        )
 
     def _export(self, slide_id: str | None) -> SlideExport:
         """One slide with coordinates as its files show it."""
         found = [one for one in self.slides if slide_id in (None, one.slide_id)]
         if len(found) != 1:
-            raise UsageError(f"Name one slide of the bag: {', '.join(one.slide_id for one in self.slides)}.")
+            raise UsageError(
+                f"Name one slide of the bag: {', '.join(one.slide_id for one in self.slides)}."
+            )
         (one,) = found
         if one.coords is None:
             raise BagError(

@@ -21,7 +21,14 @@ import torch
 from gcemil.bags.bag import Bag, grid_stride
 from gcemil.config import TrainSettings
 from gcemil.diagnostics.regions import RegionJudge, find_regions
-from gcemil.diagnostics.snr import BagOutputs, OutputScale, RiskScale, Tolerances, bag_outcome, judge_subset
+from gcemil.diagnostics.snr import (
+    BagOutputs,
+    OutputScale,
+    RiskScale,
+    Tolerances,
+    bag_outcome,
+    judge_subset,
+)
 from gcemil.diagnostics.subsets import find_further_sets
 from gcemil.diagnostics.trained_fold import (
     DEFAULT_BUDGET,
@@ -119,7 +126,9 @@ class SourceBag(NetworkBag):
         found, host = self.explanation, self.network.explained
         if found is None:
             return predict_bag(host, self.features, self.coords)
-        return PredictedBag(host, self.features, self.coords, found.output.embedded, found.output.answer)
+        return PredictedBag(
+            host, self.features, self.coords, found.output.embedded, found.output.answer
+        )
 
     @property
     def asked(self) -> AskedOutput | None:
@@ -142,7 +151,9 @@ class EnsembleNetwork(FoldNetwork):
     def of(cls, members: Sequence[FoldNetwork]) -> EnsembleNetwork:
         """The mean of the risks of the folds is in the mean of their units."""
         first = members[0]
-        mean, unit = (fmean(getattr(one.scale, name) for one in members) for name in ("mean", "deviation"))
+        mean, unit = (
+            fmean(getattr(one.scale, name) for one in members) for name in ("mean", "deviation")
+        )
         host = Ensemble([one.explained for one in members])
         return cls(
             first.run,
@@ -207,7 +218,11 @@ class ChosenSet:
 
 
 def explain_new_slide(
-    models: Sequence[FoldModel], bag: Bag, place: SlidePlace, hashes: dict[str, str], options: ExplainOptions
+    models: Sequence[FoldModel],
+    bag: Bag,
+    place: SlidePlace,
+    hashes: dict[str, str],
+    options: ExplainOptions,
 ) -> ExplainedSlide:
     """A slide outside the cohort, from the checkpoints of one or several folds alone."""
     (slide_id,) = bag.slide_ids
@@ -295,7 +310,12 @@ def explain_bag_slide(
         },
         folder=folder if asked is None else folder / re.sub(r"[^\w.-]+", "_", chosen.rule),
         further=tuple(
-            (one, np.array([row - rows.start for row in one.patches if rows.start <= row < rows.stop], int))
+            (
+                one,
+                np.array(
+                    [row - rows.start for row in one.patches if rows.start <= row < rows.stop], int
+                ),
+            )
             for one in further
         ),
     )
@@ -303,7 +323,12 @@ def explain_bag_slide(
 
 def choose_patches(source: SourceBag, slide_id: str, hashes: dict[str, str]) -> ChosenSet:
     """The patches that one network chooses: recovered, searched for a class, or of highest attention."""
-    network, found, asked, options = source.network, source.explanation, source.asked, source.options
+    network, found, asked, options = (
+        source.network,
+        source.explanation,
+        source.asked,
+        source.options,
+    )
     if network.model is not None and found is not None:
         if options.budget is not None:
             raise UsageError(
@@ -327,7 +352,13 @@ def choose_patches(source: SourceBag, slide_id: str, hashes: dict[str, str]) -> 
             )
         view = source.view
         searched = find_class_evidence(
-            view.host, view.features, view.embedded, view.coords, view.full, asked, options.tolerances
+            view.host,
+            view.features,
+            view.embedded,
+            view.coords,
+            view.full,
+            asked,
+            options.tolerances,
         )
         return ChosenSet(
             selected=searched.selected,
@@ -407,7 +438,9 @@ def name_question(asked: AskedOutput, names: Sequence[str]) -> str:
     return f"evidence for {names[asked.target]}{against}"
 
 
-def _judge_regions(source: SourceBag, chosen: ChosenSet, options: ExplainOptions) -> SlideRegions | None:
+def _judge_regions(
+    source: SourceBag, chosen: ChosenSet, options: ExplainOptions
+) -> SlideRegions | None:
     """The connected regions, each judged by itself with `unit="region"`; None without coordinates."""
     regions = find_regions(source.bag, chosen.selected, chosen.scores)
     if regions is None:
@@ -448,13 +481,19 @@ def _certify(
     predictions: dict[str, Any] = {}
     for name, output in vars(outputs).items():
         logits = getattr(outcome, name)
-        there = None if logits is None else Prediction(name_prediction(network.task, logits), output)
+        there = (
+            None if logits is None else Prediction(name_prediction(network.task, logits), output)
+        )
         predictions[name] = there
     anchors: tuple[AnchorCoverage, ...] = ()
     # Evidence for a class is found by search: no anchor has a target.
     if network.model is not None and found is not None and asked is None:
         weights = network.model.anchor_weights(found.output.answer.logits).detach()
-        columns = (found.recovery.coverage.tolist(), found.recovery.targets.tolist(), weights.tolist())
+        columns = (
+            found.recovery.coverage.tolist(),
+            found.recovery.targets.tolist(),
+            weights.tolist(),
+        )
         prompts = network.model.bank.prompts
         anchors = tuple(AnchorCoverage(*row) for row in zip(prompts, *columns, strict=True))
     return Certificate(
@@ -470,7 +509,9 @@ def _certify(
         ),
         rule=chosen.rule,
         output_name=name_output(network.task, outcome.full, asked)
-        + ("" if network.task.n_outputs == 1 or asked is not None else ", the class predicted on X"),
+        + (
+            "" if network.task.n_outputs == 1 or asked is not None else ", the class predicted on X"
+        ),
         predictions=Predictions(**predictions),
         verdicts=judge_outputs(outputs, options.tolerances),
         stop_reason=None if chosen.evidence is None else chosen.evidence.stop_reason,
@@ -488,7 +529,9 @@ def _certify(
 
 def name_prediction(task: Task, logits: Logits) -> dict[str, float]:
     """The prediction by its column names."""
-    return dict(zip(task.prediction_names, task.prediction(logits).reshape(-1).tolist(), strict=True))
+    return dict(
+        zip(task.prediction_names, task.prediction(logits).reshape(-1).tolist(), strict=True)
+    )
 
 
 def judge_outputs(outputs: BagOutputs, tolerances: Tolerances) -> dict[VerdictName, Verdict]:
@@ -511,7 +554,9 @@ def _note_answer(asked: AskedOutput, chosen: ChosenSet, names: Sequence[str]) ->
             f"{names[asked.target]} all the same."
         )
     if asked.against is not None and chosen.turning is None and predicted != asked.against:
-        notes.append(f"No set was found whose removal turns the prediction into {names[asked.against]}.")
+        notes.append(
+            f"No set was found whose removal turns the prediction into {names[asked.against]}."
+        )
     return tuple(notes)
 
 
@@ -521,7 +566,11 @@ def name_output(task: Task, full: Logits, asked: AskedOutput | None = None) -> s
         return TASKS[task.name].phi.removeprefix("the ")
     if asked is not None:
         names = [name.removeprefix("prob_") for name in task.prediction_names]
-        against = "" if asked.against is None else f" among {names[asked.target]} and {names[asked.against]}"
+        against = (
+            ""
+            if asked.against is None
+            else f" among {names[asked.target]} and {names[asked.against]}"
+        )
         return f"probability of {names[asked.target]}{against}"
     return f"probability of {task.prediction_names[int(full.argmax())].removeprefix('prob_')}"
 
@@ -531,12 +580,19 @@ def _describe_origin(source: SourceBag) -> dict[str, Any]:
     network = source.network
     inputs = {"model": network.model_hash}
     if isinstance(source, ConsensusBag):
-        inputs |= {f"model/fold_{one.network.fold}": one.network.model_hash for one in source.members}
+        inputs |= {
+            f"model/fold_{one.network.fold}": one.network.model_hash for one in source.members
+        }
     for slide_id, hashes in source.hashes.items():
         inputs |= {f"{kind}/{slide_id}": value for kind, value in hashes.items()}
-    everything = describe_environment(seed=network.settings.seed, device=torch.device("cpu"), inputs=inputs)
+    everything = describe_environment(
+        seed=network.settings.seed, device=torch.device("cpu"), inputs=inputs
+    )
     return {
-        **{key: everything[key] for key in ("gcemil", "commit", "python", "packages", "seed", "inputs")},
+        **{
+            key: everything[key]
+            for key in ("gcemil", "commit", "python", "packages", "seed", "inputs")
+        },
         "run": network.run.resolve().name,
         "fold": network.fold,
         "settings_hash": network.settings.hash,

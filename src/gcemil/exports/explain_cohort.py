@@ -85,7 +85,9 @@ def explain_fold_slide(fold: TrainedFold, slide_id: str, options: ExplainOptions
     """A slide of the cohort under a fold that is open."""
     spec = next(spec for spec in fold.cohort.bags if slide_id in spec.slide_ids)
     bag = fold.cohort.read_bag(spec)
-    hashes = {one: {"features": content_hash(fold.cohort.feature_file(one))} for one in bag.slide_ids}
+    hashes = {
+        one: {"features": content_hash(fold.cohort.feature_file(one))} for one in bag.slide_ids
+    }
     part = next(name for name in PARTS if spec in getattr(fold.parts, name))
     source = SourceBag(fold, bag, part, hashes, options)
     coords = bag.slide_coords(slide_id)
@@ -117,7 +119,9 @@ def explain_slides(
     opened = Run(run).open_cohort()
     # Every fold is opened once.
     open_fold = cache(
-        lambda number: TrainedFold.open(run, number, opened=opened, device=device, precision=precision)
+        lambda number: TrainedFold.open(
+            run, number, opened=opened, device=device, precision=precision
+        )
     )
     outcomes: list[ExplainOutcome] = []
     for slide_id in slide_ids:
@@ -128,8 +132,13 @@ def explain_slides(
                 made = explain_fold_slide(open_fold(index), slide_id, options or ExplainOptions())
                 folder = write(made)
             outcomes.append(ExplainOutcome(slide_id, index, made.certificate, folder))
-        except Exception as error:  # Whatever goes wrong with a slide is its own; the others must be done.
-            reason = describe_fault(error, path=slide_id) or f"{type(error).__name__}: {error_text(error)}"
+        except (
+            Exception
+        ) as error:  # Whatever goes wrong with a slide is its own; the others must be done.
+            reason = (
+                describe_fault(error, path=slide_id)
+                or f"{type(error).__name__}: {error_text(error)}"
+            )
             outcomes.append(ExplainOutcome(slide_id, index, reason=reason))
         if on_slide:
             on_slide(len(outcomes), len(slide_ids))
@@ -181,7 +190,9 @@ def _list_failures(run: Path, fold: int | None) -> Iterator[str]:
 def _read_ids(path: Path) -> list[str]:
     """Ids of a table with a column slide_id, or of a list."""
     if not path.is_file():
-        raise UsageError(f"--slides is 'all', 'failures' or a file of slide ids; '{path}' is none of these.")
+        raise UsageError(
+            f"--slides is 'all', 'failures' or a file of slide ids; '{path}' is none of these."
+        )
     lines = [line.strip() for line in read_text(path).splitlines()]
     if "slide_id" in lines[0].split(",") if lines else False:
         return [row["slide_id"] for row in read_table(path, ("slide_id",))]

@@ -138,7 +138,9 @@ def _square_ring(x: int, y: int, side: int) -> list[list[int]]:
     return [[x, y], [x + side, y], [x + side, y + side], [x, y + side], [x, y]]
 
 
-def encode_list(head: Mapping[str, Any], name: str, entries: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+def encode_list(
+    head: Mapping[str, Any], name: str, entries: Iterable[Mapping[str, Any]]
+) -> Iterator[str]:
     """A JSON object whose last member is a list, in parts; an entry per line, so that two files can be compared."""
     yield json.dumps({**head, name: []}, allow_nan=False).removesuffix("]}")
     lines, start = (json.dumps(entry, allow_nan=False) for entry in entries), "\n"
@@ -155,7 +157,10 @@ def encode_features(features: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 
 def write_geojson(path: Path, features: Iterable[Mapping[str, Any]]) -> Path:
     """Write the features block by block, so that memory does not grow with the slide."""
-    with atomic_write(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
+    with (
+        atomic_write(path) as temporary,
+        temporary.open("w", encoding="utf-8", newline="\n") as file,
+    ):
         file.writelines(encode_features(features))
     return path
 
@@ -175,7 +180,9 @@ def name_measurements(evidence: SlideEvidence) -> dict[str, PerPatch]:
     return found
 
 
-def list_rows(columns: Mapping[str, PerPatch], n_rows: int) -> Iterator[dict[str, float | int | str]]:
+def list_rows(
+    columns: Mapping[str, PerPatch], n_rows: int
+) -> Iterator[dict[str, float | int | str]]:
     """The columns row by row as values for JSON."""
     values = [round_numbers(column) for column in columns.values()]
     rows = zip(*values, strict=True) if values else [()] * n_rows
@@ -192,7 +199,9 @@ def round_numbers(values: PerPatch) -> list[float | int | str]:
     ]
 
 
-def _check_inside(corners: Int[np.ndarray, "n 2"], patch_size: int, bounds: Bounds, slide_id: str) -> None:
+def _check_inside(
+    corners: Int[np.ndarray, "n 2"], patch_size: int, bounds: Bounds, slide_id: str
+) -> None:
     if patch_size < 1:
         raise UsageError(f"A patch measures at least 1 level-0 pixel, got {patch_size}.")
     outside = np.flatnonzero((corners + patch_size <= 0).any(axis=1))
@@ -266,6 +275,10 @@ def describe_regions(
             "annotation",
             f"{region_class.name} region {one.number}",
             region_class,
-            {name: round_numbers(np.array([value]))[0] for name, value in facts.items() if value is not None},
+            {
+                name: round_numbers(np.array([value]))[0]
+                for name, value in facts.items()
+                if value is not None
+            },
             {"slide_id": slide_id, "model": model, "region": str(one.number)},
         )

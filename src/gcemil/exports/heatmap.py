@@ -64,8 +64,12 @@ def draw_heatmap(
     # A whole number of pixels per patch, so that patches of a grid leave no seams.
     per_patch = max(1, min(PATCH_PIXELS, LONGEST_SIDE * patch_size // max(width, height)))
     downsample = patch_size / per_patch
-    frame = Frame(0, 0, math.ceil(width / downsample), math.ceil(height / downsample), scale=1 / downsample)
-    shares = np.clip(values, 0.0, 1.0).astype(np.float64) if name in BY_VALUE else rank_shares(values)
+    frame = Frame(
+        0, 0, math.ceil(width / downsample), math.ceil(height / downsample), scale=1 / downsample
+    )
+    shares = (
+        np.clip(values, 0.0, 1.0).astype(np.float64) if name in BY_VALUE else rank_shares(values)
+    )
     pixels = SlideFrame.of(frame, corners, patch_size, None).paint(color_ramp(shares), shares)
     return HeatMap(pixels, downsample, place, name)
 
@@ -87,7 +91,9 @@ def write_heatmap(path: Path, heatmap: HeatMap, *, slide_id: str, model: str) ->
             **options,
         )
         for level, pixels in enumerate(others, start=1):
-            writer.write(pixels, subfiletype=1, **_describe_resolution(heatmap, 2**level), **options)
+            writer.write(
+                pixels, subfiletype=1, **_describe_resolution(heatmap, 2**level), **options
+            )
     return path
 
 

@@ -30,7 +30,12 @@ from gcemil.exports.overlay import read_feature_place, read_slide_place
 from gcemil.exports.slide_export import ExplainedSlide
 from gcemil.features.loaders import WeightSource
 from gcemil.files import lock_folder, read_record, write_json, write_table
-from gcemil.prefilter.slide_files import FileMode, SlideFilePrediction, SlidePredictor, is_slide_file
+from gcemil.prefilter.slide_files import (
+    FileMode,
+    SlideFilePrediction,
+    SlidePredictor,
+    is_slide_file,
+)
 from gcemil.prefilter.student import PREFILTER_FILE
 from gcemil.processes import run_jobs
 from gcemil.records import certify, write_evidence
@@ -54,7 +59,12 @@ from gcemil.slides.reader import ANY_EXTENSIONS, IMAGE_EXTENSIONS
 FEATURE_EXTENSIONS = (".h5", ".hdf5", ".pt")
 """In the order of preference where a slide has several."""
 KNOWN_FILES = f"Known are files that end in {', '.join((*FEATURE_EXTENSIONS, *ANY_EXTENSIONS))}."
-FEATURE_MODES: dict[FileMode, Mode] = {"full": "full", "gce": "gce", "soft": "soft", "discrete": "discrete"}
+FEATURE_MODES: dict[FileMode, Mode] = {
+    "full": "full",
+    "gce": "gce",
+    "soft": "soft",
+    "discrete": "discrete",
+}
 WILDCARDS = "*?["
 LAST_COLUMNS = (
     "spread",
@@ -165,7 +175,9 @@ def find_inputs(sources: Sequence[Path], *, out: Path | None = None) -> FoundInp
         taken[slide_id], worse = sorted((other, path), key=_preference)
         beside.append(worse)
     first = beside[0] if beside else None
-    notes = (f"{len(beside)} files lie beside better ones of the same slide and were left out ('{first}').",)
+    notes = (
+        f"{len(beside)} files lie beside better ones of the same slide and were left out ('{first}').",
+    )
     return FoundInputs(dict(sorted(taken.items())), notes if beside else ())
 
 
@@ -174,8 +186,12 @@ def _expand(source: Path, out: Path | None) -> list[Path]:
 
     def list_known(paths: Iterable[Path]) -> list[Path]:
         """Slides and feature files that are not hidden and do not lie below `out`."""
-        files = (one for one in paths if is_known(one) and not one.name.startswith(".") and one.is_file())
-        found = sorted(one for one in files if out is None or out.resolve() not in one.resolve().parents)
+        files = (
+            one for one in paths if is_known(one) and not one.name.startswith(".") and one.is_file()
+        )
+        found = sorted(
+            one for one in files if out is None or out.resolve() not in one.resolve().parents
+        )
         # Beside slides and features a picture is a thumbnail or a mask.
         return [one for one in found if not one.name.lower().endswith(IMAGE_EXTENSIONS)] or found
 
@@ -223,7 +239,12 @@ class NewSlides:
 
     @classmethod
     def open(
-        cls, run: Path, options: PredictOptions, *, source: WeightSource | None = None, device: str = "cpu"
+        cls,
+        run: Path,
+        options: PredictOptions,
+        *,
+        source: WeightSource | None = None,
+        device: str = "cpu",
     ) -> NewSlides:
         """The folds are loaded now, the encoder with the first slide file."""
         models = load_fold_models(
@@ -264,7 +285,9 @@ class NewSlides:
         with lock_folder(out):
             if len(files) == 1:
                 ((slide_id, path),) = files.items()
-                results: Iterable[NewPrediction] = [self._predict_unless_done(slide_id, path, out, again)]
+                results: Iterable[NewPrediction] = [
+                    self._predict_unless_done(slide_id, path, out, again)
+                ]
             elif jobs > 1 or cluster is not None:
                 opening = (self.run.resolve(), self.options, self.source, device)
                 work = partial(_predict_in_worker, opening, out.resolve(), again)
@@ -308,7 +331,9 @@ class NewSlides:
         part, folders = self.seen.least_seen(folders, plain_id(name_slide(path)), path)
         return part, tuple(one for one in self.models if one.folder in folders)
 
-    def _predict_unless_done(self, slide_id: str, path: Path, out: Path, again: bool) -> NewPrediction:
+    def _predict_unless_done(
+        self, slide_id: str, path: Path, out: Path, again: bool
+    ) -> NewPrediction:
         record, key = out / "records" / f"{slide_id}.json", self._key(path)
         known = None if again else _read_finished(record, key, out)
         if known is not None:
@@ -326,7 +351,11 @@ class NewSlides:
         evidence, verdict = answer.evidence, ""
         if evidence is not None:
             verdict = certify(evidence.verdict, self.model_warning)
-        coords = None if evidence is None or evidence.coords is None else evidence.coords[evidence.indices]
+        coords = (
+            None
+            if evidence is None or evidence.coords is None
+            else evidence.coords[evidence.indices]
+        )
         found = NewPrediction(
             slide_id=answer.slide_id,
             file=str(path),
@@ -356,7 +385,9 @@ class NewSlides:
             seconds=answer.seconds,
         )
 
-    def _answer(self, path: Path, models: tuple[FoldModel, ...]) -> tuple[Bag | None, SlidePrediction, str]:
+    def _answer(
+        self, path: Path, models: tuple[FoldModel, ...]
+    ) -> tuple[Bag | None, SlidePrediction, str]:
         """The bag where all of it is known, what the run says of it, and what a reader must know."""
         options = self.options
         if is_slide_file(path):
@@ -412,15 +443,29 @@ class NewSlides:
         self, path: Path, bag: Bag | None, options: ExplainOptions, models: tuple[FoldModel, ...]
     ) -> ExplainedSlide:
         if bag is None:
-            raise RunError(f"{path}: not all patches were encoded, so nothing can be kept and removed.")
+            raise RunError(
+                f"{path}: not all patches were encoded, so nothing can be kept and removed."
+            )
         mpp = self.options.mpp
-        place = read_slide_place(path, mpp=mpp) if is_slide_file(path) else read_feature_place(path, mpp=mpp)
-        hashes = {name: value for name, value in self._hash_inputs(path, models).items() if name != "model"}
+        place = (
+            read_slide_place(path, mpp=mpp)
+            if is_slide_file(path)
+            else read_feature_place(path, mpp=mpp)
+        )
+        hashes = {
+            name: value
+            for name, value in self._hash_inputs(path, models).items()
+            if name != "model"
+        }
         with one_thread():
             return explain_new_slide(models, bag, place, hashes, options)
 
     def _hash_inputs(self, path: Path, models: tuple[FoldModel, ...]) -> dict[str, str]:
-        own = {"slide": file_fingerprint(path)} if is_slide_file(path) else {"features": content_hash(path)}
+        own = (
+            {"slide": file_fingerprint(path)}
+            if is_slide_file(path)
+            else {"features": content_hash(path)}
+        )
         return {"model": join_hashes([content_hash(one.checkpoint) for one in models]), **own}
 
     def _key(self, path: Path) -> str:
@@ -453,7 +498,11 @@ def write_joined_predictions(out: Path, answers: Mapping[str, Sequence[NewPredic
             }
             row["status"] = "failed" if one.status == "failed" else row["status"]
     path = out / "predictions.csv"
-    write_table(path, list(dict.fromkeys(name for row in rows.values() for name in row)), list(rows.values()))
+    write_table(
+        path,
+        list(dict.fromkeys(name for row in rows.values() for name in row)),
+        list(rows.values()),
+    )
     return path
 
 

@@ -146,7 +146,12 @@ def _describe(record: dict[str, Any]) -> str:
     known = ("task", "classes", "encoder", "in_dim", "patch_size_level0")
     host = record["settings"]["host"]["name"]
     return json.dumps(
-        {"gcemil": __version__, "host": host, **{name: record[name] for name in known}, "outputs": OUTPUTS}
+        {
+            "gcemil": __version__,
+            "host": host,
+            **{name: record[name] for name in known},
+            "outputs": OUTPUTS,
+        }
     )
 
 

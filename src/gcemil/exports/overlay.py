@@ -97,7 +97,11 @@ class SlideFrame:
 
     @classmethod
     def of(
-        cls, frame: Frame, coords: Int[np.ndarray, "n 2"], patch_size: int, thumbnail: Thumbnail | None
+        cls,
+        frame: Frame,
+        coords: Int[np.ndarray, "n 2"],
+        patch_size: int,
+        thumbnail: Thumbnail | None,
     ) -> SlideFrame:
         """Patches of this size in level-0 pixels."""
         side = max(1, math.ceil(patch_size * frame.scale - ROUNDING))
@@ -108,7 +112,9 @@ class SlideFrame:
         size = (self.frame.width, self.frame.height)
         if self.thumbnail is None:
             return np.full((*reversed(size), 3), 255, dtype=np.uint8)
-        return np.array(Image.fromarray(self.thumbnail.pixels).resize(size, Image.Resampling.LANCZOS))
+        return np.array(
+            Image.fromarray(self.thumbnail.pixels).resize(size, Image.Resampling.LANCZOS)
+        )
 
     def paint(self, colors: Colors, importance: PerPatch, members: Mask | None = None) -> Canvas:
         """Squares in these colours; over a thumbnail they let it shine through."""
@@ -128,7 +134,10 @@ class SlideFrame:
         ink = np.zeros((self.frame.height, self.frame.width, 3), dtype=np.uint8)
         colors = np.full((int(members.sum()), 3), 255, dtype=np.uint8)
         order = np.zeros(len(colors))
-        return paint_patches(ink, self.corners[members], colors, order, self.side, opacity=1.0)[..., 0] > 0
+        return (
+            paint_patches(ink, self.corners[members], colors, order, self.side, opacity=1.0)[..., 0]
+            > 0
+        )
 
 
 def draw_attention(place: SlideFrame, scores: PerPatch) -> Canvas:
@@ -171,10 +180,14 @@ def draw_overlay(
     place = SlideFrame.of(fit_frame(coords, patch_size, thumbnail), coords, patch_size, thumbnail)
     ramp = (color_ramp(np.linspace(0.0, 1.0, RAMP_WIDTH)), "lowest to highest")
     fewer = None if fold_share is None else (fold_share > 0) & ~selected
-    shown = {"selected": patch_class.color} | ({} if thumbnail is not None else {"other patches": GREY})
+    shown = {"selected": patch_class.color} | (
+        {} if thumbnail is not None else {"other patches": GREY}
+    )
     if fewer is not None:
         shown = {"chosen by most folds": patch_class.color, "by fewer": lighten(patch_class.color)}
-    swatches = [(np.full((SWATCH, 3), color, dtype=np.uint8), name) for name, color in shown.items()]
+    swatches = [
+        (np.full((SWATCH, 3), color, dtype=np.uint8), name) for name, color in shown.items()
+    ]
     title = f"{patch_class.name}: {int(selected.sum())} of {len(selected)} patches"
     return _join_panels(
         heading,
@@ -217,7 +230,9 @@ def read_thumbnail(
     return Thumbnail(pixels, found, origin)
 
 
-def fit_frame(coords: Int[np.ndarray, "n 2"], patch_size: int, thumbnail: Thumbnail | None) -> Frame:
+def fit_frame(
+    coords: Int[np.ndarray, "n 2"], patch_size: int, thumbnail: Thumbnail | None
+) -> Frame:
     """The thumbnail, or the box around all patches, no larger than a panel."""
     if thumbnail is not None:
         height, width = thumbnail.pixels.shape[:2]
@@ -228,7 +243,12 @@ def fit_frame(coords: Int[np.ndarray, "n 2"], patch_size: int, thumbnail: Thumbn
 
 
 def frame_patches(
-    coords: Int[np.ndarray, "n 2"], patch_size: int, largest: int, most_per_patch: int, *, whole_pixels: bool
+    coords: Int[np.ndarray, "n 2"],
+    patch_size: int,
+    largest: int,
+    most_per_patch: int,
+    *,
+    whole_pixels: bool,
 ) -> Frame:
     """The box around all patches with at most so many pixels along a side, and so many to a patch."""
     left, top = coords.min(axis=0).tolist()
@@ -291,7 +311,10 @@ def _join_panels(heading: str, panels: Sequence[tuple[str, Canvas, Key]]) -> Ima
     def measure(text: str) -> int:
         return math.ceil(font.getlength(text))
 
-    keys = [sum(len(colors) + gap + measure(name) + MARGIN for colors, name in key) for _, _, key in panels]
+    keys = [
+        sum(len(colors) + gap + measure(name) + MARGIN for colors, name in key)
+        for _, _, key in panels
+    ]
     widths = [
         max(canvas.shape[1], measure(title), key)
         for (title, canvas, _), key in zip(panels, keys, strict=True)
@@ -351,7 +374,9 @@ class SlidePlace:
     """Where the thumbnail was read, if it was."""
 
 
-def read_place(source: Path, attributes: Mapping[str, Any], *, mpp: float | None = None) -> SlidePlace:
+def read_place(
+    source: Path, attributes: Mapping[str, Any], *, mpp: float | None = None
+) -> SlidePlace:
     """What the attributes of a feature file say; `mpp` serves where they do not say it."""
     bounds = stated_bounds(attributes, str(source)) or (0, 0)
     # A file that names no size of the scanned part shows the whole slide, unless the part begins elsewhere.
@@ -376,13 +401,17 @@ def read_feature_place(path: Path, *, mpp: float | None = None) -> SlidePlace:
 
 def read_cohort_place(cohort: Cohort, slide_id: str) -> SlidePlace:
     """A slide of a cohort, with the thumbnail that 'gcemil encode' made."""
-    place = read_place(cohort.feature_file(slide_id), read_slide_attributes(cohort.folder, slide_id))
+    place = read_place(
+        cohort.feature_file(slide_id), read_slide_attributes(cohort.folder, slide_id)
+    )
     thumbnail = read_own_thumbnail(cohort.folder, slide_id)
     file = cohort.folder / "thumbnails" / f"{slide_id}.jpg"
     return replace(place, thumbnail=thumbnail, thumbnail_file=file)
 
 
-def read_slide_place(path: Path, *, mpp: float | None = None, longest: int = LONGEST_SIDE) -> SlidePlace:
+def read_slide_place(
+    path: Path, *, mpp: float | None = None, longest: int = LONGEST_SIDE
+) -> SlidePlace:
     """A slide file, with a picture of its scanned part."""
     with open_slide(path, fallback_mpp=mpp) as slide:
         bounds, pixels = slide.bounds, draw_thumbnail(slide, longest)
@@ -397,7 +426,9 @@ def read_slide_place(path: Path, *, mpp: float | None = None, longest: int = LON
         )
 
 
-def choose_thumbnail(place: SlidePlace, path: Path | None, downsample: float | None) -> Thumbnail | None:
+def choose_thumbnail(
+    place: SlidePlace, path: Path | None, downsample: float | None
+) -> Thumbnail | None:
     """The picture given, with its scale from `downsample` or the slide's width; without one, the slide's own."""
     own = place.thumbnail_file
     if path is None or (downsample is None and own is not None and path.resolve() == own.resolve()):

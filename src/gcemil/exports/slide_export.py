@@ -36,7 +36,13 @@ from gcemil.exports.geojson import (
     write_geojson,
 )
 from gcemil.exports.heatmap import draw_heatmap, write_heatmap
-from gcemil.exports.overlay import SlidePlace, Thumbnail, choose_thumbnail, draw_overlay, write_overlay
+from gcemil.exports.overlay import (
+    SlidePlace,
+    Thumbnail,
+    choose_thumbnail,
+    draw_overlay,
+    write_overlay,
+)
 from gcemil.files import write_json
 from gcemil.records import FurtherSet, SlideEvidence, write_evidence
 
@@ -79,7 +85,9 @@ class SlideExport:
     def measurements(self) -> dict[str, Real[np.ndarray, "n"]]:
         """What is known of each patch, by the name a reader sees."""
         found = (
-            {"attention_score": self.scores} if self.evidence is None else name_measurements(self.evidence)
+            {"attention_score": self.scores}
+            if self.evidence is None
+            else name_measurements(self.evidence)
         )
         if self.fold_share is not None:
             found = {**found, "fold_share": self.fold_share}
@@ -158,7 +166,9 @@ class SlideExport:
         if self.regions is not None:
             listed["regions"] = self.regions.list_regions()
         if self.further:
-            listed["further_sets"] = [{**vars(one), "patches": rows.tolist()} for one, rows in self.further]
+            listed["further_sets"] = [
+                {**vars(one), "patches": rows.tolist()} for one, rows in self.further
+            ]
         return write_json(path, listed)
 
     def draw_overlay(
@@ -243,13 +253,25 @@ class ExplainedSlide(SlideExport):
         return files
 
     def _draw_files(
-        self, place: SlidePlace, thumbnail: Thumbnail | None, all_patches: bool, heatmaps: Sequence[str]
+        self,
+        place: SlidePlace,
+        thumbnail: Thumbnail | None,
+        all_patches: bool,
+        heatmaps: Sequence[str],
     ) -> dict[str, tuple[str, Callable[[Path], Path]]]:
         """By its kind the name of every file that needs coordinates, and what writes it."""
-        (coords, patch_size), model, known = self._require_places(), self.hashes["model"], self.measurements
-        tiles = self.list_tiles(bounds=place.bounds, unselected_class=UNSELECTED if all_patches else None)
+        (coords, patch_size), model, known = (
+            self._require_places(),
+            self.hashes["model"],
+            self.measurements,
+        )
+        tiles = self.list_tiles(
+            bounds=place.bounds, unselected_class=UNSELECTED if all_patches else None
+        )
         overlay = self.draw_overlay(
-            self.certificate.short_verdict, is_evidence=self.certificate.is_evidence, thumbnail=thumbnail
+            self.certificate.short_verdict,
+            is_evidence=self.certificate.is_evidence,
+            thumbnail=thumbnail,
         )
         files: dict[str, tuple[str, Callable[[Path], Path]]] = {
             "geojson": ("evidence.geojson", partial(write_geojson, features=tiles)),
@@ -271,7 +293,9 @@ class ExplainedSlide(SlideExport):
             tiles = self.list_further(place.bounds)
             files["further"] = ("further_sets.geojson", partial(write_geojson, features=tiles))
         if CLASS_MAPS in heatmaps and (by_class := self.measure_classes()):
-            maps = {"class_" + re.sub(r"[^\w.-]+", "_", one): values for one, values in by_class.items()}
+            maps = {
+                "class_" + re.sub(r"[^\w.-]+", "_", one): values for one, values in by_class.items()
+            }
             known = {**known, **maps}
             heatmaps = [name for one in heatmaps for name in (maps if one == CLASS_MAPS else [one])]
         for name in heatmaps:

@@ -34,7 +34,11 @@ def write_wsidata(run: Path, folder: Path, *, fold: int | None = None) -> list[P
         raise MissingExtraError("spatialdata", EXTRA) from error
     _, cohort = Run(run).open_cohort()
     folds = Run(run).trained_folds() if fold is None else [Run(run).fold(fold)]
-    todo = {path.stem: (own, path) for own in folds for path in sorted((own.path / "evidence").glob("*.h5"))}
+    todo = {
+        path.stem: (own, path)
+        for own in folds
+        for path in sorted((own.path / "evidence").glob("*.h5"))
+    }
     if not todo:
         raise RunError(
             f"{run} has no evidence files. A plain host has none; make others with 'gcemil train {run} --again'."
@@ -88,7 +92,9 @@ def describe_slide(cohort: Cohort, fold: RunFold, evidence: SlideEvidence) -> An
         }
     )
     library = Categorical([TILES] * len(coords))
-    obs = DataFrame({"tile_id": tile_id, "library_id": library, **columns}, index=tile_id.astype(str))
+    obs = DataFrame(
+        {"tile_id": tile_id, "library_id": library, **columns}, index=tile_id.astype(str)
+    )
     names = [f"{number}: {prompt}" for number, prompt in enumerate(evidence.prompts)]
     facts = {
         "slide_id": evidence.slide_id,

@@ -181,9 +181,14 @@ def write_cohort_tables(
         feature_dim=encoder.spec.dim,
         encoder=encoder.name,
         patch_size_level0=_common_size(
-            stated_number(read_slide_attributes(out, row.slide_id), "patch_size_level0") for row in rows
+            stated_number(read_slide_attributes(out, row.slide_id), "patch_size_level0")
+            for row in rows
         ),
-        provenance={"encoder_fingerprint": encoder.fingerprint, "labels": table.path.name, "notes": lines},
+        provenance={
+            "encoder_fingerprint": encoder.fingerprint,
+            "labels": table.path.name,
+            "notes": lines,
+        },
     )
     Cohort(out, card, tuple(rows)).save()
     return CohortTables(len(rows), tuple(lines))
@@ -205,7 +210,9 @@ def write_drawn_tables(out: Path, encoder: PatchEncoder, patches: PatchSettings)
         raise CohortError(
             f"The slides of {out} have no features, or patches of several sizes. Encode them again."
         )
-    card = read_encoded_card(out, feature_dim=encoder.spec.dim, encoder=encoder.name, patch_size_level0=side)
+    card = read_encoded_card(
+        out, feature_dim=encoder.spec.dim, encoder=encoder.name, patch_size_level0=side
+    )
     rows = tuple(parse_slide(row, card, out) for row in table)
     missing = tuple(f"drawn but without features: {name}" for name in drawn if name not in grids)
     Cohort(out, card, rows).save()

@@ -50,12 +50,18 @@ Precision = Literal["float16", "bfloat16", "float32"]
 Channels = tuple[float, float, float]
 
 IMAGENET: tuple[Channels, Channels] = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-_H_OPTIMUS: tuple[Channels, Channels] = ((0.707223, 0.578729, 0.703617), (0.211883, 0.230117, 0.177517))
+_H_OPTIMUS: tuple[Channels, Channels] = (
+    (0.707223, 0.578729, 0.703617),
+    (0.211883, 0.230117, 0.177517),
+)
 _LUNIT: tuple[Channels, Channels] = (
     (0.70322989, 0.53606487, 0.66096631),
     (0.21716536, 0.26081574, 0.20723464),
 )
-_CLIP: tuple[Channels, Channels] = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+_CLIP: tuple[Channels, Channels] = (
+    (0.48145466, 0.4578275, 0.40821073),
+    (0.26862954, 0.26130258, 0.27577711),
+)
 _INCEPTION: tuple[Channels, Channels] = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 _HIBOU: tuple[Channels, Channels] = ((0.7068, 0.5755, 0.722), (0.195, 0.2316, 0.1816))
 _TIMM_PREFIX = "timm:"
@@ -240,7 +246,8 @@ def load_encoder(
             "--weights out: weights that were loaded once lie in the hub's cache."
         )
     parts = tuple(
-        load_encoder(part, source=source, device=device, precision=precision) for part in name.split(_JOIN)
+        load_encoder(part, source=source, device=device, precision=precision)
+        for part in name.split(_JOIN)
     )
     prints = " ".join(part.fingerprint for part in parts)
     spec = replace(joined, dim=sum(part.spec.dim for part in parts))
@@ -279,7 +286,9 @@ def _joined_spec(name: str) -> EncoderSpec:
         raise UsageError(f"'{name}' names an encoder twice. Join different encoders.")
     sides = {spec.patch_px for spec in specs}
     if len(sides) > 1:
-        usual = ", ".join(f"{part} {spec.patch_px}" for part, spec in zip(parts, specs, strict=True))
+        usual = ", ".join(
+            f"{part} {spec.patch_px}" for part, spec in zip(parts, specs, strict=True)
+        )
         raise UsageError(
             f"'{name}' cannot share patches: their usual sides in pixels at 0.5 micrometres differ ({usual})."
         )
@@ -309,7 +318,9 @@ def _timm_spec(model: str) -> EncoderSpec:
     """How timm prepares pixels for one of its models; the width is measured once it is loaded."""
     timm = import_timm()
     if not timm.is_model(model):
-        raise UsageError(f"timm has no model '{model}'. 'timm.list_models(\"*vit*\")' lists what it has.")
+        raise UsageError(
+            f"timm has no model '{model}'. 'timm.list_models(\"*vit*\")' lists what it has."
+        )
     card = timm.get_pretrained_cfg(model)
     colours = (tuple(card.mean), tuple(card.std))
     page = f"https://huggingface.co/timm/{model}"
@@ -348,5 +359,7 @@ def weights_fingerprint(network: nn.Module) -> str:
     digest = hashlib.sha256()
     for key, tensor in sorted(network.state_dict().items()):
         digest.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(
+            tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        )
     return digest.hexdigest()

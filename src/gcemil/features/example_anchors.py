@@ -29,7 +29,14 @@ from gcemil.bags.annotations.concepts import (
 from gcemil.bags.annotations.shapes import Annotation
 from gcemil.bags.arrays import read_coords
 from gcemil.bags.cohort import Cohort, feature_file, find_patch_size, read_slide_bounds
-from gcemil.bags.examples import EXAMPLES, EXAMPLES_FILE, ExampleSet, Names, choose_for_fold, write_examples
+from gcemil.bags.examples import (
+    EXAMPLES,
+    EXAMPLES_FILE,
+    ExampleSet,
+    Names,
+    choose_for_fold,
+    write_examples,
+)
 from gcemil.bags.folds import fold_indices, read_fold
 from gcemil.errors import CohortError, InputError, UsageError
 from gcemil.files import lock_folder
@@ -108,7 +115,9 @@ def keep_examples(
                 raise
             notes.append(str(error))
     if not indices:
-        notes.append("The cohort has no folds yet; training checks that each has examples of every concept.")
+        notes.append(
+            "The cohort has no folds yet; training checks that each has examples of every concept."
+        )
     card = cohort.card.model_copy(update={"anchors": EXAMPLES})
     with lock_folder(cohort.folder):
         write_examples(cohort.folder / EXAMPLES_FILE, examples)
@@ -157,7 +166,11 @@ def _from_slides(cohort: Cohort, request: ExampleRequest, notes: list[str]) -> F
         raise InputError(
             f"Slides with examples have features of several widths. Encode them all with {cohort.card.encoder}."
         )
-    return np.concatenate(features), np.array(concepts, dtype=np.str_), np.array(slides, dtype=np.str_)
+    return (
+        np.concatenate(features),
+        np.array(concepts, dtype=np.str_),
+        np.array(slides, dtype=np.str_),
+    )
 
 
 def _choose_rows(by_row: Mapping[int, str], k: int, generator: Generator) -> list[int]:
@@ -181,8 +194,12 @@ def _named_slides(request: ExampleRequest) -> Iterator[tuple[str, Marks]]:
     if not source.is_dir() and source.suffix.lower() in TABLES:
         yield from read_point_table(source).items()
         return
-    files = sorted(path for path in source.iterdir() if path.is_file()) if source.is_dir() else [source]
-    marks: dict[str, Marks] = {slide_of(path): path for path in files if path.suffix.lower() in OUTLINES}
+    files = (
+        sorted(path for path in source.iterdir() if path.is_file()) if source.is_dir() else [source]
+    )
+    marks: dict[str, Marks] = {
+        slide_of(path): path for path in files if path.suffix.lower() in OUTLINES
+    }
     marks = marks or {**_mask_files(request)}
     if not marks:
         raise InputError(
@@ -208,14 +225,21 @@ def _name_patches(
     """The feature file of a slide, and its patches under the marks by concept; None for an unknown slide."""
     located = _read_grid(cohort, request, name)
     if isinstance(marks, Path):
-        marks = read_annotation(marks, (0, 0) if located is None else read_slide_bounds(located[0], name))
+        marks = read_annotation(
+            marks, (0, 0) if located is None else read_slide_bounds(located[0], name)
+        )
     if located is None:
         return None
     folder, coords, size = located
     path, least = feature_file(folder, name), request.min_overlap
     if not isinstance(marks, Annotation):
         return path, masked_patches(
-            coords, size, marks, downsample=request.downsample, values=request.mask_values, min_overlap=least
+            coords,
+            size,
+            marks,
+            downsample=request.downsample,
+            values=request.mask_values,
+            min_overlap=least,
         )
     by_row = named_patches(coords, size, marks, least)
     notes += [f"{name}: {note} left out." for note in marks.notes]
@@ -239,11 +263,15 @@ def _read_grid(
     coords = read_coords(path)
     size = find_patch_size(folder, card, name, coords)
     if size is None:
-        raise CohortError(f"{path}: the patch size is not known, so no region can be laid over its patches.")
+        raise CohortError(
+            f"{path}: the patch size is not known, so no region can be laid over its patches."
+        )
     return folder, coords, size
 
 
-def _count_usable(cohort: Cohort, examples: ExampleSet, index: int, notes: list[str]) -> dict[str, int]:
+def _count_usable(
+    cohort: Cohort, examples: ExampleSet, index: int, notes: list[str]
+) -> dict[str, int]:
     """How many examples of each concept a fold takes; one without any is refused."""
     fold = read_fold(cohort, index)
     try:

@@ -243,7 +243,11 @@ def _read_batches(
             for start in range(0, len(rows), settings.batch_size):
                 parts = np.array_split(rows[start : start + settings.batch_size], settings.workers)
                 pending.append(
-                    [readers.submit(read_patches, slide, grid, part, patch_px) for part in parts if len(part)]
+                    [
+                        readers.submit(read_patches, slide, grid, part, patch_px)
+                        for part in parts
+                        if len(part)
+                    ]
                 )
                 if len(pending) > _BATCHES_AHEAD:
                     yield np.concatenate([part.result() for part in pending.popleft()])
@@ -271,9 +275,13 @@ def _refuse_mixed_encoders(out: Path, encoder: PatchEncoder, *, replaced: set[st
             )
 
 
-def settings_fingerprint(encoder: PatchEncoder, patches_fingerprint: str, dtype: FeatureType) -> str:
+def settings_fingerprint(
+    encoder: PatchEncoder, patches_fingerprint: str, dtype: FeatureType
+) -> str:
     """One hash of everything that decides the features of a slide."""
-    return hashlib.sha256(f"{encoder.fingerprint} {patches_fingerprint} {dtype}".encode()).hexdigest()
+    return hashlib.sha256(
+        f"{encoder.fingerprint} {patches_fingerprint} {dtype}".encode()
+    ).hexdigest()
 
 
 def _encode_slide(

@@ -28,7 +28,9 @@ BATCH = 32
 
 def find_images(folder: Path) -> dict[Path, str]:
     """Every image below the folder with its class, the name of the folder at the top, in the order of their paths."""
-    classes = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    classes = sorted(
+        path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")
+    )
     found = {
         image: own.name
         for own in classes
@@ -99,5 +101,7 @@ def _as_half(features: Float32[np.ndarray, "b d"], first: Path) -> np.ndarray:
     with np.errstate(over="ignore"):
         half = features.astype(np.float16)
     if not np.isfinite(half).all():
-        raise InputError(f"Features of the images from {first} on do not fit 16 bits. Use another encoder.")
+        raise InputError(
+            f"Features of the images from {first} on do not fit 16 bits. Use another encoder."
+        )
     return half

@@ -160,12 +160,16 @@ def from_timm(name: str, **options: Any) -> Loader:
 
     def load(source: WeightSource) -> nn.Module:
         timm = import_timm()
-        chosen = {key: value for key, value in {"num_classes": 0, **options}.items() if value is not None}
+        chosen = {
+            key: value for key, value in {"num_classes": 0, **options}.items() if value is not None
+        }
         if source.folder is None:
             return timm.create_model(name, pretrained=True, **_resolve_layers(chosen))
         # What the folder says of its own weights overrules what the page usually holds.
         chosen |= _read_model_arguments(source.folder)
-        return timm.create_model(f"local-dir:{source.folder}", pretrained=True, **_resolve_layers(chosen))
+        return timm.create_model(
+            f"local-dir:{source.folder}", pretrained=True, **_resolve_layers(chosen)
+        )
 
     return load
 
@@ -179,7 +183,9 @@ def untrained(architecture: str, **options: Any) -> Loader:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             chosen = options or {"num_classes": 0}
-            network: nn.Module = import_timm().create_model(architecture, pretrained=False, **chosen)
+            network: nn.Module = import_timm().create_model(
+                architecture, pretrained=False, **chosen
+            )
         return network
 
     return load
@@ -229,7 +235,8 @@ def _resolve_layers(options: Mapping[str, Any]) -> dict[str, Any]:
     layers = importlib.import_module("timm.layers")
     known = {"SwiGLUPacked": layers.SwiGLUPacked, "SiLU": nn.SiLU}
     return {
-        key: known.get(value, value) if isinstance(value, str) else value for key, value in options.items()
+        key: known.get(value, value) if isinstance(value, str) else value
+        for key, value in options.items()
     }
 
 

@@ -56,7 +56,11 @@ MUSK_TOKENS = 100
 
 
 def from_transformers(
-    page: str, *, pooled: bool = False, runs_code: bool = False, options: Mapping[str, Any] | None = None
+    page: str,
+    *,
+    pooled: bool = False,
+    runs_code: bool = False,
+    options: Mapping[str, Any] | None = None,
 ) -> Loader:
     """A vision transformer from its page, or from a local copy of it."""
 
@@ -72,7 +76,9 @@ def from_transformers(
         # The class token, raw or as its page pools it.
         if pooled:
             return Adapted(network, lambda own, images: own(pixel_values=images).pooler_output)
-        return Adapted(network, lambda own, images: own(pixel_values=images).last_hidden_state[:, 0])
+        return Adapted(
+            network, lambda own, images: own(pixel_values=images).last_hidden_state[:, 0]
+        )
 
     return load
 
@@ -85,7 +91,9 @@ virchow2 = adapted(from_timm("hf-hub:paige-ai/Virchow2", **_TOKENS), class_and_p
 gigapath = adapted(from_timm("hf_hub:prov-gigapath/prov-gigapath"), read_centre(224))
 # ResNet-50 of ImageNet up to its third stage, as CLAM and TRIDENT cut it.
 _THREE_STAGES: dict[str, Any] = {"features_only": True, "out_indices": (3,)}
-resnet50_truncated = adapted(from_timm("resnet50.tv_in1k", num_classes=None, **_THREE_STAGES), pool_map)
+resnet50_truncated = adapted(
+    from_timm("resnet50.tv_in1k", num_classes=None, **_THREE_STAGES), pool_map
+)
 untrained_resnet50 = adapted(untrained("resnet50", **_THREE_STAGES), pool_map)
 
 
@@ -99,7 +107,11 @@ class ConvolutionalStem(nn.Module):
         super().__init__()
         layers: list[nn.Module] = []
         for before, after in ((3, embed_dim // 8), (embed_dim // 8, embed_dim // 4)):
-            layers += [nn.Conv2d(before, after, 3, 2, 1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
+            layers += [
+                nn.Conv2d(before, after, 3, 2, 1, bias=False),
+                nn.BatchNorm2d(after),
+                nn.ReLU(),
+            ]
         self.proj = nn.Sequential(*layers, nn.Conv2d(embed_dim // 4, embed_dim, 1))
         self.norm = nn.LayerNorm(embed_dim)
 
@@ -138,7 +150,9 @@ def _ctranspath_file(source: WeightSource) -> Path:
     for name in (CTRANSPATH_FILE, "ctranspath.pth"):
         if (source.folder / name).is_file():
             return source.folder / name
-    raise InputError(f"{source.folder} holds neither {CTRANSPATH_FILE} nor ctranspath.pth. Copy it there.")
+    raise InputError(
+        f"{source.folder} holds neither {CTRANSPATH_FILE} nor ctranspath.pth. Copy it there."
+    )
 
 
 def load_ctranspath(network: nn.Module, theirs: Mapping[str, Tensor], path: Path) -> None:
@@ -183,7 +197,9 @@ def clip_texts(page: str) -> TextLoader:
         longest = network.config.text_config.max_position_embeddings
 
         def embed(texts: list[str]) -> Float[Tensor, "m a"]:
-            tokens = tokenizer(texts, padding=True, truncation=True, max_length=longest, return_tensors="pt")
+            tokens = tokenizer(
+                texts, padding=True, truncation=True, max_length=longest, return_tensors="pt"
+            )
             ids, mask = tokens["input_ids"], tokens["attention_mask"]
             return _read_projection(network.get_text_features(input_ids=ids, attention_mask=mask))
 
@@ -217,7 +233,9 @@ def conch_texts(source: WeightSource) -> tuple[nn.Module, Embed]:
     """The text tower of CONCH."""
     network, package = load_conch(source)
     tokenizer = package.get_tokenizer()
-    return network, lambda texts: network.encode_text(package.tokenize(texts=texts, tokenizer=tokenizer))
+    return network, lambda texts: network.encode_text(
+        package.tokenize(texts=texts, tokenizer=tokenizer)
+    )
 
 
 def load_conch(source: WeightSource) -> tuple[Any, Any]:
@@ -244,12 +262,19 @@ def musk_texts(source: WeightSource) -> tuple[nn.Module, Embed]:
 
     def embed(texts: list[str]) -> Float[Tensor, "m a"]:
         tokens = tokenizer(
-            texts, padding="max_length", truncation=True, max_length=MUSK_TOKENS, return_tensors="pt"
+            texts,
+            padding="max_length",
+            truncation=True,
+            max_length=MUSK_TOKENS,
+            return_tensors="pt",
         )
         # MUSK marks what is padding, transformers what is text.
         padding = 1 - tokens["attention_mask"]
         found: Tensor = network(
-            text_description=tokens["input_ids"], padding_mask=padding, with_head=True, out_norm=False
+            text_description=tokens["input_ids"],
+            padding_mask=padding,
+            with_head=True,
+            out_norm=False,
         )[1]
         return found
 

@@ -63,7 +63,9 @@ def write_pairs(
         )
     path = cohort / "anchor_pairs.h5"
     encoder = str(store.attributes(aligned / "features" / shared[0]).get("encoder", "unknown"))
-    store.write(path, {"features": features, "anchor_space": anchor_space}, {"anchor_encoder": encoder})
+    store.write(
+        path, {"features": features, "anchor_space": anchor_space}, {"anchor_encoder": encoder}
+    )
     return path, len(features)
 
 

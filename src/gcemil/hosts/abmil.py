@@ -13,7 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gcemil.errors import UsageError
-from gcemil.hosts.attention import AttentionEmbedded, AttentionPoolHost, GatedAttention, create_projection
+from gcemil.hosts.attention import (
+    AttentionEmbedded,
+    AttentionPoolHost,
+    GatedAttention,
+    create_projection,
+)
 from gcemil.hosts.host import GateMode
 from gcemil.shapes import LogGates
 

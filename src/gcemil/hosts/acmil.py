@@ -59,7 +59,9 @@ class Acmil(BranchPoolHost):
         self.head = nn.Linear(width, n_outputs)
         self.n_masked, self.masked_share = n_masked, masked_share
         self.diversity_weight = diversity_weight
-        self.task_weights = {"bag": 1.0} | {f"branch_{k}": 1 / n_branches for k in range(n_branches)}
+        self.task_weights = {"bag": 1.0} | {
+            f"branch_{k}": 1 / n_branches for k in range(n_branches)
+        }
 
     def pool(
         self,
@@ -70,7 +72,9 @@ class Acmil(BranchPoolHost):
     ) -> HostOutput:
         attention_logits = embedded.attention_logits
         if self.training:
-            gated = attention_logits if log_gates is None else attention_logits + log_gates.unsqueeze(1)
+            gated = (
+                attention_logits if log_gates is None else attention_logits + log_gates.unsqueeze(1)
+            )
             masked = masked_at_random(gated.detach(), self.n_masked, self.masked_share)
             attention_logits = attention_logits.masked_fill(masked, -torch.inf)
         weights = branch_weights(attention_logits, log_gates)
@@ -86,7 +90,9 @@ class Acmil(BranchPoolHost):
             auxiliary_logits={
                 f"branch_{k}": head(branch_features[k]) for k, head in enumerate(self.branch_heads)
             },
-            losses={} if target is None else {"diversity": self.diversity_weight * mean_cosine(weights)},
+            losses={}
+            if target is None
+            else {"diversity": self.diversity_weight * mean_cosine(weights)},
         )
 
     def subset_form(

@@ -79,7 +79,9 @@ class CallableHost(MilHost[Embedded]):
             scores = self._keep_one(features, coords, int(logits.argmax()))
         return HostOutput(logits=logits, bag_feature=logits, scores=scores)
 
-    def _with_slope(self, features: Features, coords: Coords | None) -> tuple[Logits, Scores | None]:
+    def _with_slope(
+        self, features: Features, coords: Coords | None
+    ) -> tuple[Logits, Scores | None]:
         keeps_graph = torch.is_grad_enabled()
         with torch.inference_mode(False), torch.enable_grad():
             gates = torch.ones_like(features[:, :1]).requires_grad_()
@@ -92,7 +94,9 @@ class CallableHost(MilHost[Embedded]):
 
     def _keep_one(self, features: Features, coords: Coords | None, output: int) -> Scores:
         alone = [
-            self._answer(features[i : i + 1], None if coords is None else coords[i : i + 1])[0][output]
+            self._answer(features[i : i + 1], None if coords is None else coords[i : i + 1])[0][
+                output
+            ]
             for i in range(len(features))
         ]
         return torch.stack(alone).detach()
@@ -119,7 +123,12 @@ class WithBatchAxis(nn.Module):
 
 
 def match_batch_axis(
-    model: Any, features: Any, coords: Any, *, takes_coords: bool, is_logits: Callable[[Tensor], bool]
+    model: Any,
+    features: Any,
+    coords: Any,
+    *,
+    takes_coords: bool,
+    is_logits: Callable[[Tensor], bool],
 ) -> Any:
     """The model as it is, or with an axis before the patches where only so it gives logits of the bag."""
     for one in (model, WithBatchAxis(model, takes_coords)):
@@ -147,7 +156,9 @@ class TorchmilHost(CallableHost):
     ) -> None:
         predict = getattr(model, "predict", None)
         if predict is None:
-            raise UsageError(f"{type(model).__name__} has no 'predict'. Wrap it in a CallableHost instead.")
+            raise UsageError(
+                f"{type(model).__name__} has no 'predict'. Wrap it in a CallableHost instead."
+            )
         accepted = inspect.signature(predict).parameters
         if "adj" in accepted and adjacency is None:
             raise UsageError(
@@ -176,7 +187,9 @@ def adapt_model(model: Any, features: Features, *, is_number: bool = False) -> C
             f"A model is a host, a module or a function of features, got {type(model).__name__}."
         )
     predict = getattr(model, "predict", None)
-    is_torchmil = predict is not None and "return_inst_pred" in inspect.signature(predict).parameters
+    is_torchmil = (
+        predict is not None and "return_inst_pred" in inspect.signature(predict).parameters
+    )
     called = getattr(model, "forward", model)
     takes_coords = not is_torchmil and "coords" in inspect.signature(called).parameters
     features = features.to(find_device(model))
@@ -192,7 +205,9 @@ def adapt_model(model: Any, features: Features, *, is_number: bool = False) -> C
         if is_torchmil:
             output = getattr(model, "predict")(features.unsqueeze(0))  # noqa: B009
         else:
-            model = match_batch_axis(model, features, places, takes_coords=takes_coords, is_logits=is_logits)
+            model = match_batch_axis(
+                model, features, places, takes_coords=takes_coords, is_logits=is_logits
+            )
             output = model(features, places) if takes_coords else model(features)
     n_outputs = torch.as_tensor(unpack_answer(output)[0]).numel()
     n_outputs = 2 if n_outputs == 1 and not is_number else n_outputs
@@ -287,7 +302,9 @@ def adapt_module(
         raise UsageError(
             f"Host '{name}': option 'scores' is one of {', '.join(get_args(ScoreSource))}, got '{source}'."
         )
-    model = construct(name, module_class, {key: given[key] for key in ("in_dim", "n_outputs")}, options)
+    model = construct(
+        name, module_class, {key: given[key] for key in ("in_dim", "n_outputs")}, options
+    )
     return CallableHost(
         model,
         given["in_dim"],
@@ -307,11 +324,15 @@ def check_host(name: str, host: Any, given: Mapping[str, Any]) -> None:
         )
     for size in ("in_dim", "n_outputs"):
         if getattr(host, size) != given[size]:
-            raise UsageError(f"Host '{name}' should have {size} {given[size]} and has {getattr(host, size)}.")
+            raise UsageError(
+                f"Host '{name}' should have {size} {given[size]} and has {getattr(host, size)}."
+            )
     if any(tensor.is_meta for tensor in host.state_dict().values()):
         return
     rows = torch.arange(PROBED_PATCHES)
-    features = torch.sin(torch.arange(PROBED_PATCHES * given["in_dim"]).float()).view(PROBED_PATCHES, -1)
+    features = torch.sin(torch.arange(PROBED_PATCHES * given["in_dim"]).float()).view(
+        PROBED_PATCHES, -1
+    )
     coords = 256 * torch.stack([rows % 4, rows // 4], dim=1)
     trains = host.training
     # Asked in evaluation and without touching the random numbers: the host is as fresh afterwards as before.

@@ -11,7 +11,12 @@ from __future__ import annotations
 
 from torch import nn
 
-from gcemil.hosts.attention import AttentionEmbedded, AttentionPoolHost, GatedAttention, create_projection
+from gcemil.hosts.attention import (
+    AttentionEmbedded,
+    AttentionPoolHost,
+    GatedAttention,
+    create_projection,
+)
 from gcemil.hosts.host import GateMode
 from gcemil.shapes import Features
 
@@ -41,4 +46,6 @@ class Additive(AttentionPoolHost):
         """Attention reads m, the head reads relu(W_1 m): both alone for every patch, since psi is homogeneous."""
         embedded = self.project(features)
         tokens = self.read(embedded)
-        return AttentionEmbedded(tokens, self.attention(embedded).squeeze(1), self.read_patches(tokens))
+        return AttentionEmbedded(
+            tokens, self.attention(embedded).squeeze(1), self.read_patches(tokens)
+        )

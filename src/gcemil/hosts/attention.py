@@ -64,7 +64,9 @@ def patch_values(tokens: Float[Tensor, "n w"], head: nn.Linear) -> Float[Tensor,
     return F.linear(tokens, head.weight, head.bias)
 
 
-def value_contributions(weights: Scores, values: Float[Tensor, "n c"], logits: Float[Tensor, "c"]) -> Scores:
+def value_contributions(
+    weights: Scores, values: Float[Tensor, "n c"], logits: Float[Tensor, "c"]
+) -> Scores:
     """Signed share of each patch in the predicted output: a_i [(w_c - mean w) m_i + b_c - mean b].
 
     With one output nothing is subtracted: a_i (w m_i + b). The shares sum to the (centred) logit.
@@ -74,7 +76,9 @@ def value_contributions(weights: Scores, values: Float[Tensor, "n c"], logits: F
     return weights * (predicted_column(values, logits) - values.mean(dim=1))
 
 
-def predicted_column(values: Float[Tensor, "n c"], logits: Float[Tensor, "c"]) -> Float[Tensor, "n"]:
+def predicted_column(
+    values: Float[Tensor, "n c"], logits: Float[Tensor, "c"]
+) -> Float[Tensor, "n"]:
     """The column of the predicted output; an index would be read off the device first."""
     return values.index_select(1, logits.argmax().unsqueeze(0)).squeeze(1)
 
@@ -160,7 +164,9 @@ class AttentionPoolHost(MilHost[AttentionEmbedded]):
 
     def embed(self, features: Features) -> AttentionEmbedded:
         tokens: Float[Tensor, "n w"] = self.project(features)
-        return AttentionEmbedded(tokens, self.attention(tokens).squeeze(1), self.read_patches(tokens))
+        return AttentionEmbedded(
+            tokens, self.attention(tokens).squeeze(1), self.read_patches(tokens)
+        )
 
     def read_patches(self, tokens: Float[Tensor, "n w"]) -> Float[Tensor, "n c"] | None:
         """The head's reading of each patch; None where the logits are not linear in the bag feature."""

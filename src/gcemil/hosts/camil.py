@@ -75,10 +75,18 @@ class Camil(MilHost[ContextEmbedded]):
         if convolution not in get_args(Convolution):
             raise UsageError(f"CAMIL's convolution is sequence or heads, got '{convolution}'.")
         if width % (2 * heads):
-            raise UsageError(f"CAMIL's width must be a multiple of twice its {heads} heads, got {width}.")
-        self.project = nn.Sequential(nn.Linear(in_dim, width), nn.ReLU()) if projects else nn.Identity()
+            raise UsageError(
+                f"CAMIL's width must be a multiple of twice its {heads} heads, got {width}."
+            )
+        self.project = (
+            nn.Sequential(nn.Linear(in_dim, width), nn.ReLU()) if projects else nn.Identity()
+        )
         self.context = NystromAttention(
-            width, heads=heads, head_width=width // heads, landmarks=landmarks, convolution=convolution
+            width,
+            heads=heads,
+            head_width=width // heads,
+            landmarks=landmarks,
+            convolution=convolution,
         )
         self.query = nn.Linear(width, width // 2, bias=False)
         self.key = nn.Linear(width, width // 2, bias=False)
@@ -91,7 +99,9 @@ class Camil(MilHost[ContextEmbedded]):
 
     def embed(self, features: Features) -> ContextEmbedded:
         tokens: Float[Tensor, "n w"] = self.project(features)
-        return ContextEmbedded(tokens, self.value(tokens), self.context.qkv(tokens), features.detach())
+        return ContextEmbedded(
+            tokens, self.value(tokens), self.context.qkv(tokens), features.detach()
+        )
 
     def pool(
         self,
@@ -101,7 +111,9 @@ class Camil(MilHost[ContextEmbedded]):
         target: Tensor | None,
     ) -> HostOutput:
         glob = self.context.attend([embedded.projected], log_gates) + embedded.tokens
-        neighbour_logits = self.neighbour_logits(glob, neighbour_graph(embedded.raw, coords), log_gates)
+        neighbour_logits = self.neighbour_logits(
+            glob, neighbour_graph(embedded.raw, coords), log_gates
+        )
         local = attention_weights(neighbour_logits, log_gates).unsqueeze(1) * embedded.values
         fused = fusion(local, glob)
         attention_logits = self.attention_logits(fused)
@@ -125,7 +137,9 @@ class Camil(MilHost[ContextEmbedded]):
     def neighbour_logits(
         self, glob: Float[Tensor, "n w"], graph: Graph, log_gates: LogGates | None
     ) -> Scores:
-        shares = graph.shares if log_gates is None else graph.shares * log_gates.exp()[graph.neighbours]
+        shares = (
+            graph.shares if log_gates is None else graph.shares * log_gates.exp()[graph.neighbours]
+        )
         query: Float[Tensor, "n q"] = self.query(glob)
         keys = self.key(glob)
         # A product in half precision gives keys of another type than the shares.
@@ -160,7 +174,9 @@ def neighbour_graph(features: Features, coords: Coords | None) -> Graph:
     if others.shape[1] == 0:
         return Graph(itself.to(features.device), features.new_ones(len(features), 1))
     similarities = torch.exp(-F.normalize(cosine_distances(features.cpu().float(), others), dim=1))
-    shares = torch.cat([similarities.amax(dim=1, keepdim=True), similarities[:, :N_NEIGHBOURS]], dim=1)
+    shares = torch.cat(
+        [similarities.amax(dim=1, keepdim=True), similarities[:, :N_NEIGHBOURS]], dim=1
+    )
     return Graph(nearest[:, : shares.shape[1]].to(features.device), shares.to(features))
 
 
@@ -168,7 +184,9 @@ def nearest_patches(coords: Int[np.ndarray, "n 2"]) -> Int[np.ndarray, "n k"]:
     """Each patch and then up to 15 others by distance, ties by offset (row, column), then by index."""
     coords = coords.astype(np.int64)
     # Twice as many candidates as needed: on a grid a ring of equal distances is then never cut.
-    candidates = cKDTree(coords).query(coords, k=np.arange(1, min(2 * N_NEAREST + 2, len(coords)) + 1))[1]
+    candidates = cKDTree(coords).query(
+        coords, k=np.arange(1, min(2 * N_NEAREST + 2, len(coords)) + 1)
+    )[1]
     itself = candidates == np.arange(len(coords))[:, None]
     # Where more patches share one place than there are candidates, a patch may miss itself.
     missing = np.flatnonzero(~itself.any(axis=1))

@@ -46,7 +46,9 @@ class ClamMb(InstanceClustering, BranchPoolHost):
         self.project = create_projection(in_dim, width, dropout)
         self.attention = clam_attention(width, hidden, n_outputs, dropout)
         self.head = nn.Linear(width, n_outputs)
-        self.add_instance_heads(width, n_sampled=n_sampled, subtyping=subtyping, instance_loss=instance_loss)
+        self.add_instance_heads(
+            width, n_sampled=n_sampled, subtyping=subtyping, instance_loss=instance_loss
+        )
 
     def pool(
         self,

@@ -26,7 +26,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gcemil.errors import UsageError
-from gcemil.hosts.attention import AttentionEmbedded, AttentionPoolHost, GatedAttention, create_projection
+from gcemil.hosts.attention import (
+    AttentionEmbedded,
+    AttentionPoolHost,
+    GatedAttention,
+    create_projection,
+)
 from gcemil.hosts.host import GateMode
 from gcemil.shapes import LogGates, Scores
 
@@ -107,12 +112,18 @@ class ClamSb(InstanceClustering, AttentionPoolHost):
         self.project = create_projection(in_dim, width, dropout)
         self.attention = clam_attention(width, hidden, 1, dropout)
         self.head = nn.Linear(width, n_outputs)
-        self.add_instance_heads(width, n_sampled=n_sampled, subtyping=subtyping, instance_loss=instance_loss)
+        self.add_instance_heads(
+            width, n_sampled=n_sampled, subtyping=subtyping, instance_loss=instance_loss
+        )
 
     def compute_losses(
         self, embedded: AttentionEmbedded, log_gates: LogGates | None, target: Tensor
     ) -> dict[str, Tensor]:
-        ranking = embedded.attention_logits if log_gates is None else embedded.attention_logits + log_gates
+        ranking = (
+            embedded.attention_logits
+            if log_gates is None
+            else embedded.attention_logits + log_gates
+        )
         return self.instance_losses(embedded.tokens, [ranking] * self.n_outputs, target)
 
 

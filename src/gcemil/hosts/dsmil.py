@@ -49,15 +49,21 @@ class Dsmil(MilHost[TwoStreamEmbedded]):
         value_layer: bool = False,
     ) -> None:
         super().__init__(in_dim, n_outputs, gate_mode)
-        self.value = nn.Sequential(nn.Linear(in_dim, in_dim), nn.ReLU()) if value_layer else nn.Identity()
+        self.value = (
+            nn.Sequential(nn.Linear(in_dim, in_dim), nn.ReLU()) if value_layer else nn.Identity()
+        )
         self.instance_head = nn.Linear(in_dim, n_outputs)
-        self.query = nn.Sequential(nn.Linear(in_dim, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.Tanh())
+        self.query = nn.Sequential(
+            nn.Linear(in_dim, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.Tanh()
+        )
         self.head = nn.Linear(n_outputs * in_dim, n_outputs)
         self.task_weights = {"bag": 0.5, "max": 0.5}
         self.apply(start_orthogonal)
 
     def embed(self, features: Features) -> TwoStreamEmbedded:
-        return TwoStreamEmbedded(self.value(features), self.instance_head(features), self.query(features))
+        return TwoStreamEmbedded(
+            self.value(features), self.instance_head(features), self.query(features)
+        )
 
     def pool(
         self,
@@ -95,12 +101,16 @@ class Dsmil(MilHost[TwoStreamEmbedded]):
         per_stream = tokens @ direction.view(self.n_outputs, -1).T + offset / self.n_outputs
         return (weights * per_stream).sum(dim=1)
 
-    def subset_form(self, embedded: TwoStreamEmbedded, coords: Coords | None) -> Callable[[Selected], Logits]:
+    def subset_form(
+        self, embedded: TwoStreamEmbedded, coords: Coords | None
+    ) -> Callable[[Selected], Logits]:
         """The head makes one number of each patch in each stream, so the features are read once for all subsets."""
         queries = embedded.queries
         per_stream = self.head.weight.view(self.n_outputs, self.n_outputs, -1)
         # Output by stream: a column for each, so that the bag is read by one product.
-        values = (embedded.tokens @ per_stream.flatten(0, 1).T).view(-1, self.n_outputs, self.n_outputs)
+        values = (embedded.tokens @ per_stream.flatten(0, 1).T).view(
+            -1, self.n_outputs, self.n_outputs
+        )
 
         def ask(selected: Selected) -> Logits:
             # Left-out rows stay where they are, without weight: copying the others would cost more than reading them.
@@ -119,10 +129,14 @@ class Dsmil(MilHost[TwoStreamEmbedded]):
         """
         return ClosedForm(
             self._without_each,
-            lambda embedded, index: self._stream_values(embedded, index).sum(dim=1) + self.head.bias[index],
+            lambda embedded, index: (
+                self._stream_values(embedded, index).sum(dim=1) + self.head.bias[index]
+            ),
         )
 
-    def _without_each(self, embedded: TwoStreamEmbedded, coords: Coords | None, index: int) -> Scores:
+    def _without_each(
+        self, embedded: TwoStreamEmbedded, coords: Coords | None, index: int
+    ) -> Scores:
         queries = embedded.queries
         critical = embedded.instance_logits.argmax(dim=0)
         attention_logits = queries @ queries[critical].T * queries.shape[1] ** -0.5
@@ -130,10 +144,14 @@ class Dsmil(MilHost[TwoStreamEmbedded]):
         without = self.head.bias[index].expand(len(queries))
         for stream in range(self.n_outputs):
             rows = values[:, stream : stream + 1]
-            without = without + read_means_without_each(attention_logits[:, stream], rows, torch.ravel)
+            without = without + read_means_without_each(
+                attention_logits[:, stream], rows, torch.ravel
+            )
         for patch in torch.unique(critical):
             others = torch.arange(len(queries), device=queries.device) != patch
-            pooled = self.aggregate(embedded.rows(others), None if coords is None else coords[others])
+            pooled = self.aggregate(
+                embedded.rows(others), None if coords is None else coords[others]
+            )
             without[patch] = pooled.logits[index]
         return without
 

@@ -94,7 +94,9 @@ class Dtfd(MilHost[PseudoBagEmbedded]):
         if self.training:
             # A random split into parts of equal size, up to one patch.
             drawn = torch.randperm(len(features), device=features.device) % self.n_groups
-        return PseudoBagEmbedded(tokens, self.attention(tokens).squeeze(1), fingerprints(features), drawn)
+        return PseudoBagEmbedded(
+            tokens, self.attention(tokens).squeeze(1), fingerprints(features), drawn
+        )
 
     def embed_scaled(
         self, features: Features, factors: Gates, plain: PseudoBagEmbedded | None
@@ -120,7 +122,9 @@ class Dtfd(MilHost[PseudoBagEmbedded]):
         group_logits = self.group_head(weights.T @ tokens)
         shares = self._shares(tokens, weights, membership, group_logits, target)
         distilled = shares.T @ tokens
-        openness = None if log_gates is None else group_openness(log_gates, membership, len(distilled))
+        openness = (
+            None if log_gates is None else group_openness(log_gates, membership, len(distilled))
+        )
         bag_weights = attention_weights(self.bag_attention(distilled).squeeze(1), openness)
         bag_feature = bag_weights @ distilled
         logits = self.head(bag_feature)
@@ -128,7 +132,9 @@ class Dtfd(MilHost[PseudoBagEmbedded]):
             logits=logits,
             bag_feature=bag_feature,
             scores=embedded.attention_logits,
-            contributions=value_contributions(shares @ bag_weights, patch_values(tokens, self.head), logits),
+            contributions=value_contributions(
+                shares @ bag_weights, patch_values(tokens, self.head), logits
+            ),
             auxiliary_logits={f"tier1_{g}": group_logits[i] for i, g in enumerate(groups)},
         )
 
@@ -154,7 +160,9 @@ class Dtfd(MilHost[PseudoBagEmbedded]):
             return self.n_outputs - 1
         return int(group_logits.mean(dim=0).argmax() if target is None else target)
 
-    def subset_form(self, embedded: PseudoBagEmbedded, coords: Coords | None) -> Callable[[Selected], Logits]:
+    def subset_form(
+        self, embedded: PseudoBagEmbedded, coords: Coords | None
+    ) -> Callable[[Selected], Logits]:
         """The rows of a large subset stay where they are: what is left out has no weight in its group."""
         group = group_of(embedded.fingerprint if coords is None else coords, self.n_groups)
 
@@ -163,7 +171,9 @@ class Dtfd(MilHost[PseudoBagEmbedded]):
                 return pool_rows(self, embedded, coords, selected)
             groups = torch.bincount(group[selected], minlength=self.n_groups).nonzero().flatten()
             membership = (group.unsqueeze(1) == groups) & selected.unsqueeze(1)
-            distilled = group_attention(embedded.attention_logits, None, membership).T @ embedded.tokens
+            distilled = (
+                group_attention(embedded.attention_logits, None, membership).T @ embedded.tokens
+            )
             weights = attention_weights(self.bag_attention(distilled).squeeze(1), None)
             logits: Logits = self.head(weights @ distilled)
             return logits
@@ -182,7 +192,9 @@ class Dtfd(MilHost[PseudoBagEmbedded]):
             lambda embedded, index: patch_values(embedded.tokens, self.head)[:, index],
         )
 
-    def _without_each(self, embedded: PseudoBagEmbedded, coords: Coords | None, index: int) -> Scores:
+    def _without_each(
+        self, embedded: PseudoBagEmbedded, coords: Coords | None, index: int
+    ) -> Scores:
         tokens, attention_logits = embedded.tokens, embedded.attention_logits
         place = embedded.fingerprint if coords is None else coords
         _, membership = present_groups(group_of(place, self.n_groups), self.n_groups)
@@ -196,7 +208,11 @@ class Dtfd(MilHost[PseudoBagEmbedded]):
         return without
 
     def _group_without(
-        self, embedded: PseudoBagEmbedded, index: int, rows: Int[Tensor, "k"], others: Float[Tensor, "g 2"]
+        self,
+        embedded: PseudoBagEmbedded,
+        index: int,
+        rows: Int[Tensor, "k"],
+        others: Float[Tensor, "g 2"],
     ) -> Float[Tensor, "k"]:
         """The predicted logit without each patch of one group; `others` are the second tier's other rows."""
         other_logits, other_values = others.unbind(dim=1)
@@ -206,8 +222,12 @@ class Dtfd(MilHost[PseudoBagEmbedded]):
 
         def head(changed: Float[Tensor, "k w"]) -> Float[Tensor, "k"]:
             own_logits, own_values = self._second_tier(changed, index)
-            logits = torch.cat([own_logits.unsqueeze(1), other_logits.expand(len(changed), -1)], dim=1)
-            values = torch.cat([own_values.unsqueeze(1), other_values.expand(len(changed), -1)], dim=1)
+            logits = torch.cat(
+                [own_logits.unsqueeze(1), other_logits.expand(len(changed), -1)], dim=1
+            )
+            values = torch.cat(
+                [own_values.unsqueeze(1), other_values.expand(len(changed), -1)], dim=1
+            )
             return (torch.softmax(logits, dim=1) * values).sum(dim=1)
 
         return read_means_without_each(embedded.attention_logits[rows], embedded.tokens[rows], head)
@@ -262,7 +282,9 @@ def class_evidence(activations: Float[Tensor, "n c"], class_index: int) -> Score
     return -torch.expm1(activations - activations[:, [class_index]]).sum(dim=1)
 
 
-def extreme_rows(evidence: Scores, membership: Bool[Tensor, "n g"], *, lowest_too: bool) -> Int[Tensor, "r"]:
+def extreme_rows(
+    evidence: Scores, membership: Bool[Tensor, "n g"], *, lowest_too: bool
+) -> Int[Tensor, "r"]:
     """In each group the row of the largest evidence, and, with `lowest_too`, of the smallest."""
     column = evidence.unsqueeze(1)
     highest = column.masked_fill(~membership, -torch.inf).argmax(dim=0)

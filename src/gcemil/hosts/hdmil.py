@@ -35,7 +35,15 @@ from gcemil.hosts.attention import (
     read_means_without_each,
 )
 from gcemil.hosts.clam_sb import instance_loss
-from gcemil.hosts.host import ClosedForm, Embedded, GateMode, GatePosition, HostOutput, MilHost, pool_rows
+from gcemil.hosts.host import (
+    ClosedForm,
+    Embedded,
+    GateMode,
+    GatePosition,
+    HostOutput,
+    MilHost,
+    pool_rows,
+)
 from gcemil.shapes import Coords, Features, LogGates, Logits, Scores, Selected
 
 NORMALISATIONS = ("branch", "joint")
@@ -98,7 +106,9 @@ class Hdmil(MilHost[BranchEmbedded]):
         self.project = create_projection(in_dim, width, dropout)
         self.attention = GatedAttention(width, hidden, heads=n_outputs, dropout=dropout)
         self.bag_heads = ChebyshevHeads(n_outputs, width, 1, degree=degree)
-        self.instance_heads = ChebyshevHeads(n_outputs, width, 2, degree=degree) if n_outputs > 1 else None
+        self.instance_heads = (
+            ChebyshevHeads(n_outputs, width, 2, degree=degree) if n_outputs > 1 else None
+        )
         self.task_weights = {"bag": 0.7 if n_outputs > 1 else 1.0}
         self.kept_rate = kept_rate
         self.rate_weight = rate_weight
@@ -120,7 +130,9 @@ class Hdmil(MilHost[BranchEmbedded]):
         target: Tensor | None,
     ) -> HostOutput:
         branch_logits = embedded.attention_logits
-        gated_logits = branch_logits if log_gates is None else branch_logits + log_gates.unsqueeze(1)
+        gated_logits = (
+            branch_logits if log_gates is None else branch_logits + log_gates.unsqueeze(1)
+        )
         if self.training:
             weights = torch.softmax(gated_logits, dim=0)
         else:
@@ -138,7 +150,9 @@ class Hdmil(MilHost[BranchEmbedded]):
             losses=losses,
         )
 
-    def subset_form(self, embedded: BranchEmbedded, coords: Coords | None) -> Callable[[Selected], Logits]:
+    def subset_form(
+        self, embedded: BranchEmbedded, coords: Coords | None
+    ) -> Callable[[Selected], Logits]:
         """The rows of a large subset stay where they are: what is left out has no weight in any branch."""
 
         def ask(selected: Selected) -> Logits:
@@ -158,10 +172,14 @@ class Hdmil(MilHost[BranchEmbedded]):
 
         def without(embedded: BranchEmbedded, coords: Coords | None, index: int) -> Scores:
             branch = embedded.attention_logits[:, index]
-            return read_means_without_each(branch, embedded.tokens, read_rows(index), branch_weights)
+            return read_means_without_each(
+                branch, embedded.tokens, read_rows(index), branch_weights
+            )
 
         def alone(embedded: BranchEmbedded, index: int) -> Scores:
-            return torch.cat([read_rows(index)(rows) for rows in torch.split(embedded.tokens, CHUNK)])
+            return torch.cat(
+                [read_rows(index)(rows) for rows in torch.split(embedded.tokens, CHUNK)]
+            )
 
         def read_rows(index: int) -> Callable[[Float[Tensor, "k w"]], Float[Tensor, "k"]]:
             coefficients = self.bag_heads.coefficients[index, :, 0].T.contiguous()
@@ -196,7 +214,9 @@ class Hdmil(MilHost[BranchEmbedded]):
         }
         k = min(self.n_instances, len(gated_logits) // 2)
         if self.instance_heads is not None and k > 0:
-            instance = self._instance_loss(self.instance_heads, embedded.tokens, gated_logits, target, k)
+            instance = self._instance_loss(
+                self.instance_heads, embedded.tokens, gated_logits, target, k
+            )
             losses["instance"] = INSTANCE_WEIGHT * instance
         return losses
 
@@ -215,7 +235,9 @@ class Hdmil(MilHost[BranchEmbedded]):
         top_losses = instance_loss(heads(tokens[top]), own.unsqueeze(1).expand(-1, k)).mean(dim=1)
         own_head = heads.coefficients[target].unsqueeze(0)
         bottom_scores = chebyshev_kan(tokens[bottom].unsqueeze(0), own_head)[0]
-        bottom_loss = instance_loss(bottom_scores, torch.zeros_like(bottom, dtype=torch.bool)).mean()
+        bottom_loss = instance_loss(
+            bottom_scores, torch.zeros_like(bottom, dtype=torch.bool)
+        ).mean()
         own_loss = (top_losses[target] + bottom_loss) / 2
         if not self.subtyping:
             return own_loss
@@ -246,7 +268,9 @@ def chebyshev_sums(
 
 def kept_or_best(kept: BranchKept, gated_logits: BranchLogits) -> BranchKept:
     """The keep decision, with the highest (gated) patch in a branch that would keep none."""
-    best = torch.zeros_like(kept).scatter(0, gated_logits.detach().argmax(dim=0, keepdim=True), True)
+    best = torch.zeros_like(kept).scatter(
+        0, gated_logits.detach().argmax(dim=0, keepdim=True), True
+    )
     return torch.where(kept.any(dim=0), kept, best)
 
 

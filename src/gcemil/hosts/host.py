@@ -140,7 +140,9 @@ class Host(Protocol):
 
     def stages(self) -> tuple[Stage, ...]: ...
 
-    def begin_stage(self, stage: Stage, bag_features: Callable[[], Tensor], n_steps: int) -> None: ...
+    def begin_stage(
+        self, stage: Stage, bag_features: Callable[[], Tensor], n_steps: int
+    ) -> None: ...
 
     def after_step(self) -> None: ...
 
@@ -160,7 +162,9 @@ class MilHost(nn.Module, Generic[E]):
     def __init__(self, in_dim: int, n_outputs: int, gate_mode: GateMode = "paper") -> None:
         super().__init__()
         if in_dim < 1 or n_outputs < 1:
-            raise UsageError(f"A host needs in_dim >= 1 and n_outputs >= 1, got {in_dim} and {n_outputs}.")
+            raise UsageError(
+                f"A host needs in_dim >= 1 and n_outputs >= 1, got {in_dim} and {n_outputs}."
+            )
         self.in_dim = in_dim
         self.n_outputs = n_outputs
         self.gate_mode: GateMode = gate_mode
@@ -264,7 +268,9 @@ class MilHost(nn.Module, Generic[E]):
         if len(index) == 0:
             raise BagError(f"All {len(kept)} gates are 0, so no patch is left. Keep at least one.")
         kept_coords = None if coords is None else coords[index]
-        return scatter_output(self.pool(embedded.rows(index), kept_coords, log_gates[index], target), kept)
+        return scatter_output(
+            self.pool(embedded.rows(index), kept_coords, log_gates[index], target), kept
+        )
 
     def stages(self) -> tuple[Stage, ...]:
         return (Stage("train"),)
@@ -308,7 +314,9 @@ def moved(value: Any, device: torch.device) -> Any:
     if isinstance(value, tuple | list):
         return type(value)(moved(one, device) for one in value)
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{one.name: moved(getattr(value, one.name), device) for one in fields(value)})
+        return replace(
+            value, **{one.name: moved(getattr(value, one.name), device) for one in fields(value)}
+        )
     return value
 
 
@@ -334,7 +342,9 @@ def closed_form(host: object) -> ClosedForm | None:
     return None if create is None else create()
 
 
-def ask_subsets(host: Host, embedded: Embedded, coords: Tensor | None) -> Callable[[Selected], Logits]:
+def ask_subsets(
+    host: Host, embedded: Embedded, coords: Tensor | None
+) -> Callable[[Selected], Logits]:
     """A function from a subset of an embedded bag to its logits; most hosts need a few numbers per patch for it."""
     if not getattr(host, "training", False):
         if (linear_form := shortcut(host, "linear_form")) is not None:
@@ -346,9 +356,13 @@ def ask_subsets(host: Host, embedded: Embedded, coords: Tensor | None) -> Callab
     return lambda selected: pool_rows(host, embedded, coords, selected)
 
 
-def pool_rows(host: Host | MilHost[Any], embedded: Any, coords: Tensor | None, selected: Selected) -> Logits:
+def pool_rows(
+    host: Host | MilHost[Any], embedded: Any, coords: Tensor | None, selected: Selected
+) -> Logits:
     """The logits of the bag that consists of these rows alone."""
-    return host.aggregate(embedded.rows(selected), None if coords is None else coords[selected]).logits
+    return host.aggregate(
+        embedded.rows(selected), None if coords is None else coords[selected]
+    ).logits
 
 
 def scatter_output(output: HostOutput, kept: Selected) -> HostOutput:
@@ -385,7 +399,9 @@ def check_bag(features: Tensor, coords: Tensor | None, *, in_dim: int) -> None:
 
 def check_gates(gates: Tensor, *, n_patches: int) -> None:
     if gates.shape != (n_patches,):
-        raise BagError(f"{n_patches} patches need {n_patches} gates, got shape {tuple(gates.shape)}.")
+        raise BagError(
+            f"{n_patches} patches need {n_patches} gates, got shape {tuple(gates.shape)}."
+        )
     # Written so that NaN fails too.
     if not bool(((gates >= 0) & (gates <= 1)).all()):
         wrong = int((~((gates >= 0) & (gates <= 1))).nonzero()[0])
@@ -398,7 +414,8 @@ def check_finite(output: HostOutput, features: Tensor) -> None:
     if bool(torch.isfinite(output.logits).all() & torch.isfinite(output.scores).all()):
         return
     raise not_finite_error(
-        features, "The host returned NaN or infinite values for finite features: its weights have diverged."
+        features,
+        "The host returned NaN or infinite values for finite features: its weights have diverged.",
     )
 
 

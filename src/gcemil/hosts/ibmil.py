@@ -31,7 +31,12 @@ from sklearn.preprocessing import normalize
 from torch import Tensor, nn
 
 from gcemil.errors import UsageError
-from gcemil.hosts.attention import AttentionEmbedded, AttentionPoolHost, LinearPooling, create_projection
+from gcemil.hosts.attention import (
+    AttentionEmbedded,
+    AttentionPoolHost,
+    LinearPooling,
+    create_projection,
+)
 from gcemil.hosts.host import GateMode, Stage
 from gcemil.shapes import Logits
 
@@ -135,6 +140,8 @@ def confounder_dictionary(
         warnings.simplefilter("ignore", ConvergenceWarning)
         kmeans = KMeans(n_clusters, n_init=1, max_iter=KMEANS_ITERATIONS, random_state=KMEANS_SEED)
         assigned = kmeans.fit_predict(directions)
-    centroids = np.stack([rows[assigned == cluster].mean(axis=0) for cluster in np.unique(assigned)])
+    centroids = np.stack(
+        [rows[assigned == cluster].mean(axis=0) for cluster in np.unique(assigned)]
+    )
     repeated = centroids[np.arange(n_confounders) % len(centroids)]
     return torch.from_numpy(repeated).to(bag_features)

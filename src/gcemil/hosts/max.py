@@ -63,7 +63,9 @@ class Max(MilHost[MaxEmbedded]):
             scores=predicted_column(embedded.instance_logits, logits),
         )
 
-    def subset_form(self, embedded: MaxEmbedded, coords: Coords | None) -> Callable[[Selected], Logits]:
+    def subset_form(
+        self, embedded: MaxEmbedded, coords: Coords | None
+    ) -> Callable[[Selected], Logits]:
         """A subset needs the logits of its patches alone."""
         return lambda selected: embedded.instance_logits[selected].amax(dim=0)
 
@@ -73,7 +75,9 @@ class Max(MilHost[MaxEmbedded]):
         def without(embedded: MaxEmbedded, coords: Coords | None, index: int) -> Scores:
             alone = embedded.instance_logits[:, index]
             best = alone.argmax()
-            others = alone.masked_fill(torch.arange(len(alone), device=alone.device) == best, -torch.inf)
+            others = alone.masked_fill(
+                torch.arange(len(alone), device=alone.device) == best, -torch.inf
+            )
             return alone.max().expand(len(alone)).index_fill(0, best, others.max())
 
         return ClosedForm(without, lambda embedded, index: embedded.instance_logits[:, index])

@@ -40,7 +40,9 @@ class Mean(AttentionPoolHost):
 
     def embed(self, features: Features) -> AttentionEmbedded:
         tokens = self.project(features)
-        return AttentionEmbedded(tokens, tokens.new_zeros(tokens.shape[0]), self.read_patches(tokens))
+        return AttentionEmbedded(
+            tokens, tokens.new_zeros(tokens.shape[0]), self.read_patches(tokens)
+        )
 
     def patch_scores(self, embedded: AttentionEmbedded, logits: Logits) -> Scores:
         values = self.head(embedded.tokens) if embedded.values is None else embedded.values

@@ -56,7 +56,9 @@ class MhimEmbedded(AttentionEmbedded):
 class AttentionBase(nn.Module):
     """The network that teacher and student both are."""
 
-    def __init__(self, in_dim: int, n_outputs: int, *, width: int, hidden: int, dropout: float) -> None:
+    def __init__(
+        self, in_dim: int, n_outputs: int, *, width: int, hidden: int, dropout: float
+    ) -> None:
         super().__init__()
         self.project = create_projection(in_dim, width, dropout)
         self.attention = nn.Sequential(
@@ -123,7 +125,9 @@ class Mhim(MilHost[MhimEmbedded]):
             hardness=teacher_logits,
         )
 
-    def embed_scaled(self, features: Features, factors: Gates, plain: MhimEmbedded | None) -> MhimEmbedded:
+    def embed_scaled(
+        self, features: Features, factors: Gates, plain: MhimEmbedded | None
+    ) -> MhimEmbedded:
         scaled = super().embed_scaled(features, factors, plain)
         if scaled.hardness is None:
             return scaled
@@ -140,7 +144,11 @@ class Mhim(MilHost[MhimEmbedded]):
         attention_logits = embedded.attention_logits
         if self.training and embedded.hardness is not None:
             masked = masked_patches(
-                embedded.hardness, self.random_ratio, self.low_ratio, self.decayed_high_ratio, self.high_share
+                embedded.hardness,
+                self.random_ratio,
+                self.low_ratio,
+                self.decayed_high_ratio,
+                self.high_share,
             )
             attention_logits = attention_logits.masked_fill(masked, -torch.inf)
         weights = attention_weights(attention_logits, log_gates)
@@ -165,7 +173,9 @@ class Mhim(MilHost[MhimEmbedded]):
         if embedded.teacher_tokens is None or embedded.teacher_logits is None:
             return {}
         with torch.no_grad():
-            teacher_feature = attention_weights(embedded.teacher_logits, log_gates) @ embedded.teacher_tokens
+            teacher_feature = (
+                attention_weights(embedded.teacher_logits, log_gates) @ embedded.teacher_tokens
+            )
         return {"consistency": self.consistency_weight * consistency(teacher_feature, bag_feature)}
 
     @property
@@ -199,7 +209,9 @@ class Mhim(MilHost[MhimEmbedded]):
         self.steps_done += 1
         if bool(self.student_stage):
             momentum = self.momentum
-            for slow, fast in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+            for slow, fast in zip(
+                self.teacher.parameters(), self.student.parameters(), strict=True
+            ):
                 slow.lerp_(fast, 1 - momentum)
 
 
@@ -211,7 +223,9 @@ def masked_patches(
     hardest_first = hardness.argsort(descending=True)
     shuffled = torch.randperm(n_patches, device=hardness.device)
     highest = hardest_first[: ceiling(n_patches * high_ratio / high_share)]
-    drawn = torch.randperm(len(highest), device=hardness.device)[: ceiling(len(highest) * high_share)]
+    drawn = torch.randperm(len(highest), device=hardness.device)[
+        : ceiling(len(highest) * high_share)
+    ]
     masked = torch.zeros_like(hardness, dtype=torch.bool)
     masked[shuffled[: ceiling(n_patches * random_ratio)]] = True
     masked[hardest_first[n_patches - ceiling(n_patches * low_ratio) :]] = True
@@ -223,7 +237,9 @@ def masked_patches(
 
 def consistency(teacher: Float[Tensor, "w"], student: Float[Tensor, "w"]) -> Float[Tensor, ""]:
     """Cross-entropy between the two bag features, each read as a distribution over its dimensions."""
-    return -(torch.softmax(teacher / TEACHER_TEMPERATURE, dim=0) * torch.log_softmax(student, dim=0)).sum()
+    return -(
+        torch.softmax(teacher / TEACHER_TEMPERATURE, dim=0) * torch.log_softmax(student, dim=0)
+    ).sum()
 
 
 def ceiling(count: float) -> int:

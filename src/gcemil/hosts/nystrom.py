@@ -78,7 +78,8 @@ class NystromAttention(nn.Module):
         n_tokens = sum(map(len, projected))
         plan = SequencePlan.of(n_tokens, self.landmarks)
         by_head = [
-            rows.view(len(rows), 3, self.heads, self.head_width).permute(1, 2, 0, 3) for rows in projected
+            rows.view(len(rows), 3, self.heads, self.head_width).permute(1, 2, 0, 3)
+            for rows in projected
         ]
         front = by_head[0].new_zeros(3, self.heads, plan.padding, self.head_width)
         query, key, value = torch.cat([front, *by_head], dim=2).unbind(0)
@@ -236,6 +237,8 @@ def fading(
     return value if log_gates is None else value * log_gates.exp().unsqueeze(1)
 
 
-def biased(logits: Float[Tensor, "*h r s"], bias: Float[Tensor, "s"] | None) -> Float[Tensor, "*h r s"]:
+def biased(
+    logits: Float[Tensor, "*h r s"], bias: Float[Tensor, "s"] | None
+) -> Float[Tensor, "*h r s"]:
     """The logits with a number added to each column."""
     return logits if bias is None else logits + bias

@@ -137,7 +137,11 @@ def import_object(name: str, what: str) -> Any:
         ) from error
     for step in path.split("."):
         if not hasattr(value, step):
-            public = [key for key in dir(value) if not key.startswith("_") and callable(getattr(value, key))]
+            public = [
+                key
+                for key in dir(value)
+                if not key.startswith("_") and callable(getattr(value, key))
+            ]
             raise UsageError(
                 f"{what} '{name}': there is no '{step}' in '{module_name}'. There are: {', '.join(public) or 'none'}."
             )

@@ -33,7 +33,9 @@ COINCIDENT = 1e-12
 """Eigenvalues closer than this use the derivative, because their difference has lost its digits."""
 
 
-def pseudo_inverse(matrix: Float[Tensor, "heads m m"], *, iterations: int, copies: int = 1) -> PseudoInverse:
+def pseudo_inverse(
+    matrix: Float[Tensor, "heads m m"], *, iterations: int, copies: int = 1
+) -> PseudoInverse:
     """The operator in the form that is faster on this device; the first landmark counts `copies` times."""
     decomposes = matrix.device.type == "cpu" and matrix.dtype in (torch.float32, torch.float64)
     # A matrix with NaN has no spectrum; the iteration passes NaN on to the check that names the bag.
@@ -50,7 +52,9 @@ class IteratedInverse:
     steps: tuple[Float[Tensor, "heads m m"], ...]
 
     @classmethod
-    def of(cls, matrix: Float[Tensor, "heads m m"], *, iterations: int, copies: int = 1) -> IteratedInverse:
+    def of(
+        cls, matrix: Float[Tensor, "heads m m"], *, iterations: int, copies: int = 1
+    ) -> IteratedInverse:
         transposed = matrix.mT
         if copies > 1:
             counts = first_counted(matrix, copies)
@@ -93,10 +97,14 @@ class SpectralInverse:
     iterations: int
 
     @classmethod
-    def of(cls, matrix: Float[Tensor, "heads m m"], *, iterations: int, copies: int = 1) -> SpectralInverse:
+    def of(
+        cls, matrix: Float[Tensor, "heads m m"], *, iterations: int, copies: int = 1
+    ) -> SpectralInverse:
         if copies > 1:
             root_counts = first_counted(matrix, copies).sqrt()
-            column_sums = (matrix * root_counts.square().unsqueeze(1)).sum(dim=-2) / root_counts.square()
+            column_sums = (matrix * root_counts.square().unsqueeze(1)).sum(
+                dim=-2
+            ) / root_counts.square()
             matrix = matrix * root_counts.unsqueeze(1) / root_counts
         else:
             root_counts, column_sums = None, matrix.sum(dim=-2)
@@ -130,7 +138,10 @@ class GramPolynomial(torch.autograd.Function):
     @staticmethod
     @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)  # type: ignore[untyped-decorator]
     def forward(
-        ctx: Any, root: Float[Tensor, "heads m m"], right: Float[Tensor, "heads m d"], iterations: int
+        ctx: Any,
+        root: Float[Tensor, "heads m m"],
+        right: Float[Tensor, "heads m d"],
+        iterations: int,
     ) -> Float[Tensor, "heads m d"]:
         values, vectors = torch.linalg.eigh(root @ root.mT)
         exact = values.double()
@@ -143,7 +154,9 @@ class GramPolynomial(torch.autograd.Function):
     @staticmethod
     @torch.amp.custom_bwd(device_type="cpu")  # type: ignore[untyped-decorator]
     @once_differentiable
-    def backward(ctx: Any, slope: Float[Tensor, "heads m d"]) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(
+        ctx: Any, slope: Float[Tensor, "heads m d"]
+    ) -> tuple[Tensor | None, Tensor | None, None]:
         root, vectors, seen, values, factors, slopes = ctx.saved_tensors
         from_output = vectors.mT @ slope
         to_right = vectors @ (factors.to(slope.dtype).unsqueeze(2) * from_output)
@@ -171,7 +184,9 @@ def step_product(
 
 
 def divided_differences(
-    values: Float[Tensor, "heads m"], of_values: Float[Tensor, "heads m"], slopes: Float[Tensor, "heads m"]
+    values: Float[Tensor, "heads m"],
+    of_values: Float[Tensor, "heads m"],
+    slopes: Float[Tensor, "heads m"],
 ) -> Float[Tensor, "heads m m"]:
     """(q(l_i) - q(l_j)) / (l_i - l_j), in double precision."""
     between = values.unsqueeze(2) - values.unsqueeze(1)

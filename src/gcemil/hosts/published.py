@@ -94,7 +94,9 @@ def read_published(
 ) -> PublishedHost:
     """The authors' checkpoint of a host, already loaded; with `risk` one output is a risk and stays one."""
     # DataParallel puts its word inside the names, and no layout below has it.
-    plain = {key.replace(".module.", "."): tensor for key, tensor in named_tensors(checkpoint).items()}
+    plain = {
+        key.replace(".module.", "."): tensor for key, tensor in named_tensors(checkpoint).items()
+    }
     theirs = RENAMES.get(name, dict)(plain)
     layout = next(layout for layout in LAYOUTS[name] if set(layout.needs) <= set(theirs))
     ours, sizes = renamed(name, layout, theirs)
@@ -108,7 +110,9 @@ def read_published(
     options = layout.options(sizes)
     if layout.absent or layout.buffers:
         # What the authors have no tensor for: zeros of our shapes, and flags.
-        own = create_host(name, in_dim=sizes["in_dim"], n_outputs=n_outputs, options=options).state_dict()
+        own = create_host(
+            name, in_dim=sizes["in_dim"], n_outputs=n_outputs, options=options
+        ).state_dict()
         ours |= {key: torch.zeros_like(own[key]) for key in layout.absent}
         ours |= {key: torch.full_like(own[key], value) for key, value in layout.buffers.items()}
     return PublishedHost(name, sizes["in_dim"], n_outputs, options, ours, layout.caveats)
@@ -123,10 +127,14 @@ def named_tensors(checkpoint: Mapping[Any, Any] | Sequence[Any]) -> Tensors:
         for key, value in checkpoint.items()
         if isinstance(value, Mapping)
         and len(value) > 0
-        and all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in value.items())
+        and all(
+            isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in value.items()
+        )
     }
     if not networks:
-        networks = {"": {str(key): value for key, value in checkpoint.items() if isinstance(value, Tensor)}}
+        networks = {
+            "": {str(key): value for key, value in checkpoint.items() if isinstance(value, Tensor)}
+        }
     elif len(networks) == 1:
         networks = {"": next(iter(networks.values()))}
     return {
@@ -172,7 +180,9 @@ def renamed(name: str, layout: WeightLayout, theirs: Tensors) -> tuple[Tensors, 
         elif fitted:
             ours[row.ours] = torch.stack(fitted) if "{c}" in row.theirs else fitted[0]
     if misfit := describe_misfit(missing, sorted(set(theirs) - used), misshapen):
-        raise WeightsError(f"These are not the published weights of '{name}': {misfit}. Nothing was loaded.")
+        raise WeightsError(
+            f"These are not the published weights of '{name}': {misfit}. Nothing was loaded."
+        )
     return ours, sizes
 
 
@@ -198,7 +208,9 @@ def expected_length(text: str, sizes: Sizes) -> int | None:
     return None if name not in sizes else sizes[name] * int(factor or 1) // int(divisor or 1)
 
 
-def describe_misfit(missing: Sequence[str], left_over: Sequence[str], misshapen: Sequence[str]) -> str:
+def describe_misfit(
+    missing: Sequence[str], left_over: Sequence[str], misshapen: Sequence[str]
+) -> str:
     """What does not fit, kind by kind; empty where everything does."""
     kinds = {"missing": missing, "left over": left_over, "of another shape": misshapen}
     return "; ".join(f"{kind}: {listed(names)}" for kind, names in kinds.items() if names)
@@ -317,7 +329,12 @@ ABMIL_CLASSES: dict[str, Any] = {
 ABMIL_HEAD = layer("classifier.0", "n_outputs width", "head")
 MIL_LAB_HEAD = layer("classifier", "n_outputs width", "head")
 ABMIL = attention_pool(
-    "feature_extractor_part2.0", "attention_V.0", "attention_U.0", "attention_w", ABMIL_HEAD, **ABMIL_CLASSES
+    "feature_extractor_part2.0",
+    "attention_V.0",
+    "attention_U.0",
+    "attention_w",
+    ABMIL_HEAD,
+    **ABMIL_CLASSES,
 )
 ABMIL_PLAIN = attention_pool(
     "feature_extractor_part2.0", "attention.0", None, "attention.2", ABMIL_HEAD,
@@ -339,9 +356,13 @@ def torchmil_abmil(*, gated: bool, projected: bool) -> WeightLayout:
     gate = layer("pool.fc_gated", f"hidden {width}", "attention.gate") if gated else ()
     project = layer("feat_ext.0", "width in_dim", "project.0") if projected else ()
     options = (
-        chosen("width", "hidden") if projected else lambda sizes: {"width": None, "hidden": sizes["hidden"]}
+        chosen("width", "hidden")
+        if projected
+        else lambda sizes: {"width": None, "hidden": sizes["hidden"]}
     )
-    absent = ("attention.score.bias",) if gated else ("attention.score.bias", *WITHOUT_GATE["absent"])
+    absent = (
+        ("attention.score.bias",) if gated else ("attention.score.bias", *WITHOUT_GATE["absent"])
+    )
     return WeightLayout(
         rows=(
             *project,
@@ -366,9 +387,15 @@ def torchmil_abmil(*, gated: bool, projected: bool) -> WeightLayout:
 
 
 ABMIL_TORCHMIL = tuple(
-    torchmil_abmil(gated=gated, projected=projected) for gated in (True, False) for projected in (True, False)
+    torchmil_abmil(gated=gated, projected=projected)
+    for gated in (True, False)
+    for projected in (True, False)
 )
-CLAM_ATTENTION = ("attention_net.0", "attention_net.3.attention_a.0", "attention_net.3.attention_b.0")
+CLAM_ATTENTION = (
+    "attention_net.0",
+    "attention_net.3.attention_a.0",
+    "attention_net.3.attention_b.0",
+)
 CLAM_PLAIN_ATTENTION = ("attention_net.0", "attention_net.3.0", None)
 CLAM_HEADS = (
     *layer("classifiers", "n_outputs width", "head"),
@@ -400,7 +427,12 @@ ACMIL = WeightLayout(
         *layer("attention.attention_U.0", "hidden width", "attention.gate"),
         *layer("attention.attention_weights", "n_branches hidden", "attention.score"),
         *layer("Slide_classifier.fc", "n_outputs width", "head"),
-        Row("classifier.{c}.fc.weight", "n_outputs width", "branch_heads.{c}.weight", each="n_branches"),
+        Row(
+            "classifier.{c}.fc.weight",
+            "n_outputs width",
+            "branch_heads.{c}.weight",
+            each="n_branches",
+        ),
         Row("classifier.{c}.fc.bias", "n_outputs", "branch_heads.{c}.bias", each="n_branches"),
     ),
     options=chosen("width", "hidden", "n_branches"),
@@ -509,7 +541,12 @@ CAMIL = WeightLayout(
         *dense("encoder.wv", "in_dim in_dim", "value"),
         Row("encoder.nyst_att.to_qkv.kernel", "in_dim 3*in_dim", "context.qkv.weight", transposed),
         *dense("encoder.nyst_att.to_out", "in_dim in_dim", "context.project.0"),
-        Row("encoder.nyst_att.res_conv.kernel", "33 1 8 64", "context.value_conv.weight", keras_convolution),
+        Row(
+            "encoder.nyst_att.res_conv.kernel",
+            "33 1 8 64",
+            "context.value_conv.weight",
+            keras_convolution,
+        ),
         Row("attcls.v", "in_dim hidden", "pool_content.weight", transposed),
         Row("attcls.u", "in_dim hidden", "pool_gate.weight", transposed),
         Row("attcls.w", "hidden 1", "pool_score.weight", transposed),
@@ -524,7 +561,9 @@ HDMIL = attention_pool(
     (
         Row("classifiers.{c}.act_fun.0.cheby_coeffs", "width 1 terms", "bag_heads.coefficients"),
         Row(
-            "instance_classifiers.{c}.act_fun.0.cheby_coeffs", "width 2 terms", "instance_heads.coefficients"
+            "instance_classifiers.{c}.act_fun.0.cheby_coeffs",
+            "width 2 terms",
+            "instance_heads.coefficients",
         ),
     ),
     branches="n_outputs",
@@ -570,7 +609,9 @@ def dtfd_names(theirs: Tensors) -> Tensors:
         "classifier.fc.weight": "att_classifier",
     }
     split = {key: key.partition("/") for key in theirs}
-    words = {network: marks[name] for network, slash, name in split.values() if slash and name in marks}
+    words = {
+        network: marks[name] for network, slash, name in split.values() if slash and name in marks
+    }
     return {
         words.get(network, network) + slash + name: theirs[key]
         for key, (network, slash, name) in split.items()

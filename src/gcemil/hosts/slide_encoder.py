@@ -73,9 +73,13 @@ class SlideEncoderHost(CallableHost):
         frozen: bool = True,
     ) -> None:
         if width < 1 or n_blocks < 1:
-            raise UsageError(f"A slide encoder needs width and n_blocks >= 1, got {width} and {n_blocks}.")
+            raise UsageError(
+                f"A slide encoder needs width and n_blocks >= 1, got {width} and {n_blocks}."
+            )
         source: ScoreSource = "slope" if isinstance(encoder, nn.Module) else "keep-one"
-        super().__init__(encoder, in_dim, n_outputs, gate_mode, takes_coords=takes_coords, scores=source)
+        super().__init__(
+            encoder, in_dim, n_outputs, gate_mode, takes_coords=takes_coords, scores=source
+        )
         self.width, self.n_blocks, self.frozen = width, n_blocks, frozen
         self.head = nn.Linear(width, n_outputs)
         if isinstance(encoder, nn.Module) and frozen:
@@ -126,7 +130,11 @@ class SlideEncoderHost(CallableHost):
         learns = torch.is_grad_enabled() and (features.requires_grad or not self.frozen)
         with torch.set_grad_enabled(learns):
             answer = self.model(features, coords) if self.takes_coords else self.model(features)
-        slide = torch.as_tensor(answer[0] if isinstance(answer, tuple) else answer).to(features).flatten()
+        slide = (
+            torch.as_tensor(answer[0] if isinstance(answer, tuple) else answer)
+            .to(features)
+            .flatten()
+        )
         if len(slide) != self.width:
             raise UsageError(
                 f"The slide encoder gave {len(slide)} numbers for one bag; this host has width={self.width}."

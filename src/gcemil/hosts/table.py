@@ -72,7 +72,12 @@ ONE_BAG_A_STEP: Changes = {
 }
 """What all publications share."""
 
-UNTIL_LOSS_RISES: Changes = {"epochs": 200, "chosen_from": 0.25, "chosen_by": "loss", "early_stopping": 20}
+UNTIL_LOSS_RISES: Changes = {
+    "epochs": 200,
+    "chosen_from": 0.25,
+    "chosen_by": "loss",
+    "early_stopping": 20,
+}
 """What CLAM's authors do, and those of HDMIL after them."""
 
 HOSTS: dict[str, HostSpec] = {
@@ -208,12 +213,18 @@ def create_host(
 
     spec = host_spec(name)
     options = dict(options or {})
-    if large := [key for key, value in options.items() if isinstance(value, int) and value > LARGEST_SIZE]:
+    if large := [
+        key for key, value in options.items() if isinstance(value, int) and value > LARGEST_SIZE
+    ]:
         raise UsageError(
             f"Host '{name}': option '{large[0]}' is at most {LARGEST_SIZE:,}, got {options[large[0]]}."
         )
     host_class = spec.load()
-    given = {"in_dim": in_dim, "n_outputs": n_outputs, "gate_mode": gate_mode or spec.default_gate_mode}
+    given = {
+        "in_dim": in_dim,
+        "n_outputs": n_outputs,
+        "gate_mode": gate_mode or spec.default_gate_mode,
+    }
     if name not in HOSTS and own.is_import_path(name):
         # Naming a class in a call is consent to run its code, also for runs that name the same class.
         own.trust_host(name)
@@ -224,14 +235,17 @@ def create_host(
     return host
 
 
-def construct(name: str, host_class: type, given: Mapping[str, Any], options: Mapping[str, object]) -> Any:
+def construct(
+    name: str, host_class: type, given: Mapping[str, Any], options: Mapping[str, object]
+) -> Any:
     """An object of the class: `given` as far as its constructor takes it, and every option."""
     parameters = inspect.signature(host_class).parameters
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     accepted = [
         key
         for key, parameter in parameters.items()
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY) and key not in given
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        and key not in given
     ]
     if unknown := sorted(option for option in options if option not in accepted and not takes_all):
         raise UsageError(
@@ -269,7 +283,9 @@ def mark_weights(host: AnyHost) -> tuple[float, ...] | None:
     """A sum per weight: the host is untrained while they are those that were drawn. None for weights that are not there."""
     weights = [one.detach() for one in host.parameters()]
     return (
-        None if any(one.is_meta for one in weights) else tuple(float(one.double().sum()) for one in weights)
+        None
+        if any(one.is_meta for one in weights)
+        else tuple(float(one.double().sum()) for one in weights)
     )
 
 

@@ -53,7 +53,9 @@ class TransMil(MilHost[ProjectedEmbedded]):
     ) -> None:
         super().__init__(in_dim, n_outputs, gate_mode)
         if width % heads:
-            raise UsageError(f"TransMIL's width must be a multiple of its {heads} heads, got {width}.")
+            raise UsageError(
+                f"TransMIL's width must be a multiple of its {heads} heads, got {width}."
+            )
         self.project = nn.Sequential(nn.Linear(in_dim, width), nn.ReLU())
         self.class_token = nn.Parameter(torch.randn(1, width))
         self.first_norm, self.second_norm = nn.LayerNorm(width), nn.LayerNorm(width)
@@ -130,7 +132,9 @@ class PyramidPosition(nn.Module):
         )
 
     def _bias(self) -> Float[Tensor, "w"]:
-        wide, middle, narrow = (self.get_parameter(f"{name}.bias") for name in ("wide", "middle", "narrow"))
+        wide, middle, narrow = (
+            self.get_parameter(f"{name}.bias") for name in ("wide", "middle", "narrow")
+        )
         return wide + middle + narrow
 
 

@@ -61,10 +61,14 @@ class KeptAnswer:
         return self.rows[self.explanation.recovery.selected.cpu().numpy()]
 
 
-def answer_from_kept(model: GceMil, bag: Bag, rows: Int[np.ndarray, "k"], *, deviation: float) -> KeptAnswer:
+def answer_from_kept(
+    model: GceMil, bag: Bag, rows: Int[np.ndarray, "k"], *, deviation: float
+) -> KeptAnswer:
     """Evidence and prediction from these sorted rows of a bag; `deviation` is that of the training risks."""
     explanation = explain_bag(scale_budget(model, share=len(rows) / len(bag)), bag.take_rows(rows))
-    doubt = measure_doubt(explanation.kept.logits, explanation.output.answer.logits, deviation=deviation)
+    doubt = measure_doubt(
+        explanation.kept.logits, explanation.output.answer.logits, deviation=deviation
+    )
     return KeptAnswer(rows, explanation, doubt)
 
 
@@ -95,7 +99,11 @@ def measure_doubt(evidence: Logits, everyone: Logits, *, deviation: float) -> fl
 def is_changed(answer: Logits, full: Logits, *, deviation: float, tolerance: float) -> bool:
     """Whether an answer is another one than that of the whole bag."""
     output = create_output(guess_task(len(full)), len(full), deviation)
-    return output.gap(full, answer) > tolerance if output.is_number else not output.same_class(full, answer)
+    return (
+        output.gap(full, answer) > tolerance
+        if output.is_number
+        else not output.same_class(full, answer)
+    )
 
 
 class CertificateSettings(Settings):
@@ -107,7 +115,9 @@ class CertificateSettings(Settings):
     utility_share: float = Field(
         0.98, gt=0, description="Smallest task metric, as a share of the whole bags'."
     )
-    risk: float = Field(0.1, gt=0, lt=1, description="Largest chance that a certified answer is another one.")
+    risk: float = Field(
+        0.1, gt=0, lt=1, description="Largest chance that a certified answer is another one."
+    )
     risk_tolerance: float = Field(
         0.25,
         gt=0,

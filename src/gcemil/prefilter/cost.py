@@ -119,7 +119,9 @@ class PrefilterCost:
     @property
     def encoded(self) -> float:
         """Share of all patches that were encoded."""
-        return sum(slide.n_encoded for slide in self.slides) / sum(slide.n_patches for slide in self.slides)
+        return sum(slide.n_encoded for slide in self.slides) / sum(
+            slide.n_patches for slide in self.slides
+        )
 
     @property
     def mean_change(self) -> float:
@@ -179,7 +181,10 @@ def measure_cost(
     first = read_encoded_grid(cohort.feature_file(specs[0].slide_ids[0]))
     filtered.predict(_find_file(specs[0], slides), mpp=first.mpp)
     for done, spec in enumerate(specs, start=1):
-        path, grid = _find_file(spec, slides), read_encoded_grid(cohort.feature_file(spec.slide_ids[0]))
+        path, grid = (
+            _find_file(spec, slides),
+            read_encoded_grid(cohort.feature_file(spec.slide_ids[0])),
+        )
         order = (whole, filtered) if done % 2 else (filtered, whole)
         made = {way.mode: way.predict(path, mpp=grid.mpp) for way in order}
         full, kept = made["full"], made["prefilter"]
@@ -211,7 +216,9 @@ def measure_cost(
         keep_rate=fitted.keep_rate,
         threads=torch.get_num_threads(),
         model_hash=fitted.model_hash,
-        full_utility=measure_task_metric(task, targets, _as_logits([slide.full for slide in costs])),
+        full_utility=measure_task_metric(
+            task, targets, _as_logits([slide.full for slide in costs])
+        ),
         prefilter_utility=measure_task_metric(
             task, targets, _as_logits([slide.prefiltered for slide in costs])
         ),
@@ -258,7 +265,10 @@ def add_encoding_cost(row: Row, filtered: PrefilterCost | None) -> Row:
     mode = row.labels["mode"]
     figures: dict[str, float | None]
     if mode == PREFILTER_MODE:
-        figures = {"extraction_time": filtered.extraction_time, "end_to_end_time": filtered.end_to_end_time}
+        figures = {
+            "extraction_time": filtered.extraction_time,
+            "end_to_end_time": filtered.end_to_end_time,
+        }
     else:
         explained = row.values.get("explained_time")
         whole = None if explained is None else filtered.unfiltered_time(explained)

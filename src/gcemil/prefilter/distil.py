@@ -84,7 +84,9 @@ class TaughtFold:
         grid = read_encoded_grid(self.cohort.feature_file(slide_id))
         # The pixel size that placed the patches, not the one the file may state.
         with open_slide(self.slides[slide_id], mpp=grid.mpp) as slide:
-            return cut_crops(read_view(slide, settings.view_mpp), grid, settings.crop_px(grid.settings))
+            return cut_crops(
+                read_view(slide, settings.view_mpp), grid, settings.crop_px(grid.settings)
+            )
 
 
 def _open_taught_fold(run: Path, fold: int, slides: Mapping[str, Path], device: str) -> TaughtFold:
@@ -162,7 +164,8 @@ def fit_prefilter(
         tell(done, n_train + n_val)
     targets = stacked_targets(taught.parts.val)
     outcomes = [
-        settle_limit(trial, promise) for trial in _group_by_rate(taught.task, targets, bags, promise.ladder)
+        settle_limit(trial, promise)
+        for trial in _group_by_rate(taught.task, targets, bags, promise.ladder)
     ]
     share = float(np.mean([bag.evidence_share for bag in bags]))
     chosen = choose_rate(outcomes, evidence_share=share)
@@ -237,14 +240,17 @@ def _try_rates(
     for rate in certificate.ladder:
         # The same share of each slide of the bag.
         rows = [span.start + keep_rows(scores[span.slide_id], rate) for span in bag.spans]
-        answers.append(answer_from_kept(taught.model, bag, np.concatenate(rows), deviation=deviation))
+        answers.append(
+            answer_from_kept(taught.model, bag, np.concatenate(rows), deviation=deviation)
+        )
     tolerance = certificate.risk_tolerance
     return BagTrial(
         full=full,
         kept=torch.stack([answer.logits for answer in answers]),
         doubts=[answer.doubt for answer in answers],
         changed=[
-            is_changed(answer.logits, full, deviation=deviation, tolerance=tolerance) for answer in answers
+            is_changed(answer.logits, full, deviation=deviation, tolerance=tolerance)
+            for answer in answers
         ],
         recall=[float(evidence[answer.rows].sum() / evidence.sum()) for answer in answers],
         evidence_share=whole.recovery.fraction,
@@ -300,7 +306,9 @@ def _assemble_prefilter(
     )
 
 
-def _write_notes(taught: TaughtFold, chosen: RateOutcome, certificate: CertificateSettings) -> Iterator[str]:
+def _write_notes(
+    taught: TaughtFold, chosen: RateOutcome, certificate: CertificateSettings
+) -> Iterator[str]:
     n_val, risk = len(taught.parts.val), certificate.risk
     if chosen.doubt_limit is None:
         yield (

@@ -96,7 +96,10 @@ class PatchSource:
     def bag(self, slide_id: str) -> Bag:
         """All patches; those not yet encoded have features of 0, and the caller must leave them out."""
         return slide_bag(
-            slide_id, self._features, self.grid.coords, LevelZeroPx(int(self.grid.patch_size_level0))
+            slide_id,
+            self._features,
+            self.grid.coords,
+            LevelZeroPx(int(self.grid.patch_size_level0)),
         )
 
 
@@ -163,13 +166,19 @@ class SlidePredictor:
         folds = folds or load_fold_models(
             run, folds=None if fold is None else (fold,), needs_evidence=mode != "full"
         )
-        fitted = tuple(_load_fold_prefilter(run, model) for model in folds) if mode == "prefilter" else ()
+        fitted = (
+            tuple(_load_fold_prefilter(run, model) for model in folds)
+            if mode == "prefilter"
+            else ()
+        )
         origin = fitted[0].origin if fitted else read_run_origin(run)
         if any(prefilter.origin != origin for prefilter in fitted):
             raise RunError(
                 f"The folds of {run} have prefilters of different encoders. Fit them again with 'gcemil prefilter'."
             )
-        ready = encoder or load_matching_encoder(origin, source=source, device=device, precision=precision)
+        ready = encoder or load_matching_encoder(
+            origin, source=source, device=device, precision=precision
+        )
         if ready.fingerprint != origin.fingerprint:
             raise UsageError(
                 f"The encoder '{ready.name}' is not the one that made the features of {run}, '{origin.encoder}'."
@@ -179,7 +188,9 @@ class SlidePredictor:
     def use_folds(self, folds: tuple[FoldModel, ...]) -> SlidePredictor:
         """The same with some of its folds."""
         fitted = tuple(
-            own for one, own in zip(self.folds, self.prefilters, strict=bool(self.prefilters)) if one in folds
+            own
+            for one, own in zip(self.folds, self.prefilters, strict=bool(self.prefilters))
+            if one in folds
         )
         return replace(self, folds=folds, prefilters=fitted)
 
@@ -195,13 +206,18 @@ class SlidePredictor:
                     f"{path}: no patch with enough tissue was found. Look at the contact sheets of 'gcemil encode --patches-only'."
                 )
             source = PatchSource(
-                slide, grid, self.encoder, EncodeSettings(batch_size=self.batch_size, dtype=self.origin.dtype)
+                slide,
+                grid,
+                self.encoder,
+                EncodeSettings(batch_size=self.batch_size, dtype=self.origin.dtype),
             )
             if self.mode == "prefilter":
                 return self._predict_kept(source, slide_id, watch)
             return self._predict_whole(source, slide_id, watch, self.mode, certified=None)
 
-    def _predict_kept(self, source: PatchSource, slide_id: str, watch: Stopwatch) -> SlideFilePrediction:
+    def _predict_kept(
+        self, source: PatchSource, slide_id: str, watch: Stopwatch
+    ) -> SlideFilePrediction:
         with watch.part("prefilter"):
             kept = _keep_rows_of_folds(self.prefilters, source)
         with watch.part("encoding"):
@@ -210,7 +226,9 @@ class SlidePredictor:
         answers: list[KeptAnswer] = []
         with watch.part("prediction"):
             for fold, fitted, rows in zip(self.folds, self.prefilters, kept, strict=True):
-                answer = answer_from_kept(_wrapped_model(fold), bag, rows, deviation=fitted.risk_deviation)
+                answer = answer_from_kept(
+                    _wrapped_model(fold), bag, rows, deviation=fitted.risk_deviation
+                )
                 if not fitted.certifies(answer.doubt):
                     break
                 answers.append(answer)
@@ -220,12 +238,22 @@ class SlidePredictor:
         evidence = slide_evidence(
             _wrapped_model(self.folds[0]), bag.take_rows(first.rows), first.explanation
         )[0]
-        per_fold = [fold.values(answer.logits) for fold, answer in zip(self.folds, answers, strict=True)]
-        predicted = SlidePrediction(slide_id, average_folds(self.folds, per_fold), per_fold, evidence)
+        per_fold = [
+            fold.values(answer.logits) for fold, answer in zip(self.folds, answers, strict=True)
+        ]
+        predicted = SlidePrediction(
+            slide_id, average_folds(self.folds, per_fold), per_fold, evidence
+        )
         return self._with_cost(predicted, first.rows, source, watch, certified=True)
 
     def _predict_whole(
-        self, source: PatchSource, slide_id: str, watch: Stopwatch, mode: Mode, *, certified: bool | None
+        self,
+        source: PatchSource,
+        slide_id: str,
+        watch: Stopwatch,
+        mode: Mode,
+        *,
+        certified: bool | None,
     ) -> SlideFilePrediction:
         everyone = np.arange(len(source.grid))
         with watch.part("encoding"):

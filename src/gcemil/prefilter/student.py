@@ -91,7 +91,9 @@ def cut_crops(view: LowView, grid: PatchGrid, crop_px: int) -> Crops:
 
 def density_table(crops: Crops) -> DensityTable:
     """The standardised density of each of the 256 values of each channel, from all crops of one slide."""
-    counts = np.stack([np.bincount(crops[..., channel].ravel(), minlength=256) for channel in range(3)])
+    counts = np.stack(
+        [np.bincount(crops[..., channel].ravel(), minlength=256) for channel in range(3)]
+    )
     density = -np.log10((np.arange(256) + 1) / 256)
     share = counts / max(1, counts[0].sum())
     mean = share @ density
@@ -111,7 +113,9 @@ class PrefilterSettings(Settings):
 
     view_mpp: float = Field(4.0, gt=0, le=20, description="Micrometres per pixel of the view.")
     context: float = Field(1.5, ge=1, le=5, description="Side of a crop in sides of a patch.")
-    width: int = Field(16, ge=4, le=1024, multiple_of=4, description="Channels of the first convolution.")
+    width: int = Field(
+        16, ge=4, le=1024, multiple_of=4, description="Channels of the first convolution."
+    )
     epochs: int = Field(10, ge=1)
     learning_rate: float = Field(3e-3, gt=0)
     weight_decay: float = Field(1e-2, ge=0)
@@ -119,7 +123,9 @@ class PrefilterSettings(Settings):
         256, ge=2, description="Patches of a training slide that are learned from."
     )
     slides_per_step: int = Field(2, ge=1)
-    target_temperature: float = Field(0.5, gt=0, description="T: low values look at the first patches only.")
+    target_temperature: float = Field(
+        0.5, gt=0, description="T: low values look at the first patches only."
+    )
     seed: int = Field(0, ge=0)
 
     def crop_px(self, patches: PatchSettings) -> int:
@@ -193,7 +199,10 @@ def fit_student(lessons: Sequence[Lesson], settings: PrefilterSettings) -> Stude
         order = draws.permutation(len(lessons))
         for start in range(0, len(order), settings.slides_per_step):
             chosen = [lessons[place] for place in order[start : start + settings.slides_per_step]]
-            losses = [_ranking_loss(student, lesson, settings.target_temperature, draws) for lesson in chosen]
+            losses = [
+                _ranking_loss(student, lesson, settings.target_temperature, draws)
+                for lesson in chosen
+            ]
             optimizer.zero_grad()
             torch.autograd.backward(torch.stack(losses).mean())
             optimizer.step()

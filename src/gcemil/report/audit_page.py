@@ -41,7 +41,9 @@ def write_audit_page(path: Path, finding: Finding) -> Path:
     for record in finding.slides:
         records.setdefault(record["rule"], []).append(record)
     counts = {
-        rule: Count(sum(bool(one["sufficient_share"] and one["necessary_share"]) for one in own), len(own))
+        rule: Count(
+            sum(bool(one["sufficient_share"] and one["necessary_share"]) for one in own), len(own)
+        )
         for rule, own in records.items()
     }
     facts = (
@@ -80,7 +82,9 @@ def _tabulate(comparison: str, rows: Sequence[Row]) -> Table:
         Line(
             (style.readable_name(row.labels["rule"]),),
             "ours",
-            tuple(metric_cell(name, row.values.get(name), row.deviations.get(name)) for name in names),
+            tuple(
+                metric_cell(name, row.values.get(name), row.deviations.get(name)) for name in names
+            ),
             comparison=None if (is_control := row.labels["rule"] in CONTROLS) else comparison,
             role="control" if is_control else "",
         )
@@ -91,12 +95,16 @@ def _tabulate(comparison: str, rows: Sequence[Row]) -> Table:
     return Table("", title, "", ("Patches chosen by",), columns, tuple(lines))
 
 
-def _draw_curves(records: Mapping[str, Sequence[Mapping[str, Any]]], shares: Sequence[float]) -> Picture:
+def _draw_curves(
+    records: Mapping[str, Sequence[Mapping[str, Any]]], shares: Sequence[float]
+) -> Picture:
     """Both curves of every rule, mean over its bags."""
     figure = style.new_figure(3.4)
     rules, percent = order_rules(records), [100 * share for share in shares]
     handles: list[Any] = []
-    for axes, (key, title) in zip(style.add_axes_row(figure, len(CURVES)), CURVES.items(), strict=True):
+    for axes, (key, title) in zip(
+        style.add_axes_row(figure, len(CURVES)), CURVES.items(), strict=True
+    ):
         handles = []
         for number, rule in enumerate(rules):
             values = np.array([record[key] for record in records[rule]], dtype=float)
@@ -104,16 +112,22 @@ def _draw_curves(records: Mapping[str, Sequence[Mapping[str, Any]]], shares: Seq
             # A bag of one patch has nothing left to lose.
             mean = np.where(known, values, 0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
             color = (
-                style.GROUPS[number % len(style.GROUPS)] if rule not in CONTROLS else find_rule(rule).color
+                style.GROUPS[number % len(style.GROUPS)]
+                if rule not in CONTROLS
+                else find_rule(rule).color
             )
             handles += axes.plot(
                 percent, mean, color=color, marker=style.MARKERS[number % len(style.MARKERS)],
                 linestyle=(0, (4, 2)) if rule in CONTROLS else "-",
             )  # fmt: skip
-        style.draw_grid(axes).set(xscale="log", xlabel="patches kept or removed, % of the bag", title=title)
+        style.draw_grid(axes).set(
+            xscale="log", xlabel="patches kept or removed, % of the bag", title=title
+        )
         axes.set_xticks(percent, [f"{tick:g}" for tick in percent])
         axes.minorticks_off()
         axes.axhline(0, color=style.MUTED, linewidth=0.7)
-    figure.legend(handles, [style.readable_name(rule) for rule in rules], loc="outside lower left", ncols=4)
+    figure.legend(
+        handles, [style.readable_name(rule) for rule in rules], loc="outside lower left", ncols=4
+    )
     alt = "Output from the kept patches and loss without them, over the share of patches, by rule"
     return Picture(style.encode_figure(figure, "svg"), alt, "image/svg+xml", CAPTION)

@@ -49,11 +49,15 @@ class FoldPredictions:
         if metric == "c_index":
             # Harrell's concordance: pairs of an event and a case that outlived it.
             times, events = self.targets, labels == 1
-            outlived = (times[events][:, None] < times) | ((times[events][:, None] == times) & ~events)
+            outlived = (times[events][:, None] < times) | (
+                (times[events][:, None] == times) & ~events
+            )
             if self.folds is not None:
                 # Risks of different networks share no unit.
                 outlived &= self.folds[events][:, None] == self.folds
-            return share_of_pairs(weights, events, np.ones(len(times), dtype=bool), values, outlived)
+            return share_of_pairs(
+                weights, events, np.ones(len(times), dtype=bool), values, outlived
+            )
         predicted = values.argmax(axis=1)
         if metric == "accuracy":
             return weights @ (predicted == labels) / weights.sum(axis=1)
@@ -61,7 +65,10 @@ class FoldPredictions:
             # The mean over the classes that occur as label or prediction.
             classes = np.arange(values.shape[1])
             is_true, is_predicted = labels[:, None] == classes, predicted[:, None] == classes
-            hits, total = weights @ (is_true & is_predicted), weights @ is_true + weights @ is_predicted
+            hits, total = (
+                weights @ (is_true & is_predicted),
+                weights @ is_true + weights @ is_predicted,
+            )
             scores = np.divide(2 * hits, total, out=np.zeros_like(hits), where=total > 0)
             return scores.sum(axis=1) / (total > 0).sum(axis=1)
         # One-vs-rest area, the mean over the classes that occur.
@@ -111,7 +118,10 @@ def read_fold_predictions(fold: FoldData, plain: FoldData | None = None) -> Fold
             labels = np.searchsorted(np.quantile(targets, [0.25, 0.5, 0.75]), targets)
         by_mode = {
             mode: np.array(
-                [[float(table[slide_id][name]) for name in columns or [str(number)]] for slide_id in ids]
+                [
+                    [float(table[slide_id][name]) for name in columns or [str(number)]]
+                    for slide_id in ids
+                ]
             )
             for mode, table in tables.items()
         }
@@ -189,7 +199,9 @@ def draw_metrics(
     generator = np.random.default_rng(seed)
     drawn = [(fold, fold.draw_weights(generator)) for fold in folds]
     return {
-        (mode, metric): np.mean([fold.measure(mode, metric, weights) for fold, weights in drawn], axis=0)
+        (mode, metric): np.mean(
+            [fold.measure(mode, metric, weights) for fold, weights in drawn], axis=0
+        )
         for mode in modes
         for metric in metrics
     }

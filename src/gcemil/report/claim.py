@@ -50,11 +50,19 @@ class RuleSlides:
     def words(self) -> str:
         """The rule, and whose it is where that matters."""
         label = find_rule(self.rule).label
-        return label if not self.network or not self.is_rival else f"{label} of the {self.network} host"
+        return (
+            label
+            if not self.network or not self.is_rival
+            else f"{label} of the {self.network} host"
+        )
 
     def count(self, *criteria: str) -> Count:
         """Slides in which all these criteria hold, of those where all apply."""
-        judged = [record for record in self.records if all(record.get(name) is not None for name in criteria)]
+        judged = [
+            record
+            for record in self.records
+            if all(record.get(name) is not None for name in criteria)
+        ]
         return Count(sum(all(record[name] for name in criteria) for record in judged), len(judged))
 
     @property
@@ -101,7 +109,9 @@ class Claim:
         others = [
             f"{other.words} {other.both.words}"
             for other in self.rules
-            if other.rule in ("attention", "random") and other is not self.rival and other is not self.own
+            if other.rule in ("attention", "random")
+            and other is not self.rival
+            and other is not self.own
         ]
         if others:
             sentences.append("Others: " + "; ".join(others) + ".")
@@ -116,13 +126,18 @@ class Claim:
             remarks.append(
                 "Rivals are those of the wrapped host; name the plain host's run with --against to see its own."
             )
-        return [*remarks, ORACLE_MEANING] if any(rule.rule == "oracle" for rule in self.rules) else remarks
+        return (
+            [*remarks, ORACLE_MEANING]
+            if any(rule.rule == "oracle" for rule in self.rules)
+            else remarks
+        )
 
     def count_without_evidence(self) -> Count:
         """Slides whose prediction does not need the recovered patches."""
         judged = [record for record in self.own.records if record.get("necessary") is not None]
         return Count(
-            sum(bool(record.get("no_evidence", not record["necessary"])) for record in judged), len(judged)
+            sum(bool(record.get("no_evidence", not record["necessary"])) for record in judged),
+            len(judged),
         )
 
     def _compare_with(self, rival: RuleSlides, unit: str) -> str:
@@ -144,14 +159,20 @@ class Claim:
             how = "does better than" if rival.both.held > self.own.both.held else "does as well as"
             return f"{head} It {how} the evidence ({paired})."
         is_chance = sign_test(won, lost) > CHANCE
-        noise = "a difference that chance could make" if is_chance else "more than chance would make"
+        noise = (
+            "a difference that chance could make" if is_chance else "more than chance would make"
+        )
         return f"{head} The evidence holds in more {unit}s ({paired}: {noise})."
 
 
 def explain_counts(records: Sequence[Record], unit: str) -> list[str]:
     """Which way the output moves when the evidence is kept or removed, why a definition fails, and what to do next."""
     kept, removed = (
-        [one for one in records if one.get("phi_full") is not None and one.get(f"phi_{name}") is not None]
+        [
+            one
+            for one in records
+            if one.get("phi_full") is not None and one.get(f"phi_{name}") is not None
+        ]
         for name in ("kept", "removed")
     )
     if not kept or not removed:
@@ -167,7 +188,11 @@ def explain_counts(records: Sequence[Record], unit: str) -> list[str]:
         f"Without the evidence it moves from {before:.2f} to {without:.2f} ({without - before:+.2f}){leaves}.",
     ]
     failed = [one for one in kept if one.get("sufficient") is False]
-    surer = [one for one in failed if one["phi_kept"] > one["phi_full"] and one.get("keeps_class") is True]
+    surer = [
+        one
+        for one in failed
+        if one["phi_kept"] > one["phi_full"] and one.get("keeps_class") is True
+    ]
     if len(failed) > len(records) / 2:
         sentences.append(_explain_insufficient(len(surer), len(failed), full, unit))
     spare = sum(one.get("necessary") is False for one in removed)
@@ -213,13 +238,16 @@ def make_claim(records: Sequence[Record], *, rule: str, is_same_network: bool) -
     """
     rules = _group_rules(records, is_same_network=is_same_network)
     own = next(
-        (slides for slides in rules if slides.rule == rule and slides.network in ("", "wrapped")), None
+        (slides for slides in rules if slides.rule == rule and slides.network in ("", "wrapped")),
+        None,
     )
     if own is None:
         return None
     plain = "plain" if any(slides.network == "plain" for slides in rules) else ""
     rivals = [
-        slides for slides in rules if slides.is_rival and slides.rule != rule and slides.network == plain
+        slides
+        for slides in rules
+        if slides.is_rival and slides.rule != rule and slides.network == plain
     ]
     best = max(rivals, key=lambda rival: rival.both.held, default=None)
     return Claim(own, best, rules, is_same_network)

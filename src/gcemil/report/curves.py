@@ -55,7 +55,8 @@ def _trace_class(
     # Bags with one score pass the threshold together.
     is_last = np.append(np.diff(scores[order]) != 0, True)
     hits, alarms = (
-        np.cumsum(weights[:, order] * side[order], axis=1)[:, is_last] for side in (positive, ~positive)
+        np.cumsum(weights[:, order] * side[order], axis=1)[:, is_last]
+        for side in (positive, ~positive)
     )
     start = np.zeros((len(weights), 1))
     recall, false_rate = (
@@ -85,7 +86,10 @@ def bin_confidence(
     sizes = weights @ members
     means, shares = (
         np.divide(
-            weights @ (members * values[:, None]), sizes, out=np.full(sizes.shape, np.nan), where=sizes > 0
+            weights @ (members * values[:, None]),
+            sizes,
+            out=np.full(sizes.shape, np.nan),
+            where=sizes > 0,
         )
         for values in (confidence, right)
     )
@@ -110,7 +114,10 @@ def measure_classes(bags: FoldPredictions, mode: str, weights: Weights) -> dict[
         "auc": np.stack(
             [
                 share_of_pairs(
-                    weights, bags.labels == index, bags.labels != index, bags.by_mode[mode][:, index]
+                    weights,
+                    bags.labels == index,
+                    bags.labels != index,
+                    bags.by_mode[mode][:, index],
                 )
                 for index in classes
             ],

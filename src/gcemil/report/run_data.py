@@ -68,7 +68,9 @@ class FoldData:
     @cached_property
     def findings(self) -> dict[str, Finding]:
         """What diagnostics found, by their name."""
-        return {path.stem: read_finding(path) for path in sorted(self.files.diagnostics.glob("*.json"))}
+        return {
+            path.stem: read_finding(path) for path in sorted(self.files.diagnostics.glob("*.json"))
+        }
 
     @property
     def modes(self) -> list[str]:
@@ -92,7 +94,11 @@ class FoldData:
         path = self.files.predictions(mode, self.modes)
         if not path.is_file():
             return None
-        return [row for row in read_table(path, ("slide_id", "case_id", "split")) if row["split"] == part]
+        return [
+            row
+            for row in read_table(path, ("slide_id", "case_id", "split"))
+            if row["split"] == part
+        ]
 
     def evidence(self, slide_id: str) -> SlideEvidence | None:
         """None where the fold recovered nothing: a plain host, or a bag it did not test."""
@@ -134,7 +140,11 @@ class RunData:
     def environment(self) -> Record:
         """Versions and machine, as the run recorded them; empty where it did not."""
         path = Run(self.folder).environment
-        return read_record(path, Record, error=RunError, remedy="Train again.") if is_file(path) else {}
+        return (
+            read_record(path, Record, error=RunError, remedy="Train again.")
+            if is_file(path)
+            else {}
+        )
 
     @property
     def cohort(self) -> Path:

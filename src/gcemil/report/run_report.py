@@ -37,7 +37,12 @@ OnStep = Callable[[int, int], None]
 
 
 def write_report(
-    run: Path, out: Path, *, against: Path | None = None, seed: int = 0, on_step: OnStep | None = None
+    run: Path,
+    out: Path,
+    *,
+    against: Path | None = None,
+    seed: int = 0,
+    on_step: OnStep | None = None,
 ) -> Path:
     """Write the page to `out` and the figures to RUN/figures; `run` may be a results folder of `gcemil benchmark`."""
     with matplotlib.rc_context(STYLE):
@@ -103,7 +108,9 @@ def read_grid_summary(results: Path) -> Record:
         raise RunError(
             f"{results} has no summary.json. Make it with 'gcemil benchmark GRID.yaml --out {results}'."
         )
-    return read_record(path, Record, error=RunError, remedy="Make it again with 'gcemil benchmark'.")
+    return read_record(
+        path, Record, error=RunError, remedy="Make it again with 'gcemil benchmark'."
+    )
 
 
 def check_pair(run: RunData, against: RunData) -> None:
@@ -115,4 +122,6 @@ def check_pair(run: RunData, against: RunData) -> None:
             "Compare runs of one cohort."
         )
     if run.task != against.task:
-        raise RunError(f"{against.folder} is a {against.task} run, {run.folder} a {run.task} run: no pair.")
+        raise RunError(
+            f"{against.folder} is a {against.task} run, {run.folder} a {run.task} run: no pair."
+        )

@@ -68,7 +68,9 @@ class Sample:
         kept: list[str] = []
         for mode in (self.main, *self.shown):
             given = self.bags.by_mode.get(mode)
-            if given is not None and not any(np.array_equal(given, self.bags.by_mode[one]) for one in kept):
+            if given is not None and not any(
+                np.array_equal(given, self.bags.by_mode[one]) for one in kept
+            ):
                 kept.append(mode)
         return [mode for mode in style.ARMS if mode in kept]
 
@@ -87,7 +89,11 @@ class Sample:
             for mode in (PLAIN, "full")
             if mode in self.bags.by_mode and mode not in self.modes
         ]
-        same = f" The same predictions as {style.ARMS[self.main]}: {', '.join(twins)}." if twins else ""
+        same = (
+            f" The same predictions as {style.ARMS[self.main]}: {', '.join(twins)}."
+            if twins
+            else ""
+        )
         return f"95 % intervals: {len(self.weights) - 1} bootstrap draws of patients; {self.count}.{same}"
 
 
@@ -148,7 +154,9 @@ def tabulate_metrics(
         columns += [Column(metric, "mean ± sd of folds", metric, group=label)] * has_folds
         columns.append(Column(f"{metric}_all", heading, metric, group=label))
     for name in extra:
-        columns.append(Column(name, f"{name} [95 % interval]", better="lower" if name == "IBS" else "higher"))
+        columns.append(
+            Column(name, f"{name} [95 % interval]", better="lower" if name == "IBS" else "higher")
+        )
     lines = []
     for mode in sample.modes:
         cells = []
@@ -166,14 +174,22 @@ def tabulate_metrics(
     note = f"{len(sample.folds)} folds. All folds: {pairs}. " * has_folds + sample.note
     title = "Performance on the test part"
     return Table(
-        "metrics", title, "tab:metrics", ("Prediction",), tuple(columns), tuple(lines), notes=(note,)
+        "metrics",
+        title,
+        "tab:metrics",
+        ("Prediction",),
+        tuple(columns),
+        tuple(lines),
+        notes=(note,),
     )
 
 
 def spread_cell(metric: str, by_fold: Mapping[int, float]) -> Cell:
     """Mean and deviation over the folds."""
     values = list(by_fold.values())
-    return metric_cell(metric, fmean(values) if values else None, stdev(values) if len(values) > 1 else None)
+    return metric_cell(
+        metric, fmean(values) if values else None, stdev(values) if len(values) > 1 else None
+    )
 
 
 def value_cell(metric: str, values: Draws) -> Cell:

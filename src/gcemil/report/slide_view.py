@@ -79,7 +79,9 @@ class SlideView:
             # Tissue deserves all the pixels it has; flat squares do not.
             tissue = min(MOST_TISSUE, round(self.patch_size / thumbnail.downsample))
             most_per_patch = max(most_per_patch, tissue)
-        frame = frame_patches(self.coords, self.patch_size, largest, most_per_patch, whole_pixels=True)
+        frame = frame_patches(
+            self.coords, self.patch_size, largest, most_per_patch, whole_pixels=True
+        )
         under = None if thumbnail is None else _crop_thumbnail(thumbnail, frame)
         return SlideFrame.of(frame, self.coords, self.patch_size, under)
 
@@ -87,7 +89,9 @@ class SlideView:
         """Attention and evidence, both with the outline of the truth."""
         attention = draw_attention(place, self.evidence.scores)
         evidence = draw_evidence(place, self.evidence.selected, self.color)
-        return outline_truth(attention, place, self.truth), outline_truth(evidence, place, self.truth)
+        return outline_truth(attention, place, self.truth), outline_truth(
+            evidence, place, self.truth
+        )
 
 
 def read_slide_view(run: RunData, bag: BagKey, slide_id: str) -> SlideView | None:
@@ -156,7 +160,10 @@ def rank_anchors(evidence: SlideEvidence, weight_share: float) -> list[tuple[int
     counts = weights >= weight_share * weights.max()
     counting = [anchor for anchor in np.argsort(-weights, kind="stable").tolist() if counts[anchor]]
     others = [anchor for anchor in by_coverage if not counts[anchor]]
-    return [(anchor, name_anchor(evidence, anchor), bool(counts[anchor])) for anchor in counting + others]
+    return [
+        (anchor, name_anchor(evidence, anchor), bool(counts[anchor]))
+        for anchor in counting + others
+    ]
 
 
 def name_anchor(evidence: SlideEvidence, anchor: int) -> str:
@@ -170,8 +177,12 @@ def name_anchor(evidence: SlideEvidence, anchor: int) -> str:
 
 def draw_subsets(place: SlideFrame, subsets: Int[np.ndarray, "n"]) -> Canvas:
     """Disjoint subsets, numbered from 1, each in its colour."""
-    colors = np.array([GREY, *FIRST_SUBSETS], dtype=np.uint8)[np.clip(subsets, 0, len(FIRST_SUBSETS))]
-    return place.paint(colors, (subsets > 0).astype(float), None if place.thumbnail is None else subsets > 0)
+    colors = np.array([GREY, *FIRST_SUBSETS], dtype=np.uint8)[
+        np.clip(subsets, 0, len(FIRST_SUBSETS))
+    ]
+    return place.paint(
+        colors, (subsets > 0).astype(float), None if place.thumbnail is None else subsets > 0
+    )
 
 
 def outline_truth(canvas: Canvas, place: SlideFrame, truth: Mask | None) -> Canvas:

@@ -153,7 +153,9 @@ def draw_grid(axes: Axes, *, grid: str = "y") -> Axes:
 def label_rows(axes: Axes, names: Sequence[str], *, width: int = MOST_LETTERS) -> np.ndarray:
     """Name the rows of a chart from top to bottom, and return their places."""
     places = np.arange(len(names), 0, -1)
-    axes.set_yticks(places, [textwrap.fill(shorten_label(name, 2 * width), width) for name in names])
+    axes.set_yticks(
+        places, [textwrap.fill(shorten_label(name, 2 * width), width) for name in names]
+    )
     axes.set_ylim(0.4, len(names) + 0.75)
     axes.tick_params(axis="y", length=0)
     return places
@@ -169,7 +171,12 @@ def draw_scale_bar(axes: Axes, pixels: int, microns_per_pixel: float) -> None:
     left, bottom = right - microns / microns_per_pixel, axes.get_ylim()[0] * 0.965
     halo = [patheffects.withStroke(linewidth=3.5, foreground="white")]
     axes.plot(
-        [left, right], [bottom, bottom], color=INK, linewidth=2, solid_capstyle="butt", path_effects=halo
+        [left, right],
+        [bottom, bottom],
+        color=INK,
+        linewidth=2,
+        solid_capstyle="butt",
+        path_effects=halo,
     )
     axes.annotate(
         text, ((left + right) / 2, bottom), xytext=(0, 4), textcoords="offset points", ha="center", fontsize=7.5,

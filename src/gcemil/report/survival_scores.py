@@ -43,9 +43,9 @@ def estimate_uncensored(
 ) -> Float[np.ndarray, "m"]:
     """G at these times; of equal times the event comes before the censoring."""
     steps = np.unique(times)
-    at_risk = (times[:, None] >= steps).sum(axis=0) - ((times[:, None] == steps) & events[:, None]).sum(
-        axis=0
-    )
+    at_risk = (times[:, None] >= steps).sum(axis=0) - (
+        (times[:, None] == steps) & events[:, None]
+    ).sum(axis=0)
     censored = ((times[:, None] == steps) & ~events[:, None]).sum(axis=0)
     left = np.cumprod(1 - np.divide(censored, at_risk, out=np.zeros(len(steps)), where=at_risk > 0))
     return np.append(1.0, left)[np.searchsorted(steps, at, side="right")]
@@ -115,5 +115,7 @@ def predict_survival(
         survival = model.predict_survival_function(
             pd.DataFrame({"risk": (risks - middle) / spread}), times=at
         )
-        reference = KaplanMeierFitter().fit(fitted_on.time, fitted_on.event).survival_function_at_times(at)
+        reference = (
+            KaplanMeierFitter().fit(fitted_on.time, fitted_on.event).survival_function_at_times(at)
+        )
     return survival.to_numpy().T, reference.to_numpy()

@@ -40,7 +40,9 @@ def tabulate_targets(run: Run) -> Table:
         for name, summary in summaries.items()
     }
     evidence = {name: _measure_evidence(target.path) for name, target in run.targets.items()}
-    measured = [key for key in EVIDENCE if any(one.get(key) is not None for one in evidence.values())]
+    measured = [
+        key for key in EVIDENCE if any(one.get(key) is not None for one in evidence.values())
+    ]
     columns += [Column(key, EVIDENCE[key], _METRIC[key], group="evidence") for key in measured]
     # The mean of a fold is over its targets, so that the deviation is that of the mean.
     means = [
@@ -48,11 +50,14 @@ def tabulate_targets(run: Run) -> Table:
         for column in zip(*folds.values(), strict=True)
     ]
     lines = [
-        _line(name, values, [evidence[name].get(key) for key in measured]) for name, values in folds.items()
+        _line(name, values, [evidence[name].get(key) for key in measured])
+        for name, values in folds.items()
     ]
     together = [_mean([one.get(key) for one in evidence.values()]) for key in measured]
     lines.append(_line(MEAN, means, together))
-    return Table("targets", "Targets, on test slides", "", ("target",), tuple(columns), tuple(lines))
+    return Table(
+        "targets", "Targets, on test slides", "", ("target",), tuple(columns), tuple(lines)
+    )
 
 
 _METRIC = {"both": "both_share", "evidence_fraction": "evidence_fraction", "precision": "precision"}
@@ -72,16 +77,22 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return mean_and_deviation(values)[0]
 
 
-def _line(name: str, folds: Sequence[Sequence[float | None]], evidence: Sequence[float | None]) -> Line:
+def _line(
+    name: str, folds: Sequence[Sequence[float | None]], evidence: Sequence[float | None]
+) -> Line:
     cells: list[Any] = [metric_cell("auc", *mean_and_deviation(values)) for values in folds]
-    cells += [metric_cell(key, value) for key, value in zip(_METRIC.values(), evidence, strict=False)]
+    cells += [
+        metric_cell(key, value) for key, value in zip(_METRIC.values(), evidence, strict=False)
+    ]
     return Line((name,), "ours", tuple(cells), role="own" if name == MEAN else "")
 
 
 def write_targets_page(run: Run, out: Path, pages: dict[str, Path]) -> Path:
     """The page of a run, beside the reports of its targets."""
     if unfinished := [name for name in run.card.targets if name not in run.targets]:
-        raise RunError(f"{run.path} has no run of target '{unfinished[0]}'. Train it with 'gcemil train'.")
+        raise RunError(
+            f"{run.path} has no run of target '{unfinished[0]}'. Train it with 'gcemil train'."
+        )
     title = f"Several targets: {run.path.name or run.path}"
     facts = (
         f"{len(pages)} targets",

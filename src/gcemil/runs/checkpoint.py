@@ -36,7 +36,16 @@ Meta = dict[str, Any]
 PRETRAINED_FORMAT = "gcemil-pretrained-1"
 EXPORT_AGAIN = "Export it again with 'gcemil export RUN --pretrained FOLDER'."
 TRAIN_AGAIN = "Remove it to train the fold again."
-MISREAD = (SafetensorError, KeyError, TypeError, ValueError, OSError, RuntimeError, MemoryError, InputError)
+MISREAD = (
+    SafetensorError,
+    KeyError,
+    TypeError,
+    ValueError,
+    OSError,
+    RuntimeError,
+    MemoryError,
+    InputError,
+)
 """What reading a damaged or foreign file raises."""
 
 
@@ -58,7 +67,10 @@ class _BankRecord(BaseModel):
             words = str(values.get("provenance"))
             first: dict[str, BankKind] = {"prototypes": "prototypes", "examples": "examples"}
             kind = next((kind for word, kind in first.items() if words.startswith(word)), "text")
-            return {**values, "kind": "prompt_patches" if "met in training patches" in words else kind}
+            return {
+                **values,
+                "kind": "prompt_patches" if "met in training patches" in words else kind,
+            }
         return values
 
 
@@ -111,7 +123,9 @@ class LoadedNetwork:
         return self.model if self.model is not None else self.host
 
 
-def save_network(path: Path, loaded: LoadedNetwork, cohort: Cohort, settings: TrainSettings) -> None:
+def save_network(
+    path: Path, loaded: LoadedNetwork, cohort: Cohort, settings: TrainSettings
+) -> None:
     """Weights, and what is needed to build the network again without the cohort."""
     save_tensors(path, loaded.network.state_dict(), describe_network(loaded, cohort, settings))
 
@@ -163,7 +177,9 @@ def load_network(
     if path.name == PRETRAINED_WEIGHTS:
         described, remedy = path.with_name(PRETRAINED_CONFIG), EXPORT_AGAIN
         if not is_file(described):
-            raise RunError(f"{path.parent} is not an exported fold: it has no {described.name}. {remedy}")
+            raise RunError(
+                f"{path.parent} is not an exported fold: it has no {described.name}. {remedy}"
+            )
         meta = read_record(described, PretrainedConfig, error=RunError, remedy=remedy).network
         tensors, _ = load_tensors(path, remedy=remedy)
     else:
@@ -173,7 +189,15 @@ def load_network(
     try:
         loaded = _build_network(record, tensors)
         loaded.network.load_state_dict(tensors)
-    except (GcemilError, RuntimeError, KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except (
+        GcemilError,
+        RuntimeError,
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        IndexError,
+    ) as error:
         raise RunError(
             f"{path} does not hold the network its header describes ({error_text(error)}). {remedy}"
         ) from error
@@ -240,7 +264,9 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Meta) -> None:
 def load_tensors(path: Path, *, remedy: str = TRAIN_AGAIN) -> tuple[dict[str, Tensor], Meta]:
     """Every tensor of a file and the record in its header."""
     if not is_file(path):
-        folds = sorted(other.parent.name for other in path.parent.parent.glob(f"fold_*/{path.name}"))
+        folds = sorted(
+            other.parent.name for other in path.parent.parent.glob(f"fold_*/{path.name}")
+        )
         trained = f" Trained are: {', '.join(folds)}." if folds else ""
         raise RunError(
             f"{path} does not exist: the fold is not trained.{trained} Train it with 'gcemil train'."
@@ -294,7 +320,9 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Every tensor of the optimiser's state, numbered by parameter."""
     state = optimizer.state_dict()["state"]
     return {
-        f"optimizer.{index}.{name}": value for index, entry in state.items() for name, value in entry.items()
+        f"optimizer.{index}.{name}": value
+        for index, entry in state.items()
+        for name, value in entry.items()
     }
 
 
@@ -305,4 +333,6 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tenso
         if key.startswith("optimizer."):
             _, index, name = key.split(".", 2)
             state.setdefault(int(index), {})[name] = value
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    optimizer.load_state_dict(
+        {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
+    )

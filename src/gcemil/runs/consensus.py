@@ -71,7 +71,9 @@ class Ensemble(MilHost[Any]):
         target: Tensor | None = None,
     ) -> HostOutput:
         pairs = zip(self.hosts, embedded.parts, strict=True)
-        return average_outputs([host.aggregate(one, coords, log_gates=log_gates) for host, one in pairs])
+        return average_outputs(
+            [host.aggregate(one, coords, log_gates=log_gates) for host, one in pairs]
+        )
 
     def gated(
         self,
@@ -83,7 +85,9 @@ class Ensemble(MilHost[Any]):
         target: Tensor | None = None,
     ) -> HostOutput:
         pairs = zip(self.hosts, embedded.parts, strict=True)
-        return average_outputs([host.gated(features, one, coords, log_gates) for host, one in pairs])
+        return average_outputs(
+            [host.gated(features, one, coords, log_gates) for host, one in pairs]
+        )
 
 
 def average_outputs(outputs: Sequence[HostOutput]) -> HostOutput:
@@ -138,7 +142,8 @@ def find_consensus(
     }
     # Prototypes of two folds share their names and nothing else.
     shares_anchors = all(
-        one.bank.kind != "prototypes" and one.bank.prompts == models[0].bank.prompts for one in models
+        one.bank.kind != "prototypes" and one.bank.prompts == models[0].bank.prompts
+        for one in models
     )
     joined = []
     for span, records in zip(bag.spans, zip(*per_fold, strict=True), strict=True):
@@ -160,10 +165,14 @@ def _judge(
     """The verdict on the consensus under the mean prediction."""
     features, coords = bag_tensors(bag, models[0].anchors.device)
     embedded = EnsembleEmbedded.of([one.output.embedded for one in explanations])
-    bench = Interventions(Ensemble([one.explained for one in models]), features, coords, embedded=embedded)
+    bench = Interventions(
+        Ensemble([one.explained for one in models]), features, coords, embedded=embedded
+    )
     selected = selected.to(features.device)
     kept, removed = bench.kept(selected), bench.removed(selected)
-    kind = create_output(models[0].task, models[0].n_outputs, fmean(float(one.risk_spread) for one in models))
+    kind = create_output(
+        models[0].task, models[0].n_outputs, fmean(float(one.risk_spread) for one in models)
+    )
     without = None if removed is None else removed.logits
     return judge(kind, bench.full().logits, kept.logits, without, models[0].tolerances)
 
@@ -178,7 +187,9 @@ def _join_records(
         return torch.from_numpy(np.mean([getattr(one, name) for one in records], axis=0))
 
     def scores(name: str) -> np.ndarray:
-        return average_scores(torch.from_numpy(np.stack([getattr(one, name) for one in records]))).numpy()
+        return average_scores(
+            torch.from_numpy(np.stack([getattr(one, name) for one in records]))
+        ).numpy()
 
     responses, weights = torch.zeros(len(selected), 0), torch.zeros(0)
     if keeps_anchors:

@@ -17,7 +17,9 @@ from gcemil import __version__
 PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "h5py", "entmax", "safetensors")
 
 
-def describe_environment(*, seed: int, device: torch.device, inputs: dict[str, str]) -> dict[str, Any]:
+def describe_environment(
+    *, seed: int, device: torch.device, inputs: dict[str, str]
+) -> dict[str, Any]:
     """Everything a reader needs to see why two runs differ."""
     return {
         "gcemil": __version__,

@@ -185,7 +185,9 @@ class RunFold(_Folder):
 
     def predictions(self, mode: str, modes: Collection[str]) -> Path:
         """One line per bag. predictions.csv is the main prediction: that of F, or of a plain or a given host."""
-        return self.path / ("predictions.csv" if mode == main_mode(modes) else f"predictions_{mode}.csv")
+        return self.path / (
+            "predictions.csv" if mode == main_mode(modes) else f"predictions_{mode}.csv"
+        )
 
     def evidence(self, slide_id: str) -> Path:
         """The recovered evidence of a test slide."""
@@ -201,7 +203,9 @@ class RunFold(_Folder):
 
     def kept_epochs(self) -> list[int]:
         """Epochs whose representations lie here."""
-        names = (path.stem.removeprefix("epoch_") for path in (self.path / "epochs").glob("epoch_*.h5"))
+        names = (
+            path.stem.removeprefix("epoch_") for path in (self.path / "epochs").glob("epoch_*.h5")
+        )
         return sorted(int(name) for name in names if name.isdecimal())
 
     def read_metrics(self) -> FoldMetrics:
@@ -211,7 +215,10 @@ class RunFold(_Folder):
                 f"{self.metrics} does not exist: the fold is not finished. Train it with 'gcemil train'."
             )
         return read_record(
-            self.metrics, FoldMetrics, error=RunError, remedy="Make it again with 'gcemil train RUN --again'."
+            self.metrics,
+            FoldMetrics,
+            error=RunError,
+            remedy="Make it again with 'gcemil train RUN --again'.",
         )
 
     def read_history(self) -> list[Record]:
@@ -291,8 +298,13 @@ class Run(_Folder):
 
     def folds_with(self, name: str) -> list[RunFold]:
         """The folds that have this file or folder, by their numbers."""
-        numbers = (_fold_number(path) for path in self.path.glob("fold_*") if (path / name).exists())
-        return [self.fold(number) for number in sorted(number for number in numbers if number is not None)]
+        numbers = (
+            _fold_number(path) for path in self.path.glob("fold_*") if (path / name).exists()
+        )
+        return [
+            self.fold(number)
+            for number in sorted(number for number in numbers if number is not None)
+        ]
 
     def trained_folds(self) -> list[RunFold]:
         """The folds that have a network, or the exported fold that this folder is; RunError where there is none."""
@@ -386,19 +398,25 @@ class Run(_Folder):
                 summary[mode][name] = {"mean": mean, "std": deviation, "folds": values}
         measured = self.folds_with("diagnostics")
         findings: dict[str, list[Record]] = {}
-        for name in sorted({path.stem for fold in measured for path in fold.diagnostics.glob("*.json")}):
+        for name in sorted(
+            {path.stem for fold in measured for path in fold.diagnostics.glob("*.json")}
+        ):
             joined = join_folds(
                 [read_finding(path) for fold in measured if (path := fold.finding(name)).is_file()]
             )
             findings[name] = [
-                {"labels": row.labels, "mean": row.values, "std": row.deviations} for row in joined.rows
+                {"labels": row.labels, "mean": row.values, "std": row.deviations}
+                for row in joined.rows
             ]
         if findings:
             summary["diagnostics"] = findings
         if runs := self.targets:
-            written = {name: read_json(run.summary) for name, run in runs.items() if is_file(run.summary)}
+            written = {
+                name: read_json(run.summary) for name, run in runs.items() if is_file(run.summary)
+            }
             summary["targets"] = {
-                name: {mode: own[mode] for mode in MODES if mode in own} for name, own in written.items()
+                name: {mode: own[mode] for mode in MODES if mode in own}
+                for name, own in written.items()
             }
         write_json(self.summary, summary)
         return summary

@@ -69,7 +69,9 @@ def describe_learning(folds: Sequence[Learning]) -> str | None:
     # Perfect folds have no bootstrap error; a fold whose error is unknown says nothing.
     low, high = value - Z95 * error, min(1.0, value + Z95 * error)
     if low <= chance or all(one.error is None for one in folds):
-        rival, least = ("the mean of the labels", low) if figure == "r2" else ("chance", max(0.0, low))
+        rival, least = (
+            ("the mean of the labels", low) if figure == "r2" else ("chance", max(0.0, low))
+        )
         return (
             f"This model is no better than {rival} as far as {n_test} test bags can tell: {words} {value:.2f}, "
             f"95 % interval {least:.2f} to {high:.2f}. Its evidence is not certified."

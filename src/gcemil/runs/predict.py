@@ -86,9 +86,13 @@ def load_fold_models(
 ) -> tuple[FoldModel, ...]:
     """All trained folds of a run, or some."""
     chosen = Run(run).trained_folds() if folds is None else [Run(run).fold(fold) for fold in folds]
-    models = tuple(FoldModel(one.path, *open_network(one.checkpoint, device, precision)) for one in chosen)
+    models = tuple(
+        FoldModel(one.path, *open_network(one.checkpoint, device, precision)) for one in chosen
+    )
     if needs_evidence and any(one.loaded.model is None for one in models):
-        raise UsageError(f"{run} is a plain host, which has no evidence: only --mode full is possible.")
+        raise UsageError(
+            f"{run} is a plain host, which has no evidence: only --mode full is possible."
+        )
     return models
 
 
@@ -135,12 +139,14 @@ def predict_new_bag(models: Sequence[FoldModel], bag: Bag, mode: Mode) -> SlideP
     """A bag of one slide through every fold; the evidence is the consensus of the folds."""
     predicted = [_predict_bag(fold.loaded.network, bag) for fold in models]
     per_fold = [
-        fold.values(outputs[mode].logits) for fold, (outputs, _) in zip(models, predicted, strict=True)
+        fold.values(outputs[mode].logits)
+        for fold, (outputs, _) in zip(models, predicted, strict=True)
     ]
     values = average_folds(models, per_fold)
     for prefix, beside in list_beside(models, mode).items():
         other = [
-            fold.values(outputs[beside].logits) for fold, (outputs, _) in zip(models, predicted, strict=True)
+            fold.values(outputs[beside].logits)
+            for fold, (outputs, _) in zip(models, predicted, strict=True)
         ]
         values |= average_folds(models, other, prefix)
     networks = [fold.loaded.model for fold in models if fold.loaded.model is not None]
@@ -149,7 +155,9 @@ def predict_new_bag(models: Sequence[FoldModel], bag: Bag, mode: Mode) -> SlideP
     return SlidePrediction(bag.bag_id, values, per_fold, evidence)
 
 
-def read_new_slide(path: Path, meta: dict[str, Any], *, mpp: float | None = None) -> tuple[Bag, str]:
+def read_new_slide(
+    path: Path, meta: dict[str, Any], *, mpp: float | None = None
+) -> tuple[Bag, str]:
     """A feature file of any layout we know, checked against what the model was trained on, and what a reader must know of it.
 
     `mpp` is needed where coordinates are micrometres.
@@ -239,7 +247,9 @@ def represent_runs(runs: Sequence[Path], *, on_bag: OnBag | None = None) -> None
         fold, (_, cohort) = Run(run).trained_folds()[0], Run(run).open_cohort()
         parts = fold_parts(cohort, read_fold(cohort, fold.number))
         network = load_network(fold.checkpoint)[0].network
-        write_representations(fold.representations, represent_bags(network, cohort, parts, on_bag=on_bag))
+        write_representations(
+            fold.representations, represent_bags(network, cohort, parts, on_bag=on_bag)
+        )
         if (figures := measure_adapter(network, cohort, parts)) is not None:
             write_adapter(fold.adapter, figures)
 
@@ -287,7 +297,9 @@ def measure_adapter(network: nn.Module, cohort: Cohort, parts: FoldParts) -> Ada
     cosines, selected = [], []
     for _, bag in load_bags(cohort, parts.test[:ADAPTED_BAGS], rule=SampleRule()):
         features = bag_tensors(bag, adapter.up.device)[0].float()
-        cosines.append(torch.cosine_similarity(adapter.norm(features), adapter(features), dim=1).cpu())
+        cosines.append(
+            torch.cosine_similarity(adapter.norm(features), adapter(features), dim=1).cpu()
+        )
         selected.append(explain_bag(network, bag).recovery.selected.cpu())
     strengths = torch.linalg.svdvals(adapter.up @ adapter.down.T)[: adapter.up.shape[1]]
     return AdapterFigures(

@@ -82,7 +82,9 @@ evidence = gcemil.explain(model, bag)
 Record = dict[str, Any]
 
 
-def save_pretrained(fold: Path | str, folder: Path | str, *, license_name: str = UNKNOWN_LICENSE) -> Path:
+def save_pretrained(
+    fold: Path | str, folder: Path | str, *, license_name: str = UNKNOWN_LICENSE
+) -> Path:
     """Write a trained fold (RUN/fold_<k>, or the first of RUN) as a folder that `from_pretrained` opens."""
     fold, folder = Path(fold), Path(folder)
     source = Run(fold).trained_folds()[0] if Run(fold).is_begun else RunFold(fold)
@@ -171,13 +173,22 @@ def write_card(config: Mapping[str, Any]) -> str:
     head = {
         "license": config["license"],
         "library_name": "gcemil",
-        "tags": ["pathology", "whole-slide-imaging", "multiple-instance-learning", settings["host"]["name"]],
+        "tags": [
+            "pathology",
+            "whole-slide-imaging",
+            "multiple-instance-learning",
+            settings["host"]["name"],
+        ],
     }
     slides = data["slides"]
     facts = [
         ("task", network["task"]),
         ("classes", ", ".join(network["classes"]) or TASKS[network["task"]].number),
-        ("host", settings["host"]["name"] + (" with evidence (GCE-MIL)" if bank else ", without evidence")),
+        (
+            "host",
+            settings["host"]["name"]
+            + (" with evidence (GCE-MIL)" if bank else ", without evidence"),
+        ),
         ("encoder", data["encoder"]),
         ("feature width", data["feature_width"]),
         ("patch size, level-0 pixels", data["patch_size_level0"] or "differs between slides"),
@@ -192,7 +203,9 @@ def write_card(config: Mapping[str, Any]) -> str:
         ),
         ("licence", config["license"]),
     ]
-    simulated = "**The slides were simulated. They are not tissue.**\n\n" if data["simulated"] else ""
+    simulated = (
+        "**The slides were simulated. They are not tissue.**\n\n" if data["simulated"] else ""
+    )
     return CARD.format(
         head=yaml.safe_dump(head, sort_keys=False).rstrip(),
         title=f"{settings['host']['name']} on {data['cohort']}",
@@ -220,7 +233,11 @@ def _snr_table(rows: list[Record] | None) -> list[str]:
         return ["Not measured: `gcemil diagnose RUN --only snr` before the export adds it."]
     names = [name for name in (*FULL_KEPT, *SOFT_KEPT) if any(name in row for row in rows)]
     lines = [
-        (find_rule(row["rule"]).label, row["network"], *(_figure(name, row.get(name)) for name in names))
+        (
+            find_rule(row["rule"]).label,
+            row["network"],
+            *(_figure(name, row.get(name)) for name in names),
+        )
         for row in rows
     ]
     return _markdown_table(("patches chosen by", "predicted by", *map(_label, names)), lines)

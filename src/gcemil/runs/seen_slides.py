@@ -61,7 +61,9 @@ class SeenSlides:
         part = self.judged[fold].get(slide_id)
         return "test" if part == "test" else "val" if part == "val" else "train"
 
-    def least_seen(self, folds: Sequence[Path], slide_id: str, path: Path) -> tuple[SlidePart, list[Path]]:
+    def least_seen(
+        self, folds: Sequence[Path], slide_id: str, path: Path
+    ) -> tuple[SlidePart, list[Path]]:
         """The folds that saw least of the slide, and its part in them."""
         known = self.find_slide(slide_id, path)
         parts = {fold: self.part(fold, known) for fold in folds}

@@ -41,7 +41,9 @@ from gcemil.runs.checkpoint import NetworkRecord, build_host
 from gcemil.runs.folder import Run
 from gcemil.wording import near_path
 
-SAVE_AGAIN = "Where it was trained, save the tensors alone: torch.save(model.state_dict(), 'weights.pt')."
+SAVE_AGAIN = (
+    "Where it was trained, save the tensors alone: torch.save(model.state_dict(), 'weights.pt')."
+)
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,11 @@ class PretrainedHost:
     @property
     def record(self) -> dict[str, Any]:
         """What a fold keeps of where its weights came from."""
-        return {"source": str(self.source.resolve()), "sha256": self.sha256, "notes": list(self.notes)}
+        return {
+            "source": str(self.source.resolve()),
+            "sha256": self.sha256,
+            "notes": list(self.notes),
+        }
 
 
 # Reading a file
@@ -72,7 +78,11 @@ def read_pretrained_host(path: Path, host: HostSettings, cohort: Cohort) -> Pret
     host_spec(host.name)
     content, header = _read_weights_file(path)
     sha256 = content_hash(path)
-    if header is None and cohort.card.task == "regression" and (host.weights is None or host.weights.frozen):
+    if (
+        header is None
+        and cohort.card.task == "regression"
+        and (host.weights is None or host.weights.frozen)
+    ):
         raise WeightsError(
             f"{path} does not say in which unit its value is counted, so it cannot be taken as it is. To train on from "
             f"these weights: gcemil train {cohort.folder} --host {host.name} --host-weights {path}."
@@ -83,16 +93,24 @@ def read_pretrained_host(path: Path, host: HostSettings, cohort: Cohort) -> Pret
         if cohort.card.task == "regression":
             scale = header["label_mean"], header["label_deviation"]
     elif _has_our_names(content, host, cohort):
-        settings, tensors, notes = host, _rename_tensors(content, _expected_tensors(host, cohort)), ()
+        settings, tensors, notes = (
+            host,
+            _rename_tensors(content, _expected_tensors(host, cohort)),
+            (),
+        )
     else:
         settings, tensors, notes = _read_published_checkpoint(path, content, host, cohort)
-    return PretrainedHost(path, sha256, settings, _fit_tensors(path, tensors, settings, cohort), notes, scale)
+    return PretrainedHost(
+        path, sha256, settings, _fit_tensors(path, tensors, settings, cohort), notes, scale
+    )
 
 
 def _read_weights_file(path: Path) -> tuple[Any, dict[str, Any] | None]:
     """What a file of weights holds, and the header of a checkpoint of ours."""
     if not is_file(path):
-        reason = "is not a file" if path.exists() else f"does not exist.{near_path(path)}".rstrip(".")
+        reason = (
+            "is not a file" if path.exists() else f"does not exist.{near_path(path)}".rstrip(".")
+        )
         raise WeightsError(f"{path} {reason}. Give the file of weights that your training wrote.")
     header = None
     try:
@@ -119,7 +137,9 @@ def _read_weights_file(path: Path) -> tuple[Any, dict[str, Any] | None]:
         ) from error
     if not _list_tensors(content):
         raise WeightsError(f"{path} holds no tensors by name. {SAVE_AGAIN}")
-    if any(tensor.layout != torch.strided or tensor.is_quantized for tensor in _list_tensors(content)):
+    if any(
+        tensor.layout != torch.strided or tensor.is_quantized for tensor in _list_tensors(content)
+    ):
         raise WeightsError(
             f"{path} holds sparse or quantized tensors, which no host has. Nothing was loaded."
         )
@@ -139,7 +159,9 @@ def _read_own_checkpoint(
     path: Path, content: Any, header: Any, host: HostSettings, cohort: Cohort
 ) -> tuple[HostSettings, Tensors, tuple[str, ...]]:
     """A checkpoint of ours; the wrapper around a host is left behind."""
-    record = validate_as(header, NetworkRecord, path, error=WeightsError, remedy="Give another file.")
+    record = validate_as(
+        header, NetworkRecord, path, error=WeightsError, remedy="Give another file."
+    )
     trained = record.settings.host
     if trained.name != host.name:
         raise WeightsError(
@@ -153,7 +175,11 @@ def _read_own_checkpoint(
     _refuse_other_options(path, trained.options, host.options)
     tensors = dict(content)
     if record.bank is not None:
-        tensors = {key.removeprefix("host."): one for key, one in tensors.items() if key.startswith("host.")}
+        tensors = {
+            key.removeprefix("host."): one
+            for key, one in tensors.items()
+            if key.startswith("host.")
+        }
     notes = []
     if record.encoder != cohort.card.encoder:
         notes.append(
@@ -161,7 +187,11 @@ def _read_own_checkpoint(
         )
     options = {**host.options, **trained.options}
     gate_mode = host.gate_mode or trained.gate_mode
-    return host.model_copy(update={"options": options, "gate_mode": gate_mode}), tensors, tuple(notes)
+    return (
+        host.model_copy(update={"options": options, "gate_mode": gate_mode}),
+        tensors,
+        tuple(notes),
+    )
 
 
 def _has_our_names(content: Any, host: HostSettings, cohort: Cohort) -> bool:
@@ -210,15 +240,16 @@ def _read_published_checkpoint(
                 f"({', '.join(cohort.card.classes) or 'one number'}). To train a new head on these weights: "
                 f"gcemil train {cohort.folder} --host {host.name} --host-weights {path}."
             )
-        note = (
-            f"The file has {found.n_outputs} outputs and the cohort {cohort.n_outputs}: the head starts anew."
-        )
+        note = f"The file has {found.n_outputs} outputs and the cohort {cohort.n_outputs}: the head starts anew."
         return settings, _with_new_head(found, settings, cohort), (note, *found.caveats)
     tensors = dict(found.create(host.gate_mode, host.options).state_dict())
     notes = found.caveats
     if cohort.card.classes:
         order = ", ".join(f"{place} is {name}" for place, name in enumerate(cohort.card.classes))
-        notes = (f"The file does not name its outputs; they are read in the cohort's order: {order}.", *notes)
+        notes = (
+            f"The file does not name its outputs; they are read in the cohort's order: {order}.",
+            *notes,
+        )
     return settings, tensors, notes
 
 
@@ -241,10 +272,14 @@ def _is_published(name: str, content: Any) -> bool:
     return True
 
 
-def _refuse_other_options(path: Path, found: Mapping[str, object], asked: Mapping[str, object]) -> None:
+def _refuse_other_options(
+    path: Path, found: Mapping[str, object], asked: Mapping[str, object]
+) -> None:
     for key, value in found.items():
         if key in asked and asked[key] != value:
-            raise UsageError(f"{path} has {key} {value}, but host.options.{key} asks for {asked[key]}.")
+            raise UsageError(
+                f"{path} has {key} {value}, but host.options.{key} asks for {asked[key]}."
+            )
 
 
 def _expected_tensors(host: HostSettings, cohort: Cohort) -> dict[str, Tensor]:
@@ -269,7 +304,9 @@ def _fit_tensors(path: Path, tensors: Tensors, host: HostSettings, cohort: Cohor
             f"{cohort.n_outputs} outputs: {misfit}. Nothing was loaded."
         )
     if wild := [key for key, one in tensors.items() if not bool(torch.isfinite(one).all())]:
-        raise WeightsError(f"{path} has NaN or infinite numbers in {listed(sorted(wild))}. It is damaged.")
+        raise WeightsError(
+            f"{path} has NaN or infinite numbers in {listed(sorted(wild))}. It is damaged."
+        )
     return {key: tensors[key].detach().to(one.dtype).contiguous() for key, one in expected.items()}
 
 
@@ -283,7 +320,9 @@ def _weights_of_folds(source: Path) -> dict[int, Path] | None:
     return {fold.number: fold.checkpoint for fold in Run(source).trained_folds()}
 
 
-def pretrained_host_of_fold(settings: TrainSettings, cohort: Cohort, fold: int) -> PretrainedHost | None:
+def pretrained_host_of_fold(
+    settings: TrainSettings, cohort: Cohort, fold: int
+) -> PretrainedHost | None:
     """The weights that a fold starts from; None where it starts afresh."""
     if settings.host.weights is None:
         return None
@@ -293,10 +332,14 @@ def pretrained_host_of_fold(settings: TrainSettings, cohort: Cohort, fold: int) 
         raise RunError(
             f"{source} has no trained fold {fold}, only {', '.join(map(str, per_fold))}. Give --folds, or train it there."
         )
-    return read_pretrained_host(source if per_fold is None else per_fold[fold], settings.host, cohort)
+    return read_pretrained_host(
+        source if per_fold is None else per_fold[fold], settings.host, cohort
+    )
 
 
-def resolve_pretrained_host(settings: TrainSettings, cohort: Cohort, folds: Sequence[int]) -> TrainSettings:
+def resolve_pretrained_host(
+    settings: TrainSettings, cohort: Cohort, folds: Sequence[int]
+) -> TrainSettings:
     """The settings with the sizes and the hash of the weights that are to be used; all folds must agree in sizes."""
     weights = settings.host.weights
     if weights is None:
@@ -307,11 +350,17 @@ def resolve_pretrained_host(settings: TrainSettings, cohort: Cohort, folds: Sequ
         if name != settings.host.name:
             raise UsageError(f"{source} is a run of host '{name}', not of '{settings.host.name}'.")
         Run(source).check_cohort(cohort)
-    hosts = [host for fold in folds if (host := pretrained_host_of_fold(settings, cohort, fold)) is not None]
+    hosts = [
+        host
+        for fold in folds
+        if (host := pretrained_host_of_fold(settings, cohort, fold)) is not None
+    ]
     check_same_sizes(hosts)
     sha256 = join_hashes([content_hash(path) for path in (per_fold or {0: source}).values()])
     if weights.sha256 not in (None, sha256):
-        raise WeightsError(f"{source} has changed: SHA-256 {sha256}, but {weights.sha256} is recorded.")
+        raise WeightsError(
+            f"{source} has changed: SHA-256 {sha256}, but {weights.sha256} is recorded."
+        )
     used = HostWeights(source=str(source.resolve()), frozen=weights.frozen, sha256=sha256)
     sized = hosts[0].settings.model_copy(update={"weights": used})
     return settings.model_copy(update={"host": sized})

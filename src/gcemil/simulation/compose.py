@@ -39,7 +39,13 @@ from gcemil.simulation.layout import draw_layout
 from gcemil.simulation.patch_pool import UNUSED, Parts, PatchPool, Rows, deal_patches, hold_out
 from gcemil.simulation.plan import plan_classification, plan_factors, stream
 from gcemil.simulation.profile import ClassRule, Dials, Profile, Tissue
-from gcemil.simulation.simulate import PlannedSlide, is_whole, target_slides, write_layout, writing_slides
+from gcemil.simulation.simulate import (
+    PlannedSlide,
+    is_whole,
+    target_slides,
+    write_layout,
+    writing_slides,
+)
 
 GENERATION = 2
 """Raised whenever equal arguments would give another cohort than before."""
@@ -120,7 +126,9 @@ class ComposeSettings(Settings):
         for name in ("patches", "evidence"):
             low, high = getattr(self, name)
             if not 0 < low <= high:
-                raise ValueError(f"{name} go from a smaller to a larger number above 0, got {low} to {high}")
+                raise ValueError(
+                    f"{name} go from a smaller to a larger number above 0, got {low} to {high}"
+                )
         if self.evidence[1] > 0.5:
             raise ValueError(f"evidence is at most half of a slide, got {self.evidence[1]}")
         if self.parts is not None and min(self.parts) < 1:
@@ -169,13 +177,20 @@ def compose(
     """Write a composed cohort with truth, folds and, optionally, examples and a stand-in for a text bank."""
     known = pool.classes
     if unknown := [name for name in recipe.classes if name not in known]:
-        raise UsageError(f"{pool.source} has no patches of class '{unknown[0]}'; it has: {', '.join(known)}.")
+        raise UsageError(
+            f"{pool.source} has no patches of class '{unknown[0]}'; it has: {', '.join(known)}."
+        )
     if seed < 0:
         raise UsageError(f"A seed is 0 or more, got {seed}.")
     profile, dials = _make_profile(recipe), _make_dials(recipe)
     plan = plan_classification if recipe.labels else plan_factors
     cases = plan(
-        profile, dials, prefix="composed", n_slides=recipe.n_slides, patches=recipe.patches, seed=seed
+        profile,
+        dials,
+        prefix="composed",
+        n_slides=recipe.n_slides,
+        patches=recipe.patches,
+        seed=seed,
     )
     slides = target_slides(profile, dials, cases, stream(seed, "outcomes"))
     cohort = Cohort(out, _cohort_card(pool, recipe, seed), tuple(slide.row for slide in slides))
@@ -201,11 +216,15 @@ def compose(
     def write_slide(slide: PlannedSlide) -> None:
         """features/<slide>.h5 and truth/<slide>.h5 from the patches that this slide may hold."""
         name, own = slide.row.slide_id, np.flatnonzero(part == part_of[slide.row.slide_id])
-        layout = draw_layout(profile, dials, slide.n_patches, slide.regions, stream(seed, "layout", name))
+        layout = draw_layout(
+            profile, dials, slide.n_patches, slide.regions, stream(seed, "layout", name)
+        )
         own = _draw_slide_pool(pool, recipe, own, stream(seed, "slide pool", name))
         rows = _choose_patches(pool, profile, layout.concept, own, stream(seed, "patches", name))
         place = stream(seed, "offset", name)
-        write_layout(out, slide, layout, pool.features[rows], PATCH_SIZE, place, more_truth={"patch": rows})
+        write_layout(
+            out, slide, layout, pool.features[rows], PATCH_SIZE, place, more_truth={"patch": rows}
+        )
 
     with writing_slides(
         out,
@@ -240,7 +259,8 @@ def _make_profile(recipe: ComposeSettings) -> Profile:
         ),
         factors=recipe.hazards,
         tissues=tuple(
-            Tissue(name=name, kind="benign", share=share) for name, share in recipe.background.items()
+            Tissue(name=name, kind="benign", share=share)
+            for name, share in recipe.background.items()
         ),
     )
 
@@ -276,7 +296,9 @@ def _pool_part(folds: Sequence[Fold], recipe: ComposeSettings) -> dict[str, int]
     return part_of
 
 
-def _draw_slide_pool(pool: PatchPool, recipe: ComposeSettings, own: Rows, generator: Generator) -> Rows:
+def _draw_slide_pool(
+    pool: PatchPool, recipe: ComposeSettings, own: Rows, generator: Generator
+) -> Rows:
     """The patches that one slide may hold: a share of those of each background class, and all others."""
     labels, kept = pool.labels[own], [own[~np.isin(pool.labels[own], [*recipe.background])]]
     for name in recipe.background:
@@ -294,7 +316,9 @@ def _choose_patches(
     for index in np.unique(concept):
         places = np.flatnonzero(concept == index)
         candidates = own[pool.labels[own] == profile.concepts[index].name]
-        rounds = [generator.permutation(candidates) for _ in range(-(-len(places) // len(candidates)))]
+        rounds = [
+            generator.permutation(candidates) for _ in range(-(-len(places) // len(candidates)))
+        ]
         rows[generator.permutation(places)] = np.concatenate(rounds)[: len(places)]
     return rows
 
@@ -307,13 +331,19 @@ def _write_held_out(
     if not recipe.examples_per_class:
         return
     patients = None if pool.patients is None else pool.patients[examples]
-    kept = replace(pool, features=pool.features[examples], labels=pool.labels[examples], patients=patients)
+    kept = replace(
+        pool, features=pool.features[examples], labels=pool.labels[examples], patients=patients
+    )
     kept.write(out / EXAMPLES)
     if recipe.text_like:
         rows = np.concatenate([examples, more])
         anchors, images = _text_like_bank(pool, recipe, rows, stream(seed, "text-like bank"))
-        arrays.write_anchors(out / "anchors.h5", anchors, recipe.classes, {"source": "class means, composed"})
-        store.write(out / "anchor_pairs.h5", {"features": pool.features[rows], "anchor_space": images})
+        arrays.write_anchors(
+            out / "anchors.h5", anchors, recipe.classes, {"source": "class means, composed"}
+        )
+        store.write(
+            out / "anchor_pairs.h5", {"features": pool.features[rows], "anchor_space": images}
+        )
 
 
 def _text_like_bank(
@@ -342,7 +372,10 @@ def _list_assumptions(
 ) -> tuple[str, ...]:
     """Every choice that a reader of the results has to know, with its numbers."""
     per_part = [
-        ", ".join(f"{name} {int(((part == own) & (pool.labels == name)).sum())}" for name in recipe.classes)
+        ", ".join(
+            f"{name} {int(((part == own) & (pool.labels == name)).sum())}"
+            for name in recipe.classes
+        )
         for own in range(int(part.max()) + 1)
     ]
     unit = "patch" if pool.patients is None else "patient"
@@ -352,12 +385,16 @@ def _list_assumptions(
         dealt = f"{len(per_part)} parts, two per fold (its validation half apart), the first of {per_part[0]}"
     notes = [
         f"patches: {len(pool.labels)} of {pool.source}, encoder {pool.encoder}; no {unit} is shared between parts ({dealt})",
-        "background: " + ", ".join(f"{name} {share:g}" for name, share in recipe.background.items()),
+        "background: "
+        + ", ".join(f"{name} {share:g}" for name, share in recipe.background.items()),
         *(
             f"label '{name}': {' or '.join(own) if own else 'background alone'}"
             for name, own in recipe.labels.items()
         ),
-        *(f"hazard of {name}: {weight:+g} per full dose" for name, weight in recipe.hazards.items()),
+        *(
+            f"hazard of {name}: {weight:+g} per full dose"
+            for name, weight in recipe.hazards.items()
+        ),
         f"evidence: {recipe.evidence[0]:.1%} to {recipe.evidence[1]:.1%} of a slide in up to {recipe.regions_max} contiguous "
         "regions; labels are equally frequent and never wrong",
         f"places: tissue outlines and regions are simulated on a grid of {PATCH_SIZE} pixels; a real patch stands anywhere "
@@ -392,7 +429,8 @@ def _describe_repeats(
     background = np.isin(pool.labels, [*recipe.background]) & (part != UNUSED)
     available = np.bincount(part[background], minlength=int(part.max()) + 1)
     ratios = [
-        slide.n_patches / (recipe.slide_pool * available[part_of[slide.row.slide_id]]) for slide in slides
+        slide.n_patches / (recipe.slide_pool * available[part_of[slide.row.slide_id]])
+        for slide in slides
     ]
     uses = sum(slide.n_patches for slide in slides) / available.sum()
     once = "at most once" if max(ratios) <= 1 else f"about {max(ratios):.1f} times"

@@ -61,10 +61,14 @@ def find_neighbours(cells: Cells) -> Neighbours:
     height, width = cells.max(axis=0) + 1
     rows = np.full((height + 2, width + 2), -1, dtype=np.int64)
     rows[cells[:, 0] + 1, cells[:, 1] + 1] = np.arange(len(cells))
-    return np.stack([rows[cells[:, 0] + 1 + down, cells[:, 1] + 1 + right] for down, right in STEPS], axis=1)
+    return np.stack(
+        [rows[cells[:, 0] + 1 + down, cells[:, 1] + 1 + right] for down, right in STEPS], axis=1
+    )
 
 
-def grow_regions(neighbours: Neighbours, sizes: Sequence[int], generator: Generator) -> RegionIds | None:
+def grow_regions(
+    neighbours: Neighbours, sizes: Sequence[int], generator: Generator
+) -> RegionIds | None:
     """Disjoint regions numbered from 1 in the order of `sizes`, 0 elsewhere; None when one of them finds no room."""
     region = np.zeros(len(neighbours), dtype=np.int64)
     free = np.ones(len(neighbours), dtype=bool)
@@ -93,7 +97,9 @@ def _place_region(
     candidates = np.flatnonzero(free)
     if len(candidates) < size:
         return None
-    for seed in generator.choice(candidates, size=min(_SEEDS_TRIED, len(candidates)), replace=False):
+    for seed in generator.choice(
+        candidates, size=min(_SEEDS_TRIED, len(candidates)), replace=False
+    ):
         members = _grow_region(neighbours, free, cost, int(seed), size)
         if len(members) == size:
             return members
@@ -101,7 +107,11 @@ def _place_region(
 
 
 def _grow_region(
-    neighbours: Neighbours, free: Bool[np.ndarray, "n"], cost: Float[np.ndarray, "n"], seed: int, size: int
+    neighbours: Neighbours,
+    free: Bool[np.ndarray, "n"],
+    cost: Float[np.ndarray, "n"],
+    seed: int,
+    size: int,
 ) -> list[int]:
     """Up to `size` free cells around the seed, side by side, in the order of the cheapest path to them."""
     waiting = [(0.0, seed)]
@@ -199,18 +209,24 @@ def _paint_layout(
         concept=concept,
         region=region,
         composition=mix_concepts(concept, len(names), neighbours, dials.border_mixing),
-        overlap=mix_concepts((region > 0).astype(np.int64), 2, neighbours, dials.border_mixing)[:, 1],
+        overlap=mix_concepts((region > 0).astype(np.int64), 2, neighbours, dials.border_mixing)[
+            :, 1
+        ],
     )
 
 
-def _draw_background(profile: Profile, dials: Dials, cells: Cells, generator: Generator) -> PatchIndex:
+def _draw_background(
+    profile: Profile, dials: Dials, cells: Cells, generator: Generator
+) -> PatchIndex:
     """One background tissue per patch in coherent regions, in shares that differ from slide to slide."""
     usual = np.log([tissue.share for tissue in profile.tissues])
     own = usual + dials.composition_spread * generator.standard_normal(len(usual))
     return np.argmax(smooth_fields(cells, dials.region_scale, len(usual), generator) + own, axis=1)
 
 
-def mix_concepts(concept: PatchIndex, n_concepts: int, neighbours: Neighbours, mixing: float) -> Composition:
+def mix_concepts(
+    concept: PatchIndex, n_concepts: int, neighbours: Neighbours, mixing: float
+) -> Composition:
     """Shares of every concept in each patch; rows add up to 1."""
     every = np.arange(len(concept))
     shares = np.zeros((len(concept), n_concepts))

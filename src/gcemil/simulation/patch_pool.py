@@ -94,7 +94,9 @@ def read_pool(path: Path) -> PatchPool:
         features = features.astype(np.float32)
     patients = _read_names(path, "patients", layouts["patients"]) if "patients" in layouts else None
     encoder = str(store.attributes(path).get("encoder", "unknown"))
-    return PatchPool(features, _read_names(path, "labels", layouts["labels"]), patients, encoder, str(path))
+    return PatchPool(
+        features, _read_names(path, "labels", layouts["labels"]), patients, encoder, str(path)
+    )
 
 
 def _read_names(path: Path, name: str, layout: store.DatasetInfo) -> Names:
@@ -103,7 +105,9 @@ def _read_names(path: Path, name: str, layout: store.DatasetInfo) -> Names:
         return store.read(path, name).astype(np.str_)
     names = np.array(store.read_texts(path, name), dtype=np.str_)
     if (names == "").any():
-        raise InputError(f"{path}: '{name}' is empty at patch {int(np.argmax(names == ''))}. Name it.")
+        raise InputError(
+            f"{path}: '{name}' is empty at patch {int(np.argmax(names == ''))}. Name it."
+        )
     return names
 
 
@@ -116,7 +120,9 @@ def hold_out(
     """
     candidates = np.isin(pool.labels, classes)
     if pool.patients is not None and wanted:
-        candidates &= np.isin(pool.patients, _patients_for(pool, pool.patients, classes, wanted, generator))
+        candidates &= np.isin(
+            pool.patients, _patients_for(pool, pool.patients, classes, wanted, generator)
+        )
     chosen = []
     for name in classes:
         own = np.flatnonzero(candidates & (pool.labels == name))
@@ -146,7 +152,11 @@ def _patients_for(
 
 
 def deal_patches(
-    pool: PatchPool, classes: Sequence[str], without: Rows, shares: Sequence[float], generator: Generator
+    pool: PatchPool,
+    classes: Sequence[str],
+    without: Rows,
+    shares: Sequence[float],
+    generator: Generator,
 ) -> Parts:
     """The part of every patch; patches of other classes, those of `without` and their patients are UNUSED."""
     usable = np.isin(pool.labels, classes)
@@ -163,7 +173,9 @@ def deal_patches(
         if (counts == 0).any():
             whose = ""
             if pool.patients is not None:
-                whose = f" of {len(np.unique(pool.patients[usable & (pool.labels == name)]))} patients"
+                whose = (
+                    f" of {len(np.unique(pool.patients[usable & (pool.labels == name)]))} patients"
+                )
             raise InputError(
                 f"{pool.source}: class '{name}' has {counts.sum()} patches{whose} left to deal, too few for {len(weights)} parts "
                 "that share none. Ask for fewer folds or examples, or bring more patches."

@@ -52,7 +52,13 @@ from gcemil.files import (
 )
 from gcemil.simulation.layout import draw_layout
 from gcemil.simulation.profile import Profile, find_size, load_profile, resolve_dials
-from gcemil.simulation.simulate import PLAN, PlannedSlide, check_arguments, plan_slides, writing_slides
+from gcemil.simulation.simulate import (
+    PLAN,
+    PlannedSlide,
+    check_arguments,
+    plan_slides,
+    writing_slides,
+)
 from gcemil.simulation.world import World, draw_world
 from gcemil.slides.contours import trace_outlines
 from gcemil.slides.grid import PatchGrid, covered_share
@@ -116,7 +122,9 @@ def simulate_pixels(
     chosen, rung = load_profile(profile), find_size(size)
     check_arguments(seed, slides, None)
     resolved = resolve_dials(chosen.dials, {**PIXEL_DIALS, **(dials or {})})
-    world = draw_world(chosen, resolved, feature_dim=rung.feature_dim, anchor_dim=rung.anchor_dim, seed=seed)
+    world = draw_world(
+        chosen, resolved, feature_dim=rung.feature_dim, anchor_dim=rung.anchor_dim, seed=seed
+    )
     count, bounds = _PIXEL_SIZES.get(size, (chosen.slides, chosen.patches))
     planned = plan_slides(world, chosen.name, slides or count, patches or bounds)
     rows, card = tuple(slide.row for slide in planned), _make_card(world, size, patches or bounds)
@@ -173,7 +181,9 @@ def _make_card(world: World, size: str, patches: tuple[int, int]) -> dict[str, A
 def _write_slide(world: World, out: Path, slide: PlannedSlide) -> None:
     """Masks, annotations and, last, the slide itself, from random streams of their own."""
     name, dials = slide.row.slide_id, world.dials
-    layout = draw_layout(world.profile, dials, slide.n_patches, slide.regions, world.draws("layout", name))
+    layout = draw_layout(
+        world.profile, dials, slide.n_patches, slide.regions, world.draws("layout", name)
+    )
     draws = world.draws("pixels", name)
     concept, evidence = draw_masks(layout.cells, layout.concept, layout.region, draws)
     for what, mask in (("concept", concept), ("evidence", evidence)):
@@ -191,7 +201,9 @@ def _write_slide(world: World, out: Path, slide: PlannedSlide) -> None:
         _STANDARD_DYES, _SITE_STAIN * dials.site_shift, world.draws("stain of site", slide.site)
     )
     dyes = _vary_dyes(site, _SLIDE_STAIN * dials.slide_shift, world.draws("stain of slide", name))
-    image = _paint_tissue(concept, _choose_styles(world.profile, dials.mimic_similarity), dyes, draws)
+    image = _paint_tissue(
+        concept, _choose_styles(world.profile, dials.mimic_similarity), dyes, draws
+    )
     write_pyramid_tiff(slide_path(out, name), image, MPP)
 
 
@@ -220,7 +232,9 @@ def _build_asap_xml(regions: Mask, names: Mapping[int, str]) -> bytes:
     ]
     # Readers paint in the order of the file, so holes come last.
     outlines = [("Tumor", name, rings[0]) for name, rings in pieces]
-    outlines += [("Exclusion", f"{name} hole", hole) for name, rings in pieces for hole in rings[1:]]
+    outlines += [
+        ("Exclusion", f"{name} hole", hole) for name, rings in pieces for hole in rings[1:]
+    ]
     for group_name, name, ring in outlines:
         annotation = ElementTree.SubElement(
             annotations,
@@ -232,7 +246,9 @@ def _build_asap_xml(regions: Mask, names: Mapping[int, str]) -> bytes:
         )
         coordinates = ElementTree.SubElement(annotation, "Coordinates")
         for order, (x, y) in enumerate((ring * FINE).tolist()):
-            ElementTree.SubElement(coordinates, "Coordinate", Order=str(order), X=f"{x:.1f}", Y=f"{y:.1f}")
+            ElementTree.SubElement(
+                coordinates, "Coordinate", Order=str(order), X=f"{x:.1f}", Y=f"{y:.1f}"
+            )
     ElementTree.indent(root)
     return bytes(ElementTree.tostring(root, encoding="utf-8", xml_declaration=True))
 
@@ -284,7 +300,9 @@ def _choose_styles(profile: Profile, mimic_similarity: float) -> list[Style]:
 
 def _vary_style(name: str, kind: str) -> Style:
     """The style of a kind, changed by the name of the concept."""
-    spacing, radius, stain = np.exp(np.random.default_rng(crc32(name.encode())).uniform(-0.25, 0.25, 3))
+    spacing, radius, stain = np.exp(
+        np.random.default_rng(crc32(name.encode())).uniform(-0.25, 0.25, 3)
+    )
     return np.array(STYLES[kind]) * (spacing, radius, 1.0, stain)
 
 
@@ -293,7 +311,9 @@ def _vary_dyes(dyes: Dyes, spread: float, generator: Generator) -> Dyes:
     hue = generator.normal(0, 0.25 * spread, size=(2, 3))
     strength = np.exp(generator.normal(0, 0.6 * spread, size=2))
     stains = np.clip(dyes[:2] * strength[:, None] * (1 + hue), 0.02, None)
-    return np.vstack([stains, np.clip(dyes[2] + generator.normal(0, 12 * spread, size=3), 225, 252)])
+    return np.vstack(
+        [stains, np.clip(dyes[2] + generator.normal(0, 12 * spread, size=3), 225, 252)]
+    )
 
 
 def draw_masks(
@@ -314,11 +334,14 @@ def draw_masks(
     return grid[:, row, column]
 
 
-def _paint_tissue(concept: Mask, styles: Sequence[Style], dyes: Dyes, generator: Generator) -> Pixels:
+def _paint_tissue(
+    concept: Mask, styles: Sequence[Style], dyes: Dyes, generator: Generator
+) -> Pixels:
     """The image of a mask of concepts at full resolution."""
     height, width = concept.shape
     mottle = np.exp(
-        0.2 * _smooth_plane(height, width, 6, generator) + 0.15 * _smooth_plane(height, width, 2, generator)
+        0.2 * _smooth_plane(height, width, 6, generator)
+        + 0.15 * _smooth_plane(height, width, 2, generator)
     )
     stains = []
     for stain in (2, 3):
@@ -335,7 +358,9 @@ def _paint_tissue(concept: Mask, styles: Sequence[Style], dyes: Dyes, generator:
     return colors[np.asarray(stains[0]), np.asarray(stains[1])]
 
 
-def _draw_nuclei(pen: Any, own: Bool[np.ndarray, "h w"], style: Style, generator: Generator) -> None:
+def _draw_nuclei(
+    pen: Any, own: Bool[np.ndarray, "h w"], style: Style, generator: Generator
+) -> None:
     """One nucleus at a random place of every square whose side is the spacing of the style."""
     spacing, radius = style[:2].tolist()
     counts = [int(side * FINE / spacing) for side in own.shape]
@@ -349,9 +374,13 @@ def _draw_nuclei(pen: Any, own: Bool[np.ndarray, "h w"], style: Style, generator
         pen.ellipse(box, fill=shade)
 
 
-def _smooth_plane(height: int, width: int, scale: float, generator: Generator) -> Float32[np.ndarray, "h w"]:
+def _smooth_plane(
+    height: int, width: int, scale: float, generator: Generator
+) -> Float32[np.ndarray, "h w"]:
     """Values of about unit variance that vary over `scale` pixels."""
-    coarse = generator.standard_normal((int(height / scale) + 4, int(width / scale) + 4), dtype=np.float32)
+    coarse = generator.standard_normal(
+        (int(height / scale) + 4, int(width / scale) + 4), dtype=np.float32
+    )
     smooth = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
     return np.float32(1.3) * np.asarray(smooth)
 
@@ -359,7 +388,9 @@ def _smooth_plane(height: int, width: int, scale: float, generator: Generator) -
 # Once the slides are encoded
 
 
-def read_encoded_card(folder: Path, *, feature_dim: int, encoder: str, patch_size_level0: int) -> CohortCard:
+def read_encoded_card(
+    folder: Path, *, feature_dim: int, encoder: str, patch_size_level0: int
+) -> CohortCard:
     """The card of a drawn cohort once its slides are encoded; CohortCard.save writes cohort.yaml from it."""
     path = folder / PIXEL_CARD
     if not path.is_file():
@@ -369,13 +400,17 @@ def read_encoded_card(folder: Path, *, feature_dim: int, encoder: str, patch_siz
     stated = read_yaml(path)
     made = {"feature_dim": feature_dim, "encoder": encoder, "patch_size_level0": patch_size_level0}
     values = {**stated, **made} if isinstance(stated, dict) else stated
-    return validate_as(values, CohortCard, path, error=CohortError, remedy="Simulate the slides again.")
+    return validate_as(
+        values, CohortCard, path, error=CohortError, remedy="Simulate the slides again."
+    )
 
 
 def write_pixel_truth(folder: Path, slide_id: str, grid: PatchGrid) -> Path:
     """truth/<slide>.h5 for these patches of a drawn slide, laid out as that of simulated features."""
     path, table = folder / "truth" / f"{slide_id}.h5", folder / "targets.csv"
-    row = next((row for row in read_table(table, ("slide_id",)) if row["slide_id"] == slide_id), None)
+    row = next(
+        (row for row in read_table(table, ("slide_id",)) if row["slide_id"] == slide_id), None
+    )
     if row is None:
         raise CohortError(f"{table} does not name slide '{slide_id}'.")
     target = {
@@ -387,14 +422,19 @@ def write_pixel_truth(folder: Path, slide_id: str, grid: PatchGrid) -> Path:
     return path
 
 
-def read_pixel_truth(folder: Path, slide_id: str, coords: Coords, side: float) -> dict[str, NDArray[Any]]:
+def read_pixel_truth(
+    folder: Path, slide_id: str, coords: Coords, side: float
+) -> dict[str, NDArray[Any]]:
     """Evidence, concept, region and overlap of square patches of this level-0 side."""
     (regions, region_share), (concepts, concept_share) = (
-        _measure_shares(mask_path(folder, what, slide_id), coords, side) for what in ("evidence", "concept")
+        _measure_shares(mask_path(folder, what, slide_id), coords, side)
+        for what in ("evidence", "concept")
     )
     overlap = np.clip(region_share.sum(axis=1), 0, 1)
     evidence = overlap > _EVIDENT
-    region = regions[region_share.argmax(axis=1)] if len(regions) else np.zeros(len(coords), np.int64)
+    region = (
+        regions[region_share.argmax(axis=1)] if len(regions) else np.zeros(len(coords), np.int64)
+    )
     return {
         "evidence": evidence.astype(np.uint8),
         "concept": (concepts[concept_share.argmax(axis=1)] - 1).astype(np.uint8),

@@ -95,7 +95,9 @@ def _draw_case_sizes(n_slides: int, mean: float, generator: Generator) -> list[i
 def _draw_bag_size(bounds: tuple[int, int], generator: Generator) -> int:
     """Patches of one slide, log-uniform between the bounds."""
     low, high = bounds
-    return int(np.clip(round(float(np.exp(generator.uniform(np.log(low), np.log(high))))), low, high))
+    return int(
+        np.clip(round(float(np.exp(generator.uniform(np.log(low), np.log(high))))), low, high)
+    )
 
 
 def _draw_evidence_size(n_patches: int, dials: Dials, needed: int, generator: Generator) -> int:
@@ -117,12 +119,18 @@ def _draw_region_count(n_patches: int, dials: Dials, needed: int, generator: Gen
     return int(generator.integers(needed, most + 1))
 
 
-def _split_evidence(concepts: Iterable[str], n_patches: int, generator: Generator) -> tuple[Region, ...]:
+def _split_evidence(
+    concepts: Iterable[str], n_patches: int, generator: Generator
+) -> tuple[Region, ...]:
     """These evidence patches split over one region per entry of `concepts`."""
     names = list(concepts)
     # A random sum of whole numbers, each at least 1.
-    sizes = 1 + generator.multinomial(n_patches - len(names), generator.dirichlet(np.full(len(names), 3.0)))
-    return tuple(Region(name, "evidence", int(size)) for name, size in zip(names, sizes, strict=True))
+    sizes = 1 + generator.multinomial(
+        n_patches - len(names), generator.dirichlet(np.full(len(names), 3.0))
+    )
+    return tuple(
+        Region(name, "evidence", int(size)) for name, size in zip(names, sizes, strict=True)
+    )
 
 
 def _plan_bystander(concept: str, n_patches: int, dials: Dials, generator: Generator) -> Region:
@@ -144,7 +152,9 @@ def _plan_bystanders(
     for distractor in profile.distractors:
         region = _plan_bystander(distractor.name, n_patches, dials, generator)
         # The rate without correlation; certain or impossible with a correlation of 1.
-        chance = (1 - correlation) * dials.distractor_rate + correlation * (group in distractor.goes_with)
+        chance = (1 - correlation) * dials.distractor_rate + correlation * (
+            group in distractor.goes_with
+        )
         if generator.random() < chance:
             regions.append(region)
     return regions
@@ -174,7 +184,13 @@ def class_counts(profile: Profile, n_slides: int) -> list[int]:
 
 
 def plan_classification(
-    profile: Profile, dials: Dials, *, prefix: str, n_slides: int, patches: tuple[int, int], seed: int
+    profile: Profile,
+    dials: Dials,
+    *,
+    prefix: str,
+    n_slides: int,
+    patches: tuple[int, int],
+    seed: int,
 ) -> list[CasePlan]:
     """All cases of a cohort in random order, every slide of a case with the same label."""
     order = stream(seed, "cases", prefix)
@@ -194,7 +210,13 @@ def plan_classification(
 
 
 def plan_targets(
-    profile: Profile, dials: Dials, *, prefix: str, n_slides: int, patches: tuple[int, int], seed: int
+    profile: Profile,
+    dials: Dials,
+    *,
+    prefix: str,
+    n_slides: int,
+    patches: tuple[int, int],
+    seed: int,
 ) -> list[CasePlan]:
     """All cases of a cohort of several targets; bit t of a case's target is the label of target t."""
     case_sizes = _draw_case_sizes(n_slides, dials.slides_per_case, stream(seed, "cases", prefix))
@@ -206,7 +228,11 @@ def plan_targets(
         group = profile.classes[shown[0]].name if shown else ""
         sizes = tuple(_draw_bag_size(patches, generator) for _ in range(n_own))
         evidence = [
-            [region for label in shown for region in _plan_evidence(profile, dials, label, size, generator)]
+            [
+                region
+                for label in shown
+                for region in _plan_evidence(profile, dials, label, size, generator)
+            ]
             for size in sizes
         ]
         # Two targets may share a concept, and the causes of one may add up to that of another.
@@ -272,7 +298,9 @@ def choose_concepts(profile: Profile, dials: Dials, label: int, generator: Gener
     return concepts
 
 
-def _plan_decoys(profile: Profile, dials: Dials, n_patches: int, generator: Generator) -> list[Region]:
+def _plan_decoys(
+    profile: Profile, dials: Dials, n_patches: int, generator: Generator
+) -> list[Region]:
     """One concept of a random cause that needs several."""
     joint = [cause for rule in profile.classes for cause in rule.causes if len(cause) > 1]
     if not joint:
@@ -286,7 +314,9 @@ def _plan_comorbid(
     profile: Profile, dials: Dials, label: int, n_patches: int, generator: Generator
 ) -> list[Region]:
     """A lesion of a random earlier class."""
-    earlier = [cause for rule in profile.classes[:label] for cause in rule.causes if len(cause) == 1]
+    earlier = [
+        cause for rule in profile.classes[:label] for cause in rule.causes if len(cause) == 1
+    ]
     if not earlier:
         return []
     cause = earlier[int(generator.integers(len(earlier)))]
@@ -300,12 +330,20 @@ def corrupt_labels(
     """The labels with exactly this share, rounded, replaced by another class at random."""
     recorded = labels.copy()
     wrong = generator.permutation(len(labels))[: round(noise * len(labels))]
-    recorded[wrong] = (recorded[wrong] + generator.integers(1, n_classes, size=len(wrong))) % n_classes
+    recorded[wrong] = (
+        recorded[wrong] + generator.integers(1, n_classes, size=len(wrong))
+    ) % n_classes
     return recorded
 
 
 def plan_factors(
-    profile: Profile, dials: Dials, *, prefix: str, n_slides: int, patches: tuple[int, int], seed: int
+    profile: Profile,
+    dials: Dials,
+    *,
+    prefix: str,
+    n_slides: int,
+    patches: tuple[int, int],
+    seed: int,
 ) -> list[CasePlan]:
     """All cases of a cohort with the log-risk, or the value, that their slides cause."""
     case_sizes = _draw_case_sizes(n_slides, dials.slides_per_case, stream(seed, "cases", prefix))
@@ -315,7 +353,9 @@ def plan_factors(
         generator = stream(seed, "plan", case_id)
         severity = float(generator.random())
         sizes = tuple(_draw_bag_size(patches, generator) for _ in range(n_own))
-        regions = tuple(_plan_factor_regions(profile, dials, severity, size, generator) for size in sizes)
+        regions = tuple(
+            _plan_factor_regions(profile, dials, severity, size, generator) for size in sizes
+        )
         risk = log_risk(share_of_concepts(regions, sum(sizes)), profile.factors, dials)
         cases.append(CasePlan(case_id, sizes, regions, risk))
     return cases
@@ -354,19 +394,26 @@ def log_risk(shares: Mapping[str, float], factors: Mapping[str, float], dials: D
         for name, share in shares.items()
         if share > 0
     }
-    return dials.risk_effect * sum(factors[name] * dose for name, dose in doses.items() if name in factors)
+    return dials.risk_effect * sum(
+        factors[name] * dose for name, dose in doses.items() if name in factors
+    )
 
 
 def draw_labels(values: Times, dials: Dials, generator: Generator) -> list[float]:
     """The measured labels of regression: the values with noise."""
     noise = dials.label_noise / (1 - dials.label_noise) * float(np.var(values))
-    return [round(float(one), 4) for one in values + generator.normal(0, np.sqrt(noise), size=len(values))]
+    return [
+        round(float(one), 4)
+        for one in values + generator.normal(0, np.sqrt(noise), size=len(values))
+    ]
 
 
 def draw_outcomes(log_risks: Times, dials: Dials, generator: Generator) -> list[tuple[float, int]]:
     """Months until event 1, or until the case was last seen (event 0); the share of events is exact to the nearest case."""
     exponential = generator.exponential(size=len(log_risks))
-    times = dials.median_time * (exponential / (np.log(2) * np.exp(log_risks))) ** (1 / dials.weibull_shape)
+    times = dials.median_time * (exponential / (np.log(2) * np.exp(log_risks))) ** (
+        1 / dials.weibull_shape
+    )
     followed = generator.uniform(0.1, 1.0, size=len(times))
     # A case has its event iff time <= followed * end, so this order statistic of the ratio sees exactly the share wanted.
     n_events = max(1, round((1 - dials.censoring) * len(times)))

@@ -24,7 +24,15 @@ from gcemil.resources import read_shipped
 from gcemil.wording import readable
 
 Kind = Literal[
-    "tumor", "benign", "stroma", "inflammation", "necrosis", "vessel", "adipose", "muscle", "artifact"
+    "tumor",
+    "benign",
+    "stroma",
+    "inflammation",
+    "necrosis",
+    "vessel",
+    "adipose",
+    "muscle",
+    "artifact",
 ]
 Role = Literal["tissue", "cause", "mimic", "distractor"]
 
@@ -32,7 +40,9 @@ Role = Literal["tissue", "cause", "mimic", "distractor"]
 class Dials(BaseModel):
     """Settings of one simulated cohort; the description of a field is its meaning."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
     evidence_strength: float = Field(default=5.0, ge=0, le=12)
     """Length of the shift that an evidence concept gives a patch; 0 hides the evidence."""
@@ -210,14 +220,18 @@ class Profile(_Closed):
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Profile:
-        used = {concept for rule in self.classes for cause in rule.causes for concept in cause} | set(
-            self.factors
-        )
+        used = {
+            concept for rule in self.classes for cause in rule.causes for concept in cause
+        } | set(self.factors)
         if used != set(self.kinds):
-            raise ValueError(f"kinds and causes name different concepts: {sorted(used ^ set(self.kinds))}")
+            raise ValueError(
+                f"kinds and causes name different concepts: {sorted(used ^ set(self.kinds))}"
+            )
         has_classes = self.task == "classification"
         if has_classes != bool(self.classes) or has_classes == bool(self.factors):
-            raise ValueError(f"a {self.task} profile needs {'classes' if has_classes else 'factors'} only")
+            raise ValueError(
+                f"a {self.task} profile needs {'classes' if has_classes else 'factors'} only"
+            )
         if any(not rule.causes for rule in self.classes[1:]):
             raise ValueError(
                 "only the first class may have no cause: it is what a slide without evidence gets"

@@ -103,7 +103,9 @@ def simulate(
     check_arguments(seed, slides, dim)
     resolved = resolve_dials(chosen.dials, dials or {})
     feature_dim = dim or rung.feature_dim
-    world = draw_world(chosen, resolved, feature_dim=feature_dim, anchor_dim=rung.anchor_dim, seed=seed)
+    world = draw_world(
+        chosen, resolved, feature_dim=feature_dim, anchor_dim=rung.anchor_dim, seed=seed
+    )
     patches = patch_bounds(chosen, size)
     planned = plan_slides(world, chosen.name, slides or rung.slides or chosen.slides, patches)
     cohort = Cohort(out, _cohort_card(world, size, patches), tuple(slide.row for slide in planned))
@@ -132,12 +134,17 @@ def _write_target_truth(cohort: Cohort, profile: Profile) -> None:
         own = [concepts.index(name) for name in {name for cause in rule.causes for name in cause}]
         for row in target.slides:
             path = cohort.truth_file(row.slide_id)
-            truth = {name: store.read(path, name) for name in ("evidence", "concept", "region", "overlap")}
+            truth = {
+                name: store.read(path, name)
+                for name in ("evidence", "concept", "region", "overlap")
+            }
             is_own = np.isin(truth["concept"], own)
             for name in ("evidence", "region", "overlap"):
                 truth[name] = truth[name] * is_own.astype(truth[name].dtype)
             label = store.attributes(path)[rule.name]
-            store.write(target.truth_file(row.slide_id), truth, {"label": target.card.classes[label]})
+            store.write(
+                target.truth_file(row.slide_id), truth, {"label": target.card.classes[label]}
+            )
 
 
 def is_whole(cohort: Cohort) -> bool:
@@ -198,16 +205,25 @@ def check_arguments(seed: int, slides: int | None, dim: int | None) -> None:
         raise UsageError(f"Simulated features need at least {_MIN_DIM} dimensions, got {dim}.")
 
 
-def plan_slides(world: World, prefix: str, n_slides: int, patches: tuple[int, int]) -> list[PlannedSlide]:
+def plan_slides(
+    world: World, prefix: str, n_slides: int, patches: tuple[int, int]
+) -> list[PlannedSlide]:
     """Every slide of a cohort with its target and site; `prefix` names the cohort and its random streams."""
     plans = {"classification": plan_classification, "multilabel": plan_targets}
     plan = plans.get(world.profile.task, plan_factors)
     cases = plan(
-        world.profile, world.dials, prefix=prefix, n_slides=n_slides, patches=patches, seed=world.seed
+        world.profile,
+        world.dials,
+        prefix=prefix,
+        n_slides=n_slides,
+        patches=patches,
+        seed=world.seed,
     )
     targets = np.array([case.target for case in cases])
     sites = case_sites(
-        site_preference(targets, bool(world.profile.factors)), world.dials, world.draws("sites of", prefix)
+        site_preference(targets, bool(world.profile.factors)),
+        world.dials,
+        world.draws("sites of", prefix),
     )
     slides = target_slides(world.profile, world.dials, cases, world.draws("targets of", prefix))
     site_of = dict(zip((case.case_id for case in cases), sites.tolist(), strict=True))
@@ -225,17 +241,25 @@ def target_slides(
     targets = np.array([case.target for case in cases])
     if profile.task == "survival":
         seen = draw_outcomes(targets, dials, generator)
-        rows = [SlideRow("", c.case_id, time=t, event=e) for c, (t, e) in zip(cases, seen, strict=True)]
+        rows = [
+            SlideRow("", c.case_id, time=t, event=e) for c, (t, e) in zip(cases, seen, strict=True)
+        ]
         truths: list[dict[str, str | float]] = [{"log_risk": float(target)} for target in targets]
     elif profile.task == "regression":
         values = draw_labels(targets, dials, generator)
-        rows = [SlideRow("", c.case_id, value=value) for c, value in zip(cases, values, strict=True)]
+        rows = [
+            SlideRow("", c.case_id, value=value) for c, value in zip(cases, values, strict=True)
+        ]
         truths = [{"value": float(target)} for target in targets]
     elif profile.task == "multilabel":
         shown = (targets[:, None] >> np.arange(len(profile.classes))) & 1
-        columns = [corrupt_labels(column, 2, dials.label_noise, generator).tolist() for column in shown.T]
+        columns = [
+            corrupt_labels(column, 2, dials.label_noise, generator).tolist() for column in shown.T
+        ]
         labels = zip(*columns, strict=True)
-        rows = [SlideRow("", case.case_id, labels=one) for case, one in zip(cases, labels, strict=True)]
+        rows = [
+            SlideRow("", case.case_id, labels=one) for case, one in zip(cases, labels, strict=True)
+        ]
         truths = [dict(zip(profile.class_names, one, strict=True)) for one in shown.tolist()]
     else:
         names = profile.class_names
@@ -245,7 +269,9 @@ def target_slides(
     return [
         PlannedSlide(replace(row, slide_id=slide_id), n_patches, regions, truth)
         for case, row, truth in zip(cases, rows, truths, strict=True)
-        for slide_id, n_patches, regions in zip(case.slide_ids, case.n_patches, case.regions, strict=True)
+        for slide_id, n_patches, regions in zip(
+            case.slide_ids, case.n_patches, case.regions, strict=True
+        )
     ]
 
 
@@ -309,15 +335,23 @@ def write_layout(
 
 def _write_anchors(world: World, patches: tuple[int, int], out: Path) -> None:
     """The prompt bank, its controls, and the pairs that identify the bridge."""
-    for suffix, bank in (("", embed_specific), ("_generic", embed_generic), ("_unrelated", embed_unrelated)):
+    for suffix, bank in (
+        ("", embed_specific),
+        ("_generic", embed_generic),
+        ("_unrelated", embed_unrelated),
+    ):
         arrays.write_anchors(out / f"anchors{suffix}.h5", *bank(world))
     slides = plan_slides(world, f"{world.profile.name}-pairs", _PAIR_SLIDES, patches)
     parts = [_draw_pairs(world, slide, -(-world.dials.pairs // _PAIR_SLIDES)) for slide in slides]
-    features, images = (np.concatenate(part)[: world.dials.pairs] for part in zip(*parts, strict=True))
+    features, images = (
+        np.concatenate(part)[: world.dials.pairs] for part in zip(*parts, strict=True)
+    )
     store.write(out / "anchor_pairs.h5", {"features": features, "anchor_space": images})
 
 
-def _draw_pairs(world: World, slide: PlannedSlide, wanted: int) -> tuple[NDArray[Any], NDArray[Any]]:
+def _draw_pairs(
+    world: World, slide: PlannedSlide, wanted: int
+) -> tuple[NDArray[Any], NDArray[Any]]:
     """Some patches of a slide as the patch encoder and as the text-aligned encoder see them."""
     _, latents = _draw_latent_slide(world, slide)
     draws = world.draws("pairs", slide.row.slide_id)

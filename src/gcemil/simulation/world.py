@@ -92,14 +92,20 @@ class World:
         return _draw_unit(self.draws("absent", plain_words(concept)), self.latent_dim)
 
 
-def draw_world(profile: Profile, dials: Dials, *, feature_dim: int, anchor_dim: int, seed: int) -> World:
+def draw_world(
+    profile: Profile, dials: Dials, *, feature_dim: int, anchor_dim: int, seed: int
+) -> World:
     """The world of this seed; the latent part does not depend on either encoder's width."""
     rank = min(dials.latent_dim, feature_dim)
 
     def draws(*words: str | int) -> Generator:
         return stream(seed, profile.name, *words)
 
-    gap = _draw_unit(draws("image gap"), anchor_dim) * _prompt_norm(anchor_dim, rank) * dials.modality_gap
+    gap = (
+        _draw_unit(draws("image gap"), anchor_dim)
+        * _prompt_norm(anchor_dim, rank)
+        * dials.modality_gap
+    )
     return World(
         seed=seed,
         profile=profile,
@@ -109,7 +115,8 @@ def draw_world(profile: Profile, dials: Dials, *, feature_dim: int, anchor_dim: 
         covariance_root=_covariance_root(draws("covariance"), rank, dials.covariance_decay),
         site_shifts=dials.site_shift * draws("sites").standard_normal((dials.sites, rank)),
         origin=_ORIGIN_SPREAD * draws("origin").standard_normal(feature_dim),
-        encoder=_draw_orthonormal(draws("encoder"), feature_dim, rank) * np.sqrt(feature_dim / rank),
+        encoder=_draw_orthonormal(draws("encoder"), feature_dim, rank)
+        * np.sqrt(feature_dim / rank),
         anchor_map=draws("anchor map").standard_normal((anchor_dim, rank)) / np.sqrt(rank),
         image_gap=gap,
     )
@@ -124,7 +131,9 @@ def _concept_directions(profile: Profile, dials: Dials, rank: int, seed: int) ->
         if concept.imitates is None:
             directions[concept.name] = _blend(kind, own, dials.kinship**0.5)
         else:
-            directions[concept.name] = _blend(directions[concept.imitates], own, dials.mimic_similarity)
+            directions[concept.name] = _blend(
+                directions[concept.imitates], own, dials.mimic_similarity
+            )
     return np.stack(list(directions.values()))
 
 
@@ -132,7 +141,9 @@ def _concept_length(concept: Concept, dials: Dials) -> float:
     """How far the concept moves a patch."""
     if concept.role == "tissue":
         return dials.tissue_strength
-    return dials.evidence_strength * (dials.distractor_salience if concept.role == "distractor" else 1.0)
+    return dials.evidence_strength * (
+        dials.distractor_salience if concept.role == "distractor" else 1.0
+    )
 
 
 def _blend(towards: Vector, own: Vector, cosine: float) -> Vector:
@@ -152,7 +163,9 @@ def _prompt_norm(anchor_dim: int, rank: int) -> float:
     return float(_PROMPT_LENGTH * np.sqrt(anchor_dim / rank))
 
 
-def _draw_orthonormal(draws: Generator, rows: int, columns: int) -> Float[np.ndarray, "{rows} {columns}"]:
+def _draw_orthonormal(
+    draws: Generator, rows: int, columns: int
+) -> Float[np.ndarray, "{rows} {columns}"]:
     basis, triangle = np.linalg.qr(draws.standard_normal((rows, columns)))
     # QR leaves the signs to the library; fixing them makes the draw the same everywhere.
     return basis * np.sign(np.diag(triangle))
@@ -167,9 +180,13 @@ def draw_latents(world: World, layout: TissueLayout, site: int, generator: Gener
     """What there is to see in every patch, before any encoder."""
     dials, rank = world.dials, world.latent_dim
     shift = world.site_shifts[site] + dials.slide_shift * generator.standard_normal(rank)
-    deviation = dials.slide_variation / np.sqrt(rank) * generator.standard_normal(world.directions.shape)
+    deviation = (
+        dials.slide_variation / np.sqrt(rank) * generator.standard_normal(world.directions.shape)
+    )
     concepts = world.lengths[:, None] * (world.directions + deviation)
-    signal = _draw_expression(len(layout.cells), dials, generator)[:, None] * (layout.composition @ concepts)
+    signal = _draw_expression(len(layout.cells), dials, generator)[:, None] * (
+        layout.composition @ concepts
+    )
     return shift + signal + _draw_variation(world, layout, generator)
 
 
@@ -178,26 +195,38 @@ def _draw_variation(world: World, layout: TissueLayout, generator: Generator) ->
     dials, n_patches = world.dials, len(layout.cells)
     smooth = smooth_fields(layout.cells, dials.region_scale, world.latent_dim, generator)
     white = generator.standard_normal((n_patches, world.latent_dim))
-    noise = np.sqrt(dials.spatial_correlation) * smooth + np.sqrt(1 - dials.spatial_correlation) * white
+    noise = (
+        np.sqrt(dials.spatial_correlation) * smooth + np.sqrt(1 - dials.spatial_correlation) * white
+    )
     # Minus the square, so that the mean square of the level stays 1.
-    level = np.exp(dials.noise_spread * generator.standard_normal(n_patches) - dials.noise_spread**2)
+    level = np.exp(
+        dials.noise_spread * generator.standard_normal(n_patches) - dials.noise_spread**2
+    )
     return level[:, None] * (noise @ world.covariance_root.T)
 
 
-def _draw_expression(n_patches: int, dials: Dials, generator: Generator) -> Float[np.ndarray, "{n_patches}"]:
+def _draw_expression(
+    n_patches: int, dials: Dials, generator: Generator
+) -> Float[np.ndarray, "{n_patches}"]:
     """How strongly each patch shows its concepts: gamma distributed with mean 1."""
     variance = dials.expression_spread**2
-    return generator.gamma(1 / variance, variance, size=n_patches) if variance else np.ones(n_patches)
+    return (
+        generator.gamma(1 / variance, variance, size=n_patches) if variance else np.ones(n_patches)
+    )
 
 
-def encode_latents(world: World, latents: Latents, generator: Generator) -> Float16[np.ndarray, "n d"]:
+def encode_latents(
+    world: World, latents: Latents, generator: Generator
+) -> Float16[np.ndarray, "n d"]:
     """The patch encoder's features, as they are stored."""
     features = (latents @ world.encoder.T + world.origin).astype(np.float32)
     noise = generator.standard_normal(features.shape, dtype=np.float32)
     return (features + np.float32(world.dials.residual_noise) * noise).astype(np.float16)
 
 
-def view_in_anchor_space(world: World, latents: Latents, generator: Generator) -> Float[np.ndarray, "n a"]:
+def view_in_anchor_space(
+    world: World, latents: Latents, generator: Generator
+) -> Float[np.ndarray, "n a"]:
     """The same patches seen by the text-aligned encoder."""
     images = latents @ world.anchor_map.T + world.image_gap
     noise = world.dials.anchor_noise * generator.standard_normal(images.shape)
@@ -208,7 +237,9 @@ def embed_specific(world: World) -> Bank:
     """The prompts of the profile's own disease family."""
     family = world.profile.family
     return _embed_prompts(
-        world, family, [world.direction_of(prompt.concept) for prompt in load_family(family).prompts]
+        world,
+        family,
+        [world.direction_of(prompt.concept) for prompt in load_family(family).prompts],
     )
 
 
@@ -217,7 +248,9 @@ def embed_generic(world: World) -> Bank:
     directions = []
     for prompt in load_family(GENERIC_FAMILY).prompts:
         kinds = next(
-            _KINDS_BY_WORD[word] for word in plain_words(prompt.concept).split() if word in _KINDS_BY_WORD
+            _KINDS_BY_WORD[word]
+            for word in plain_words(prompt.concept).split()
+            if word in _KINDS_BY_WORD
         )
         together = np.sum([world.kind_direction(kind) for kind in kinds], axis=0)
         directions.append(together / np.linalg.norm(together))

@@ -42,7 +42,9 @@ def measure_quality(pixels: Pixels) -> PatchQuality:
     hue, saturation, value = hue_saturation_value(pixels)
     grey = pixels.astype(np.float32).mean(axis=2)
     # Scanner noise on an even patch is no edge; one grey value of variance keeps it from counting as one.
-    sharpness = float(ndimage.laplace(ndimage.gaussian_filter(grey, 1.0)).var() / (grey.var() + 1.0))
+    sharpness = float(
+        ndimage.laplace(ndimage.gaussian_filter(grey, 1.0)).var() / (grey.var() + 1.0)
+    )
     return PatchQuality(
         float(((value >= GLASS_VALUE) & (saturation <= GLASS_SATURATION)).mean()),
         float(is_ink(hue, saturation, value).mean()),
@@ -54,7 +56,9 @@ def find_artifacts(
     slide: SlideReader, coords: Int[np.ndarray, "n 2"], patch_size: int, rows: Sequence[int]
 ) -> Bool[np.ndarray, "n"]:
     """Which of these rows show an artefact; rows that were not asked about are said to be clean."""
-    evenly = np.linspace(0, len(coords) - 1, min(REFERENCE_PATCHES, len(coords))).round().astype(int)
+    evenly = (
+        np.linspace(0, len(coords) - 1, min(REFERENCE_PATCHES, len(coords))).round().astype(int)
+    )
     looked_at = {
         row: measure_quality(
             read_region(
@@ -69,6 +73,8 @@ def find_artifacts(
     for row in rows:
         one = looked_at[row]
         found[row] = (
-            one.background > MOST_BACKGROUND or one.ink > MOST_INK or one.sharpness < LEAST_SHARPNESS * usual
+            one.background > MOST_BACKGROUND
+            or one.ink > MOST_INK
+            or one.sharpness < LEAST_SHARPNESS * usual
         )
     return found

@@ -33,7 +33,10 @@ def _outline_boxes(boxes: np.ndarray[tuple[int], np.dtype[np.object_]]) -> list[
     # With y pointing down, the order of a normalised ring is reversed on the screen.
     parts = shapely.get_parts(shapely.simplify(shapely.normalize(shapely.union_all(boxes)), 0))
     pieces = [
-        [shapely.get_coordinates(ring)[:0:-1].astype(np.int64) for ring in (part.exterior, *part.interiors)]
+        [
+            shapely.get_coordinates(ring)[:0:-1].astype(np.int64)
+            for ring in (part.exterior, *part.interiors)
+        ]
         for part in parts
         if not part.is_empty
     ]

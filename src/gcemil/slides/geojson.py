@@ -59,7 +59,9 @@ def parse_objects(content: Any, where: object) -> list[GeoObject]:
         raise InputError(
             f"{where} is not GeoJSON: it holds neither a FeatureCollection nor a list of features. {_REMEDY}"
         )
-    return [_read_object(one, f"{where}: object {position}") for position, one in enumerate(content)]
+    return [
+        _read_object(one, f"{where}: object {position}") for position, one in enumerate(content)
+    ]
 
 
 def count_ignored(objects: Iterable[GeoObject]) -> dict[str, int]:
@@ -90,26 +92,40 @@ def _read_parts(geometry: Any, where: str) -> list[shapely.Geometry]:
         raise InputError(f"{where} has a geometry without a type. {_REMEDY}")
     try:
         found = shapely.force_2d(shape(geometry))
-    except (TypeError, ValueError, LookupError, AttributeError, shapely.errors.ShapelyError) as error:
+    except (
+        TypeError,
+        ValueError,
+        LookupError,
+        AttributeError,
+        shapely.errors.ShapelyError,
+    ) as error:
         raise InputError(
             f"{where} has a geometry that cannot be read ({error_text(error)}). {_REMEDY}"
         ) from error
     values = shapely.get_coordinates(found)
     if found.is_empty or not np.isfinite(values).all():
-        raise InputError(f"{where} has a geometry without points, or one that is not finite. {_REMEDY}")
+        raise InputError(
+            f"{where} has a geometry without points, or one that is not finite. {_REMEDY}"
+        )
     if (np.abs(values) >= FARTHEST).any():
-        raise InputError(f"{where} reaches {np.abs(values).max():g}, farther than any slide. {_REMEDY}")
+        raise InputError(
+            f"{where} reaches {np.abs(values).max():g}, farther than any slide. {_REMEDY}"
+        )
     return _split(found)
 
 
 def merge_areas(areas: Iterable[shapely.Geometry]) -> shapely.Geometry:
     """The union of polygons; the inside of one that is not valid is even-odd."""
-    return shapely.disjoint_subset_union_all([area if area.is_valid else _make_valid(area) for area in areas])
+    return shapely.disjoint_subset_union_all(
+        [area if area.is_valid else _make_valid(area) for area in areas]
+    )
 
 
 def _make_valid(polygon: shapely.Polygon) -> shapely.Geometry:
     """The even-odd inside of the rings of a polygon."""
-    rings = [shapely.make_valid(shapely.Polygon(ring)) for ring in (polygon.exterior, *polygon.interiors)]
+    rings = [
+        shapely.make_valid(shapely.Polygon(ring)) for ring in (polygon.exterior, *polygon.interiors)
+    ]
     areas = [shapely.union_all([part for part in _split(ring) if part.area]) for ring in rings]
     return reduce(shapely.symmetric_difference, areas)
 

@@ -60,7 +60,9 @@ def box_shares(
     return np.clip(inside / (high - low).prod(axis=1), 0, 1)
 
 
-def covered_share(mask: Bool[np.ndarray, "h w"], corners: Float[np.ndarray, "n 2"], size: Sides) -> Shares:
+def covered_share(
+    mask: Bool[np.ndarray, "h w"], corners: Float[np.ndarray, "n 2"], size: Sides
+) -> Shares:
     """Share of boxes of one size that the mask covers, from their (x, y) corners in mask pixels."""
     # Differences of large sums; without rounding a full box could fall short of 1.
     return np.round(box_shares(mask, corners, corners + np.array(size)), 9)
@@ -87,7 +89,9 @@ class PatchSettings:
                 f"Patches are read at 0.02 to 20 micrometres per pixel, got {self.target_mpp}. 20x is 0.5."
             )
         if not 0 < self.min_tissue <= 1:
-            raise UsageError(f"The smallest share of tissue is above 0 and at most 1, got {self.min_tissue}.")
+            raise UsageError(
+                f"The smallest share of tissue is above 0 and at most 1, got {self.min_tissue}."
+            )
 
     @property
     def side(self) -> Microns:
@@ -128,7 +132,9 @@ class PatchGrid:
         return LevelZeroPx(round(self.level0_side))
 
 
-def patch_grid(slide: SlideReader, tissue: TissueMask, settings: PatchSettings | None = None) -> PatchGrid:
+def patch_grid(
+    slide: SlideReader, tissue: TissueMask, settings: PatchSettings | None = None
+) -> PatchGrid:
     """Every patch inside the scanned part that holds enough tissue; none where there is none."""
     chosen = settings or PatchSettings()
     if slide.mpp > chosen.target_mpp * _LARGEST_MAGNIFIED:
@@ -137,8 +143,12 @@ def patch_grid(slide: SlideReader, tissue: TissueMask, settings: PatchSettings |
             f"Ask for --target-mpp {slide.mpp:g} or leave the slide out."
         )
     bounds = slide.bounds
-    columns = patch_positions(bounds.x, bounds.width, side=chosen.side, step=chosen.step, mpp=slide.mpp)
-    rows = patch_positions(bounds.y, bounds.height, side=chosen.side, step=chosen.step, mpp=slide.mpp)
+    columns = patch_positions(
+        bounds.x, bounds.width, side=chosen.side, step=chosen.step, mpp=slide.mpp
+    )
+    rows = patch_positions(
+        bounds.y, bounds.height, side=chosen.side, step=chosen.step, mpp=slide.mpp
+    )
     coords = np.stack(np.meshgrid(columns, rows), axis=-1).reshape(-1, 2)
     corners = (coords - (tissue.bounds.x, tissue.bounds.y)) / tissue.scale
     side, (scale_x, scale_y) = chosen.side / slide.mpp, tissue.scale
@@ -159,7 +169,9 @@ def patch_positions(
     return np.floor(origin + np.arange(count) * stride + 0.5).astype(np.int64)
 
 
-def read_patch(slide: SlideReader, grid: PatchGrid, index: int, *, patch_px: int | None = None) -> Pixels:
+def read_patch(
+    slide: SlideReader, grid: PatchGrid, index: int, *, patch_px: int | None = None
+) -> Pixels:
     """One patch at the grid's resolution, or the same square in fewer pixels: its low-magnification view."""
     side, pixels = grid.level0_side, patch_px or grid.settings.patch_px
     x, y = (float(value) for value in grid.coords[index])

@@ -52,8 +52,12 @@ def read_mask(path: Path, slide: SlideReader, *, mpp: float = _MASK_MPP) -> Tiss
             f"{path} holds no polygon. Mark the tissue as an annotation in QuPath and export it again."
         )
     parts = shapely.get_parts(area)
-    rings = [shapely.get_coordinates(ring) for part in parts for ring in (part.exterior, *part.interiors)]
-    return TissueMask(rasterise_rings(rings, slide.bounds, downsample=mpp / slide.mpp), slide.bounds)
+    rings = [
+        shapely.get_coordinates(ring) for part in parts for ring in (part.exterior, *part.interiors)
+    ]
+    return TissueMask(
+        rasterise_rings(rings, slide.bounds, downsample=mpp / slide.mpp), slide.bounds
+    )
 
 
 def rasterise_rings(rings: Iterable[Corners], bounds: Bounds, *, downsample: float) -> Mask:
@@ -65,7 +69,10 @@ def rasterise_rings(rings: Iterable[Corners], bounds: Bounds, *, downsample: flo
     width, height = overview_size(bounds, downsample)
     scale = np.array([width / bounds.width, height / bounds.height])
     scaled = [np.asarray(ring, dtype=np.float64) * scale for ring in rings]
-    begin, end = np.concatenate(scaled), np.concatenate([np.roll(ring, -1, axis=0) for ring in scaled])
+    begin, end = (
+        np.concatenate(scaled),
+        np.concatenate([np.roll(ring, -1, axis=0) for ring in scaled]),
+    )
     # An edge crosses the rows whose centre lies in [upper, lower): a shared vertex counts once.
     upper, lower = np.minimum(begin[:, 1], end[:, 1]), np.maximum(begin[:, 1], end[:, 1])
     first = np.clip(np.ceil(upper - 0.5), 0, height).astype(np.int64)
@@ -90,7 +97,10 @@ def tissue_geojson(tissue: TissueMask, name: str) -> dict[str, Any]:
             {
                 "type": "Feature",
                 "id": str(uuid5(NAMESPACE_URL, f"{name}/tissue/{number}")),
-                "geometry": {"type": "Polygon", "coordinates": [[*ring, ring[0]] for ring in rings]},
+                "geometry": {
+                    "type": "Polygon",
+                    "coordinates": [[*ring, ring[0]] for ring in rings],
+                },
                 "properties": {
                     "objectType": "annotation",
                     "name": f"tissue {number}",

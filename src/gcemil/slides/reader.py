@@ -45,7 +45,19 @@ Pixels = UInt8[np.ndarray, "h w 3"]
 _LARGEST_ANISOTROPY = 1.02
 """Pixels whose sides differ by more than this factor are no squares, and patches of them would be distorted."""
 SLIDE_EXTENSIONS = (
-    *(".ome.tiff", ".ome.tif", ".svs", ".tiff", ".tif", ".ndpi", ".mrxs", ".scn", ".vms", ".vmu", ".svslide"),
+    *(
+        ".ome.tiff",
+        ".ome.tif",
+        ".svs",
+        ".tiff",
+        ".tif",
+        ".ndpi",
+        ".mrxs",
+        ".scn",
+        ".vms",
+        ".vmu",
+        ".svslide",
+    ),
     *(".bif", ".czi", ".qptiff", ".isyntax", ".dcm", ".vsi", ".zvi"),
 )
 IMAGE_EXTENSIONS = (".png", ".jpg", ".jpeg")
@@ -65,7 +77,9 @@ def magnification(mpp: float) -> int:
 
 def best_level(downsamples: Sequence[float], wanted: float) -> int:
     """The coarsest level that still has every pixel wanted; level 0 where even that is too coarse."""
-    fitting = [level for level, factor in enumerate(downsamples) if factor <= wanted * _LEVEL_TOLERANCE]
+    fitting = [
+        level for level, factor in enumerate(downsamples) if factor <= wanted * _LEVEL_TOLERANCE
+    ]
     return max(fitting, key=lambda level: downsamples[level], default=0)
 
 
@@ -160,7 +174,9 @@ def open_slide(
         raise _unreadable_error(path, error) from error
     else:
         try:
-            yield OpenSlideReader(path, handle, resolve_mpp(path, handle.properties, mpp, fallback_mpp))
+            yield OpenSlideReader(
+                path, handle, resolve_mpp(path, handle.properties, mpp, fallback_mpp)
+            )
         finally:
             handle.close()
         return
@@ -241,12 +257,15 @@ def scanned_bounds(properties: Mapping[str, str], dimensions: tuple[int, int]) -
     """OpenSlide's bounds cut to the slide; formats without them were scanned as a whole."""
     width, height = dimensions
     x, y, wide, high = (
-        _parse_number(properties.get(f"openslide.bounds-{key}")) for key in ("x", "y", "width", "height")
+        _parse_number(properties.get(f"openslide.bounds-{key}"))
+        for key in ("x", "y", "width", "height")
     )
     left, top = max(0, round(x or 0)), max(0, round(y or 0))
     right = min(width, left + round(wide)) if wide else width
     bottom = min(height, top + round(high)) if high else height
-    return Bounds(LevelZeroPx(left), LevelZeroPx(top), LevelZeroPx(right - left), LevelZeroPx(bottom - top))
+    return Bounds(
+        LevelZeroPx(left), LevelZeroPx(top), LevelZeroPx(right - left), LevelZeroPx(bottom - top)
+    )
 
 
 def blend_on_white(rgba: UInt8[np.ndarray, "h w 4"]) -> Pixels:
@@ -266,7 +285,13 @@ def _parse_number(text: str | None) -> float | None:
 
 
 def read_region(
-    slide: SlideReader, *, left: float, top: float, width: float, height: float, size: tuple[int, int]
+    slide: SlideReader,
+    *,
+    left: float,
+    top: float,
+    width: float,
+    height: float,
+    size: tuple[int, int],
 ) -> Pixels:
     """The level-0 rectangle as an image of `size` (width, height); what lies outside the slide is white."""
     level = best_level(slide.downsamples, min(width / size[0], height / size[1]))

@@ -42,7 +42,9 @@ def read_thumbnail(slide: SlideReader, longest: int = LONGEST_SIDE) -> Pixels:
 def draw_kept_tissue(small: Pixels, tissue: TissueMask, grid: PatchGrid) -> Pixels:
     """The thumbnail with the outline of the tissue and the squares of the patches; the rest is pale."""
     height, width = small.shape[:2]
-    inside = np.asarray(Image.fromarray(tissue.kept).resize((width, height), Image.Resampling.NEAREST))
+    inside = np.asarray(
+        Image.fromarray(tissue.kept).resize((width, height), Image.Resampling.NEAREST)
+    )
     pale = np.where(inside[..., None], small, (small * 0.4 + 255 * 0.6).astype(np.uint8))
     edge = ndimage.binary_dilation(inside) & ~inside
     pale[edge] = _OUTLINE_COLOR
@@ -66,7 +68,10 @@ def save_jpeg(path: Path, image: Pixels) -> None:
 def draw_contact_sheets(entries: Sequence[SheetEntry]) -> list[UInt8[np.ndarray, "_ _ 3"]]:
     """All slides side by side, 48 to a sheet."""
     per_sheet = COLUMNS * ROWS
-    return [_draw_sheet(entries[start : start + per_sheet]) for start in range(0, len(entries), per_sheet)]
+    return [
+        _draw_sheet(entries[start : start + per_sheet])
+        for start in range(0, len(entries), per_sheet)
+    ]
 
 
 def _draw_sheet(entries: Sequence[SheetEntry]) -> Pixels:
@@ -79,9 +84,14 @@ def _draw_sheet(entries: Sequence[SheetEntry]) -> Pixels:
         if entry.picture is not None and entry.picture.is_file():
             with Image.open(entry.picture) as picture:
                 picture.thumbnail((CELL - 8, CELL - 8))
-                sheet.paste(picture, (left + (CELL - picture.width) // 2, top + (CELL - picture.height) // 2))
+                sheet.paste(
+                    picture,
+                    (left + (CELL - picture.width) // 2, top + (CELL - picture.height) // 2),
+                )
         color = _FAULT_COLOR if entry.is_fault else (0, 0, 0)
-        draw.rectangle((left, top, left + CELL - 1, top + CELL + CAPTION - 1), outline=(210, 210, 210))
+        draw.rectangle(
+            (left, top, left + CELL - 1, top + CELL + CAPTION - 1), outline=(210, 210, 210)
+        )
         for line, text in enumerate(entry.caption.split("\n")[:2]):
             # The font that comes with PIL may be a bitmap without other letters.
             plain = text.encode("ascii", "replace").decode()

@@ -72,7 +72,9 @@ def _masked_logsumexp(risks: Float[Tensor, "k"], mask: Bool[Tensor, "e k"]) -> F
 
 
 def _efron_correction(
-    event_risks: Float[Tensor, "e"], event_times: Shaped[Tensor, "e"], log_at_risk: Float[Tensor, "e"]
+    event_risks: Float[Tensor, "e"],
+    event_times: Shaped[Tensor, "e"],
+    log_at_risk: Float[Tensor, "e"],
 ) -> Float[Tensor, "e"]:
     """log(1 - (r/m) T/D): what Efron adds to log D."""
     tied = event_times == event_times.unsqueeze(1)
@@ -104,7 +106,9 @@ def interval_edges(
     return edges
 
 
-def interval_index(times: Real[np.ndarray, "n"], edges: Float[np.ndarray, "m"]) -> Int[np.ndarray, "n"]:
+def interval_index(
+    times: Real[np.ndarray, "n"], edges: Float[np.ndarray, "m"]
+) -> Int[np.ndarray, "n"]:
     """0 ... 3; a time on an edge belongs to the later interval."""
     return np.searchsorted(edges, times, side="right")
 
@@ -158,7 +162,9 @@ def c_index(
     return float((concordant + 0.5 * tied).sum() / n_comparable)
 
 
-def comparable_pairs(times: Real[np.ndarray, "n"], events: Bool[np.ndarray, "n"]) -> Bool[np.ndarray, "e n"]:
+def comparable_pairs(
+    times: Real[np.ndarray, "n"], events: Bool[np.ndarray, "n"]
+) -> Bool[np.ndarray, "e n"]:
     """One row per event: who is known to have outlived it."""
     event_times = times[events][:, None]
     return (event_times < times) | ((event_times == times) & ~events)

@@ -101,7 +101,9 @@ class ClassificationTask:
         return {
             "accuracy": float(accuracy_score(labels, probabilities.argmax(axis=1))),
             "macro_f1": self.judge(targets, predictions),
-            "auc": float(np.mean([roc_auc_score(labels == c, probabilities[:, c]) for c in present])),
+            "auc": float(
+                np.mean([roc_auc_score(labels == c, probabilities[:, c]) for c in present])
+            ),
         }
 
     def judge(self, targets: ClassTargets, predictions: Float[Tensor, "k c"]) -> float:
@@ -126,10 +128,12 @@ class ClassificationTask:
 
     def caveats(self, targets: ClassTargets) -> tuple[str, ...]:
         """What a reader of metrics on these targets must know."""
-        absent = [name for index, name in enumerate(self.classes) if not bool((targets == index).any())]
-        return (f"No bag of class {', '.join(absent)}: auc is the mean over the other classes.",) * bool(
-            absent
-        )
+        absent = [
+            name for index, name in enumerate(self.classes) if not bool((targets == index).any())
+        ]
+        return (
+            f"No bag of class {', '.join(absent)}: auc is the mean over the other classes.",
+        ) * bool(absent)
 
     def windows(
         self, targets: ClassTargets, *, window_size: int, generator: np.random.Generator
@@ -165,7 +169,9 @@ class RegressionTask:
 
     def loss(self, logits: Float[Tensor, "k 1"], targets: ValueTargets) -> Float[Tensor, ""]:
         """Mean squared error of a window, in training deviations."""
-        return F.mse_loss(_full_precision(logits).squeeze(1), self.standardise(targets).to(torch.float32))
+        return F.mse_loss(
+            _full_precision(logits).squeeze(1), self.standardise(targets).to(torch.float32)
+        )
 
     def prediction(self, logits: Float[Tensor, "*k 1"]) -> Float[Tensor, "*k"]:
         """The values in the unit of the labels."""
@@ -246,7 +252,9 @@ class MultilabelTask:
     def prediction_names(self) -> tuple[str, ...]:
         return ClassificationTask(self.classes).prediction_names
 
-    def loss(self, logits: Float[Tensor, "k t"], targets: Float[Tensor, "k t"]) -> Float[Tensor, ""] | None:
+    def loss(
+        self, logits: Float[Tensor, "k t"], targets: Float[Tensor, "k t"]
+    ) -> Float[Tensor, ""] | None:
         """None where no label of the window is known."""
         logits, known = _full_precision(logits), ~targets.isnan()
         if not bool(known.any()):
@@ -261,7 +269,9 @@ class MultilabelTask:
         """The probability of every target."""
         return torch.sigmoid(_full_precision(logits))
 
-    def metrics(self, targets: Float[Tensor, "k t"], predictions: Float[Tensor, "k t"]) -> dict[str, float]:
+    def metrics(
+        self, targets: Float[Tensor, "k t"], predictions: Float[Tensor, "k t"]
+    ) -> dict[str, float]:
         self.check(targets)
         areas, scores = [], []
         for labels, probabilities in zip(as_array(targets).T, as_array(predictions).T, strict=True):
@@ -278,18 +288,26 @@ class MultilabelTask:
         for name, labels in zip(self.classes, as_array(targets).T, strict=True):
             values = np.unique(labels[~np.isnan(labels)])
             if len(values) < 2:
-                said = f"is {values[0]:.0f} on all bags that have a label" if len(values) else "has no label"
+                said = (
+                    f"is {values[0]:.0f} on all bags that have a label"
+                    if len(values)
+                    else "has no label"
+                )
                 raise InputError(
                     f"{where}{': ' * bool(where)}target '{name}' {said}, so its AUC is undefined. Split again with fewer folds, "
                     "or leave the target out."
                 )
 
-    def explained(self, targets: Float[Tensor, "k t"], logits: Float[Tensor, "k t"]) -> float | None:
+    def explained(
+        self, targets: Float[Tensor, "k t"], logits: Float[Tensor, "k t"]
+    ) -> float | None:
         """1 - loss / entropy of the labels, over all targets."""
         known = ~targets.isnan()
         shares = targets.nanmean(dim=0).double().expand_as(targets)[known]
         entropy = float(F.binary_cross_entropy(shares, targets[known].double()))
-        loss = float(F.binary_cross_entropy_with_logits(logits[known].double(), targets[known].double()))
+        loss = float(
+            F.binary_cross_entropy_with_logits(logits[known].double(), targets[known].double())
+        )
         return 1 - loss / entropy if entropy > 0 else None
 
     def caveats(self, targets: Float[Tensor, "k t"]) -> tuple[str, ...]:
@@ -312,7 +330,9 @@ class SurvivalTask:
     task_metric = figure = "c_index"
     prediction_names = ("risk",)
 
-    def loss(self, logits: Float[Tensor, "k 1"], targets: TimeEventTargets) -> Float[Tensor, ""] | None:
+    def loss(
+        self, logits: Float[Tensor, "k 1"], targets: TimeEventTargets
+    ) -> Float[Tensor, ""] | None:
         """None where the window holds nothing to learn from."""
         times, events = _times_and_events(targets)
         return cox_loss(_full_precision(logits).squeeze(1), times, events, ties=self.ties)
@@ -320,7 +340,9 @@ class SurvivalTask:
     def prediction(self, logits: Float[Tensor, "*k 1"]) -> Float[Tensor, "*k"]:
         return _full_precision(logits).squeeze(-1)
 
-    def metrics(self, targets: TimeEventTargets, predictions: Float[Tensor, "k"]) -> dict[str, float]:
+    def metrics(
+        self, targets: TimeEventTargets, predictions: Float[Tensor, "k"]
+    ) -> dict[str, float]:
         times, events = (as_array(column) for column in _times_and_events(targets))
         return {"c_index": c_index(as_array(predictions), times, events)}
 
@@ -417,7 +439,9 @@ def target_tensor(spec: BagSpec) -> Tensor:
         return torch.tensor(spec.target)
     if isinstance(spec.target, float):
         return torch.tensor(spec.target, dtype=torch.float32)
-    return torch.tensor([math.nan if one is None else one for one in spec.target], dtype=torch.float32)
+    return torch.tensor(
+        [math.nan if one is None else one for one in spec.target], dtype=torch.float32
+    )
 
 
 # One epoch as windows of bags: every bag exactly once, window sizes differing by at most one. One optimiser step takes one
@@ -444,7 +468,10 @@ def event_balanced_windows(
             f"None of {len(events)} bags has an event, so Cox has nothing to learn. Use another split."
         )
     events_first = np.concatenate(
-        [generator.permutation(np.flatnonzero(events)), generator.permutation(np.flatnonzero(~events))]
+        [
+            generator.permutation(np.flatnonzero(events)),
+            generator.permutation(np.flatnonzero(~events)),
+        ]
     )
     return _deal_bags(events_first, window_size, generator)
 
@@ -454,7 +481,9 @@ def _deal_bags(
 ) -> list[Int[np.ndarray, "_"]]:
     """The bags dealt like cards, one to each window in turn; windows and their contents in random order."""
     n_windows = -(-len(order) // window_size)
-    return [generator.permutation(order[first::n_windows]) for first in generator.permutation(n_windows)]
+    return [
+        generator.permutation(order[first::n_windows]) for first in generator.permutation(n_windows)
+    ]
 
 
 # Tensors

@@ -56,7 +56,9 @@ def adopt_run(
     cohort = Cohort.load(cohort_folder)
     refuse_targets(cohort)
     paired = pair_folds(cohort, files, folds)
-    given = {path: read_pretrained_host(path, host, cohort) for path in dict.fromkeys(paired.values())}
+    given = {
+        path: read_pretrained_host(path, host, cohort) for path in dict.fromkeys(paired.values())
+    }
     settings = _settings_of_weights(list(given.values()))
     warnings = check_inputs(out, cohort, settings, list(paired))
     adopted = []
@@ -73,11 +75,15 @@ def adopt_run(
         return AdoptedRun(settings, tuple(adopted), notes, Run(out).write_summary())
 
 
-def pair_folds(cohort: Cohort, files: Sequence[Path], folds: Sequence[int] | None) -> dict[int, Path]:
+def pair_folds(
+    cohort: Cohort, files: Sequence[Path], folds: Sequence[int] | None
+) -> dict[int, Path]:
     """One file for all folds, or one for each in the order given."""
     chosen = fold_indices(cohort.folder) if folds is None else list(dict.fromkeys(folds))
     if not chosen:
-        raise CohortError(f"{cohort.folder} has no folds. Make them with 'gcemil split {cohort.folder}'.")
+        raise CohortError(
+            f"{cohort.folder} has no folds. Make them with 'gcemil split {cohort.folder}'."
+        )
     if len(files) == 1:
         return dict.fromkeys(chosen, files[0])
     if len(files) != len(chosen):
@@ -96,7 +102,9 @@ def _settings_of_weights(given: Sequence[PretrainedHost]) -> TrainSettings:
         frozen=True,
         sha256=join_hashes([host.sha256 for host in given]),
     )
-    return TrainSettings(host=given[0].settings.model_copy(update={"weights": weights}), evidence=None)
+    return TrainSettings(
+        host=given[0].settings.model_copy(update={"weights": weights}), evidence=None
+    )
 
 
 def _adopt_fold(

@@ -87,7 +87,12 @@ def anchor_prompts_in_patches(
 
 
 def find_class_directions(
-    model: GceMil, cohort: Cohort, bags: Sequence[BagSpec], reference: Float[Tensor, "p d"], *, seed: int
+    model: GceMil,
+    cohort: Cohort,
+    bags: Sequence[BagSpec],
+    reference: Float[Tensor, "p d"],
+    *,
+    seed: int,
 ) -> Directions:
     """One direction per class from the training bags; zero for a class that is never predicted correctly."""
     model.eval()
@@ -123,7 +128,9 @@ def _deciding_patches(model: GceMil, bag: Bag, target: int) -> Float[Tensor, "k 
     return to_float32(features[shares.topk(count).indices])
 
 
-def gradient_times_token(host: Host, embedded: Embedded, coords: Tensor | None, index: int) -> Scores:
+def gradient_times_token(
+    host: Host, embedded: Embedded, coords: Tensor | None, index: int
+) -> Scores:
     """How much each token supports an output to first order, for hosts in which patches interact."""
     with torch.enable_grad():
         tokens = embedded.tokens.detach().requires_grad_()
@@ -168,7 +175,9 @@ def fit_head(
             seen["val"], val[:, 0], val[:, 1], logits["val"][:, 0],
         )  # fmt: skip
     elif cohort.card.task == "regression":
-        train, val = (RegressionTask(*label_scale).standardise(one).double().numpy() for one in targets)
+        train, val = (
+            RegressionTask(*label_scale).standardise(one).double().numpy() for one in targets
+        )
         fit = fit_value_head(seen["train"], train, seen["val"], val, logits["val"][:, 0])
     else:
         fit = fit_class_head(seen["train"], train, seen["val"], val, logits["val"])
@@ -202,7 +211,9 @@ def calibrate_confirmation(model: GceMil, cohort: Cohort, bags: Sequence[BagSpec
     model.eval()
     model.negative_class.fill_(negative)
     strengths = []
-    for _, bag in load_bags(cohort, [spec for spec in bags if spec.target == negative], rule=SampleRule()):
+    for _, bag in load_bags(
+        cohort, [spec for spec in bags if spec.target == negative], rule=SampleRule()
+    ):
         found = explain_bag(model, bag)
         strengths.append(lesion_strength(model, found.output, found.kept, found.verdict))
     model.confirmation_threshold.fill_(conformal_quantile(strengths, FALSE_EVIDENCE_RATE))
@@ -217,7 +228,9 @@ def conformal_quantile(values: Sequence[float], rate: float) -> float:
     return sorted(values)[min(rank, len(values)) - 1]
 
 
-def _read_coverage(model: GceMil, cohort: Cohort, bags: Sequence[BagSpec]) -> tuple[np.ndarray, np.ndarray]:
+def _read_coverage(
+    model: GceMil, cohort: Cohort, bags: Sequence[BagSpec]
+) -> tuple[np.ndarray, np.ndarray]:
     """Coverage of the head's anchors and the host's logits, a row per bag."""
     rows, logits = [], []
     for _, bag in load_bags(cohort, bags, rule=SampleRule()):

@@ -71,7 +71,9 @@ class GradientNorms:
             values = torch.stack(norms).float()
             found[f"{name}_gradient"] = float(values.median())
             found[f"{name}_clipped"] = float((values > self.largest).float().mean())
-            found[f"{name}_severely_clipped"] = float((values > SEVERE * self.largest).float().mean())
+            found[f"{name}_severely_clipped"] = float(
+                (values > SEVERE * self.largest).float().mean()
+            )
         return found
 
 
@@ -115,7 +117,8 @@ def merge_warnings(history: Sequence[Mapping[str, Any]]) -> list[str]:
         for text in record["warnings"]:
             kinds.setdefault(warning_kind(text), []).append(text)
     return sorted(
-        texts[-1] if len(texts) == 1 else f"{texts[-1]} (in {len(texts)} epochs)" for texts in kinds.values()
+        texts[-1] if len(texts) == 1 else f"{texts[-1]} (in {len(texts)} epochs)"
+        for texts in kinds.values()
     )
 
 
@@ -146,15 +149,23 @@ def find_failures(epoch: Epoch, terms: Mapping[str, float], *, competes: bool = 
     task = sum(abs(value) for name, value in terms.items() if name.startswith("task"))
     # A task that is solved has no loss left, and whatever remains is then most of nothing.
     for name, value in terms.items() if competes and task >= SOLVED_LOSS else ():
-        if len(terms) > 2 and not name.startswith("task") and abs(value) > DOMINANT_SHARE * total > 0:
-            found.append(f"the term '{name}' is {abs(value) / total:.0%} of the loss: lower its weight.")
+        if (
+            len(terms) > 2
+            and not name.startswith("task")
+            and abs(value) > DOMINANT_SHARE * total > 0
+        ):
+            found.append(
+                f"the term '{name}' is {abs(value) / total:.0%} of the loss: lower its weight."
+            )
     return found
 
 
 def _gate_failures(epoch: Epoch) -> list[str]:
     found = []
     if epoch["mean_gate"] > 0.9:
-        found.append(f"gates are all open (mean {epoch['mean_gate']:.2f}): the evidence is the whole bag.")
+        found.append(
+            f"gates are all open (mean {epoch['mean_gate']:.2f}): the evidence is the whole bag."
+        )
     if epoch["max_gate"] < 0.5:
         found.append(
             f"gates are all closed (largest {epoch['max_gate']:.2f}): recovery falls back to one patch."
@@ -162,5 +173,7 @@ def _gate_failures(epoch: Epoch) -> list[str]:
     elif epoch["empty_subsets"] > 0:
         found.append(f"{epoch['empty_subsets']:.0%} of the bags open no patch at all.")
     if epoch["min_coverage"] > 0.999:
-        found.append("every anchor is covered on every bag: coverage is saturated and carries no gradient.")
+        found.append(
+            "every anchor is covered on every bag: coverage is saturated and carries no gradient."
+        )
     return found

@@ -56,7 +56,15 @@ from gcemil.tasks.task import (
 )
 from gcemil.training.directions import FALSE_EVIDENCE_RATE, anchor_prompts_in_patches
 from gcemil.training.epochs import merge_warnings
-from gcemil.training.loop import EpochRecord, OnBag, OnEpoch, Progress, fit_evidence, train, write_history
+from gcemil.training.loop import (
+    EpochRecord,
+    OnBag,
+    OnEpoch,
+    Progress,
+    fit_evidence,
+    train,
+    write_history,
+)
 from gcemil.training.optimizer import stream_seed
 from gcemil.training.trackers import open_tracker
 
@@ -133,7 +141,11 @@ def train_fold(
 
 
 def reuse_host(
-    loaded: LoadedNetwork, cohort: Cohort, settings: TrainSettings, fold: RunFold, runs: Iterable[Path]
+    loaded: LoadedNetwork,
+    cohort: Cohort,
+    settings: TrainSettings,
+    fold: RunFold,
+    runs: Iterable[Path],
 ) -> Progress | None:
     """Take the host of the first run that trained it in the same way, and how that training went; None if there is none."""
     for run in runs:
@@ -148,14 +160,19 @@ def reuse_host(
         if is_shared:
             target = record["classes"].index(cohort.card.classes[1])
             host = target_host(settings.host, network.host, target)
-        elif (record["task"], list(record["classes"])) == (cohort.card.task, list(cohort.card.classes)):
+        elif (record["task"], list(record["classes"])) == (
+            cohort.card.task,
+            list(cohort.card.classes),
+        ):
             host = network.host
         else:
             continue
         loaded.host.load_state_dict(host.state_dict())
         history, details = trained.read_history(), trained.read_metrics().details
         write_history(fold.history, history)
-        return Progress(best=details.validation or 0.0, best_epoch=details.best_epoch or 0, history=history)
+        return Progress(
+            best=details.validation or 0.0, best_epoch=details.best_epoch or 0, history=history
+        )
     return None
 
 
@@ -193,7 +210,9 @@ def create_network(
     if settings.evidence is None:
         return LoadedNetwork(host.to(device), label_scale=scale)
     reference = reference_patches(cohort, train_bags, seed=settings.seed)
-    bank = create_anchors(cohort, train_bags, settings.evidence, reference, seed=settings.seed, bank=bank)
+    bank = create_anchors(
+        cohort, train_bags, settings.evidence, reference, seed=settings.seed, bank=bank
+    )
     model = GceMil(
         host,
         bank,
@@ -230,14 +249,18 @@ def create_anchors(
     is_text = bridge_kind(settings, bank, cohort.card.feature_dim) == "proximal"
     if settings.bridge != "auto" or not is_text or settings.prompt_examples == 0:
         return bank
-    bridge = create_bridge("frozen", cohort.card.feature_dim, bank.anchor_dim, rank=settings.bridge_rank)
+    bridge = create_bridge(
+        "frozen", cohort.card.feature_dim, bank.anchor_dim, rank=settings.bridge_rank
+    )
     bridge.fit(*read_pairs(cohort))
     return anchor_prompts_in_patches(
         bank, bridge, reference, cohort, train_bags, count=settings.prompt_examples, seed=seed
     )
 
 
-def create_example_bank(cohort: Cohort, train_bags: Sequence[BagSpec], reference: Tensor) -> AnchorBank:
+def create_example_bank(
+    cohort: Cohort, train_bags: Sequence[BagSpec], reference: Tensor
+) -> AnchorBank:
     """Anchors of examples on these training slides and on slides outside the cohort."""
     examples = read_examples(cohort.folder / EXAMPLES_FILE, cohort.card.feature_dim)
     train = {slide_id for spec in train_bags for slide_id in spec.slide_ids}
@@ -250,10 +273,14 @@ def create_example_bank(cohort: Cohort, train_bags: Sequence[BagSpec], reference
 
 def _takes_examples(cohort: Cohort, settings: EvidenceSettings) -> bool:
     """Whether the anchors are examples: by the settings, or by the card where the settings leave it open."""
-    return settings.anchors == EXAMPLES or (settings.anchors == "auto" and cohort.card.anchors == EXAMPLES)
+    return settings.anchors == EXAMPLES or (
+        settings.anchors == "auto" and cohort.card.anchors == EXAMPLES
+    )
 
 
-def create_bank(cohort: Cohort, settings: EvidenceSettings, reference: Tensor, *, seed: int) -> AnchorBank:
+def create_bank(
+    cohort: Cohort, settings: EvidenceSettings, reference: Tensor, *, seed: int
+) -> AnchorBank:
     """The bank the settings ask for; `auto` takes the cohort's own when its bridge can be made, else prototypes."""
     source = settings.anchors
     if source == "auto":
@@ -262,7 +289,9 @@ def create_bank(cohort: Cohort, settings: EvidenceSettings, reference: Tensor, *
         has_bank = (cohort.folder / _bank_file(cohort)).is_file()
         source = "cohort" if has_bank and is_reached else "prototypes"
     if source == "prototypes":
-        return AnchorBank.prototypes(reference, settings.n_prototypes, seed=stream_seed(seed, 1) % 2**31)
+        return AnchorBank.prototypes(
+            reference, settings.n_prototypes, seed=stream_seed(seed, 1) % 2**31
+        )
     if source in ("generic", "unrelated"):
         return AnchorBank.from_file(_existing_file(cohort, f"anchors_{source}.h5"))
     bank = AnchorBank.from_file(_existing_file(cohort, _bank_file(cohort)))
@@ -360,7 +389,9 @@ def evaluate_fold(
             f"{prefix}_deviation": float(risks.std().clamp_min(1e-12)),
         }
     test_values = task.prediction(logits[main][n_val:])
-    learning = measure_learning(task, targets, test_values, stacked_targets(fitted), trained_on[main])
+    learning = measure_learning(
+        task, targets, test_values, stacked_targets(fitted), trained_on[main]
+    )
     details = {**details, "learning": learning.model_dump(), "caveats": task.caveats(targets)}
     if false_evidence and loaded.model is not None:
         details["no_evidence"] = {
@@ -414,9 +445,17 @@ def _write_predictions(
     path: Path, cohort: Cohort, bags: Sequence[BagSpec], n_val: int, values: Tensor, task: Task
 ) -> None:
     """One line per bag; the slides of a case are joined by '|'."""
-    columns = ["slide_id", "case_id", "split", *_target_columns(bags[0], cohort), *task.prediction_names]
+    columns = [
+        "slide_id",
+        "case_id",
+        "split",
+        *_target_columns(bags[0], cohort),
+        *task.prediction_names,
+    ]
     rows = []
-    for position, (spec, row) in enumerate(zip(bags, values.reshape(len(bags), -1).tolist(), strict=True)):
+    for position, (spec, row) in enumerate(
+        zip(bags, values.reshape(len(bags), -1).tolist(), strict=True)
+    ):
         rows.append(
             {
                 "slide_id": "|".join(spec.slide_ids),
@@ -435,6 +474,9 @@ def _target_columns(spec: BagSpec, cohort: Cohort) -> dict[str, Any]:
     if isinstance(spec.target, float):
         return {"target": spec.target}
     if cohort.card.task == "multilabel":
-        return {f"target_{name}": one for name, one in zip(cohort.card.classes, spec.target, strict=True)}
+        return {
+            f"target_{name}": one
+            for name, one in zip(cohort.card.classes, spec.target, strict=True)
+        }
     time_to_event, event = spec.target
     return {"target": time_to_event, "event": event}

@@ -102,7 +102,9 @@ def train(
     device = next(loaded.network.parameters()).device
     null: nn.Module = nn.Identity()
     if settings.evidence:
-        null = create_null(settings.evidence, create_output(cohort.card.task, cohort.n_outputs)).to(device)
+        null = create_null(settings.evidence, create_output(cohort.card.task, cohort.n_outputs)).to(
+            device
+        )
     modules = {"network": loaded.network, "null": null}
     base_rate = settings.learning_rate or host_spec(settings.host.name).learning_rate
     progress, best, saved = _resume(folder.resume, modules)
@@ -142,7 +144,9 @@ def train(
                     write_representations(folder.epoch_representations(epoch), found)
                 if epoch + 1 >= math.ceil(settings.chosen_from * n_epochs):
                     best = _keep_best(progress, record, loaded.network, best, settings.chosen_by)
-            stops = settings.early_stopping is not None and progress.stale >= settings.early_stopping
+            stops = (
+                settings.early_stopping is not None and progress.stale >= settings.early_stopping
+            )
             done = epoch + 1 == n_epochs or stops
             progress.history.append(record)
             progress.epoch, progress.stage = (0, number + 1) if done else (epoch + 1, number)
@@ -165,7 +169,12 @@ def train(
 
 
 def fit_evidence(
-    loaded: LoadedNetwork, cohort: Cohort, parts: FoldParts, settings: TrainSettings, *, fold: int = 0
+    loaded: LoadedNetwork,
+    cohort: Cohort,
+    parts: FoldParts,
+    settings: TrainSettings,
+    *,
+    fold: int = 0,
 ) -> None:
     """Fit what the evidence needs around a trained host: class directions, head, its vote, and the confirmation threshold."""
     model = loaded.model
@@ -176,7 +185,11 @@ def fit_evidence(
     if model.output_kind.measures_unit:
         risks = evaluate_bags(loaded.host, cohort, parts.train, modes=("full",))
         model.risk_spread.copy_(risks["full"].std().clamp_min(1e-12))
-    if not model.output_kind.is_number and model.settings.likeness_term and loaded.reference is not None:
+    if (
+        not model.output_kind.is_number
+        and model.settings.likeness_term
+        and loaded.reference is not None
+    ):
         directions = find_class_directions(
             model, cohort, parts.train, loaded.reference, seed=stream_seed(settings.seed, fold, 4)
         )
@@ -200,10 +213,17 @@ def trains_jointly(loaded: LoadedNetwork, stage: Stage) -> bool:
 
 
 def begin_stage(
-    host: AnyHost, stage: Stage, settings: TrainSettings, cohort: Cohort, parts: FoldParts, n_steps: int
+    host: AnyHost,
+    stage: Stage,
+    settings: TrainSettings,
+    cohort: Cohort,
+    parts: FoldParts,
+    n_steps: int,
 ) -> None:
     """Let a host prepare for a stage; one that comes trained sets its counters, and keeps its weights."""
-    given = {name: one.clone() for name, one in host.state_dict().items() if one.is_floating_point()}
+    given = {
+        name: one.clone() for name, one in host.state_dict().items() if one.is_floating_point()
+    }
     host.begin_stage(stage, lambda: bag_features(host, cohort, parts.train), n_steps)
     if settings.host.weights is not None:
         host.load_state_dict({**host.state_dict(), **given})
@@ -229,7 +249,9 @@ def train_epoch(
     model = loaded.model if trains_jointly(loaded, stage) else None
     device = next(network.parameters()).device
     windows = epoch_windows(cohort, parts, task, settings, stage_number, epoch)
-    rule = SampleRule(patch_limit(settings), settings.sampling, stream_seed(settings.seed, stage_number))
+    rule = SampleRule(
+        patch_limit(settings), settings.sampling, stream_seed(settings.seed, stage_number)
+    )
     bags = load_bags(
         cohort,
         [parts.train[i] for window in windows for i in window],
@@ -249,7 +271,9 @@ def train_epoch(
         if model is not None:
             evidence = model.settings
             model.set_temperature(
-                annealed_temperature(evidence.temperature_start, final_temperature(settings), progress)
+                annealed_temperature(
+                    evidence.temperature_start, final_temperature(settings), progress
+                )
             )
         drawn = [_move_bag(*next(bags), device) for _ in window]
         outputs: Sequence[Evidence] = []
@@ -275,7 +299,12 @@ def train_epoch(
         gates.add(outputs)
     if any(True for _ in bags):
         raise RunError("The loader gave more bags than the windows asked for.")
-    record: EpochRecord = {"stage": stage.name, "epoch": epoch, "terms": sums.means(), **gates.summary()}
+    record: EpochRecord = {
+        "stage": stage.name,
+        "epoch": epoch,
+        "terms": sums.means(),
+        **gates.summary(),
+    }
     record |= norms.summary()
     record["eventless_windows"] = sums.eventless
     record["learning_rate"] = optimizer.param_groups[0]["lr"]
@@ -288,7 +317,12 @@ def train_epoch(
 
 
 def epoch_windows(
-    cohort: Cohort, parts: FoldParts, task: Task, settings: TrainSettings, stage_number: int, epoch: int
+    cohort: Cohort,
+    parts: FoldParts,
+    task: Task,
+    settings: TrainSettings,
+    stage_number: int,
+    epoch: int,
 ) -> list[Int[np.ndarray, "_"]]:
     """The training bags of one epoch, one window for each optimiser step."""
     targets = stacked_targets(parts.train)
@@ -298,7 +332,9 @@ def epoch_windows(
     return task.windows(targets, window_size=size, generator=generator)
 
 
-def validate(network: nn.Module, cohort: Cohort, bags: Sequence[BagSpec], task: Task) -> EpochRecord:
+def validate(
+    network: nn.Module, cohort: Cohort, bags: Sequence[BagSpec], task: Task
+) -> EpochRecord:
     """Task metric and loss on all patches of the validation bags; for a wrapper, the mean of gated and ungated.
 
     With joint training both predictions matter, and a dozen validation bags judged twice choose more steadily than once.
@@ -378,7 +414,9 @@ def _resume(
         return Progress(), None, None
     tensors, meta = load_tensors(path)
     best = {
-        name.removeprefix("best."): tensor for name, tensor in tensors.items() if name.startswith("best.")
+        name.removeprefix("best."): tensor
+        for name, tensor in tensors.items()
+        if name.startswith("best.")
     }
     with refuse_misfit(path):
         load_modules(modules, tensors)

@@ -66,7 +66,10 @@ def evidence_terms(
     `weight` in [0, 1] is how much the evidence acts on a host that it teaches.
     """
     settings = model.settings
-    outputs = [model(bag.features, bag.coords, patch_size=bag.patch_size, target=bag.target) for bag in bags]
+    outputs = [
+        model(bag.features, bag.coords, patch_size=bag.patch_size, target=bag.target)
+        for bag in bags
+    ]
     soft, full = [output.soft for output in outputs], [output.full for output in outputs]
     gated_share = weight * (1 - settings.ungated_share)
     terms: Terms = {}
@@ -81,13 +84,17 @@ def evidence_terms(
     terms |= grounding_terms(model, task, outputs, bags)
     if weight > 0:
         terms |= {
-            name: weight * term for name, term in subset_terms(model, null, task, outputs, bags).items()
+            name: weight * term
+            for name, term in subset_terms(model, null, task, outputs, bags).items()
         }
     return terms, outputs
 
 
 def task_terms(
-    weights: Mapping[str, float], task: Task, outputs: Sequence[HostOutput], bags: Sequence[TrainingBag]
+    weights: Mapping[str, float],
+    task: Task,
+    outputs: Sequence[HostOutput],
+    bags: Sequence[TrainingBag],
 ) -> Terms:
     """The weighted task loss of the bag logits and of every auxiliary prediction; a window without events has none."""
     named: dict[str, list[tuple[Tensor, Tensor]]] = {"bag": []}
@@ -118,7 +125,8 @@ def evidence_shape_terms(model: GceMil, outputs: Sequence[Evidence]) -> Terms:
     terms: Terms = {}
     if settings.budget_weight > 0:
         excess = [
-            budget_excess_squared(output.gates, budget=opened_share(model, output)) for output in outputs
+            budget_excess_squared(output.gates, budget=opened_share(model, output))
+            for output in outputs
         ]
         terms["budget"] = settings.budget_weight * torch.stack(excess).mean()
     if settings.bridge_weight > 0:
@@ -156,7 +164,9 @@ def grounding_terms(
     return terms | utility_term(model, task, [model.utility.logits(rate) for rate in rates], bags)
 
 
-def utility_term(model: GceMil, task: Task, logits: Sequence[Tensor], bags: Sequence[TrainingBag]) -> Terms:
+def utility_term(
+    model: GceMil, task: Task, logits: Sequence[Tensor], bags: Sequence[TrainingBag]
+) -> Terms:
     """The task read off the coverage alone, which teaches the weights of the anchors; a window without events has none."""
     loss = task.loss(torch.stack(list(logits)), torch.stack([bag.target for bag in bags]))
     return {} if loss is None else {"utility": model.settings.grounding_weight * loss}
@@ -177,7 +187,9 @@ def subset_terms(
         loss = task.loss(torch.stack(kept), torch.stack([bag.target for bag in bags]))
         if loss is not None:
             terms["sufficiency"] = settings.sufficiency_weight * loss
-    weight = settings.risk_necessity_weight if model.output_kind.is_number else settings.necessity_weight
+    weight = (
+        settings.risk_necessity_weight if model.output_kind.is_number else settings.necessity_weight
+    )
     if weight > 0:
         distances = [
             null.distance(output.full_logits, removed)
@@ -214,7 +226,9 @@ def removed_logits(model: GceMil, output: EvidenceOutput, bag: TrainingBag) -> T
     return _hard(model, output, bag, 1 - output.gates, ~removed)
 
 
-def _hard(model: GceMil, output: EvidenceOutput, bag: TrainingBag, gates: Tensor, selected: Tensor) -> Tensor:
+def _hard(
+    model: GceMil, output: EvidenceOutput, bag: TrainingBag, gates: Tensor, selected: Tensor
+) -> Tensor:
     log_gates = straight_through(gates, selected).log_gates
     return model.host.gated(bag.features, output.embedded, bag.coords, log_gates).logits
 

@@ -27,7 +27,12 @@ NARROW_RATE = 2e-3
 """For weights that read anchors and scores: there are few of them, and they move by whole units."""
 STEP = 0.2
 """What a step schedule leaves of the rate."""
-NARROW = ("utility.", "selector.attention_weight", "selector.contribution_weight", "selector.presence_weight")
+NARROW = (
+    "utility.",
+    "selector.attention_weight",
+    "selector.contribution_weight",
+    "selector.presence_weight",
+)
 """Class-anchor weights and the weights of the score's terms, by their names in the wrapper."""
 LOOKAHEAD_STEPS, LOOKAHEAD_SHARE = 6, 0.5
 
@@ -77,7 +82,9 @@ def final_temperature(settings: TrainSettings) -> float:
     return host_spec(settings.host.name).temperature_end if chosen is None else chosen
 
 
-def create_optimizer(network: nn.Module, rate: float, settings: TrainSettings) -> torch.optim.Optimizer:
+def create_optimizer(
+    network: nn.Module, rate: float, settings: TrainSettings
+) -> torch.optim.Optimizer:
     """The optimiser the settings name; the fused step walks the weights once instead of once per operation.
 
     The rate of a group is its `base_rate` bent by the schedule.
@@ -85,7 +92,10 @@ def create_optimizer(network: nn.Module, rate: float, settings: TrainSettings) -
     learned = {name: weight for name, weight in network.named_parameters() if weight.requires_grad}
     narrow = [weight for name, weight in learned.items() if name.startswith(NARROW)]
     wide = [weight for name, weight in learned.items() if not name.startswith(NARROW)]
-    groups = [{"params": wide, "base_rate": rate}, {"params": narrow, "base_rate": max(rate, NARROW_RATE)}]
+    groups = [
+        {"params": wide, "base_rate": rate},
+        {"params": narrow, "base_rate": max(rate, NARROW_RATE)},
+    ]
     groups = [group for group in groups if group["params"]]
     decay, betas = settings.weight_decay, settings.betas
     if settings.optimizer == "lookahead_radam":
@@ -140,7 +150,10 @@ class LookaheadRAdam(torch.optim.RAdam):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         weights = [
-            weight for group in self.param_groups for weight in group["params"] if weight.grad is not None
+            weight
+            for group in self.param_groups
+            for weight in group["params"]
+            if weight.grad is not None
         ]
         before = {weight: weight.clone() for weight in weights if "slow" not in self.state[weight]}
         # RAdam sets up the state of a weight that has none, so nothing is put there before its first step.

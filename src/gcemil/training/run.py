@@ -84,7 +84,9 @@ def _train_cohort(
     cohort_folder = cohort.folder
     chosen = list(folds) if folds is not None else fold_indices(cohort_folder)
     if not chosen:
-        raise CohortError(f"{cohort_folder} has no folds. Make them with 'gcemil split {cohort_folder}'.")
+        raise CohortError(
+            f"{cohort_folder} has no folds. Make them with 'gcemil split {cohort_folder}'."
+        )
     if settings.host.is_frozen and settings.evidence is None:
         raise UsageError(
             "A frozen host without evidence has nothing to learn. Leave --no-gce out, or use 'gcemil adopt'."
@@ -105,7 +107,9 @@ def _train_cohort(
         default = (os.cpu_count() or 1) if pick_device(settings.device).type == "cpu" else 1
         workers = min(jobs or default, len(unfinished))
         if workers > 1:
-            _train_in_processes(cohort_folder, out, settings, unfinished, workers, sources, on_epoch, on_bag)
+            _train_in_processes(
+                cohort_folder, out, settings, unfinished, workers, sources, on_epoch, on_bag
+            )
         else:
             for index in unfinished:
                 report = None if on_epoch is None else partial(on_epoch, index)
@@ -170,7 +174,9 @@ def evaluate_run(
         return run.write_summary()
 
 
-def check_inputs(out: Path, cohort: Cohort, settings: TrainSettings, folds: Sequence[int]) -> list[str]:
+def check_inputs(
+    out: Path, cohort: Cohort, settings: TrainSettings, folds: Sequence[int]
+) -> list[str]:
     """Every check before the first step; the warnings about the cohort.
 
     A run that is there must have been begun with the same settings and cohort. This comes before the lock, which makes
@@ -199,14 +205,24 @@ def begin_run(out: Path, cohort: Cohort, settings: TrainSettings, warnings: Sequ
         _check_same_settings(out, cohort, settings)
     else:
         # What a run may hold before it is one.
-        allowed = {LOCK_NAME, HASH_CACHE, run.environment.name, run.cohort_record.name, run.warnings.name}
+        allowed = {
+            LOCK_NAME,
+            HASH_CACHE,
+            run.environment.name,
+            run.cohort_record.name,
+            run.warnings.name,
+        }
         if out.exists() and (
             other := sorted(path.name for path in out.iterdir() if path.name not in allowed)
         ):
-            raise RunError(f"{out} is not a run, and not empty: it holds '{other[0]}'. Give another --out.")
+            raise RunError(
+                f"{out} is not a run, and not empty: it holds '{other[0]}'. Give another --out."
+            )
         record, device = record_cohort(cohort), pick_device(settings.device)
         inputs = {"cohort": record.fingerprint}
-        write_json(run.environment, describe_environment(seed=settings.seed, device=device, inputs=inputs))
+        write_json(
+            run.environment, describe_environment(seed=settings.seed, device=device, inputs=inputs)
+        )
         write_json(run.cohort_record, record.to_json())
         config = {
             "cohort": os.fspath(cohort.folder.resolve()),
@@ -227,11 +243,15 @@ def _check_same_settings(out: Path, cohort: Cohort, settings: TrainSettings) -> 
         # Weights may lie elsewhere by now: their hash says whether they are the same.
         (host.get("weights") or {}).pop("source", None)
     if changed := differences(before, now):
-        raise RunError(f"{out} was trained with other settings ({'; '.join(changed)}). Give another --out.")
+        raise RunError(
+            f"{out} was trained with other settings ({'; '.join(changed)}). Give another --out."
+        )
     Run(out).check_cohort(cohort)
 
 
-def check_hosts_fit(source: Path, cohort: Cohort, settings: TrainSettings, folds: Sequence[int]) -> None:
+def check_hosts_fit(
+    source: Path, cohort: Cohort, settings: TrainSettings, folds: Sequence[int]
+) -> None:
     """Refuse hosts that training with these settings would not give."""
     if not settings.host_is_unchanged:
         raise UsageError(
@@ -240,7 +260,9 @@ def check_hosts_fit(source: Path, cohort: Cohort, settings: TrainSettings, folds
         )
     for index in folds:
         if not Run(source).fold(index).is_finished:
-            raise RunError(f"{source} has no trained fold {index}. Train it there, or leave --host-from out.")
+            raise RunError(
+                f"{source} has no trained fold {index}. Train it there, or leave --host-from out."
+            )
         if not trains_same_host(source, cohort, settings, index):
             raise RunError(
                 f"{source} did not train its host with these settings on the labels, features and fold {index} of "
@@ -262,7 +284,9 @@ def differences(before: Any, after: Any, path: str = "") -> list[str]:
 def planned_epochs(cohort: Cohort, settings: TrainSettings, folds: Sequence[int]) -> int:
     """Epochs of all these folds together; hosts with a preparing stage have more."""
     sizes = [len(fold_parts(cohort, read_fold(cohort, index)).train) for index in folds]
-    return sum(settings.count_epochs(size, survival=cohort.card.task == "survival") for size in sizes)
+    return sum(
+        settings.count_epochs(size, survival=cohort.card.task == "survival") for size in sizes
+    )
 
 
 def _train_in_processes(
@@ -306,5 +330,7 @@ def _train_in_worker(
             write_json(fold.progress, [done, total])
 
     with one_thread():
-        train_fold(Cohort.load(cohort_folder), index, settings, fold.path, hosts_from=sources, on_bag=tick)
+        train_fold(
+            Cohort.load(cohort_folder), index, settings, fold.path, hosts_from=sources, on_bag=tick
+        )
     fold.progress.unlink(missing_ok=True)

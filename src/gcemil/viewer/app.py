@@ -51,7 +51,9 @@ class _JsonAnswer(JSONResponse):
 
     def render(self, content: Any) -> bytes:
         """The content as ASCII bytes."""
-        return json.dumps(without_nan(content), allow_nan=False, separators=(",", ":")).encode("ascii")
+        return json.dumps(without_nan(content), allow_nan=False, separators=(",", ":")).encode(
+            "ascii"
+        )
 
 
 class _ViewerApi:
@@ -109,21 +111,27 @@ class _ViewerApi:
             picture = await run_in_threadpool(slide.tile, level, column, row)
         except UsageError as error:
             raise HTTPException(404, str(error)) from error
-        return Response(picture, media_type="image/jpeg" if slide.tiles.shows_pixels else "image/png")
+        return Response(
+            picture, media_type="image/jpeg" if slide.tiles.shows_pixels else "image/png"
+        )
 
     async def judge(self, request: Request) -> Response:
         """The live prediction and the certificate of two sets."""
         slide, body = await self._slide(request), await read_body(request, BYTES)
         selected, present = bench.read_masks(body, n_patches=len(slide.bench), count=2)
         tolerances = self._session.tolerances
-        return _JsonAnswer(await self._ask_network(bench.judge_set, slide, selected, present, tolerances))
+        return _JsonAnswer(
+            await self._ask_network(bench.judge_set, slide, selected, present, tolerances)
+        )
 
     async def export(self, request: Request) -> Response:
         """The set as JSON, or as GeoJSON for QuPath.
 
         Streamed, and made without the network: at 200,000 patches it is hundreds of megabytes.
         """
-        encode = bench.export_evidence if request.url.path.endswith(".json") else bench.export_geojson
+        encode = (
+            bench.export_evidence if request.url.path.endswith(".json") else bench.export_geojson
+        )
         slide, body = await self._slide(request), await read_body(request, BYTES)
         (selected,) = bench.read_masks(body, n_patches=len(slide.bench), count=1)
         blocks = await run_in_threadpool(encode, slide, selected.numpy()[slide.rows])
@@ -138,7 +146,9 @@ class _ViewerApi:
     async def import_review(self, request: Request) -> Response:
         """Add the marks of a GeoJSON file to those of one slide."""
         slide, content = await self._slide(request), await _read_json(request, "The file")
-        return _JsonAnswer(await self._ask_network(reviews.import_marks, self._session, slide, content))
+        return _JsonAnswer(
+            await self._ask_network(reviews.import_marks, self._session, slide, content)
+        )
 
     async def agreement(self, request: Request) -> Response:
         """How far reviewers and evidence agree."""
@@ -149,10 +159,14 @@ class _ViewerApi:
         if slide_id not in self._session.specs:
             raise HTTPException(404, "The fold tests no such slide.")
         opened = self._session.opened.get(slide_id)
-        return opened if opened is not None else await self._ask_network(self._session.slide, slide_id)
+        return (
+            opened if opened is not None else await self._ask_network(self._session.slide, slide_id)
+        )
 
     async def _ask_network(self, question: Callable[..., T], *args: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._session.network, question, *args)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._session.network, question, *args
+        )
 
 
 def _describe_slide(slide: OpenedSlide) -> dict[str, Any]:
@@ -179,7 +193,9 @@ def _describe_slide(slide: OpenedSlide) -> dict[str, Any]:
         "chosen": np.flatnonzero(slide.chosen.numpy()).tolist(),
         "regions": bench.region_numbers(slide),
         "prompts": [] if evidence is None else list(evidence.prompts),
-        "anchors": [{"index": index, "name": name, "counts": counts} for index, name, counts in ranked],
+        "anchors": [
+            {"index": index, "name": name, "counts": counts} for index, name, counts in ranked
+        ],
         "verdict": None if evidence is None else certify(evidence.verdict, slide.model_warning),
         "is_no_evidence": evidence is not None and evidence.is_no_evidence,
     }
@@ -202,7 +218,11 @@ async def _read_json(request: Request, what: str) -> Any:
 
 
 def create_app(
-    session: ViewerSession, *, entry: Entry, port: int, on_refused: Callable[[], None] = lambda: None
+    session: ViewerSession,
+    *,
+    entry: Entry,
+    port: int,
+    on_refused: Callable[[], None] = lambda: None,
 ) -> Guard:
     """The application behind its guard."""
     handlers: dict[Any, Any] = {

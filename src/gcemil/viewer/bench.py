@@ -87,10 +87,14 @@ def slide_layers(slide: OpenedSlide) -> list[_Layer]:
             _Layer("marginal_gain", "marginal gain", "heat", evidence.marginal_gain),
         ]
         layers += [
-            _Layer(f"anchor_{index}", f"concept: {prompt}", "heat", evidence.responses[:, index], share)
+            _Layer(
+                f"anchor_{index}", f"concept: {prompt}", "heat", evidence.responses[:, index], share
+            )
             for index, prompt in enumerate(evidence.prompts)
         ]
-    label = EVIDENCE_LABELS[slide.evidence.is_no_evidence] if slide.evidence is not None else slide.rule
+    label = (
+        EVIDENCE_LABELS[slide.evidence.is_no_evidence] if slide.evidence is not None else slide.rule
+    )
     layers.append(_Layer("evidence", label, "set", slide.chosen.numpy()[rows], share))
     truth = slide.bench.truth
     if truth is not None and len(truth) == len(slide.bench):
@@ -102,7 +106,9 @@ def patch_arrays(slide: OpenedSlide) -> bytes:
     """Corners and all layers of the slide in one answer."""
     frame = slide.tiles.frame
     corners = (slide.coords - (frame.left, frame.top)).astype("<i4")
-    return corners.tobytes() + b"".join(layer.values.astype("<f4").tobytes() for layer in slide_layers(slide))
+    return corners.tobytes() + b"".join(
+        layer.values.astype("<f4").tobytes() for layer in slide_layers(slide)
+    )
 
 
 def region_numbers(slide: OpenedSlide) -> list[int]:
@@ -132,7 +138,9 @@ def read_masks(body: bytes, *, n_patches: int, count: int) -> list[Tensor]:
         raise UsageError(
             f"{count} sets of {n_patches} patches are {count * length} bytes of bits, got {len(body)} bytes."
         )
-    bits = np.unpackbits(np.frombuffer(body, np.uint8).reshape(count, length), axis=1, bitorder="little")
+    bits = np.unpackbits(
+        np.frombuffer(body, np.uint8).reshape(count, length), axis=1, bitorder="little"
+    )
     return [torch.from_numpy(row[:n_patches].astype(bool)) for row in bits]
 
 
@@ -146,7 +154,9 @@ def judge_set(
     removed = None if kept is None else slide.kept(~selected)
     versions = {"full": slide.full.logits, "gated": slide.gated, "kept": kept, "removed": removed}
     live = _prediction(slide, slide.kept(present))
-    predictions: dict[str, Any] = {name: _prediction(slide, logits) for name, logits in versions.items()}
+    predictions: dict[str, Any] = {
+        name: _prediction(slide, logits) for name, logits in versions.items()
+    }
     verdicts, direction = [], ""
     if kept is not None:
         fraction = float(selected.double().mean())
@@ -203,7 +213,9 @@ def export_evidence(slide: OpenedSlide, selected: Bool[np.ndarray, "n"]) -> Iter
 def export_geojson(slide: OpenedSlide, selected: Bool[np.ndarray, "n"]) -> Iterator[str]:
     """The set as QuPath tiles."""
     bounds = read_slide_bounds(slide.fold.cohort.folder, slide.slide_id)
-    return encode_features(_edit_export(slide, selected).list_tiles(bounds=bounds, selected_class=EDITED))
+    return encode_features(
+        _edit_export(slide, selected).list_tiles(bounds=bounds, selected_class=EDITED)
+    )
 
 
 def _edit_export(slide: OpenedSlide, selected: Bool[np.ndarray, "n"]) -> SlideExport:

@@ -52,7 +52,9 @@ def describe_run(session: ViewerSession) -> dict[str, Any]:
                 "patient": spec.case_id,
                 "label": target or "",
                 "prediction": predicted or "",
-                "verdict": "" if evidence is None else certify(evidence.verdict, warning).partition(":")[0],
+                "verdict": ""
+                if evidence is None
+                else certify(evidence.verdict, warning).partition(":")[0],
             }
         )
         labels[slide_id] = f"{slide_id}: {', '.join(words)}" if words else slide_id

@@ -25,7 +25,9 @@ from gcemil.viewer.session import OpenedSlide, ViewerSession
 def save_review(session: ViewerSession, slide: OpenedSlide, content: Any) -> Agreement:
     """Write the marks of one slide; patches count from the slide's first row."""
     n_patches = len(slide.coords)
-    accepted, rejected = (_read_patches(content, name, n_patches) for name in ("accepted", "rejected"))
+    accepted, rejected = (
+        _read_patches(content, name, n_patches) for name in ("accepted", "rejected")
+    )
     if both := set(accepted) & set(rejected):
         raise UsageError(f"Patch {min(both)} is accepted and rejected. Mark it once.")
     evidence = slide.chosen.numpy()[slide.rows]

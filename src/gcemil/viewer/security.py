@@ -74,7 +74,12 @@ class Guard:
     """The application, reached only by requests of its own page; `on_refused` is called when an address is refused."""
 
     def __init__(
-        self, app: ASGIApp, *, entry: Entry, port: int, on_refused: Callable[[], None] = lambda: None
+        self,
+        app: ASGIApp,
+        *,
+        entry: Entry,
+        port: int,
+        on_refused: Callable[[], None] = lambda: None,
     ) -> None:
         self.app = app
         self._entry = entry
@@ -101,7 +106,9 @@ class Guard:
         hosts, origins = request.headers.getlist("host"), request.headers.getlist("origin")
         if len(hosts) != 1 or hosts[0] not in self._hosts:
             return _deny("The viewer answers only to the address it printed.")
-        if not self._origins.issuperset(origins) or (not origins and request.method not in ("GET", "HEAD")):
+        if not self._origins.issuperset(origins) or (
+            not origins and request.method not in ("GET", "HEAD")
+        ):
             return _deny("The request comes from another page.")
         is_known = self._entry.is_session(request.cookies.get(self._cookie, ""))
         if request.scope["path"] != "/" or request.method != "GET":

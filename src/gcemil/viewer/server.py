@@ -18,7 +18,10 @@ CLOSING_SECONDS = 2
 
 
 def serve(
-    session: ViewerSession, listener: socket.socket, *, on_address: Callable[[str], None] = lambda _: None
+    session: ViewerSession,
+    listener: socket.socket,
+    *,
+    on_address: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Answer until interrupted; `on_address` gets the address to open, and a new one when a used one is refused."""
     entry, port = Entry(), int(listener.getsockname()[1])
@@ -30,7 +33,9 @@ def serve(
 
     show_address()
     try:
-        create_server(session, entry=entry, port=port, on_refused=show_address).run(sockets=[listener])
+        create_server(session, entry=entry, port=port, on_refused=show_address).run(
+            sockets=[listener]
+        )
     except KeyboardInterrupt:
         pass  # This is how a viewer ends.
     finally:
@@ -56,7 +61,11 @@ def listen(port: int) -> socket.socket:
 
 
 def create_server(
-    session: ViewerSession, *, entry: Entry, port: int, on_refused: Callable[[], None] = lambda: None
+    session: ViewerSession,
+    *,
+    entry: Entry,
+    port: int,
+    on_refused: Callable[[], None] = lambda: None,
 ) -> uvicorn.Server:
     """The application under uvicorn, without proxy headers and web sockets."""
     # No access log: it would hold the codes.

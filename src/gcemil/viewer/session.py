@@ -168,7 +168,9 @@ class ViewerSession:
             spec = self.specs[slide_id]
             # First, so that two large slides are never in memory together.
             self._make_room(len(self.fold.cohort.layout(spec)))
-            self.opened[slide_id] = _open_slide(self.fold, spec, slide_id, self.slide_file(slide_id))
+            self.opened[slide_id] = _open_slide(
+                self.fold, spec, slide_id, self.slide_file(slide_id)
+            )
         return self.opened[slide_id]
 
     def _make_room(self, n_patches: int) -> None:
@@ -185,7 +187,9 @@ class ViewerSession:
             self.opened.popitem()[1].tiles.close()
 
 
-def _open_slide(fold: TrainedFold, spec: BagSpec, slide_id: str, slide_file: Path | None) -> OpenedSlide:
+def _open_slide(
+    fold: TrainedFold, spec: BagSpec, slide_id: str, slide_file: Path | None
+) -> OpenedSlide:
     """The bag through the network once, and the pictures of the slide."""
     bench = FoldBag(spec, fold.cohort.read_bag(spec), fold)
     evidence, gated = None, None
@@ -209,7 +213,10 @@ def _open_slide(fold: TrainedFold, spec: BagSpec, slide_id: str, slide_file: Pat
         coords = level0.astype(np.int64)
         size = fold.cohort.slide_patch_size(slide_id, coords)
         tiles, note = open_slide_tiles(slide_file)
-        if tiles is None and (thumbnail := read_own_thumbnail(fold.cohort.folder, slide_id)) is not None:
+        if (
+            tiles is None
+            and (thumbnail := read_own_thumbnail(fold.cohort.folder, slide_id)) is not None
+        ):
             tiles = ThumbnailTiles(thumbnail)
             note = "The small picture of the slide is shown: no slide file is known."
     tiles = tiles or GridTiles(coords, size or UNKNOWN_PATCH)

@@ -74,7 +74,9 @@ class SlideTiles:
         # A slide must not be closed under a thread that reads it.
         self._reading = threading.Lock()
         self._is_closed = False
-        self._slide: SlideReader = self._open.enter_context(open_slide(path, fallback_mpp=UNKNOWN_MPP))
+        self._slide: SlideReader = self._open.enter_context(
+            open_slide(path, fallback_mpp=UNKNOWN_MPP)
+        )
         self.frame = Frame(0, 0, *self._slide.dimensions)
         # A slide without small levels would be read whole for its first tiles.
         largest = LARGEST_READ / TILE * self._slide.downsamples[-1]
@@ -83,7 +85,9 @@ class SlideTiles:
     def tile(self, level: int, column: int, row: int) -> bytes:
         """One square as image bytes."""
         if level < self.min_level:
-            raise UsageError(f"Level {level} of this slide is not served; the first is {self.min_level}.")
+            raise UsageError(
+                f"Level {level} of this slide is not served; the first is {self.min_level}."
+            )
         left, top, right, bottom = self.frame.box(level, column, row)
         scale = self.frame.scale(level)
         with self._reading:
@@ -168,7 +172,10 @@ Tiles = SlideTiles | ThumbnailTiles | GridTiles
 def open_slide_tiles(path: Path | None) -> tuple[SlideTiles | None, str | None]:
     """Tiles of the slide file, or why there are none."""
     if path is None:
-        return None, "No slide file is known: patches are grey squares. Show tissue with --slides FOLDER."
+        return (
+            None,
+            "No slide file is known: patches are grey squares. Show tissue with --slides FOLDER.",
+        )
     try:
         return SlideTiles(path), None
     except GcemilError as error:

@@ -55,7 +55,9 @@ def test_outlines_of_qupath_name_their_patches_and_holes_do_not(tmp_path):
 def test_a_patch_belongs_to_the_concept_that_covers_most_of_it(tmp_path):
     part = [[0, 0], [0.6 * PATCH, 0], [0.6 * PATCH, PATCH], [0, PATCH]]
     path = write_geojson(
-        tmp_path / "s.geojson", feature("less", "Polygon", [part]), feature("more", "Polygon", [square(0, 0)])
+        tmp_path / "s.geojson",
+        feature("less", "Polygon", [part]),
+        feature("more", "Polygon", [square(0, 0)]),
     )
     assert named_in(path) == {0: "more"}
 
@@ -94,7 +96,9 @@ def test_groups_of_asap_are_concepts_and_exclusions_are_cut_out(tmp_path):
         return f'<Annotation Name="a" Type="Polygon" PartOfGroup="{group}"><Coordinates>{points}</Coordinates></Annotation>'
 
     body = (
-        outline("necrosis", square(0, 0, 2)) + outline("normal", square(3, 3)) + outline("_2", square(1, 1))
+        outline("necrosis", square(0, 0, 2))
+        + outline("normal", square(3, 3))
+        + outline("_2", square(1, 1))
     )
     path = tmp_path / "s.xml"
     path.write_text(f"<ASAP_Annotations><Annotations>{body}</Annotations></ASAP_Annotations>")
@@ -106,7 +110,9 @@ def test_masks_by_concept_and_masks_with_values_say_the_same(tmp_path):
     tumour[0, :2], stroma[3, 3] = 255, 255
     for name, pixels in (("tumour", tumour), ("stroma", stroma)):
         Image.fromarray(pixels).save(tmp_path / f"{name}.png")
-    Image.fromarray((tumour // 255 + 2 * (stroma // 255)).astype(np.uint8)).save(tmp_path / "both.png")
+    Image.fromarray((tumour // 255 + 2 * (stroma // 255)).astype(np.uint8)).save(
+        tmp_path / "both.png"
+    )
     apart = masked_patches(
         COORDS,
         PATCH,

@@ -110,5 +110,7 @@ def test_a_single_page_does_not_know_its_downsample(tmp_path):
 
 def test_a_patch_outside_the_mask_says_that_the_downsample_is_wrong():
     mask = TumourMask(np.zeros((4, 4), dtype=bool), (16.0, 16.0))
-    with pytest.raises(InputError, match=r"patch at \[512, 0\] lies outside a mask of 4 x 4 pixels"):
+    with pytest.raises(
+        InputError, match=r"patch at \[512, 0\] lies outside a mask of 4 x 4 pixels"
+    ):
         mask_share(GRID, PATCH, mask)

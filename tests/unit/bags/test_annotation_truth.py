@@ -89,7 +89,9 @@ def test_existing_truth_is_not_overwritten_unasked(cohort, annotations):
     refused = r"s000_0\.h5 exists and says something else \(2 truth files in all\)"
     with pytest.raises(CohortError, match=refused):
         write_truth(cohort, annotations, negative_class="normal", min_overlap=0.5)
-    replaced = write_truth(cohort, annotations, negative_class="normal", min_overlap=0.5, replace=True)
+    replaced = write_truth(
+        cohort, annotations, negative_class="normal", min_overlap=0.5, replace=True
+    )
     assert replaced.normal == ("s000_0", "s002_0")
     cohort.truth_file("s000_0").write_bytes(b"damaged")
     with pytest.raises(CohortError, match=r"s000_0\.h5 exists and says something else \(1 truth"):

@@ -29,7 +29,9 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def in_group(group: str, groups: str = "", first: str = '<Coordinate Order="0" X="0" Y="0"/>') -> str:
+def in_group(
+    group: str, groups: str = "", first: str = '<Coordinate Order="0" X="0" Y="0"/>'
+) -> str:
     corners = '<Coordinate Order="1" X="9" Y="0"/><Coordinate Order="2" X="9" Y="9"/>'
     return (
         f'<ASAP_Annotations><Annotations><Annotation Name="a" Type="Polygon" PartOfGroup="{group}"><Coordinates>'
@@ -58,7 +60,9 @@ def test_groups_of_camelyon_mean_what_they_mean_there(tmp_path, group, is_tumour
 
 
 def test_a_group_inside_another_means_what_that_one_means(tmp_path):
-    groups = '<Group Name="micro" PartOfGroup="lesions"/><Group Name="lesions" PartOfGroup="Tumor"/>'
+    groups = (
+        '<Group Name="micro" PartOfGroup="lesions"/><Group Name="lesions" PartOfGroup="Tumor"/>'
+    )
     assert "micro" in read_asap(written(tmp_path, in_group("micro", groups))).areas
 
 
@@ -82,9 +86,15 @@ def test_groups_in_a_circle_are_refused_not_followed_for_ever(tmp_path):
         ("<ASAP_Annotations>", "is not valid XML"),
         ("<Slide/>", "its root is <Slide>"),
         ("<ASAP_Annotations>&undefined;</ASAP_Annotations>", "is not valid XML"),
-        (in_group("Tumor", first='<Coordinate Order="0" X="1,5" Y="0"/>'), "without a finite number"),
+        (
+            in_group("Tumor", first='<Coordinate Order="0" X="1,5" Y="0"/>'),
+            "without a finite number",
+        ),
         (in_group("Tumor", first='<Coordinate Order="0" Y="0"/>'), "without a finite number"),
-        (in_group("Tumor", first='<Coordinate Order="0" X="nan" Y="0"/>'), "without a finite number"),
+        (
+            in_group("Tumor", first='<Coordinate Order="0" X="nan" Y="0"/>'),
+            "without a finite number",
+        ),
     ],
 )
 def test_a_file_that_is_no_asap_file_is_refused_by_name(tmp_path, text, message):

@@ -97,7 +97,9 @@ def test_truth_for_other_patches_is_refused(tmp_path):
 def test_anchors_are_finite_in_single_precision(tmp_path, value):
     embeddings = np.eye(3)
     embeddings[1, 1] = value
-    path = written(tmp_path / "anchors.h5", embeddings=embeddings, prompts=np.array([b"a", b"b", b"c"]))
+    path = written(
+        tmp_path / "anchors.h5", embeddings=embeddings, prompts=np.array([b"a", b"b", b"c"])
+    )
     with pytest.raises(
         StoreError, match="'embeddings' has NaN or infinite numbers in 1 rows, the first is 1"
     ):

@@ -29,7 +29,10 @@ def test_evidence_of_a_case_goes_back_to_the_coordinates_of_its_slides():
 def test_sampling_a_case_keeps_track_of_its_slides():
     case = case_bag("case", [make_bag(4, slide_id="a", seed=1), make_bag(4, slide_id="b", seed=2)])
     sampled = case.take_rows(np.array([1, 3, 6]))
-    assert [(span.slide_id, span.start, span.stop) for span in sampled.spans] == [("a", 0, 2), ("b", 2, 3)]
+    assert [(span.slide_id, span.start, span.stop) for span in sampled.spans] == [
+        ("a", 0, 2),
+        ("b", 2, 3),
+    ]
     np.testing.assert_array_equal(sampled.features, case.features[[1, 3, 6]])
 
 

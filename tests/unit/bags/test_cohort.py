@@ -19,7 +19,14 @@ def test_a_cohort_comes_back_as_it_was_saved(tmp_path):
 
 def test_classification_makes_a_bag_per_slide(tmp_path):
     cohort = make_cohort(tmp_path, n_cases=3, slides_per_case=2)
-    assert [bag.bag_id for bag in cohort.bags] == ["s000_0", "s000_1", "s001_0", "s001_1", "s002_0", "s002_1"]
+    assert [bag.bag_id for bag in cohort.bags] == [
+        "s000_0",
+        "s000_1",
+        "s001_0",
+        "s001_1",
+        "s002_0",
+        "s002_1",
+    ]
     assert [bag.target for bag in cohort.bags] == [0, 0, 1, 1, 0, 0]
 
 

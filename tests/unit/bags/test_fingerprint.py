@@ -19,7 +19,9 @@ def cohort(tmp_path):
     write_folds(made, make_folds(made))
     arrays.write_anchors(made.folder / "anchors.h5", np.eye(4, dtype=np.float32), list("abcd"))
     rows = np.eye(8, dtype=np.float32)
-    store.write(made.folder / "anchor_pairs.h5", {"features": rows, "anchor_space": rows[:, :4].copy()})
+    store.write(
+        made.folder / "anchor_pairs.h5", {"features": rows, "anchor_space": rows[:, :4].copy()}
+    )
     return made
 
 

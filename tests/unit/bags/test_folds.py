@@ -5,7 +5,14 @@ import numpy as np
 import pytest
 
 from builders import make_cohort
-from gcemil.bags.folds import fold_indices, leaking_cases, make_folds, make_parts, read_fold, write_folds
+from gcemil.bags.folds import (
+    fold_indices,
+    leaking_cases,
+    make_folds,
+    make_parts,
+    read_fold,
+    write_folds,
+)
 from gcemil.errors import CohortError, UsageError
 
 
@@ -35,7 +42,10 @@ def test_labels_are_spread_evenly(tmp_path):
     cohort = make_cohort(tmp_path, n_cases=50)
     labels = {row.slide_id: row.label for row in cohort.slides}
     for fold in make_folds(cohort):
-        assert Counter(labels[slide] for slide in fold.slides("test")) == {"benign": 5, "malignant": 5}
+        assert Counter(labels[slide] for slide in fold.slides("test")) == {
+            "benign": 5,
+            "malignant": 5,
+        }
 
 
 def test_events_are_spread_evenly(tmp_path):
@@ -57,7 +67,9 @@ def test_values_are_spread_evenly(tmp_path):
 def test_slides_of_one_value_are_not_split(tmp_path):
     cohort = make_cohort(tmp_path, task="regression")
     same = replace(cohort, slides=tuple(replace(row, value=2.5) for row in cohort.slides))
-    with pytest.raises(CohortError, match="all 20 slides have the value 2.5, so there is nothing to predict"):
+    with pytest.raises(
+        CohortError, match="all 20 slides have the value 2.5, so there is nothing to predict"
+    ):
         make_folds(same)
 
 
@@ -100,7 +112,10 @@ def test_too_few_folds_or_cases_are_refused(tmp_path):
 def test_a_class_with_a_single_case_is_refused(tmp_path):
     cohort = make_cohort(tmp_path, n_cases=12)
     first = cohort.slides[0]
-    slides = (replace(first, label="malignant"), *(replace(row, label="benign") for row in cohort.slides[1:]))
+    slides = (
+        replace(first, label="malignant"),
+        *(replace(row, label="benign") for row in cohort.slides[1:]),
+    )
     with pytest.raises(CohortError, match="class 'malignant': the class has a single case"):
         make_folds(replace(cohort, slides=slides))
 
@@ -112,7 +127,12 @@ def test_fewer_folds_leave_none_of_the_old_ones(tmp_path):
     write_folds(cohort, make_folds(cohort, n_folds=3))
     assert fold_indices(tmp_path) == [0, 1, 2]
     assert (tmp_path / "splits" / "README.txt").read_text() == "dealt by hand"
-    assert {path.name for path in tmp_path.iterdir()} == {"cohort.yaml", "slides.csv", "features", "splits"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "cohort.yaml",
+        "slides.csv",
+        "features",
+        "splits",
+    }
 
 
 def test_parts_have_the_sizes_asked_for_and_every_label_in_their_shares(tmp_path):

@@ -23,7 +23,10 @@ def test_a_sample_depends_on_seed_epoch_and_bag_alone(tmp_path, sampling):
 
     def rows(seed, epoch, specs):
         rule = SampleRule(limit=20, sampling=sampling, seed=seed)
-        return {spec.bag_id: bag.features for spec, bag in load_bags(cohort, specs, rule=rule, epoch=epoch)}
+        return {
+            spec.bag_id: bag.features
+            for spec, bag in load_bags(cohort, specs, rule=rule, epoch=epoch)
+        }
 
     first = rows(1, 0, cohort.bags)
     again = rows(1, 0, cohort.bags[::-1])
@@ -36,7 +39,9 @@ def test_no_more_bags_are_held_than_allowed(tmp_path, monkeypatch):
     cohort = make_cohort(tmp_path, n_cases=20)
     read = []
     original = loader.read_sampled_bag
-    monkeypatch.setattr(loader, "read_sampled_bag", lambda *a, **k: read.append(1) or original(*a, **k))
+    monkeypatch.setattr(
+        loader, "read_sampled_bag", lambda *a, **k: read.append(1) or original(*a, **k)
+    )
     bags = load_bags(cohort, cohort.bags, rule=SampleRule(), ahead=3)
     for taken, _ in enumerate(bags, start=1):
         # Those taken, waiting, and one that is being read.
@@ -48,8 +53,12 @@ def test_nothing_is_read_beside_a_large_bag(tmp_path, monkeypatch):
     monkeypatch.setattr(loader, "HELD_BYTES", 1)
     read = []
     original = loader.read_sampled_bag
-    monkeypatch.setattr(loader, "read_sampled_bag", lambda *a, **k: read.append(1) or original(*a, **k))
-    for taken, (_, bag) in enumerate(load_bags(cohort, cohort.bags, rule=SampleRule(), ahead=3), start=1):
+    monkeypatch.setattr(
+        loader, "read_sampled_bag", lambda *a, **k: read.append(1) or original(*a, **k)
+    )
+    for taken, (_, bag) in enumerate(
+        load_bags(cohort, cohort.bags, rule=SampleRule(), ahead=3), start=1
+    ):
         assert bag.features.nbytes > loader.HELD_BYTES
         assert len(read) == taken
 
@@ -86,4 +95,9 @@ def test_blocks_are_four_by_four():
 def test_whole_blocks_are_drawn_and_only_the_last_is_cut():
     coords = grid_coords(64, width=8)
     rows = sample_blocks(coords, PATCH, 24, np.random.default_rng(3))
-    assert sorted(np.bincount(find_blocks(coords, PATCH)[rows], minlength=4).tolist()) == [0, 0, 8, 16]
+    assert sorted(np.bincount(find_blocks(coords, PATCH)[rows], minlength=4).tolist()) == [
+        0,
+        0,
+        8,
+        16,
+    ]

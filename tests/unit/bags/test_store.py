@@ -57,7 +57,9 @@ def test_repack_keeps_values_and_attributes_and_is_done_once(tmp_path):
     path = tmp_path / "a.h5"
     with h5py.File(path, "w") as file:
         file.attrs["job"] = "x"
-        file.create_dataset("features", data=make_features(), chunks=(1, 6)).attrs["encoder"] = "uni"
+        file.create_dataset("features", data=make_features(), chunks=(1, 6)).attrs["encoder"] = (
+            "uni"
+        )
         file.create_dataset("coords", data=np.zeros((100, 2), int), chunks=(1, 2))
     assert store.describe(path)["features"].is_slow
     assert store.repack(path)
@@ -131,7 +133,9 @@ def test_what_is_not_numbers_is_refused_and_crashes_nothing(tmp_path, kind, valu
 
 
 @pytest.mark.parametrize("dtype", [">f4", ">f2", ">f8", "<f8"])
-@pytest.mark.parametrize("options", [{}, {"chunks": (5, 6)}, {"chunks": (5, 6), "compression": "gzip"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"chunks": (5, 6)}, {"chunks": (5, 6), "compression": "gzip"}]
+)
 def test_any_byte_order_is_read_as_this_machine_s(tmp_path, dtype, options):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("features", data=make_few_features(dtype), **options)
@@ -202,7 +206,9 @@ def virtual_data(file, other):
 
 
 @pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("plant", [soft_link, external_link, dangling_link, external_data, virtual_data])
+@pytest.mark.parametrize(
+    "plant", [soft_link, external_link, dangling_link, external_data, virtual_data]
+)
 def test_no_reader_follows_a_file_to_another_place(tmp_path, plant, reader):
     with h5py.File(tmp_path / "a.h5", "w", libver="latest") as file:
         plant(file, tmp_path / "other")

@@ -42,7 +42,9 @@ def test_a_table_of_ours_is_utf_8(tmp_path, encoding):
 
 
 def test_quoted_line_ends_and_short_lines_are_read(tmp_path):
-    (tmp_path / "t.csv").write_bytes(b'\xef\xbb\xbfslide_id,label,site\r\n"a\nb",x\r\n\r\n c ,y, z ,more\r\n')
+    (tmp_path / "t.csv").write_bytes(
+        b'\xef\xbb\xbfslide_id,label,site\r\n"a\nb",x\r\n\r\n c ,y, z ,more\r\n'
+    )
     rows = read_table(tmp_path / "t.csv", ("slide_id",))
     assert rows == [
         {"slide_id": "a\nb", "label": "x", "site": ""},
@@ -63,7 +65,9 @@ def test_quoted_line_ends_and_short_lines_are_read(tmp_path):
 def test_a_card_with_a_wrong_value_is_named(tmp_path, change, message):
     make_cohort(tmp_path, n_cases=4)
     key = change.partition(":")[0]
-    lines = [line for line in (tmp_path / "cohort.yaml").read_text().splitlines() if line[:1] not in "- "]
+    lines = [
+        line for line in (tmp_path / "cohort.yaml").read_text().splitlines() if line[:1] not in "- "
+    ]
     kept = [line for line in lines if not line.startswith((key, "classes"))]
     classes = [] if key == "classes" else ["classes: [a, b]"]
     (tmp_path / "cohort.yaml").write_text("\n".join([*kept, *classes, change]))

@@ -22,7 +22,9 @@ def make_targets(folder, n_slides=16):
         rows.append(SlideRow(f"s{number:02d}", f"c{number:02d}", labels=labels))
         features = np.random.default_rng(number).normal(size=(6, 4)).astype(np.float32)
         write_slide(folder, rows[-1].slide_id, features, grid_coords(6))
-    card = CohortCard(name="two", task="multilabel", classes=TARGETS, feature_dim=4, patch_size_level0=512)
+    card = CohortCard(
+        name="two", task="multilabel", classes=TARGETS, feature_dim=4, patch_size_level0=512
+    )
     cohort = Cohort(folder, card, tuple(rows))
     cohort.save()
     return cohort

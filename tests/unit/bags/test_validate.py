@@ -29,7 +29,12 @@ def problems(task, *lines, **card) -> list[Problem]:
 @pytest.mark.parametrize(
     ("task", "lines", "where", "what"),
     [
-        ("classification", ("a,p,benign", "a,p,benign"), "a", "the slide id occurs 2 times in slides.csv"),
+        (
+            "classification",
+            ("a,p,benign", "a,p,benign"),
+            "a",
+            "the slide id occurs 2 times in slides.csv",
+        ),
         ("classification", ("a,p,unsure",), "a", "label 'unsure' is not among benign, malignant"),
         *(
             ("classification", (f"{name},p,benign",), name, "cannot be a slide id")
@@ -43,7 +48,12 @@ def problems(task, *lines, **card) -> list[Problem]:
             ("survival", (f"a,p,3,{event}",), "a", f"event '{event}' is neither 0 nor 1")
             for event in ("2", "0.5", "inf", "nan", "dead")
         ),
-        ("survival", ("a,p,3,1", "b,p,4,1"), "p", "slides 'a' and 'b' of the case disagree on the target"),
+        (
+            "survival",
+            ("a,p,3,1", "b,p,4,1"),
+            "p",
+            "slides 'a' and 'b' of the case disagree on the target",
+        ),
     ],
 )
 def test_a_wrong_line_is_one_problem(task, lines, where, what):
@@ -140,7 +150,9 @@ def edited(name, old, new):
 
 def forget_slide(cohort):
     path = cohort.folder / "splits" / "fold_1.csv"
-    path.write_text("\n".join(line for line in path.read_text().splitlines() if "s003_0" not in line))
+    path.write_text(
+        "\n".join(line for line in path.read_text().splitlines() if "s003_0" not in line)
+    )
 
 
 FAULTS = {
@@ -151,11 +163,23 @@ FAULTS = {
         "s003_0",
         "s003_0.h5 is a link to .*/before.h5, which is not there: the source moved Import it again from where it is now",
     ),
-    "rows": (rewrite(features(), grid_coords(11)), "s003_0", r"\(11, 2\) coordinates for 12 feature rows"),
-    "nan": (rewrite(with_value(np.nan)), "s003_0", "1 patches have NaN or infinite .* the first is row 7"),
+    "rows": (
+        rewrite(features(), grid_coords(11)),
+        "s003_0",
+        r"\(11, 2\) coordinates for 12 feature rows",
+    ),
+    "nan": (
+        rewrite(with_value(np.nan)),
+        "s003_0",
+        "1 patches have NaN or infinite .* the first is row 7",
+    ),
     "infinite": (rewrite(with_value(np.inf)), "s003_0", "1 patches have NaN or infinite features"),
     "empty": (rewrite(features(0)), "s003_0", "the slide has no patches"),
-    "constant": (rewrite(np.ones((12, 8), np.float32)), "s003_0", "all patches have the same features"),
+    "constant": (
+        rewrite(np.ones((12, 8), np.float32)),
+        "s003_0",
+        "all patches have the same features",
+    ),
     "repeated": (repeat_features, "s005_0", "its features are identical to those of 's003_0'"),
     "width": (rewrite(features(dim=9)), "s003_0", r"shape \(12, 9\), cohort.yaml says width 8"),
     "micrometres": (
@@ -204,7 +228,10 @@ def test_a_case_in_train_and_test(tmp_path):
     lines[1:3] = ["s000_0,train", "s000_1,test"]
     path.write_text("\n".join(lines))
     where, what, remedy = the_one(tmp_path)
-    assert (where, what) == ("c000", "the case is in test and train of fold_0.csv: the test set leaks")
+    assert (where, what) == (
+        "c000",
+        "the case is in test and train of fold_0.csv: the test set leaks",
+    )
     assert remedy == "Run 'gcemil split --unit case'."
 
 
@@ -215,7 +242,9 @@ def test_folds_that_do_not_test_every_slide_once(tmp_path):
     (tmp_path / "splits" / "splits.yaml").unlink()
     for fold in folds:
         lines = [f"{slide},{part}" for slide, part in fold.part_of.items()]
-        (tmp_path / "splits" / f"fold_{fold.index}.csv").write_text("\n".join(["slide_id,split", *lines]))
+        (tmp_path / "splits" / f"fold_{fold.index}.csv").write_text(
+            "\n".join(["slide_id,split", *lines])
+        )
     where, what, remedy = the_one(tmp_path)
     # All 30 in the three new folds, and those of the two old ones once more.
     assert where == "splits"
@@ -244,23 +273,32 @@ def test_published_splits_may_test_a_slide_twice(cohort):
 
 def test_a_class_with_fewer_cases_than_folds(tmp_path):
     make_cohort(tmp_path, n_cases=9)
-    assert the_one(tmp_path, "warning")[:2] == ("malignant", "the class has 4 cases, fewer than the 5 folds")
+    assert the_one(tmp_path, "warning")[:2] == (
+        "malignant",
+        "the class has 4 cases, fewer than the 5 folds",
+    )
 
 
 def test_a_part_with_one_class(cohort):
     path = cohort.folder / "splits" / "fold_0.csv"
     labels = {row.slide_id: row.label for row in cohort.slides}
-    lines = [f"{slide},{'test' if label == 'benign' else 'train'}" for slide, label in labels.items()]
+    lines = [
+        f"{slide},{'test' if label == 'benign' else 'train'}" for slide, label in labels.items()
+    ]
     lines[1] = lines[1].replace("train", "val")
     path.write_text("\n".join(["slide_id,split", *lines]))
-    assert ("fold_0.csv", "the test part has only class 'benign'") in {p[:2] for p in found(cohort.folder)}
+    assert ("fold_0.csv", "the test part has only class 'benign'") in {
+        p[:2] for p in found(cohort.folder)
+    }
 
 
 def test_a_part_without_events(survival):
     path = survival.folder / "splits" / "fold_0.csv"
     events = {row.slide_id: row.event for row in survival.slides}
     lines = path.read_text().splitlines()
-    lines = [line.replace("val", "train") if events.get(line.split(",")[0]) else line for line in lines]
+    lines = [
+        line.replace("val", "train") if events.get(line.split(",")[0]) else line for line in lines
+    ]
     path.write_text("\n".join(lines))
     assert ("fold_0.csv", "the val part has no event") in {p[:2] for p in found(survival.folder)}
 
@@ -269,7 +307,9 @@ def test_polarity_that_looks_inverted(tmp_path):
     make_cohort(tmp_path, task="survival", n_cases=60)
     path = tmp_path / "slides.csv"
     # Most cases 'happened', and these are the ones followed longest: censorship read as event.
-    rows = [f"s{i:03d}_0,c{i:03d},{100 + i if i % 3 else 5 + i},{int(i % 3 > 0)}" for i in range(60)]
+    rows = [
+        f"s{i:03d}_0,c{i:03d},{100 + i if i % 3 else 5 + i},{int(i % 3 > 0)}" for i in range(60)
+    ]
     path.write_text("\n".join(["slide_id,case_id,time,event", *rows]))
     _, what, remedy = the_one(tmp_path, "warning")
     assert "event and censorship look swapped" in what

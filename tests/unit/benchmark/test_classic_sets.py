@@ -30,7 +30,11 @@ def test_every_set_becomes_a_cohort_with_its_published_counts(tmp_path, name, ba
     write_classic_cohort(name, WHEEL, tmp_path / name)
     cohort = Cohort.load(tmp_path / name)
     read = [cohort.read_bag(spec) for spec in cohort.bags]
-    assert (len(read), sum(len(bag) for bag in read), read[0].features.shape[1]) == (bags, instances, dim)
+    assert (len(read), sum(len(bag) for bag in read), read[0].features.shape[1]) == (
+        bags,
+        instances,
+        dim,
+    )
     assert all(bag.coords is None for bag in read)
 
 

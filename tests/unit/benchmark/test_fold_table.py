@@ -15,7 +15,9 @@ def run(tmp_path):
         folder = tmp_path / "run" / f"fold_{fold}"
         folder.mkdir(parents=True)
         figures = {"accuracy": value, "macro_f1": value, "auc": value}
-        (folder / "metrics.json").write_text(json.dumps({"full": figures, "gce": figures, "details": {}}))
+        (folder / "metrics.json").write_text(
+            json.dumps({"full": figures, "gce": figures, "details": {}})
+        )
     (tmp_path / "run" / "config.yaml").write_text("cohort: nowhere\nsettings: {}\n")
     return tmp_path / "run"
 

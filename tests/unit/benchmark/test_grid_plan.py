@@ -78,7 +78,9 @@ def test_fairness_arms_train_twice_as_long_or_with_random_anchors():
 
 
 def test_a_published_preset_is_each_hosts_own_and_the_grid_changes_it():
-    grid = small_grid(preset="published", hosts=["dsmil", "dtfd"], arms=["host"], settings={"epochs": 2})
+    grid = small_grid(
+        preset="published", hosts=["dsmil", "dtfd"], arms=["host"], settings={"epochs": 2}
+    )
     found = {key.host: run_settings(grid, key) for key in plan_runs(grid)}
     assert found["dsmil"].betas == (0.5, 0.9)
     assert found["dtfd"].schedule == "step"

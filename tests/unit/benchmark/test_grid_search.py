@@ -46,7 +46,9 @@ def write_trial(results, grid, trial, fold, *, validation, test):
     folder = results.folder / "runs" / "lung" / "abmil" / trial / "seed_0" / f"fold_{fold}"
     folder.mkdir(parents=True)
     modes = {mode: {"macro_f1": test} for mode in ("full", "gce")}
-    (folder / "metrics.json").write_text(json.dumps({**modes, "details": {"validation": validation}}))
+    (folder / "metrics.json").write_text(
+        json.dumps({**modes, "details": {"validation": validation}})
+    )
 
 
 def test_the_validation_part_of_each_fold_chooses_its_trial(tmp_path):
@@ -62,7 +64,10 @@ def test_the_validation_part_of_each_fold_chooses_its_trial(tmp_path):
     assert [row["chosen"] for row in summarise(results)[0]["search"]] == ["search_00"]
     write_trial(results, grid, "search_01", 1, validation=0.9, test=0.7)
     summary, _ = summarise(results)
-    assert [(row["fold"], row["chosen"]) for row in summary["search"]] == [(0, "search_00"), (1, "search_01")]
+    assert [(row["fold"], row["chosen"]) for row in summary["search"]] == [
+        (0, "search_00"),
+        (1, "search_01"),
+    ]
     assert summary["search"][1]["settings"] == {"learning_rate": 1e-3}
     chosen = next(row for row in summary["means"] if row["variant"] == "search")
     assert chosen["metrics"]["gce"]["macro_f1"]["mean"] == pytest.approx(0.6)

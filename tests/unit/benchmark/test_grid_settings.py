@@ -42,7 +42,10 @@ def load(tmp_path, text):
         (SMALL + "settings: {seed: 3}", "'seed' follows from the grid itself"),
         (SMALL + "resources: {cpus: 0}", "resources.cpus must be more than 0"),
         ("name: g\nhosts: [abmil]\ncohorts: {}", "cohorts must have at least 1 entries"),
-        ("name: g\nhosts: [abmil]\ncohorts: {a: {size: tiny}}", "cohorts.a: .*either a folder or a profile"),
+        (
+            "name: g\nhosts: [abmil]\ncohorts: {a: {size: tiny}}",
+            "cohorts.a: .*either a folder or a profile",
+        ),
         (
             "name: g\nhosts: [abmil]\ncohorts: {a: {folder: x, dim: 9}}",
             "cohorts.a: .*not simulated: remove dim",
@@ -67,7 +70,9 @@ def test_an_unknown_diagnostic_is_refused():
 
 def test_an_option_that_a_diagnostic_does_not_have_is_refused():
     check_diagnostics(small_grid(diagnostic_options={"budget": {"budgets": ["recovered"]}}))
-    with pytest.raises(ConfigError, match="'budget' has no option 'sizes'. It has: budgets, attributions"):
+    with pytest.raises(
+        ConfigError, match="'budget' has no option 'sizes'. It has: budgets, attributions"
+    ):
         check_diagnostics(small_grid(diagnostic_options={"budget": {"sizes": [0.1]}}))
     with pytest.raises(ConfigError, match="unknown diagnostic 'bugdet'"):
         check_diagnostics(small_grid(diagnostic_options={"bugdet": {}}))

@@ -23,7 +23,9 @@ def write_metrics(results: Results, key: RunKey, f1: float) -> None:
     folder = results.path(key)
     folder.mkdir(parents=True)
     modes = ("full",) if key.is_plain else ("full", "soft", "discrete")
-    metrics = {mode: {"macro_f1": f1} for mode in modes} | {"details": {"warnings": [], "anchors": None}}
+    metrics = {mode: {"macro_f1": f1} for mode in modes} | {
+        "details": {"warnings": [], "anchors": None}
+    }
     (folder / "metrics.json").write_text(json.dumps(metrics))
 
 
@@ -53,7 +55,11 @@ def test_means_and_deviations_are_over_the_folds_that_are_there(results, grid):
     summary = write_summary(results)
     assert [row["fold"] for row in summary["runs"]] == [0, 2]
     mean = means_of(summary, "means", "gce")
-    assert mean["metrics"]["soft"]["macro_f1"] == {"mean": 0.4, "std": pytest.approx(0.08**0.5), "n": 2}
+    assert mean["metrics"]["soft"]["macro_f1"] == {
+        "mean": 0.4,
+        "std": pytest.approx(0.08**0.5),
+        "n": 2,
+    }
     assert mean["runs"] == 2
     assert not [row for row in summary["means"] if row["arm"] == "host"]
 
@@ -95,7 +101,10 @@ def test_the_summary_says_what_is_missing_and_why(results, grid):
 def test_the_summary_covers_every_grid_of_the_folder(results, grid):
     enter_grid(grid, results)
     other = small_grid(
-        name="other", cohorts={"lung": SIMULATED}, folds=[0], variants={"x": {"evidence.budget": 0.1}}
+        name="other",
+        cohorts={"lung": SIMULATED},
+        folds=[0],
+        variants={"x": {"evidence.budget": 0.1}},
     )
     enter_grid(other, results)
     write_metrics(results, RunKey("lung", "abmil", "gce", "x", 0, 0), 0.7)
@@ -112,7 +121,8 @@ def test_another_cohort_of_the_same_name_is_refused(results, grid):
     check_results(small_grid(), results)
     with pytest.raises(RunError, match="another cohort 'lung' .slides: 40 then, 30 now"):
         check_results(
-            small_grid(cohorts={"lung": {**SIMULATED, "slides": 30, "dials": {"pairs": 64}}}), results
+            small_grid(cohorts={"lung": {**SIMULATED, "slides": 30, "dials": {"pairs": 64}}}),
+            results,
         )
 
 
@@ -120,7 +130,9 @@ def test_runs_of_other_settings_are_refused(results):
     key = plan_runs(small_grid())[0]
     results.run(key).mkdir(parents=True)
     settings = runner.run_settings(small_grid(settings={"epochs": 9}), key).model_dump(mode="json")
-    (results.run(key) / "config.yaml").write_text(json.dumps({"cohort": "lung", "settings": settings}))
+    (results.run(key) / "config.yaml").write_text(
+        json.dumps({"cohort": "lung", "settings": settings})
+    )
     with pytest.raises(RunError, match="epochs: 9 then, 2 now"):
         check_results(small_grid(), results)
 
@@ -139,7 +151,9 @@ def test_a_claim_dies_with_its_process(results):
         "with claim(Path(sys.argv[1])): print('mine', flush=True); time.sleep(60)"
     )
     path = results.lock("x")
-    with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE) as holder:
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE
+    ) as holder:
         assert holder.stdout.readline() == b"mine\n"
         with claim(path) as mine:
             assert not mine
@@ -198,7 +212,9 @@ def test_a_failed_run_is_recorded_and_the_rest_goes_on(results, grid, fake_work)
     fake_work.add(str(plain.path))
     outcomes = run_fake(grid, results)
     bad = {
-        str(key.path): outcome.reason for key, outcome in outcomes.items() if outcome.ending is Ending.failed
+        str(key.path): outcome.reason
+        for key, outcome in outcomes.items()
+        if outcome.ending is Ending.failed
     }
     beside = "runs/lung/abmil/gce/seed_0/fold_1/diagnostics"
     assert bad == {

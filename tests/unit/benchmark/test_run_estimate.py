@@ -55,7 +55,14 @@ def test_without_a_terminal_every_ending_is_a_line(capsys, tmp_path):
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0 s"), (99.4, "99 s"), (150, "2 min"), (5940, "99 min"), (7260, "2 h 1 min"), (200_000, "2 d 7 h")],
+    [
+        (0, "0 s"),
+        (99.4, "99 s"),
+        (150, "2 min"),
+        (5940, "99 min"),
+        (7260, "2 h 1 min"),
+        (200_000, "2 d 7 h"),
+    ],
 )
 def test_durations_have_two_units_at_most(seconds, text):
     assert duration(seconds) == text

@@ -29,11 +29,27 @@ def table():
         row_labels=("rule", "figures"),
         columns=COLUMNS,
         lines=(
-            line("attention", "ours", Cell("0.500±0.100", 0.5, 0.1, 5), UNDEFINED, Cell("0.050", 0.05)),
-            line("GCE", "ours", Cell("0.700±0.100", 0.7, 0.1, 5), Cell("0.010", 0.01), Cell("0.050", 0.05)),
+            line(
+                "attention",
+                "ours",
+                Cell("0.500±0.100", 0.5, 0.1, 5),
+                UNDEFINED,
+                Cell("0.050", 0.05),
+            ),
+            line(
+                "GCE",
+                "ours",
+                Cell("0.700±0.100", 0.7, 0.1, 5),
+                Cell("0.010", 0.01),
+                Cell("0.050", 0.05),
+            ),
             line("GCE, other", "ours", Cell("0.700", 0.7), Cell("0.020", 0.02), MISSING),
             line(
-                "GCE", "paper", Cell("0.748±0.032", 0.748, 0.032), Cell("0.004±0.001", 0.004), Cell("0.051")
+                "GCE",
+                "paper",
+                Cell("0.748±0.032", 0.748, 0.032),
+                Cell("0.004±0.001", 0.004),
+                Cell("0.051"),
             ),
             line("oracle", "ours", Cell("0.900", 0.9), UNDEFINED, MISSING, comparison=None),
         ),
@@ -70,7 +86,9 @@ def test_markdown_has_arrows_bold_origin_and_what_is_missing(table):
 
 def test_latex_is_escaped_and_groups_its_columns(table):
     text = render_tables([table], "latex")
-    assert r"\caption{a toy of 100 \% \_certainty\_. paper: real. ours: simulated. Mind this." in text
+    assert (
+        r"\caption{a toy of 100 \% \_certainty\_. paper: real. ours: simulated. Mind this." in text
+    )
     assert r"\begin{tabular}{llccc}" in text
     assert r" &  & \multicolumn{2}{c}{BRACS} & \multicolumn{1}{c}{} \\" in text
     assert r"rule & figures & Macro-F1$\uparrow$ & C-D gap$\downarrow$ & Evid. frac. \\" in text
@@ -113,17 +131,23 @@ def test_a_mean_is_over_folds_and_seeds_and_a_single_value_has_no_interval(resul
     ResultsFolder(results).run("bracs", "abmil", "gce", gce_folds(0.7), seed=1)
     ResultsFolder(results).run("bracs", "dsmil", "gce", gce_folds(0.4))
     lines = invoked(results, "--metric", "macro_f1").output.splitlines()
-    assert lines[2:4] == ["| cohort | host | arm | mode | Macro-F1 ↑ |", "| --- | --- | --- | --- | --- |"]
+    assert lines[2:4] == [
+        "| cohort | host | arm | mode | Macro-F1 ↑ |",
+        "| --- | --- | --- | --- | --- |",
+    ]
     assert "| bracs | abmil | gce | soft | 0.700 [0.452, 0.948] |" in lines
     assert "| bracs | dsmil | gce | soft | 0.400 |" in lines
 
 
 def test_a_diagnostic_is_a_table_of_its_own(results):
     rows = [
-        Row({"rule": rule}, {"precision": value}) for rule, value in (("gates", 0.5), ("attention", None))
+        Row({"rule": rule}, {"precision": value})
+        for rule, value in (("gates", 0.5), ("attention", None))
     ]
     diagnose(
-        results / "runs" / "bracs" / "abmil" / "gce" / "seed_0", "snr", [*rows, Row({"rule": "gates"}, {})]
+        results / "runs" / "bracs" / "abmil" / "gce" / "seed_0",
+        "snr",
+        [*rows, Row({"rule": "gates"}, {})],
     )
     result = invoked(results, "--table", "snr")
     assert result.output.startswith("## snr: means over folds and seeds")

@@ -41,7 +41,16 @@ def test_every_rule_has_every_figure(request, task):
     slides, rules, _ = request.getfixturevalue(task)
     assert set(rules["rule"]) == RULES | {f"{rule} searched" for rule in RULES - {"oracle"}}
     assert (rules.groupby("rule").size() == len(slides)).all()
-    always = ["size", "kept", "removed", "odds kept", "odds removed", "transplant", "F kept", "F removed"]
+    always = [
+        "size",
+        "kept",
+        "removed",
+        "odds kept",
+        "odds removed",
+        "transplant",
+        "F kept",
+        "F removed",
+    ]
     along = ["aukc", "removal", "msk", *(f"keep {share}" for share in vote.SHARES)]
     assert np.isfinite(rules[always]).all(axis=None)
     assert np.isfinite(rules.loc[rules["rule"].isin(RULES), along]).all(axis=None)
@@ -76,7 +85,9 @@ class LargestPatch(Abmil):
 def judge():
     tokens = torch.zeros(20, 1)
     tokens[3] = tokens[4] = 1.0
-    return vote.Judge(LargestPatch(1, 2).eval(), Embedded(tokens), None, OutputScale(2, RiskScale()))
+    return vote.Judge(
+        LargestPatch(1, 2).eval(), Embedded(tokens), None, OutputScale(2, RiskScale())
+    )
 
 
 def test_replacing_by_background_removes_what_the_patches_show(judge):
@@ -112,7 +123,10 @@ def test_the_command_writes_json_and_a_table(classification_runs, tmp_path, monk
     monkeypatch.setattr(sys, "argv", ["vote.py", str(classification_runs.gce), *files])
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     vote.main()
-    table, summary = pd.read_csv(tmp_path / "v.csv.gz"), json.loads((tmp_path / "v.json").read_text())
+    table, summary = (
+        pd.read_csv(tmp_path / "v.csv.gz"),
+        json.loads((tmp_path / "v.json").read_text()),
+    )
     assert json.loads(capsys.readouterr().out) == summary
     assert len(table) == summary["slides"] * len(summary["rules"])
     assert not table.duplicated(["slide", "rule"]).any()

@@ -32,7 +32,9 @@ def annotations(tmp_path):
 
 def outline(side, group="Tumor"):
     corners = enumerate([(0, 0), (side, 0), (side, side), (0, side)])
-    vertices = "".join(f'<Coordinate Order="{order}" X="{x}" Y="{y}"/>' for order, (x, y) in corners)
+    vertices = "".join(
+        f'<Coordinate Order="{order}" X="{x}" Y="{y}"/>' for order, (x, y) in corners
+    )
     return (
         f'<ASAP_Annotations><Annotations><Annotation Name="one" Type="Polygon" PartOfGroup="{group}">'
         f"<Coordinates>{vertices}</Coordinates></Annotation></Annotations></ASAP_Annotations>"
@@ -55,7 +57,9 @@ def test_outlines_become_truth_and_the_negative_class_needs_no_file(cohort, anno
     assert not select_errors(validate(cohort.folder))
 
 
-def test_slides_of_which_nothing_is_known_are_listed_and_the_command_exits_with_1(cohort, annotations):
+def test_slides_of_which_nothing_is_known_are_listed_and_the_command_exits_with_1(
+    cohort, annotations
+):
     result = run(cohort.folder, annotations, "--json")
     assert result.exit_code == 1
     found = json.loads(result.output)
@@ -68,7 +72,13 @@ def test_a_group_of_another_name_is_given_its_meaning(cohort, annotations):
     assert isinstance(refused.exception, InputError)
     assert "group 'carcinoma' is neither tumour nor exclusion" in str(refused.exception)
     named = run(
-        cohort.folder, annotations, "--negative-class", "normal", "--group", "carcinoma=tumour", "--force"
+        cohort.folder,
+        annotations,
+        "--negative-class",
+        "normal",
+        "--group",
+        "carcinoma=tumour",
+        "--force",
     )
     assert named.exit_code == 0, named.output
     assert evidence_of(cohort, "s001_0") == [0]
@@ -86,7 +96,9 @@ def test_masks_take_their_scale_and_their_values_from_the_options(cohort, annota
     assert evidence_of(cohort, "s001_0") == [11]
 
 
-def test_the_feature_file_tells_patch_size_and_pixel_size_where_scanners_differ(cohort, annotations):
+def test_the_feature_file_tells_patch_size_and_pixel_size_where_scanners_differ(
+    cohort, annotations
+):
     path = cohort.feature_file("s001_0")
     datasets = {name: store.read(path, name) for name in ("features", "coords")}
     half = {"patch_size_level0": PATCH // 2, "level0_mpp": 0.25}
@@ -102,7 +114,10 @@ def test_the_feature_file_tells_patch_size_and_pixel_size_where_scanners_differ(
     assert store.attributes(truth)["microns_per_pixel"] == 0.25
     assert "microns_per_pixel" not in store.attributes(cohort.truth_file("s003_0"))
     assert (
-        run(cohort.folder, annotations, "--negative-class", "normal", "--mpp", 0.5, "--force").exit_code == 0
+        run(
+            cohort.folder, annotations, "--negative-class", "normal", "--mpp", 0.5, "--force"
+        ).exit_code
+        == 0
     )
     assert store.attributes(truth)["microns_per_pixel"] == 0.5
 
@@ -110,7 +125,10 @@ def test_the_feature_file_tells_patch_size_and_pixel_size_where_scanners_differ(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--group", "carcinoma"), "A group is written name=tumour or name=exclusion, got 'carcinoma'"),
+        (
+            ("--group", "carcinoma"),
+            "A group is written name=tumour or name=exclusion, got 'carcinoma'",
+        ),
         (("--group", "=tumour"), "got '=tumour'"),
         (("--group", "a=benign"), "got 'a=benign'"),
         (("--tumour-values", "1,x"), "whole numbers such as 2 or 1,2; got '1,x'"),
@@ -148,14 +166,18 @@ def qupath_object(name, *rings, kind="Polygon"):
 
 def cells(column, row, columns=1, rows=1):
     """The outline of so many patches from this cell on."""
-    left, top, right, bottom = (PATCH * value for value in (column, row, column + columns, row + rows))
+    left, top, right, bottom = (
+        PATCH * value for value in (column, row, column + columns, row + rows)
+    )
     return [(left, top), (right, top), (right, bottom), (left, bottom)]
 
 
 def draw(folder, *objects):
     for path in folder.glob("s001_0*"):
         path.unlink()
-    (folder / "s001_0.geojson").write_text(json.dumps({"type": "FeatureCollection", "features": objects}))
+    (folder / "s001_0.geojson").write_text(
+        json.dumps({"type": "FeatureCollection", "features": objects})
+    )
 
 
 def point(name, x, y):
@@ -164,7 +186,10 @@ def point(name, x, y):
 
 
 def test_classes_of_qupath_are_evidence_and_what_was_left_out_is_counted(cohort, annotations):
-    line = {**qupath_object("Tumor"), "geometry": {"type": "LineString", "coordinates": [[0, 0], [9, 9]]}}
+    line = {
+        **qupath_object("Tumor"),
+        "geometry": {"type": "LineString", "coordinates": [[0, 0], [9, 9]]},
+    }
     draw(
         annotations,
         qupath_object("Tumor", cells(0, 0)),

@@ -39,8 +39,14 @@ def system(number, *names):
 
 FAULTS = {
     "gone": (system(errno.ENOENT, "features/a.h5"), ["features/a.h5 is not there", "put it back"]),
-    "read-only": (system(errno.EROFS, "runs/one"), ["runs/one", "Read-only file system", "Give a folder"]),
-    "permission": (system(errno.EACCES, b"runs/one"), ["runs/one", "Permission denied", "Check its perm"]),
+    "read-only": (
+        system(errno.EROFS, "runs/one"),
+        ["runs/one", "Read-only file system", "Give a folder"],
+    ),
+    "permission": (
+        system(errno.EACCES, b"runs/one"),
+        ["runs/one", "Permission denied", "Check its perm"],
+    ),
     "no space": (system(errno.ENOSPC, "runs/x"), ["runs/x", "No space left", "Free some space"]),
     "no name": (
         OSError(errno.ENOSPC, "No space left on device"),
@@ -48,13 +54,31 @@ FAULTS = {
     ),
     "too many files": (system(errno.EMFILE, "a.h5"), ["a.h5", "Too many open files", "ulimit -n"]),
     "disk": (system(errno.EIO, "a.h5"), ["a.h5", "Check the disk"]),
-    "weights": (SafetensorError("Error while serializing: IoError"), ["IoError", "Check free space"]),
-    "pool": (BrokenProcessPool("A process in the process pool"), ["A worker process", "fewer --jobs"]),
+    "weights": (
+        SafetensorError("Error while serializing: IoError"),
+        ["IoError", "Check free space"],
+    ),
+    "pool": (
+        BrokenProcessPool("A process in the process pool"),
+        ["A worker process", "fewer --jobs"],
+    ),
     "memory": (MemoryError(), ["Not enough memory", "fewer --jobs"]),
-    "array": (np._core._exceptions._ArrayMemoryError((2**40,), np.dtype("f8")), ["Not enough memory"]),
-    "cuda memory": (torch.OutOfMemoryError("CUDA out of memory."), ["Not enough memory", "--batch-size"]),
-    "cuda": (AssertionError("Torch not compiled with CUDA enabled"), ["CUDA cannot be used", "cpu"]),
-    "ours": (InputError("labels.csv has no rows. Add some."), ["labels.csv has no rows. Add some."]),
+    "array": (
+        np._core._exceptions._ArrayMemoryError((2**40,), np.dtype("f8")),
+        ["Not enough memory"],
+    ),
+    "cuda memory": (
+        torch.OutOfMemoryError("CUDA out of memory."),
+        ["Not enough memory", "--batch-size"],
+    ),
+    "cuda": (
+        AssertionError("Torch not compiled with CUDA enabled"),
+        ["CUDA cannot be used", "cpu"],
+    ),
+    "ours": (
+        InputError("labels.csv has no rows. Add some."),
+        ["labels.csv has no rows. Add some."],
+    ),
 }
 
 
@@ -88,7 +112,9 @@ def test_debug_shows_the_traceback_before_the_sentence(ending, arguments):
     assert code == 1
     assert said.startswith("Traceback")
     assert "in fail" in said
-    assert said.splitlines()[-1].startswith("gcemil: runs/x cannot be read or written (No space left")
+    assert said.splitlines()[-1].startswith(
+        "gcemil: runs/x cannot be read or written (No space left"
+    )
 
 
 def test_stopping_a_command_says_whether_it_goes_on(ending, monkeypatch):
@@ -115,7 +141,10 @@ def test_a_reader_that_leaves_is_no_error():
 
 @pytest.mark.parametrize(
     ("arguments", "code", "out", "err"),
-    [([], 0, "gcemil demo", ""), (["anchors"], 2, "", "Missing command. See 'gcemil anchors --help'")],
+    [
+        ([], 0, "gcemil demo", ""),
+        (["anchors"], 2, "", "Missing command. See 'gcemil anchors --help'"),
+    ],
 )
 def test_gcemil_alone_names_the_first_commands(monkeypatch, capsys, arguments, code, out, err):
     monkeypatch.setattr(sys, "argv", ["gcemil", *arguments])

@@ -51,7 +51,9 @@ println '=' + groovy.json.JsonOutput.toJson([play([]), play(marked)])
 
 
 def test_the_script_is_written_by_the_command_and_names_classes_that_are_understood(tmp_path):
-    result = CliRunner().invoke(app, ["review", "--script", str(tmp_path / "out" / "review.groovy")])
+    result = CliRunner().invoke(
+        app, ["review", "--script", str(tmp_path / "out" / "review.groovy")]
+    )
     assert result.exit_code == 0, result.output
     assert (tmp_path / "out" / "review.groovy").read_text() == SCRIPT
     assert [mark_of(name) for name in ("accept", "reject", "missed") if f"'{name}'" in SCRIPT] == [
@@ -87,5 +89,7 @@ def test_the_script_imports_the_evidence_of_the_open_image_and_exports_its_marks
     assert first["exported"] == []
     assert first["colours"]["GCE evidence"] == list(EVIDENCE.color)
     assert again["imported"] == []
-    assert again["exported"] == [[2, str(tmp_path / "reviews" / "S-17.x.geojson"), "FEATURE_COLLECTION"]]
+    assert again["exported"] == [
+        [2, str(tmp_path / "reviews" / "S-17.x.geojson"), "FEATURE_COLLECTION"]
+    ]
     assert "1 annotations have no class and are not saved" in done.stdout

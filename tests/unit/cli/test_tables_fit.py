@@ -28,8 +28,16 @@ def table_lines(text):
 def test_a_table_with_every_figure_we_have_fits_and_breaks_no_number(width, capsys):
     values = dict.fromkeys(METRICS, 0.123)
     deviations = dict.fromkeys(METRICS, 0.045)
-    labels = {"rule": "integrated_gradients", "network": "wrapped", "class": "all", "comparison": "full-kept"}
-    rows = (Row(labels, values, deviations), Row({**labels, "rule": "evidence"}, values, deviations))
+    labels = {
+        "rule": "integrated_gradients",
+        "network": "wrapped",
+        "class": "all",
+        "comparison": "full-kept",
+    }
+    rows = (
+        Row(labels, values, deviations),
+        Row({**labels, "rule": "evidence"}, values, deviations),
+    )
     print_finding(Finding("everything", rows), everything=True)
     text = capsys.readouterr().out
     assert max(map(len, table_lines(text))) <= width
@@ -91,6 +99,9 @@ def test_rows_of_one_network_are_printed_once_and_smoothed_rules_with_all(capsys
     print_finding(finding)
     short = capsys.readouterr().out
     assert "the same network" in short
-    assert ("plain" in short.partition("The plain host")[0], "attention_smoothed" in short) == (False, False)
+    assert ("plain" in short.partition("The plain host")[0], "attention_smoothed" in short) == (
+        False,
+        False,
+    )
     print_finding(finding, everything=True)
     assert capsys.readouterr().out.count("attention_smoothed") == 2

@@ -14,7 +14,11 @@ def resolved(*, config=None, host="abmil", gce=True, preset="common", epochs=Non
 
 def test_a_preset_is_how_the_authors_train_the_host():
     settings = resolved(host="dsmil", preset="published", gce=False)
-    assert (settings.optimizer, settings.betas, settings.learning_rate) == ("adam", (0.5, 0.9), 1e-4)
+    assert (settings.optimizer, settings.betas, settings.learning_rate) == (
+        "adam",
+        (0.5, 0.9),
+        1e-4,
+    )
     assert (settings.epochs, settings.schedule, settings.final_rate) == (50, "cosine", 5e-6)
 
 
@@ -34,6 +38,8 @@ def test_a_preset_and_a_file_are_one_too_many(tmp_path):
 
 
 def test_a_class_that_the_config_of_a_run_names_is_not_imported(tmp_path):
-    (tmp_path / "config.yaml").write_text("cohort: c\nsettings: {host: {name: 'their.module:Host'}}\n")
+    (tmp_path / "config.yaml").write_text(
+        "cohort: c\nsettings: {host: {name: 'their.module:Host'}}\n"
+    )
     with pytest.raises(UsageError, match="opening it would run that code"):
         resolved(config=tmp_path / "config.yaml")

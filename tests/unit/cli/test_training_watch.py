@@ -19,7 +19,13 @@ def clock(monkeypatch):
 
 
 def record(epoch, warnings=()):
-    return {"stage": "train", "epoch": epoch, "terms": {"task": 0.5}, "val": 0.7, "warnings": list(warnings)}
+    return {
+        "stage": "train",
+        "epoch": epoch,
+        "terms": {"task": 0.5},
+        "val": 0.7,
+        "warnings": list(warnings),
+    }
 
 
 def test_time_left_is_known_before_the_first_epoch_ends(tmp_path, capsys, clock):

@@ -53,7 +53,9 @@ def test_sizes_rise_in_steps_of_one_percent_up_to_ten_each_tried_once():
 def planted_sizes(fold, tolerances):
     """Size and whether it is sufficient and necessary, for each tolerance."""
     view = next(iter(fold.bags())).predict("wrapped")
-    return find_sizes(view, ranking(view.full.scores), fold.output_scale("wrapped"), range(1, 11), tolerances)
+    return find_sizes(
+        view, ranking(view.full.scores), fold.output_scale("wrapped"), range(1, 11), tolerances
+    )
 
 
 def test_the_planted_sizes_are_those_worked_out_by_hand(tmp_path):
@@ -97,7 +99,9 @@ def test_the_planted_tolerance_and_sizes_stand_in_the_finding(tmp_path):
 def test_a_risk_that_may_move_at_will_is_never_necessary(survival_runs: TrainedRuns):
     fold = few_bags(TrainedFold.open(survival_runs.gce, 0))
     # No prefix is exactly the whole bag, so the largest is taken.
-    walked = values(adaptive.measure_adaptive(fold, risk_tolerance=1e9, tolerances=(0.0,)), rule="gce_soft")
+    walked = values(
+        adaptive.measure_adaptive(fold, risk_tolerance=1e9, tolerances=(0.0,)), rule="gce_soft"
+    )
     assert (walked["reached_share"], walked["capped_share"]) == pytest.approx((0, 1))
     assert walked["evidence_fraction"] == pytest.approx(0.1, abs=0.01)
 
@@ -105,7 +109,9 @@ def test_a_risk_that_may_move_at_will_is_never_necessary(survival_runs: TrainedR
 def test_the_report_shows_the_walk_first_and_one_comparison():
     keys = [("random", "full-kept"), ("gce_soft", "full-kept"), ("gce_soft", "soft-kept")]
     made = [
-        Row({"rule": rule, "network": "wrapped", "budget": "adaptive", "comparison": comparison}, {})
+        Row(
+            {"rule": rule, "network": "wrapped", "budget": "adaptive", "comparison": comparison}, {}
+        )
         for rule, comparison in keys
     ]
     ordered = sort_rows(Finding("adaptive", tuple(made)))

@@ -23,7 +23,9 @@ COORDS = grid_coords(16, width=4)
 
 def region(name, column, row, columns=1.0, rows=1.0):
     """A mark over so many patches from this cell on."""
-    left, top, right, bottom = (PATCH * value for value in (column, row, column + columns, row + rows))
+    left, top, right, bottom = (
+        PATCH * value for value in (column, row, column + columns, row + rows)
+    )
     ring = [[left, top], [right, top], [right, bottom], [left, bottom], [left, top]]
     return feature(name, "Polygon", [ring])
 
@@ -103,7 +105,17 @@ def test_a_point_judges_the_patch_that_holds_it():
 
 
 def test_synonyms_and_capitals_are_understood():
-    names = ("Accept", "TRUE  positive", "agree", "Rejected", "false positive", "Missed", "fn", "Tumor", "")
+    names = (
+        "Accept",
+        "TRUE  positive",
+        "agree",
+        "Rejected",
+        "false positive",
+        "Missed",
+        "fn",
+        "Tumor",
+        "",
+    )
     assert [mark_of(name) for name in names] == [
         "accept", "accept", "accept", "reject", "reject", "missed", "missed", None, None,
     ]  # fmt: skip
@@ -111,7 +123,9 @@ def test_synonyms_and_capitals_are_understood():
 
 def test_other_classes_and_lines_are_counted_and_left_out():
     line = feature("accept", "LineString", [[0, 0], [9, 9]])
-    _, notes = judged(region("accept", 0, 0), region("GCE evidence", 1, 0), region("Tumor", 1, 0), line)
+    _, notes = judged(
+        region("accept", 0, 0), region("GCE evidence", 1, 0), region("Tumor", 1, 0), line
+    )
     assert notes == [
         "1 objects of class 'GCE evidence' are no marks",
         "1 objects of class 'Tumor' are no marks",
@@ -122,8 +136,14 @@ def test_other_classes_and_lines_are_counted_and_left_out():
 @pytest.mark.parametrize(
     ("features", "message"),
     [
-        ([region("accept", 0, 0), region(None, 1, 0)], "marks.geojson: 1 of 2 objects have no class"),
-        ([region("Tumor", 0, 0)], "marks.geojson holds no mark: none of its 1 objects has the class accept"),
+        (
+            [region("accept", 0, 0), region(None, 1, 0)],
+            "marks.geojson: 1 of 2 objects have no class",
+        ),
+        (
+            [region("Tumor", 0, 0)],
+            "marks.geojson holds no mark: none of its 1 objects has the class accept",
+        ),
         ([], "marks.geojson holds no mark"),
     ],
 )
@@ -143,9 +163,10 @@ def test_slides_are_pooled_and_drawn_again_as_wholes():
     (row,), _ = review_rows(reviews(a=(3, 1, 1, 1), b=(0, 1, 0, 1)), seed=0, resamples=2000)
     # Together (3, 2, 1, 2). Draws are both slides (half of them), a twice or b twice: precision 3/5, 3/4 or 0.
     assert row.values["review_precision"] == pytest.approx(3 / 5)
-    assert (row.values["review_precision_low"], row.values["review_precision_high"]) == pytest.approx(
-        (0, 3 / 4)
-    )
+    assert (
+        row.values["review_precision_low"],
+        row.values["review_precision_high"],
+    ) == pytest.approx((0, 3 / 4))
     # b has no positive patch, so b twice has no recall; every other draw has 3/4.
     assert (row.values["review_recall_low"], row.values["review_recall_high"]) == pytest.approx(
         (3 / 4, 3 / 4)
@@ -156,12 +177,16 @@ def test_slides_are_pooled_and_drawn_again_as_wholes():
 
 
 def test_the_interval_of_one_slide_holds_its_figure_and_depends_on_the_seed_alone():
-    found = [review_rows(reviews(a=(30, 10, 10, 10)), seed=seed, resamples=500)[1] for seed in (0, 0, 1)]
+    found = [
+        review_rows(reviews(a=(30, 10, 10, 10)), seed=seed, resamples=500)[1] for seed in (0, 0, 1)
+    ]
     assert found[0] == found[1] != found[2]
     (slide,) = found[0]
     assert slide["review_kappa_low"] < slide["review_kappa"] < slide["review_kappa_high"]
     # The deviation of a share of 3/4 in about 40 patches is 0.068; the interval has about four of them.
-    assert slide["review_precision_high"] - slide["review_precision_low"] == pytest.approx(0.27, abs=0.06)
+    assert slide["review_precision_high"] - slide["review_precision_low"] == pytest.approx(
+        0.27, abs=0.06
+    )
 
 
 def test_a_figure_that_hardly_ever_exists_has_no_interval():

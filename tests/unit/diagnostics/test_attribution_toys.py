@@ -131,7 +131,12 @@ def test_blocks_are_squares_of_the_grid_as_small_as_their_number_allows(monkeypa
     _, coords = tensor_bag(36)
     blocks = patch_blocks(coords, 36).view(6, 6)
     # Six by six patches in at most four blocks: squares of three.
-    assert [len(blocks[r : r + 3, c : c + 3].unique()) for r in (0, 3) for c in (0, 3)] == [1, 1, 1, 1]
+    assert [len(blocks[r : r + 3, c : c + 3].unique()) for r in (0, 3) for c in (0, 3)] == [
+        1,
+        1,
+        1,
+        1,
+    ]
     assert len(blocks.unique()) == 4
 
 

@@ -34,7 +34,8 @@ def slides(folder, *, n_patches=20, labels=("normal", "tumour") * 2, truth=True)
         lesion[min(LESION, n_patches - 1)] = label == "tumour"
         features = np.where(lesion[:, None] > 0, 1.0, -1.0).astype(np.float32)
         store.write(
-            folder / "features" / f"{slide_id}.h5", {"features": features, "coords": grid_coords(n_patches)}
+            folder / "features" / f"{slide_id}.h5",
+            {"features": features, "coords": grid_coords(n_patches)},
         )
         if truth:
             store.write(folder / "truth" / f"{slide_id}.h5", {"evidence": lesion, "region": lesion})
@@ -124,7 +125,8 @@ def test_dropping_the_lesion_flips_the_prediction(tmp_path):
     found = row(audit(slides(tmp_path), dropout=0.9, repeats=4), "oracle", "dropout 0.9")
     assert 0 < found["prediction_flip"] <= 0.5
     assert found["output_gap"] == pytest.approx(
-        found["prediction_flip"] * (torch.tensor(8.0).sigmoid() - torch.tensor(-8.0).sigmoid()).item()
+        found["prediction_flip"]
+        * (torch.tensor(8.0).sigmoid() - torch.tensor(-8.0).sigmoid()).item()
     )
 
 
@@ -139,7 +141,9 @@ def test_gates_that_delete_are_recoverable_and_half_open_ones_are_not(tmp_path):
     finding = audit(cohort, sources={"sharp": sharp, "half": half})
     # Half of a lesion is still one, while the subset of equal gates is patch 0: background.
     gap = (torch.tensor(8.0).sigmoid() - torch.tensor(-8.0).sigmoid()).item()
-    assert row(finding, "half", "soft-kept") == pytest.approx({"cd_gap": gap / 2, "recoverable_share": 0.5})
+    assert row(finding, "half", "soft-kept") == pytest.approx(
+        {"cd_gap": gap / 2, "recoverable_share": 0.5}
+    )
     assert row(finding, "sharp", "soft-kept") == pytest.approx(
         {"cd_gap": 0, "recoverable_share": 1}, abs=1e-6
     )
@@ -170,7 +174,9 @@ def test_nothing_to_audit_is_an_error(tmp_path):
         audit_model(host, cohort, [], targets, TASK, score_sources={"model": OWN_SCORES})
     with pytest.raises(UsageError, match="'oracle' is the name of a control"):
         audit(cohort, sources={"oracle": OWN_SCORES})
-    with pytest.raises(UsageError, match=r"Bag 's0': A fraction of the bag lies in \(0, 1\], got 0"):
+    with pytest.raises(
+        UsageError, match=r"Bag 's0': A fraction of the bag lies in \(0, 1\], got 0"
+    ):
         audit(cohort, budget=0.0)
 
 
@@ -179,7 +185,9 @@ def survival_audit(folder, model, events=(1, 1, 0)):
     for number, event in enumerate(events):
         features = np.full((10, 1), 2.0 * number + 1, dtype=np.float32)
         features[0] = 0.0
-        store.write(folder / "features" / f"s{number}.h5", {"features": features, "coords": grid_coords(10)})
+        store.write(
+            folder / "features" / f"s{number}.h5", {"features": features, "coords": grid_coords(10)}
+        )
         rows.append(SlideRow(f"s{number}", f"s{number}", time=9.0 - number, event=event))
     cohort = Cohort(folder, CohortCard(name="toy", task="survival", feature_dim=1), tuple(rows))
     host = BlackBox(model, "toy", in_dim=1, n_outputs=1).host()
@@ -208,7 +216,9 @@ def test_risks_are_in_units_of_the_audited_bags(tmp_path):
         tmp_path, lambda features, _: (features.mean(dim=0), features[:, 0]), events=(1, 1, 1)
     )
     # The mean is 0.9 of the value; the best patch alone says the value: |0.1 (1, 3, 5)| over 0.9 sqrt(8/3).
-    assert row(moved, "model")["full_kept_gap"] == pytest.approx(0.3 / (0.9 * (8 / 3) ** 0.5), rel=1e-5)
+    assert row(moved, "model")["full_kept_gap"] == pytest.approx(
+        0.3 / (0.9 * (8 / 3) ** 0.5), rel=1e-5
+    )
 
 
 def test_a_risk_that_is_the_same_for_everyone_has_no_unit(tmp_path):
@@ -216,7 +226,9 @@ def test_a_risk_that_is_the_same_for_everyone_has_no_unit(tmp_path):
         survival_audit(tmp_path, lambda features, _: (torch.tensor([2.0]), features[:, 0]))
 
 
-@pytest.mark.parametrize("kind", ["classification", pytest.param("survival", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind", ["classification", pytest.param("survival", marks=pytest.mark.slow)]
+)
 def test_the_oracle_is_best_on_truth_and_above_random(kind, request):
     runs = request.getfixturevalue(f"{kind}_runs")
     cohort = Cohort.load(runs.cohort)
@@ -245,4 +257,7 @@ def test_the_oracle_is_best_on_truth_and_above_random(kind, request):
     assert len({round(one["evidence_fraction"], 9) for one in (oracle, chance, model_row)}) == 1
     # Its scores do not depend on the features, and a random draw hardly ever repeats.
     assert row(finding, "oracle", "noise 0.1")["jaccard"] == pytest.approx(1)
-    assert row(finding, "oracle", "dropout 0.1")["jaccard"] > row(finding, "random", "dropout 0.1")["jaccard"]
+    assert (
+        row(finding, "oracle", "dropout 0.1")["jaccard"]
+        > row(finding, "random", "dropout 0.1")["jaccard"]
+    )

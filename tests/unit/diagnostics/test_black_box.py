@@ -51,7 +51,9 @@ def test_a_numpy_model_gets_numpy():
 
 
 def test_one_logit_for_two_classes_is_the_log_odds_of_the_second():
-    assert box(lambda features, coords: 3.0).host()(FEATURES, COORDS).logits.tolist() == pytest.approx([0, 3])
+    assert box(lambda features, coords: 3.0).host()(
+        FEATURES, COORDS
+    ).logits.tolist() == pytest.approx([0, 3])
 
 
 def test_the_slope_of_a_linear_model_is_what_each_patch_adds():
@@ -85,7 +87,9 @@ def test_every_wrong_answer_is_named(answer, message):
 
 
 def test_a_dict_needs_logits():
-    assert box(lambda features, coords: {"logits": [1.0, 2.0]}).answer(FEATURES, COORDS)[0].tolist() == [1, 2]
+    assert box(lambda features, coords: {"logits": [1.0, 2.0]}).answer(FEATURES, COORDS)[
+        0
+    ].tolist() == [1, 2]
     with pytest.raises(UsageError, match="dict without 'logits', only: prob. Name them 'logits'"):
         box(lambda features, coords: {"prob": [0.5, 0.5]}).answer(FEATURES, COORDS)
 
@@ -150,7 +154,8 @@ def test_npy_may_be_a_row_or_a_column(tmp_path, shape):
 
 
 @pytest.mark.parametrize(
-    "text", ["score\n0.5\n0.25\n1\n", "x,attention\n0,0.5\n1,0.25\n2,1\n", "anything\n0.5\n0.25\n1\n"]
+    "text",
+    ["score\n0.5\n0.25\n1\n", "x,attention\n0,0.5\n1,0.25\n2,1\n", "anything\n0.5\n0.25\n1\n"],
 )
 def test_csv_is_read_by_the_usual_names_or_the_only_column(tmp_path, text):
     written(tmp_path, "a.1.csv", text)

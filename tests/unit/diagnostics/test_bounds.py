@@ -62,13 +62,21 @@ def test_a_slope_needs_a_point():
 def test_the_residual_is_the_weight_of_what_is_missed():
     responses = torch.tensor([[0.5, 0.0], [0.5, 0.0], [1.0, 1.0]])
     weights = torch.tensor([4.0, 1.0])
-    assert coverage_residual(torch.tensor([True, True, False]), responses, weights) == pytest.approx(2.0)
-    assert coverage_residual(torch.tensor([True, True, True]), responses, weights) == pytest.approx(0)
-    assert coverage_residual(torch.tensor([False, False, False]), responses, weights) == pytest.approx(5.0)
+    assert coverage_residual(
+        torch.tensor([True, True, False]), responses, weights
+    ) == pytest.approx(2.0)
+    assert coverage_residual(torch.tensor([True, True, True]), responses, weights) == pytest.approx(
+        0
+    )
+    assert coverage_residual(
+        torch.tensor([False, False, False]), responses, weights
+    ) == pytest.approx(5.0)
 
 
 def test_eta_and_slope_are_the_smallest_that_hold_for_all():
-    found = fit_completeness([Variation(0.5, 1.0, 0.2), Variation(0.1, 0.4, 0.02), Variation(0.3, 0.0, 0.0)])
+    found = fit_completeness(
+        [Variation(0.5, 1.0, 0.2), Variation(0.1, 0.4, 0.02), Variation(0.3, 0.0, 0.0)]
+    )
     assert (found.eta, found.output_slope) == pytest.approx((4.0, 0.2))
     # 0.2 * 4 * residual is at least every output change seen.
     assert found.bound(0.5) == pytest.approx(0.4)
@@ -84,7 +92,9 @@ def test_the_recoverability_bound_holds_on_trained_slides(classification_runs: T
     fold = TrainedFold.open(classification_runs.gce, 0)
     for bag in fold.bags():
         explanation = bag.explanation
-        outcome = bag_outcome(bag.wrapped, explanation.recovery.selected, explanation.output.log_gates)
+        outcome = bag_outcome(
+            bag.wrapped, explanation.recovery.selected, explanation.output.log_gates
+        )
         outputs = fold.output_scale("wrapped").read(outcome)
         figures = recoverability_figures(bag, outputs, points=5)
         assert 0 <= figures["gate_margin"] <= 0.5
@@ -96,10 +106,14 @@ def test_an_output_that_moves_beyond_its_bound_breaks_it(classification_runs: Tr
     fold = TrainedFold.open(classification_runs.gce, 0)
     explanation = next(iter(fold.bags())).explanation
     outputs = BagOutputs(full=1.0, kept=0.5, removed=None, gated=None)
-    tight = coverage_figures(fold.model, explanation, outputs, Completeness(eta=0.0, output_slope=1.0))
-    assert (tight["coverage_bound"], tight["coverage_slack"], tight["coverage_broken"]) == pytest.approx(
-        (0, -0.5, True), abs=1e-6
+    tight = coverage_figures(
+        fold.model, explanation, outputs, Completeness(eta=0.0, output_slope=1.0)
     )
+    assert (
+        tight["coverage_bound"],
+        tight["coverage_slack"],
+        tight["coverage_broken"],
+    ) == pytest.approx((0, -0.5, True), abs=1e-6)
     unknown = coverage_figures(fold.model, explanation, outputs, None)
     assert (unknown["coverage_bound"], unknown["coverage_broken"]) == (None, None)
 
@@ -119,9 +133,9 @@ ONE = torch.ones(1, dtype=torch.float64)
 
 def test_patches_that_share_no_anchor_have_no_curvature():
     responses = torch.tensor([[0.3, 0.0], [0.0, 0.8]], dtype=torch.float64)
-    assert total_curvature(responses, torch.tensor([1.0, 2.0], dtype=torch.float64)) == pytest.approx(
-        0.0, abs=1e-12
-    )
+    assert total_curvature(
+        responses, torch.tensor([1.0, 2.0], dtype=torch.float64)
+    ) == pytest.approx(0.0, abs=1e-12)
 
 
 def test_a_certain_twin_gives_curvature_one():
@@ -151,9 +165,16 @@ def test_greedy_selection_takes_complementary_patches_and_stops_when_nothing_is_
     ]
 
 
-def test_every_slide_has_its_curvature_and_no_rule_beats_the_bound(classification_runs: TrainedRuns):
+def test_every_slide_has_its_curvature_and_no_rule_beats_the_bound(
+    classification_runs: TrainedRuns,
+):
     found = measure_bounds(few_bags(TrainedFold.open(classification_runs.gce, 0)))
-    assert {row.labels["rule"] for row in found.rows} == {"evidence", "attention", "random", "oracle"}
+    assert {row.labels["rule"] for row in found.rows} == {
+        "evidence",
+        "attention",
+        "random",
+        "oracle",
+    }
     assert len(found.slides) == 12
     for slide in found.slides:
         assert 0 <= slide["curvature"] <= 1

@@ -26,7 +26,9 @@ def values(finding, **labels):
 
 
 def test_the_planted_oracle_is_sufficient_and_necessary_as_by_hand(tmp_path):
-    finding = budget.measure_budget(planted_fold(tmp_path, n_slides=6), budgets=(0.1,), attributions=FEW)
+    finding = budget.measure_budget(
+        planted_fold(tmp_path, n_slides=6), budgets=(0.1,), attributions=FEW
+    )
     oracle = values(finding, rule="oracle")
     assert oracle["evidence_sufficiency"] == oracle["task_metric"] == pytest.approx(1)
     assert oracle["keep_only_drop"] == pytest.approx(0, abs=1e-6)
@@ -64,7 +66,8 @@ def test_without_truth_there_is_neither_oracle_nor_truth(tmp_path):
     assert not rows(finding, rule="oracle")
     assert all(row.values[name] is None for row in finding.rows for name in TRUTH)
     assert (
-        "The cohort has no truth: there is neither an oracle row nor a figure against truth." in finding.notes
+        "The cohort has no truth: there is neither an oracle row nor a figure against truth."
+        in finding.notes
     )
 
 

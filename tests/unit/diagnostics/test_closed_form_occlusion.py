@@ -107,7 +107,9 @@ def test_the_only_patch_of_a_group_takes_its_group_along():
     host = prepared_host("dtfd")
     features, coords = tensor_bag(40)
     groups = group_of(coords, 4)
-    chosen = torch.cat([(groups == group).nonzero().flatten()[:size] for group, size in ((0, 1), (1, 3))])
+    chosen = torch.cat(
+        [(groups == group).nonzero().flatten()[:size] for group, size in ((0, 1), (1, 3))]
+    )
     check_equal(host, features[chosen], coords[chosen])
 
 

@@ -129,7 +129,9 @@ def test_with_an_encoder_before_it_every_way_is_timed_from_patch_to_answer(
     # Nine seconds to encode a patch and one to pool it.
     assert slides["full"]["end_to_end_time"] == pytest.approx(1)
     assert slides["attention"]["end_to_end_time"] == pytest.approx((9 * n + n + k) / (10 * n))
-    assert slides["occlusion"]["end_to_end_time"] == pytest.approx((9 * n + n + n * (n - 1) + k) / (10 * n))
+    assert slides["occlusion"]["end_to_end_time"] == pytest.approx(
+        (9 * n + n + n * (n - 1) + k) / (10 * n)
+    )
     with pytest.raises(UsageError, match="'virchow2' cannot be built without its weights"):
         time_encoder("virchow2", repeats=1, clock=watch)
 
@@ -177,7 +179,9 @@ def test_the_allocators_own_record_says_the_same():
         ) as profile:
             host(features)
         events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
-        held = torch.tensor([event.nbytes() for event in sorted(events, key=lambda e: e.start_ns())])
+        held = torch.tensor(
+            [event.nbytes() for event in sorted(events, key=lambda e: e.start_ns())]
+        )
         return int(held.cumsum(0).max())
 
     assert peak_bytes(lambda: host(features)) == pytest.approx(recorded(), rel=0.01)

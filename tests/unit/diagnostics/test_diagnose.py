@@ -10,7 +10,9 @@ from gcemil.diagnostics.table import DIAGNOSTICS
 from gcemil.runs.folder import Run
 
 
-def test_a_finding_beside_a_plain_host_is_not_measured_again(classification_runs: TrainedRuns, tmp_path):
+def test_a_finding_beside_a_plain_host_is_not_measured_again(
+    classification_runs: TrainedRuns, tmp_path
+):
     run = shutil.copytree(classification_runs.gce, tmp_path / "run")
     comparison = Comparison(run, against=classification_runs.host)
     Run(run).fold(0).finding("guarantee").unlink(missing_ok=True)
@@ -36,4 +38,6 @@ def test_every_slide_is_read_and_explained_once_by_all_diagnostics(
     names = [name for name in DIAGNOSTICS if name not in ("stability", "sanity")]
     diagnose_run(Comparison(run), names=names, jobs=1, again=True)
     fold = trained_fold.TrainedFold.open(run, 0)
-    assert sorted(explained) == sorted(one.bag_id for one in (*fold.specs("val"), *fold.specs("test")))
+    assert sorted(explained) == sorted(
+        one.bag_id for one in (*fold.specs("val"), *fold.specs("test"))
+    )

@@ -32,7 +32,9 @@ def measure(fold, names=tuple(DIAGNOSTICS)):
     options = {name: dict(OPTIONS.get(name, {})) for name in names}
     for name in {"posthoc", "cost"} & set(names):
         options[name]["clock"] = count().__next__
-    return run_passes(fold, {name: load_measure(name).steps(fold, **options[name]) for name in names})
+    return run_passes(
+        fold, {name: load_measure(name).steps(fold, **options[name]) for name in names}
+    )
 
 
 @pytest.fixture(scope="module", params=["classification_runs", "survival_runs"])
@@ -61,13 +63,15 @@ def test_rules_are_compared_at_one_size_and_the_oracle_is_best_on_truth(findings
     for row in findings[name].rows:
         if row.labels.get("class", "all") == "all" and row.labels.get("comparison") != "soft-kept":
             labels = dict(row.labels)
-            groups.setdefault(labels.pop("rule") and tuple(labels.values()), {})[row.labels["rule"]] = (
-                row.values
-            )
+            groups.setdefault(labels.pop("rule") and tuple(labels.values()), {})[
+                row.labels["rule"]
+            ] = row.values
     for rules in groups.values():
         oracle, chance = rules["oracle"], rules["random"]
         for metric in {"precision", "recall", "average_precision", "region_coverage"} & set(oracle):
-            assert all(oracle[metric] >= values[metric] - 1e-12 for values in rules.values()), metric
+            assert all(oracle[metric] >= values[metric] - 1e-12 for values in rules.values()), (
+                metric
+            )
         assert oracle["precision"] > chance["precision"]
         if name != "subsets":
             assert len({round(values["evidence_fraction"], 9) for values in rules.values()}) == 1
@@ -86,7 +90,9 @@ def test_bags_of_one_patch_are_their_own_evidence(kind, request, tmp_path):
     fold = one_patch_fold(TrainedFold.open(runs.gce, 0), tmp_path / "cohort")
     # A case of several slides keeps a patch of each.
     fold = few_bags(fold_of(fold, lambda spec: len(spec.slide_ids) == 1))
-    for name, finding in measure(fold, [name for name in DIAGNOSTICS if name != "localisation"]).items():
+    for name, finding in measure(
+        fold, [name for name in DIAGNOSTICS if name != "localisation"]
+    ).items():
         for row in finding.rows:
             assert row.values.get("evidence_fraction", 1.0) == 1.0, name
             assert row.values.get("jaccard", 1.0) == pytest.approx(1.0), name

@@ -39,7 +39,9 @@ def test_a_case_fails_when_its_class_is_wrong_or_undecided(odds, target, failed)
     assert case_failure(torch.tensor(odds).log(), target, task, Thresholds(0.1)) is failed
 
 
-@pytest.mark.parametrize(("label", "failed"), [(12.0, False), (13.9, False), (14.1, True), (7.9, True)])
+@pytest.mark.parametrize(
+    ("label", "failed"), [(12.0, False), (13.9, False), (14.1, True), (7.9, True)]
+)
 def test_a_value_fails_a_training_deviation_away_from_its_label(label, failed):
     # The network says 0.5 deviations above a mean of 10, which is 11.
     task = RegressionTask(mean=10.0, deviation=2.0)
@@ -77,7 +79,10 @@ def test_intended_anchors_have_half_of_the_largest_weight():
 
 def test_several_failures_together_are_severe_and_the_unknown_counts_as_absent():
     record = dict.fromkeys(BASIC_TYPES, False) | {"low_necessity": True, "artifact_evidence": None}
-    assert count_failures(record, Thresholds()) == {"failures": ["low_necessity"], "severe_failure": False}
+    assert count_failures(record, Thresholds()) == {
+        "failures": ["low_necessity"],
+        "severe_failure": False,
+    }
     found = count_failures(record | {"case_failure": True}, Thresholds())
     assert found == {"failures": ["case_failure", "low_necessity"], "severe_failure": True}
 
@@ -96,7 +101,9 @@ def test_lines_outside_their_range_are_refused(wrong, message):
 
 @pytest.fixture(scope="module")
 def found(classification_runs: TrainedRuns):
-    return measure_failures(TrainedFold.open(classification_runs.gce, 0, against=classification_runs.host))
+    return measure_failures(
+        TrainedFold.open(classification_runs.gce, 0, against=classification_runs.host)
+    )
 
 
 def test_rates_are_shares_of_the_slides_listed(found):
@@ -150,4 +157,9 @@ def test_survival_slides_are_audited_by_their_order(survival_runs: TrainedRuns):
     for slide in found.slides:
         expected = None if slide["concordance"] is None else slide["concordance"] < 0.5
         assert slide["case_failure"] == expected
-    assert {row.labels["rule"] for row in found.rows} == {"evidence", "attention", "random", "oracle"}
+    assert {row.labels["rule"] for row in found.rows} == {
+        "evidence",
+        "attention",
+        "random",
+        "oracle",
+    }

@@ -17,7 +17,9 @@ from gcemil.errors import BagError
 
 def grid(*lines):
     """Cells (column, row) and the characters on them, in raster order; a blank is no tissue."""
-    found = [((x, y), char) for y, line in enumerate(lines) for x, char in enumerate(line) if char != " "]
+    found = [
+        ((x, y), char) for y, line in enumerate(lines) for x, char in enumerate(line) if char != " "
+    ]
     return np.array([cell for cell, _ in found]), np.array([char for _, char in found])
 
 

@@ -50,7 +50,9 @@ def test_without_a_certificate_every_bag_is_shown_whole():
 
 def test_a_refusal_says_what_it_would_take():
     assert explain_refusal(LABELS, Certificate(0.5, True, 30, 0.1), 0.9) == []
-    (few,) = explain_refusal(LABELS | {"method": "learn_then_test"}, Certificate(1.0, False, 15, 0.1), 0.9)
+    (few,) = explain_refusal(
+        LABELS | {"method": "learn_then_test"}, Certificate(1.0, False, 15, 0.1), 0.9
+    )
     assert "15 calibration bags cannot certify a rate of 0.9, it takes at least 22" in few
     (bad,) = explain_refusal(LABELS, Certificate(1.0, False, 15, 0.1), 0.9)
     assert "attention (plain): too many of 15 calibration bags change their answer" in bad
@@ -61,7 +63,9 @@ def values(finding, metric, **labels):
 
 
 @pytest.mark.parametrize("kind", ["classification", "survival"])
-def test_a_handful_of_calibration_bags_promises_nothing_and_says_so(kind, request: pytest.FixtureRequest):
+def test_a_handful_of_calibration_bags_promises_nothing_and_says_so(
+    kind, request: pytest.FixtureRequest
+):
     runs: TrainedRuns = request.getfixturevalue(f"{kind}_runs")
     fold = TrainedFold.open(runs.gce, 0, against=runs.host)
     assert len(fold.specs("val")) < 9
@@ -103,7 +107,12 @@ def table(*rows):
 
 def test_a_stable_size_looks_at_every_larger_one():
     # The second bag agrees at 0.1 and changes its mind at 0.2: stable from 0.5.
-    assert stable_sizes(table("xxxx", "x.xx", "...x", "..xx"), GRID).tolist() == [0.1, 0.5, 1.0, 0.5]
+    assert stable_sizes(table("xxxx", "x.xx", "...x", "..xx"), GRID).tolist() == [
+        0.1,
+        0.5,
+        1.0,
+        0.5,
+    ]
 
 
 def test_the_conformal_size_is_an_order_statistic():

@@ -42,12 +42,16 @@ def slide(name, scores, truth):
     positive = np.array([char == "x" for char in truth])
     lesion = np.where(positive, np.cumsum(np.diff(positive.astype(int), prepend=0) == 1), 0)
     cells = np.stack([np.arange(len(truth)), np.zeros(len(truth), dtype=np.int64)], axis=1)
-    known = SlideTruth(name, cells, positive, lesion, np.zeros(int(lesion.max()), dtype=bool), False)
+    known = SlideTruth(
+        name, cells, positive, lesion, np.zeros(int(lesion.max()), dtype=bool), False
+    )
     return MappedSlide(known, {("toy", "none"): np.array(scores, dtype=np.float64)})
 
 
 def figures(finding, rule, network="none"):
-    return next(row.values for row in finding.rows if row.labels == {"rule": rule, "network": network})
+    return next(
+        row.values for row in finding.rows if row.labels == {"rule": rule, "network": network}
+    )
 
 
 def test_the_threshold_is_the_score_of_best_mean_dice():
@@ -60,7 +64,9 @@ def test_the_threshold_is_the_score_of_best_mean_dice():
 def test_the_threshold_equals_an_exhaustive_search():
     generator = np.random.default_rng(0)
     for _ in range(20):
-        slides = [(generator.integers(0, 12, size=n) / 4, generator.random(n) < 0.3) for n in (7, 15, 4)]
+        slides = [
+            (generator.integers(0, 12, size=n) / 4, generator.random(n) < 0.3) for n in (7, 15, 4)
+        ]
         with_truth = [one for one in slides if one[1].any()]
         scores = sorted({score for one in with_truth for score in one[0].tolist()}, reverse=True)
         mean = [np.mean([dice(one[0] >= t, one[1]) for one in with_truth]) for t in scores]
@@ -75,7 +81,9 @@ def test_a_curve_known_by_hand_is_read_in_steps_and_by_lines():
     curve = froc_curve(slides)
     assert curve[0].tolist() == pytest.approx([0, 0, 1, 1, 1.5])
     assert curve[1] == pytest.approx([0, 1 / 3, 1 / 3, 2 / 3, 2 / 3])
-    assert reached_sensitivity(curve) == pytest.approx([1 / 3, 1 / 3, 1 / 3, 2 / 3, 2 / 3, 2 / 3, 2 / 3])
+    assert reached_sensitivity(curve) == pytest.approx(
+        [1 / 3, 1 / 3, 1 / 3, 2 / 3, 2 / 3, 2 / 3, 2 / 3]
+    )
     half_way = froc_curve([SlideDetections(np.array([0.9, 0.1]), np.array([0.5, 0.1]))])
     # From (1, 1/2) to (2, 1).
     assert interpolated_sensitivity(half_way, [1.5]) == pytest.approx([0.75])
@@ -104,7 +112,15 @@ def test_rows_of_a_toy_are_those_computed_by_hand():
         }
     )
     points = [row for row in rows if "froc" in row.labels]
-    assert [row.labels["false_positives"] for row in points[:7]] == ["1/8", "1/4", "1/2", "1", "2", "4", "8"]
+    assert [row.labels["false_positives"] for row in points[:7]] == [
+        "1/8",
+        "1/4",
+        "1/2",
+        "1",
+        "2",
+        "4",
+        "8",
+    ]
     assert [row.values["lesion_sensitivity"] for row in points[:7]] == pytest.approx(
         [0, 0, 0.5, 0.5, 0.5, 0.5, 0.5]
     )
@@ -143,7 +159,9 @@ def test_exclusions_and_missing_figures_are_told_by_name():
     assert "No validation slide has a lesion" in lines[1]
     assert "normal_specificity does not exist" in lines[2]
     assert "isolated tumour cells count" in lines[3]
-    assert localisation_notes([], [], {"a": "no coordinates"})[-1].startswith("No test slide has truth")
+    assert localisation_notes([], [], {"a": "no coordinates"})[-1].startswith(
+        "No test slide has truth"
+    )
 
 
 def test_truth_is_read_by_the_one_percent_rule(tmp_path):
@@ -186,7 +204,9 @@ def test_a_recipe_keeps_slides_out_of_lesion_metrics():
 def test_a_trained_fold_has_every_map_and_its_controls(classification_runs: TrainedRuns, tmp_path):
     fold = TrainedFold.open(classification_runs.gce, 0, against=classification_runs.host)
     finding = measure_localisation(fold)
-    rules = [(row.labels["rule"], row.labels["network"]) for row in finding.rows if len(row.labels) == 2]
+    rules = [
+        (row.labels["rule"], row.labels["network"]) for row in finding.rows if len(row.labels) == 2
+    ]
     assert rules == [
         ("attention", "plain"), ("attention", "wrapped"), ("evidence scores", "wrapped"), ("gates", "wrapped"),
         ("evidence", "wrapped"), ("confirmed evidence", "wrapped"), ("random", "none"), ("oracle", "none"),
@@ -197,7 +217,9 @@ def test_a_trained_fold_has_every_map_and_its_controls(classification_runs: Trai
         for bag in fold.bags("test")
         if bag.truth.any()
     ]
-    assert figures(finding, "evidence", "wrapped")["marked_share"] == pytest.approx(sum(shares) / len(shares))
+    assert figures(finding, "evidence", "wrapped")["marked_share"] == pytest.approx(
+        sum(shares) / len(shares)
+    )
     oracle, chance = figures(finding, "oracle"), figures(finding, "random")
     for name in ("dice", "patch_specificity", "froc_official"):
         best = max(figures(finding, *rule)[name] for rule in rules)
@@ -220,9 +242,15 @@ def test_a_slide_without_evidence_marks_nothing_once_its_verdict_counts(
 
     monkeypatch.setattr(trained_fold, "explain_bag", explain_in_vain)
     finding = measure_localisation(TrainedFold.open(classification_runs.gce, 0))
-    found, confirmed = (figures(finding, rule, "wrapped") for rule in ("evidence", "confirmed evidence"))
+    found, confirmed = (
+        figures(finding, rule, "wrapped") for rule in ("evidence", "confirmed evidence")
+    )
     assert found["marked_share"] > 0
-    assert (confirmed["marked_share"], confirmed["dice"], confirmed["patch_specificity"]) == (0, 0, 1)
+    assert (confirmed["marked_share"], confirmed["dice"], confirmed["patch_specificity"]) == (
+        0,
+        0,
+        1,
+    )
     assert any("slides that have no evidence mark nothing" in note for note in finding.notes)
 
 

@@ -107,7 +107,9 @@ def test_the_search_ends_after_three_subsets_where_every_patch_is_sufficient():
 
 
 def test_the_hosts_that_pool_linearly_are_known():
-    assert {name for name in HOSTS if linear_form(prepared_host(name)) is not None} == set(LINEAR_HOSTS)
+    assert {name for name in HOSTS if linear_form(prepared_host(name)) is not None} == set(
+        LINEAR_HOSTS
+    )
 
 
 @pytest.mark.parametrize("n_outputs", [1, 3])
@@ -154,7 +156,10 @@ def test_sizes_seed_and_tolerance_are_the_papers(classification_runs: TrainedRun
         3,
     )
     assert {row.labels["k"] for row in found.rows} == {"8", "16", "32"}
-    assert found.slides == subsets.measure_subsets(fold, sizes=(8, 16, 32), tolerance=0.05, seed=42).slides
+    assert (
+        found.slides
+        == subsets.measure_subsets(fold, sizes=(8, 16, 32), tolerance=0.05, seed=42).slides
+    )
     assert found.slides != subsets.measure_subsets(fold, seed=7).slides
 
 

@@ -48,15 +48,25 @@ def test_ties_that_only_binary_numbers_break_are_ties():
 @given(st.lists(st.integers(-1000, 1000).filter(bool), min_size=5, max_size=12, unique_by=abs))
 def test_both_tests_equal_scipy(values):
     differences = np.array(values, dtype=np.float64)
-    assert wilcoxon(differences) == pytest.approx(stats.wilcoxon(differences, method="exact").pvalue)
-    assert paired_t(differences) == pytest.approx(stats.ttest_1samp(differences, 0).pvalue, abs=1e-12)
+    assert wilcoxon(differences) == pytest.approx(
+        stats.wilcoxon(differences, method="exact").pvalue
+    )
+    assert paired_t(differences) == pytest.approx(
+        stats.ttest_1samp(differences, 0).pvalue, abs=1e-12
+    )
 
 
 def test_identical_values_cannot_be_tested():
     found = paired_tests(np.zeros(5), generator=draws())
     figures = [found[name] for name in ("difference", "difference_low", "difference_high")]
     assert figures == pytest.approx([0, 0, 0])
-    assert found["p_paired_t"] is found["p_wilcoxon"] is found["cohens_dz"] is found["rank_biserial"] is None
+    assert (
+        found["p_paired_t"]
+        is found["p_wilcoxon"]
+        is found["cohens_dz"]
+        is found["rank_biserial"]
+        is None
+    )
 
 
 def test_the_same_gain_in_every_fold_has_no_t():
@@ -74,12 +84,16 @@ def test_two_folds_can_be_tested_and_one_cannot():
     assert (two["difference_low"], two["difference_high"]) == pytest.approx((0.1, 0.3))
     one = paired_tests(np.array([0.1]), generator=draws())
     assert one["difference"] == pytest.approx(0.1)
-    assert one["difference_low"] is one["p_paired_t"] is one["p_wilcoxon"] is one["cohens_dz"] is None
+    assert (
+        one["difference_low"] is one["p_paired_t"] is one["p_wilcoxon"] is one["cohens_dz"] is None
+    )
 
 
 def test_the_interval_is_that_of_all_resamples():
     differences = np.array([0.0, 1.0, 5.0])
-    every = np.array([[a, b, c] for a in differences for b in differences for c in differences]).mean(axis=1)
+    every = np.array(
+        [[a, b, c] for a in differences for b in differences for c in differences]
+    ).mean(axis=1)
     low, high = bootstrap_interval(differences, generator=draws(), confidence=0.8, resamples=50_000)
     assert (low, high) == pytest.approx(np.quantile(every, [0.1, 0.9]), abs=0.34)
     assert bootstrap_interval(differences, generator=draws()) == bootstrap_interval(

@@ -24,7 +24,11 @@ ABMIL = {
 
 def by_rule(finding, network="wrapped", comparison="full-kept"):
     wanted = {"network": network, "comparison": comparison}
-    return {row.labels["rule"]: row.values for row in finding.rows if wanted.items() <= row.labels.items()}
+    return {
+        row.labels["rule"]: row.values
+        for row in finding.rows
+        if wanted.items() <= row.labels.items()
+    }
 
 
 def ticking():
@@ -33,7 +37,9 @@ def ticking():
 
 
 def test_times_are_in_passes_of_the_host(classification_runs: TrainedRuns):
-    fold = few_bags(TrainedFold.open(classification_runs.gce, 0, against=classification_runs.host), 2)
+    fold = few_bags(
+        TrainedFold.open(classification_runs.gce, 0, against=classification_runs.host), 2
+    )
     finding = posthoc.measure_posthoc(fold, clock=ticking())
     for network in fold.networks:
         found = by_rule(finding, network)
@@ -64,7 +70,9 @@ def test_one_interrupted_bag_does_not_speak_for_all(tmp_path):
 
 
 def test_the_planted_oracle_has_the_curves_drawn_by_hand(tmp_path):
-    found = by_rule(posthoc.measure_posthoc(planted_fold(tmp_path), attributions=("lrp",), clock=ticking()))
+    found = by_rule(
+        posthoc.measure_posthoc(planted_fold(tmp_path), attributions=("lrp",), clock=ticking())
+    )
     oracle, chance = found["oracle"], found["random"]
     # Both patches are needed to be gone: after one, the other still decides; then the slide is a tie.
     tokens, background = torch.exp(4 * torch.tanh(torch.tensor(3.0))), 1.0
@@ -121,7 +129,9 @@ def test_a_ranking_that_finds_the_one_patch_falls_at_once_and_stays_up_to_the_en
     assert found[1].tolist() == pytest.approx([SURE, UNSURE, UNSURE, UNSURE])
     assert found[2].tolist() == pytest.approx([SURE, SURE, SURE, SURE])
     assert curve_figures(*found)["least_first_area"] == pytest.approx(SURE)
-    assert curve_figures(*found)["most_first_area"] == pytest.approx((0.5 * SURE + 2.5 * UNSURE) / 3)
+    assert curve_figures(*found)["most_first_area"] == pytest.approx(
+        (0.5 * SURE + 2.5 * UNSURE) / 3
+    )
     assert curve_figures(*found)["srg"] == pytest.approx((2.5 * SURE - 2.5 * UNSURE) / 3)
 
 
@@ -130,7 +140,9 @@ def test_a_risk_is_read_in_units_of_the_training_risks():
     found = curves(view, 2, 1, 0, output_scale=OutputScale(1, RiskScale(mean=1.0, deviation=2.0)))
     assert found[1].tolist() == pytest.approx([1.5, 0.5, 0])
     assert found[2].tolist() == pytest.approx([1.5, 2.25, 3.5])
-    assert curve_figures(*found)["srg"] == pytest.approx((0.5 * 1.5 + 2.25 + 0.5 * 3.5 - 0.5 * 1.5 - 0.5) / 2)
+    assert curve_figures(*found)["srg"] == pytest.approx(
+        (0.5 * 1.5 + 2.25 + 0.5 * 3.5 - 0.5 * 1.5 - 0.5) / 2
+    )
 
 
 def test_one_patch_is_a_curve_of_one_point():

@@ -43,9 +43,12 @@ def test_patches_that_touch_at_a_side_or_a_corner_are_one_region_and_the_largest
 
 def test_slides_of_a_case_share_no_region_even_where_their_coordinates_do():
     one, other = (
-        slide_bag(name, np.zeros((2, 1), np.float32), CELLS[[2, 3]] * 256, 256) for name in ("a", "b")
+        slide_bag(name, np.zeros((2, 1), np.float32), CELLS[[2, 3]] * 256, 256)
+        for name in ("a", "b")
     )
-    found = find_regions(case_bag("case", [one, other]), torch.ones(4, dtype=torch.bool), torch.zeros(4))
+    found = find_regions(
+        case_bag("case", [one, other]), torch.ones(4, dtype=torch.bool), torch.zeros(4)
+    )
     assert found.number.tolist() == [1, 1, 2, 2]
 
 
@@ -105,13 +108,22 @@ class TestOfARun:
         rows = {(row.labels["rule"], row.labels["network"]): row.values for row in found.rows}
         assert set(rows) == {
             ("evidence", "wrapped"),
-            *((rule, network) for rule in ("attention", "random", "oracle") for network in fold.networks),
+            *(
+                (rule, network)
+                for rule in ("attention", "random", "oracle")
+                for network in fold.networks
+            ),
         }
         assert all(set(values) <= set(METRICS) for values in rows.values())
         # As many patches, scattered: random is more regions than what lies together.
-        assert rows["random", "wrapped"]["regions_per_slide"] > rows["oracle", "wrapped"]["regions_per_slide"]
+        assert (
+            rows["random", "wrapped"]["regions_per_slide"]
+            > rows["oracle", "wrapped"]["regions_per_slide"]
+        )
         one = next(slide for slide in found.slides if slide["rule"] == "evidence")
-        assert one["region_sufficient_share"] == float(any(region["sufficient"] for region in one["regions"]))
+        assert one["region_sufficient_share"] == float(
+            any(region["sufficient"] for region in one["regions"])
+        )
 
     def test_at_least_one_region_is_asked(self, classification_runs: TrainedRuns):
         with pytest.raises(UsageError, match="at least 1, got 0"):

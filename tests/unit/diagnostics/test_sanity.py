@@ -85,7 +85,9 @@ def test_survival_has_the_same_controls(survival_runs: TrainedRuns):
     assert list(controls(found)) == CONTROLS
 
 
-def test_a_plain_host_is_asked_of_its_attended_patches(classification_runs: TrainedRuns, monkeypatch):
+def test_a_plain_host_is_asked_of_its_attended_patches(
+    classification_runs: TrainedRuns, monkeypatch
+):
     fold = TrainedFold.open(classification_runs.host, 0)
     monkeypatch.setattr(sanity, "_fit", lambda fold, bags, targets, steps: fold.host)
     assert 0 <= controls(measure_sanity(fold, bags=8))["no_signal"]["control_beside"] <= 1

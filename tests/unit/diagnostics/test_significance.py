@@ -30,7 +30,9 @@ def cohort(tmp_path_factory):
     return make_cohort(tmp_path_factory.mktemp("compared") / "cohort", n_cases=4)
 
 
-def made_run(folder: Path, cohort, folds, *, wrapped=False, fingerprint="same", first_fold=0) -> Path:
+def made_run(
+    folder: Path, cohort, folds, *, wrapped=False, fingerprint="same", first_fold=0
+) -> Path:
     """A run folder with the Macro-F1 of every fold, and nothing else."""
     folder.mkdir(parents=True)
     settings = TrainSettings(
@@ -53,7 +55,9 @@ def made_run(folder: Path, cohort, folds, *, wrapped=False, fingerprint="same", 
 
 
 def values(finding, mode, metric="macro_f1"):
-    return next(row.values for row in finding.rows if row.labels == {"mode": mode, "metric": metric})
+    return next(
+        row.values for row in finding.rows if row.labels == {"mode": mode, "metric": metric}
+    )
 
 
 def test_every_mode_is_compared_with_the_full_bag_of_the_other_run(tmp_path, cohort):
@@ -86,7 +90,9 @@ def test_every_mode_is_compared_with_the_full_bag_of_the_other_run(tmp_path, coh
 
 
 def test_one_fold_gives_a_difference_and_no_test(tmp_path, cohort):
-    finding = compare_runs(made_run(tmp_path / "a", cohort, [0.7]), made_run(tmp_path / "b", cohort, [0.5]))
+    finding = compare_runs(
+        made_run(tmp_path / "a", cohort, [0.7]), made_run(tmp_path / "b", cohort, [0.5])
+    )
     found = values(finding, "full")
     assert found["difference"] == pytest.approx(0.2)
     assert found["p_paired_t"] is found["p_wilcoxon"] is found["difference_low"] is None
@@ -114,7 +120,9 @@ def predictions(right, cases=None):
     targets = torch.tensor([0, 0, 0, 1, 1, 1])
     wins = torch.where(torch.tensor(right), targets, 1 - targets)
     names = tuple(f"s{index}" for index in range(6))
-    return BagPredictions(names, cases or names, targets, torch.eye(2, dtype=torch.float64)[wins] * 0.8 + 0.1)
+    return BagPredictions(
+        names, cases or names, targets, torch.eye(2, dtype=torch.float64)[wins] * 0.8 + 0.1
+    )
 
 
 def test_draws_keep_every_class_and_every_case_whole():
@@ -165,7 +173,13 @@ def test_draws_on_which_no_pair_can_be_compared_do_not_count():
 def test_trained_runs_are_compared_on_the_bags_they_both_tested(classification_runs: TrainedRuns):
     finding = compare_runs(classification_runs.gce, classification_runs.host, resamples=50)
     assert {row.labels["metric"] for row in finding.rows} == {"accuracy", "macro_f1", "auc"}
-    assert {row.labels["mode"] for row in finding.rows} == {"full", "head", "gce", "soft", "discrete"}
+    assert {row.labels["mode"] for row in finding.rows} == {
+        "full",
+        "head",
+        "gce",
+        "soft",
+        "discrete",
+    }
     for row in finding.rows:
         assert row.values["p_wilcoxon"] is None
         assert row.values["bag_difference_low"] <= row.values["bag_difference_high"]

@@ -80,7 +80,9 @@ def test_gates_far_from_their_subset_are_not_recoverable():
     blurred = BagOutcome(TUMOUR, TUMOUR, NORMAL, torch.zeros(2), 0.1)
     normal = BagOutcome(NORMAL, NORMAL, NORMAL, NORMAL, 0.1)
     assert scores(recoverable, normal).cd_gap == pytest.approx(0, abs=1e-6)
-    assert scores(blurred, normal).cd_gap == pytest.approx((torch.tensor(8.0).sigmoid().item() - 0.5) / 2)
+    assert scores(blurred, normal).cd_gap == pytest.approx(
+        (torch.tensor(8.0).sigmoid().item() - 0.5) / 2
+    )
 
 
 def test_risks_are_compared_in_units_of_the_training_risks():

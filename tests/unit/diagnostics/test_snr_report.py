@@ -52,9 +52,11 @@ def test_rows_of_two_bags_by_hand():
         for comparison in ("full-kept", "soft-kept")
     ]
     values = row_of(found, **{"class": "all", "comparison": "full-kept"}).values
-    assert (values["task_metric"], values["evidence_sufficiency"], values["keep_only_drop"]) == pytest.approx(
-        (1, 1, 0), abs=1e-6
-    )
+    assert (
+        values["task_metric"],
+        values["evidence_sufficiency"],
+        values["keep_only_drop"],
+    ) == pytest.approx((1, 1, 0), abs=1e-6)
     # Without the evidence both bags look normal: F1 of normal 2/3, of tumour 0.
     assert values["complement_degradation"] == pytest.approx(2 / 3)
     assert (values["full_kept_gap"], values["necessary_share"]) == pytest.approx((0.25, 0.5))
@@ -75,7 +77,9 @@ def test_whole_bags_of_one_class_have_no_complement_and_still_a_macro_f1():
 
 @pytest.fixture(scope="module")
 def found(classification_runs: TrainedRuns):
-    return measure_snr(TrainedFold.open(classification_runs.gce, 0, against=classification_runs.host))
+    return measure_snr(
+        TrainedFold.open(classification_runs.gce, 0, against=classification_runs.host)
+    )
 
 
 def test_slides_are_listed_with_their_verdicts(found, classification_runs: TrainedRuns):
@@ -99,9 +103,11 @@ def test_tolerances_decide_the_shares_and_are_stated(classification_runs: Traine
     )
     full = row_of(lenient.rows, rule="evidence", comparison="full-kept", **{"class": "all"}).values
     soft = row_of(lenient.rows, rule="evidence", comparison="soft-kept", **{"class": "all"}).values
-    assert (full["sufficient_share"], full["necessary_share"], soft["recoverable_share"]) == pytest.approx(
-        (1, 1, 1)
-    )
+    assert (
+        full["sufficient_share"],
+        full["necessary_share"],
+        soft["recoverable_share"],
+    ) == pytest.approx((1, 1, 1))
     assert lenient.settings["sufficiency_tolerance"] == 1.0
     assert "plain" not in {row.labels["network"] for row in lenient.rows}
 
@@ -111,7 +117,9 @@ def test_survival_has_no_classes_and_no_signed_effects(survival_runs: TrainedRun
     found = measure_snr(fold)
     assert {row.labels["class"] for row in found.rows} == {"all"}
     # A signed difference of risks has no better side.
-    assert {row.values["removal_effect"] for row in found.rows if "removal_effect" in row.values} == {None}
+    assert {
+        row.values["removal_effect"] for row in found.rows if "removal_effect" in row.values
+    } == {None}
     assert all(slide["event"] in (0, 1) for slide in found.slides)
 
 
@@ -143,7 +151,9 @@ def untrained(folder: Path, *, task="classification", n_patches=1, **settings) -
 
 
 def test_gates_that_open_nothing_are_counted(tmp_path):
-    fold = untrained(tmp_path, n_patches=40, centre="zero", recovery={"threshold": 1.0, "repair": False})
+    fold = untrained(
+        tmp_path, n_patches=40, centre="zero", recovery={"threshold": 1.0, "repair": False}
+    )
     found = measure_snr(fold)
     values = row_of(found.rows, rule="evidence", comparison="full-kept", **{"class": "all"}).values
     # The patch of highest gate stands in for the empty subset.
@@ -152,7 +162,9 @@ def test_gates_that_open_nothing_are_counted(tmp_path):
 
 def test_gates_that_open_everything_have_run_away(tmp_path):
     fold = untrained(
-        tmp_path, n_patches=40, recovery={"threshold": 0.0, "max_fraction": 1.0, "drop_free_riders": False}
+        tmp_path,
+        n_patches=40,
+        recovery={"threshold": 0.0, "max_fraction": 1.0, "drop_free_riders": False},
     )
     values = row_of(
         measure_snr(fold).rows, rule="evidence", comparison="full-kept", **{"class": "all"}

@@ -153,11 +153,19 @@ def test_the_oracle_is_steadier_and_truer_than_chance(kind, request: pytest.Fixt
 
 def test_a_run_and_its_copy_have_the_same_evidence(classification_runs: TrainedRuns, tmp_path):
     shutil.copytree(classification_runs.gce, tmp_path / "twin")
-    folds = [few_bags(TrainedFold.open(run, 0)) for run in (classification_runs.gce, tmp_path / "twin")]
+    folds = [
+        few_bags(TrainedFold.open(run, 0)) for run in (classification_runs.gce, tmp_path / "twin")
+    ]
     both = stability.measure_stability(folds[0], others=folds[1:], repeats=1)
-    assert {row.labels["perturbation"] for row in both.rows} == {"seeds", "dropout 0.1", "noise 0.1"}
+    assert {row.labels["perturbation"] for row in both.rows} == {
+        "seeds",
+        "dropout 0.1",
+        "noise 0.1",
+    }
     assert both.settings["seeds"] == [0, 0]
-    found = replace(both, rows=tuple(row for row in both.rows if row.labels["perturbation"] == "seeds"))
+    found = replace(
+        both, rows=tuple(row for row in both.rows if row.labels["perturbation"] == "seeds")
+    )
     assert {row.labels["rule"] for row in found.rows} == RULES | GATED
     for row in found.rows:
         if row.labels["rule"] != "random":

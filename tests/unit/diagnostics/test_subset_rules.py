@@ -33,10 +33,19 @@ def test_smoothing_takes_half_of_a_score_from_the_patches_around(tmp_path):
     assert smoothed.sum() == pytest.approx(6)
 
 
-def test_a_bag_has_the_rules_its_host_its_gates_and_its_truth_allow(classification_runs: TrainedRuns):
+def test_a_bag_has_the_rules_its_host_its_gates_and_its_truth_allow(
+    classification_runs: TrainedRuns,
+):
     fold = TrainedFold.open(classification_runs.gce, 0, against=classification_runs.host)
     bag = next(iter(fold.bags()))
-    rivals = {"random", "attention", "occlusion", "attention_smoothed", "occlusion_smoothed", "oracle"}
+    rivals = {
+        "random",
+        "attention",
+        "occlusion",
+        "attention_smoothed",
+        "occlusion_smoothed",
+        "oracle",
+    }
     assert set(scores_of(fold, bag, "plain")) == rivals
     assert set(scores_of(fold, bag, "wrapped")) == rivals | {"gce_soft", "gce_discrete"}
 

@@ -61,9 +61,13 @@ def test_the_oracle_is_best_on_truth_in_every_cell(kind, request: pytest.Fixture
                 assert oracle == max(values(found, metric, **cell))
                 assert oracle > random
     # A higher threshold opens fewer gates; repair only adds.
-    low, high = (values(found, "evidence_fraction", rule="evidence", threshold=t)[0] for t in ("0.3", "0.7"))
+    low, high = (
+        values(found, "evidence_fraction", rule="evidence", threshold=t)[0] for t in ("0.3", "0.7")
+    )
     assert low >= high
-    assert values(found, "repaired_patches", rule="evidence", coverage_target="none") == pytest.approx([0, 0])
+    assert values(
+        found, "repaired_patches", rule="evidence", coverage_target="none"
+    ) == pytest.approx([0, 0])
     for row in found.rows:
         assert ("cd_gap" in row.values) == (row.labels["rule"] == "evidence")
         assert ("full_kept_gap" in row.values) == (row.labels["rule"] != "evidence")

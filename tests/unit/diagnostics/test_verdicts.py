@@ -50,13 +50,17 @@ def test_every_rule_has_the_size_of_the_evidence(classification_runs: TrainedRun
             ("wrapped", "random"),
             ("wrapped", "oracle"),
         ]
-        assert {int(one.selected.sum()) for one in judged} == {int(bag.explanation.recovery.selected.sum())}
+        assert {int(one.selected.sum()) for one in judged} == {
+            int(bag.explanation.recovery.selected.sum())
+        }
         # Only the evidence has gates; both networks are asked about the same random patches.
         assert [one.rule for one in judged if one.outputs.gated is not None] == ["evidence"]
         assert judged[1].selected.equal(judged[5].selected)
 
 
-def test_diagnostics_of_one_pass_predict_a_subset_once(classification_runs: TrainedRuns, monkeypatch):
+def test_diagnostics_of_one_pass_predict_a_subset_once(
+    classification_runs: TrainedRuns, monkeypatch
+):
     asked = Counter()
     kept = Interventions.kept
 
@@ -64,11 +68,15 @@ def test_diagnostics_of_one_pass_predict_a_subset_once(classification_runs: Trai
         asked[id(self._embedded), selected.numpy().tobytes()] += 1
         return kept(self, selected)
 
-    fold = few_bags(TrainedFold.open(classification_runs.gce, 0, against=classification_runs.host), 2)
+    fold = few_bags(
+        TrainedFold.open(classification_runs.gce, 0, against=classification_runs.host), 2
+    )
     bags = list(fold.bags())
     # Explained first: the search for the evidence is not part of what the diagnostics share.
     assert all(bag.explanation is not None for bag in bags)
-    monkeypatch.setattr(TrainedFold, "bags", lambda self, part="test": iter(bags if part == "test" else ()))
+    monkeypatch.setattr(
+        TrainedFold, "bags", lambda self, part="test": iter(bags if part == "test" else ())
+    )
     monkeypatch.setattr(Interventions, "kept", count)
     measures = {"snr": measure_snr, "failures": measure_failures, "sweep": measure_sweep}
     run_passes(fold, {name: measure.steps(fold) for name, measure in measures.items()})
@@ -79,14 +87,19 @@ def test_diagnostics_of_one_pass_predict_a_subset_once(classification_runs: Trai
     assert (id(bags[0].explanation.output.embedded), evidence) not in asked
 
 
-def test_a_pass_leaves_one_line_per_bag_network_rule_and_size(classification_runs: TrainedRuns, tmp_path):
+def test_a_pass_leaves_one_line_per_bag_network_rule_and_size(
+    classification_runs: TrainedRuns, tmp_path
+):
     fold = few_bags(TrainedFold.open(classification_runs.gce, 0), 3)
     found = run_passes(
-        fold, {"snr": measure_snr.steps(fold), "budget": measure_budget.steps(fold, attributions=[])}
+        fold,
+        {"snr": measure_snr.steps(fold), "budget": measure_budget.steps(fold, attributions=[])},
     )
     write_measurements(tmp_path, fold.measurements, "0123456789abcdef")
     # Another diagnostic adds its lines; lines of another checkpoint go.
-    path = write_measurements(tmp_path, dict(list(fold.measurements.items())[:1]), "0123456789abcdef")
+    path = write_measurements(
+        tmp_path, dict(list(fold.measurements.items())[:1]), "0123456789abcdef"
+    )
     table = pd.read_csv(path, dtype={"size": str})
     assert len(table) == len(fold.measurements) == len(table.drop_duplicates(list(KEY_COLUMNS)))
     assert set(table["size"]) == {"recovered", "0.01", "0.05", "0.1"}
@@ -100,6 +113,8 @@ def test_a_pass_leaves_one_line_per_bag_network_rule_and_size(classification_run
             "phi_soft": "phi_gated",
         }.items():
             assert line[column] == pytest.approx(slide[name])
-    other = pd.read_csv(write_measurements(tmp_path, dict(list(fold.measurements.items())[:2]), "f" * 64))
+    other = pd.read_csv(
+        write_measurements(tmp_path, dict(list(fold.measurements.items())[:2]), "f" * 64)
+    )
     assert set(other["model"]) == {"f" * 12}
     assert len(other) == 2

@@ -26,7 +26,8 @@ CACHE = Path(__file__).parents[3] / ".cache"
 def letter_counts(prompts: Sequence[str]) -> np.ndarray:
     """A text encoder anyone can check by hand: how often each letter occurs."""
     return np.array(
-        [[prompt.lower().count(chr(97 + i)) for i in range(26)] for prompt in prompts], dtype=np.float64
+        [[prompt.lower().count(chr(97 + i)) for i in range(26)] for prompt in prompts],
+        dtype=np.float64,
     )
 
 
@@ -159,7 +160,9 @@ def test_a_family_embedded_by_the_name_of_an_encoder_is_what_the_command_writes(
     assert bank.prompts == load_family("breast").wordings
     assert bank.embeddings.shape == (8, 384)
     assert bank.provenance == "family breast, text encoder minilm"
-    result = CliRunner().invoke(anchors_app, ["embed", "breast", "--out", str(tmp_path / "anchors.h5")])
+    result = CliRunner().invoke(
+        anchors_app, ["embed", "breast", "--out", str(tmp_path / "anchors.h5")]
+    )
     assert result.exit_code == 0, result.output
     assert AnchorBank.from_file(tmp_path / "anchors.h5").hash == bank.hash
 

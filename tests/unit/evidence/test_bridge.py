@@ -29,10 +29,14 @@ def pairs(in_dim: int, anchor_dim: int, *, noise: float = 0.1) -> tuple[Tensor, 
     generator = torch.Generator().manual_seed(in_dim * 100 + anchor_dim)
     features = torch.randn(200, in_dim, generator=generator) + 0.5
     mixing = torch.randn(in_dim, anchor_dim, generator=generator)
-    return features, features @ mixing + 1 + noise * torch.randn(200, anchor_dim, generator=generator)
+    return features, features @ mixing + 1 + noise * torch.randn(
+        200, anchor_dim, generator=generator
+    )
 
 
-def ready_bridge(kind: str, in_dim: int, anchor_dim: int, dtype: torch.dtype = torch.float64) -> Bridge:
+def ready_bridge(
+    kind: str, in_dim: int, anchor_dim: int, dtype: torch.dtype = torch.float64
+) -> Bridge:
     """A bridge with its fit, then pushed away from it as training would."""
     bridge = create_bridge(kind, in_dim, anchor_dim).to(dtype)
     if isinstance(bridge, CentredBridge):
@@ -57,11 +61,17 @@ def test_folded_cosines_are_the_cosines_of_the_mapped_patches(
     bridge = ready_bridge(kind, in_dim, anchor_dim)
     features = torch.randn(30, in_dim, dtype=torch.float64)
     anchors = 5 * torch.randn(8, anchor_dim, dtype=torch.float64)
-    torch.testing.assert_close(bridge.cosines(features, anchors), plain_cosines(bridge, features, anchors))
+    torch.testing.assert_close(
+        bridge.cosines(features, anchors), plain_cosines(bridge, features, anchors)
+    )
 
 
-@pytest.mark.parametrize(("kind", "in_dim", "anchor_dim"), [w for w in WIDTHS if w[0] == "proximal"])
-def test_folded_cosines_have_the_gradient_of_the_plain_ones(kind: str, in_dim: int, anchor_dim: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "in_dim", "anchor_dim"), [w for w in WIDTHS if w[0] == "proximal"]
+)
+def test_folded_cosines_have_the_gradient_of_the_plain_ones(
+    kind: str, in_dim: int, anchor_dim: int
+) -> None:
     bridge = ready_bridge(kind, in_dim, anchor_dim)
     features = torch.randn(30, in_dim, dtype=torch.float64)
     anchors = torch.randn(8, anchor_dim, dtype=torch.float64)
@@ -73,7 +83,9 @@ def test_folded_cosines_have_the_gradient_of_the_plain_ones(kind: str, in_dim: i
 
 
 @pytest.mark.parametrize(("kind", "anchor_dim"), [("free", 48), ("proximal", 48)])
-def test_cosines_in_float32_agree_with_float64_at_fifty_thousand_patches(kind: str, anchor_dim: int) -> None:
+def test_cosines_in_float32_agree_with_float64_at_fifty_thousand_patches(
+    kind: str, anchor_dim: int
+) -> None:
     torch.manual_seed(5)
     bridge = ready_bridge(kind, 64, anchor_dim, torch.float32)
     features, anchors = torch.randn(50_000, 64), torch.randn(8, anchor_dim)
@@ -137,7 +149,10 @@ def test_a_bridge_survives_its_state_dict(kind: str) -> None:
     bridge = ready_bridge(kind, 10, 10)
     copy = create_bridge(kind, 10, 10).double()
     copy.load_state_dict(bridge.state_dict())
-    features, anchors = torch.randn(4, 10, dtype=torch.float64), torch.randn(2, 10, dtype=torch.float64)
+    features, anchors = (
+        torch.randn(4, 10, dtype=torch.float64),
+        torch.randn(2, 10, dtype=torch.float64),
+    )
     torch.testing.assert_close(copy.cosines(features, anchors), bridge.cosines(features, anchors))
 
 

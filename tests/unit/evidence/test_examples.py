@@ -27,7 +27,9 @@ def test_a_direction_is_the_precision_times_the_offset_of_the_mean():
     covariance = torch.cov(rows.double().T, correction=0)
     loaded = covariance + 3 * covariance.diagonal().mean() * torch.eye(6)
     expected = torch.linalg.inv(loaded) @ (mean[0].double() - rows.double().mean(dim=0))
-    torch.testing.assert_close(directions_of_means(mean, rows)[0], expected.float(), rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(
+        directions_of_means(mean, rows)[0], expected.float(), rtol=1e-3, atol=1e-6
+    )
 
 
 def test_patches_that_are_all_alike_are_refused():
@@ -53,9 +55,14 @@ def test_an_anchor_of_few_examples_finds_its_concept_where_raw_cosines_do_not():
 def test_the_bank_says_what_it_is_and_grounds_the_evidence():
     rows, is_concept = patches_with_a_loud_axis()
     concepts = {"a": rows[is_concept][:4], "b": rows[~is_concept][:2]}
-    bank = bank_from_examples(concepts, rows, source="outlines", note=", 3 on held-out slides left out")
+    bank = bank_from_examples(
+        concepts, rows, source="outlines", note=", 3 on held-out slides left out"
+    )
     assert bank.prompts == ("a", "b")
-    assert bank.provenance == "examples: 2 to 4 patches per concept, outlines, 3 on held-out slides left out"
+    assert (
+        bank.provenance
+        == "examples: 2 to 4 patches per concept, outlines, 3 on held-out slides left out"
+    )
     assert bank.kind == "examples"
     assert bridge_kind(EvidenceSettings(), bank, 6) == "centred"
     model = GceMil(create_host("abmil", in_dim=6, n_outputs=2), bank, in_dim=6)

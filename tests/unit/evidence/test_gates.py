@@ -24,7 +24,8 @@ def logit(gates: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("n", "budget", "k"), [(1000, 0.05, 50), (10, 0.01, 1), (1, 0.05, 1), (3, 1.0, 3), (30, 0.05, 2)]
+    ("n", "budget", "k"),
+    [(1000, 0.05, 50), (10, 0.01, 1), (1, 0.05, 1), (3, 1.0, 3), (30, 0.05, 2)],
 )
 def test_the_budget_counts_patches(n: int, budget: float, k: int) -> None:
     assert budget_count(n, budget=budget) == k
@@ -77,12 +78,15 @@ def test_the_logarithm_survives_where_the_gate_underflows() -> None:
 def test_noise_moves_gates_in_training_only_and_repeats_with_its_generator() -> None:
     gate = Gate("concrete", budget=0.5)
     noisy = [
-        gate(SCORES, temperature=0.5, generator=torch.Generator().manual_seed(s)).gates for s in (1, 1, 2)
+        gate(SCORES, temperature=0.5, generator=torch.Generator().manual_seed(s)).gates
+        for s in (1, 1, 2)
     ]
     assert torch.equal(noisy[0], noisy[1])
     assert not torch.equal(noisy[0], noisy[2])
     gate.eval()
-    torch.testing.assert_close(gate(SCORES, temperature=0.5).gates, torch.sigmoid((SCORES - 2) / 0.5))
+    torch.testing.assert_close(
+        gate(SCORES, temperature=0.5).gates, torch.sigmoid((SCORES - 2) / 0.5)
+    )
 
 
 def test_the_noise_is_logistic() -> None:
@@ -125,7 +129,14 @@ def test_straight_through_gives_an_attention_host_the_gradient_of_its_weights() 
 
 
 def test_gates_by_name_refuse_the_unknown_and_the_impossible() -> None:
-    assert set(GATES) >= {"sigmoid_threshold", "top_k", "gumbel_sigmoid", "concrete", "sparsemax", "entmax15"}
+    assert set(GATES) >= {
+        "sigmoid_threshold",
+        "top_k",
+        "gumbel_sigmoid",
+        "concrete",
+        "sparsemax",
+        "entmax15",
+    }
     with pytest.raises(UsageError, match="no gate 'soft'. Choose one of sigmoid_threshold"):
         Gate("soft")
     with pytest.raises(UsageError, match=r"temperature of a gate is positive, got 0"):

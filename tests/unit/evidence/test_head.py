@@ -21,7 +21,8 @@ def make_head(n_anchors=3, dim=8, n_outputs=2):
     generator = torch.Generator().manual_seed(0)
     head = EvidenceHead(dim, n_anchors, n_outputs)
     head.set_anchors(
-        torch.randn(n_anchors, dim, generator=generator), 5 + torch.randn(500, dim, generator=generator)
+        torch.randn(n_anchors, dim, generator=generator),
+        5 + torch.randn(500, dim, generator=generator),
     )
     return head
 
@@ -90,7 +91,10 @@ def test_a_class_that_the_host_neglects_is_put_right_by_its_bias():
     labels = np.arange(300) % 3
     logits = np.eye(3)[labels] + generator.normal(size=(300, 3)) - np.array([2.0, 0.0, 0.0])
     scale, bias = calibrate_logits(logits, labels)
-    right = (logits.argmax(axis=1) == labels).mean(), ((logits + bias) * scale).argmax(axis=1) == labels
+    right = (
+        (logits.argmax(axis=1) == labels).mean(),
+        ((logits + bias) * scale).argmax(axis=1) == labels,
+    )
     assert right[1].mean() > right[0] + 0.05
     assert bias[0] > 1.0 > bias[1:].max()
     # A few slides move a bias little.
@@ -191,11 +195,16 @@ def test_the_head_votes_on_a_value_that_the_host_does_not_see():
     noise = 0.1 * draws.normal(size=30)
     blind = fit_value_head(coverage[:60], labels[:60], coverage[60:], labels[60:], noise)
     assert blind.weight > 0.8
-    assert fit_value_head(coverage[:60], labels[:60], coverage[60:], labels[60:], labels[60:]).weight == 0
+    assert (
+        fit_value_head(coverage[:60], labels[:60], coverage[60:], labels[60:], labels[60:]).weight
+        == 0
+    )
     head = EvidenceHead(4, 3, 1, "regression")
     head.set_fit(blind)
     # The weights must stand beside anchors, which say that the head was fitted.
     head.directions.fill_(1.0)
-    mixed = head.mix(torch.from_numpy(noise[:, None]), head.utility(torch.from_numpy(coverage[60:]).float()))
+    mixed = head.mix(
+        torch.from_numpy(noise[:, None]), head.utility(torch.from_numpy(coverage[60:]).float())
+    )
     assert np.corrcoef(mixed[:, 0].numpy(), labels[60:])[0, 1] > 0.9
     assert np.abs(mixed[:, 0].numpy() - labels[60:]).mean() < 0.4

@@ -16,8 +16,12 @@ from gcemil.evidence.losses import (
 
 
 def test_only_an_exceeded_budget_costs() -> None:
-    assert float(budget_excess_squared(torch.tensor([0.1, 0.3]), budget=0.05)) == pytest.approx(0.0225)
-    assert float(budget_excess_squared(torch.tensor([0.0, 0.04]), budget=0.05)) == pytest.approx(0.0)
+    assert float(budget_excess_squared(torch.tensor([0.1, 0.3]), budget=0.05)) == pytest.approx(
+        0.0225
+    )
+    assert float(budget_excess_squared(torch.tensor([0.0, 0.04]), budget=0.05)) == pytest.approx(
+        0.0
+    )
 
 
 def test_the_divergence_by_hand() -> None:
@@ -25,7 +29,9 @@ def test_the_divergence_by_hand() -> None:
     gates = torch.tensor([0.3, 0.3])
     # q = (3/4, 1/4) against (1/2, 1/2)
     expected = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
-    assert float(grounding_divergence(gates.log(), responses, torch.tensor([4.0]))) == pytest.approx(expected)
+    assert float(
+        grounding_divergence(gates.log(), responses, torch.tensor([4.0]))
+    ) == pytest.approx(expected)
 
 
 def test_the_divergence_ignores_the_scale_of_the_gates_and_vanishes_at_its_target() -> None:
@@ -56,8 +62,12 @@ def test_the_divergence_stays_finite_when_a_gate_is_closed_or_nothing_responds()
     loss.backward()
     assert log_gates.grad is not None
     assert torch.isfinite(log_gates.grad).all()
-    assert float(grounding_divergence(torch.zeros(2), torch.zeros(2, 1), torch.ones(1))) == pytest.approx(0.0)
-    assert float(grounding_divergence(torch.zeros(2), torch.ones(2, 1), torch.zeros(1))) == pytest.approx(0.0)
+    assert float(
+        grounding_divergence(torch.zeros(2), torch.zeros(2, 1), torch.ones(1))
+    ) == pytest.approx(0.0)
+    assert float(
+        grounding_divergence(torch.zeros(2), torch.ones(2, 1), torch.zeros(1))
+    ) == pytest.approx(0.0)
 
 
 def test_the_literal_grounding_pulls_both_sides() -> None:

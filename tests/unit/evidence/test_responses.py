@@ -44,7 +44,9 @@ def test_responses_without_a_reference_are_refused() -> None:
         CalibratedResponse(2)(torch.zeros(3, 2))
 
 
-@pytest.mark.parametrize("reference", [torch.ones(5, 2), torch.zeros(0, 2), torch.full((3, 2), torch.nan)])
+@pytest.mark.parametrize(
+    "reference", [torch.ones(5, 2), torch.zeros(0, 2), torch.full((3, 2), torch.nan)]
+)
 def test_a_reference_without_spread_is_refused(reference: torch.Tensor) -> None:
     with pytest.raises(InputError, match="no spread of cosines for anchor 0"):
         CalibratedResponse(2).calibrate(reference)

@@ -25,13 +25,17 @@ def make_selector(**options: float) -> Selector:
 def make_slide() -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
     y, x = torch.meshgrid(torch.arange(5), torch.arange(4), indexing="ij")
-    return torch.randn(20, 12, generator=generator), 256 * torch.stack([x.flatten(), y.flatten()], dim=1)
+    return torch.randn(20, 12, generator=generator), 256 * torch.stack(
+        [x.flatten(), y.flatten()], dim=1
+    )
 
 
 def scored(selector: Selector, features: Tensor, coords: Tensor | None, **terms: Tensor) -> Tensor:
     around = None if coords is None else Neighbourhood.of(coords, 256)
     hidden = apply_reads(features, selector.reads()) if selector.reads() else []
-    return selector.scores(list(hidden), coords, n_patches=len(features), neighbourhood=around, **terms)
+    return selector.scores(
+        list(hidden), coords, n_patches=len(features), neighbourhood=around, **terms
+    )
 
 
 def test_the_papers_score_is_an_mlp_on_adapted_features_and_coordinates() -> None:
@@ -47,7 +51,12 @@ def test_what_the_anchors_say_counts_as_much_as_what_the_host_says() -> None:
     selector, (features, _) = make_selector(morphology=False), make_slide()
     attention, contributions, presence = torch.randn(20), torch.randn(20), torch.rand(20)
     scores = scored(
-        selector, features, None, attention_logits=attention, contributions=contributions, presence=presence
+        selector,
+        features,
+        None,
+        attention_logits=attention,
+        contributions=contributions,
+        presence=presence,
     )
     host = 0.5 * standardised_attention(attention) + 0.5 * normal_rank(contributions)
     torch.testing.assert_close(scores, host + log_odds(presence), rtol=1e-4, atol=1e-5)
@@ -56,7 +65,8 @@ def test_what_the_anchors_say_counts_as_much_as_what_the_host_says() -> None:
 def test_the_selector_reads_without_pulling() -> None:
     selector, (features, coords) = make_selector(), make_slide()
     read = {
-        name: torch.rand(20, requires_grad=True) for name in ("attention_logits", "contributions", "presence")
+        name: torch.rand(20, requires_grad=True)
+        for name in ("attention_logits", "contributions", "presence")
     }
     scored(selector, features, coords, **read).square().sum().backward()
     assert [value.grad for value in read.values()] == [None] * 3
@@ -67,7 +77,9 @@ def test_smoothing_comes_after_all_terms() -> None:
     (features, coords), attention = make_slide(), torch.randn(20)
     plain = scored(make_selector(smoothing=0.0), features, coords, attention_logits=attention)
     smooth = scored(make_selector(), features, coords, attention_logits=attention)
-    torch.testing.assert_close(smooth, 0.5 * plain + 0.5 * Neighbourhood.of(coords, 256).mean(plain))
+    torch.testing.assert_close(
+        smooth, 0.5 * plain + 0.5 * Neighbourhood.of(coords, 256).mean(plain)
+    )
 
 
 def test_attention_is_standardised_and_clipped() -> None:

@@ -41,7 +41,9 @@ def test_smoothing_agrees_with_all_pairs_on_a_ragged_slide() -> None:
 def test_the_step_is_the_smallest_common_gap() -> None:
     assert common_step(grid(7, 4, step=448)) == 448
     assert (
-        common_step(grid(40, 40)[torch.randperm(1600, generator=torch.Generator().manual_seed(1))[:200]])
+        common_step(
+            grid(40, 40)[torch.randperm(1600, generator=torch.Generator().manual_seed(1))[:200]]
+        )
         == 256
     )
     assert common_step(torch.tensor([[5, 9]])) == 1

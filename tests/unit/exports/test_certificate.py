@@ -57,14 +57,18 @@ def test_that_there_is_no_evidence_comes_first():
     assert none.to_json()["verdict"].startswith("no evidence")
     assert CERTIFICATE.to_json()["verdict"] == "sufficient and necessary"
     # A whole bag leaves nothing to compare with, which is another thing.
-    whole = replace(CERTIFICATE, verdicts={**CERTIFICATE.verdicts, "necessary": Verdict(False, None, 0.05)})
+    whole = replace(
+        CERTIFICATE, verdicts={**CERTIFICATE.verdicts, "necessary": Verdict(False, None, 0.05)}
+    )
     assert whole.headline.startswith("sufficient")
 
 
 def test_only_evidence_that_holds_is_called_confirmed():
     unlearned = replace(CERTIFICATE, model_warning="The model is at chance.")
     unconfirmed = replace(CERTIFICATE, is_confirmed=False)
-    alone = replace(CERTIFICATE, verdicts={**CERTIFICATE.verdicts, "sufficient": Verdict(False, 0.3, 0.05)})
+    alone = replace(
+        CERTIFICATE, verdicts={**CERTIFICATE.verdicts, "sufficient": Verdict(False, 0.3, 0.05)}
+    )
     cases = [(CERTIFICATE, "confirmed, sufficient and necessary", True), (unlearned, "not certified", False),
              (unconfirmed, "no evidence of a lesion", False), (alone, "necessary, not sufficient alone", True)]  # fmt: skip
     for made, words, is_evidence in cases:
@@ -81,7 +85,9 @@ def test_a_certificate_is_read_as_it_was_written(tmp_path):
 
 
 def test_of_a_case_it_says_that_it_is_about_the_case(tmp_path):
-    case = replace(SUBJECT, bag_id="case-1", bag_slides=("a", "b"), slide_n_patches=10, slide_n_selected=1)
+    case = replace(
+        SUBJECT, bag_id="case-1", bag_slides=("a", "b"), slide_n_patches=10, slide_n_selected=1
+    )
     (note,) = case.notes
     assert note.startswith("Case 'case-1' has 2 slides, which form one bag")
     assert "1 of its 2 selected patches lie on slide 'a'" in note

@@ -43,8 +43,13 @@ def test_a_list_in_parts_is_the_value(n_patches):
 def test_patches_that_are_not_evidence_are_not_painted_as_evidence(is_evidence):
     record = toy_evidence("s")
     made = replace(
-        export(record.coords, record.selected), coords=record.coords, evidence=record, scores=record.scores
+        export(record.coords, record.selected),
+        coords=record.coords,
+        evidence=record,
+        scores=record.scores,
     )
     pixels = np.asarray(made.draw_overlay("verdict", is_evidence=is_evidence)).reshape(-1, 3)
-    colors = {one.name: bool((pixels == one.color).all(axis=1).any()) for one in (EVIDENCE, NO_EVIDENCE)}
+    colors = {
+        one.name: bool((pixels == one.color).all(axis=1).any()) for one in (EVIDENCE, NO_EVIDENCE)
+    }
     assert colors == {"GCE evidence": is_evidence, "No evidence": not is_evidence}

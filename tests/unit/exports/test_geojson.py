@@ -72,7 +72,9 @@ def test_bounds_of_the_slide_are_subtracted():
 def test_a_patch_over_the_edge_of_the_bounds_stays_and_one_beyond_it_is_refused():
     (first, _) = parsed(bounds=(511, 0))["features"]
     assert first["geometry"]["coordinates"][0][0] == [-511, 0]
-    with pytest.raises(BagError, match=r"'slide.1': with bounds 512, 0 patch 0 would lie at \(-512, 0\)"):
+    with pytest.raises(
+        BagError, match=r"'slide.1': with bounds 512, 0 patch 0 would lie at \(-512, 0\)"
+    ):
         parsed(bounds=(512, 0))
 
 

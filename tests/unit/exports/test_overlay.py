@@ -51,7 +51,9 @@ def test_evidence_has_its_colour_and_the_rest_is_grey():
 def test_where_patches_overlap_the_important_one_is_on_top():
     canvas = np.full((3, 4, 3), 255, dtype=np.uint8)
     colors = np.array([[9, 9, 9], [1, 1, 1]], dtype=np.uint8)
-    found = paint_patches(canvas, np.array([[0, 0], [1, 1]]), colors, np.array([2.0, 1.0]), 2, opacity=1.0)
+    found = paint_patches(
+        canvas, np.array([[0, 0], [1, 1]]), colors, np.array([2.0, 1.0]), 2, opacity=1.0
+    )
     assert found[:, :, 0].tolist() == [[9, 9, 255, 255], [9, 9, 1, 255], [255, 1, 1, 255]]
 
 
@@ -64,7 +66,9 @@ def test_patches_beyond_the_edge_are_cut():
 
 def test_on_a_thumbnail_patches_lie_over_the_tissue_at_its_scale():
     thumbnail = Thumbnail(np.full((40, 60, 3), 100, dtype=np.uint8), downsample=16.0)
-    found = picture([[160, 320], [0, 0]], [1.0, 2.0], [True, False], patch_size=32, thumbnail=thumbnail)
+    found = picture(
+        [[160, 320], [0, 0]], [1.0, 2.0], [True, False], patch_size=32, thumbnail=thumbnail
+    )
     right = found[TOP : TOP + 40][:, -(MARGIN + 60) :]
     mixed = tuple(round(OPACITY * channel + (1 - OPACITY) * 100) for channel in VIOLET)
     rows, columns = np.nonzero((found == mixed).all(axis=2))

@@ -27,7 +27,9 @@ def features_of(coords, numbers, verdicts, bounds=(0, 0)):
 
 
 def test_patches_side_by_side_become_one_polygon_from_the_corner_of_the_image():
-    verdict = RegionVerdict(1, "s", 2, 0.5, kept=0.9, removed=0.25, sufficient=True, necessary=False)
+    verdict = RegionVerdict(
+        1, "s", 2, 0.5, kept=0.9, removed=0.25, sufficient=True, necessary=False
+    )
     (found,) = features_of([[100, 50], [110, 50]], [1, 1], [verdict], bounds=(100, 50))
     assert found["geometry"]["type"] == "Polygon"
     (ring,) = found["geometry"]["coordinates"]
@@ -54,7 +56,10 @@ def test_a_ring_of_patches_has_a_hole_and_a_corner_makes_two_polygons(tmp_path):
     assert set(second["properties"]["measurements"]) == {"patches", "score mass", "mean gate"}
     text = write_geojson(tmp_path / "r.geojson", [first, second]).read_text()
     assert violations(text) == []
-    assert [one["properties"]["metadata"]["region"] for one in json.loads(text)["features"]] == ["1", "2"]
+    assert [one["properties"]["metadata"]["region"] for one in json.loads(text)["features"]] == [
+        "1",
+        "2",
+    ]
 
 
 def test_patches_of_shifted_grids_are_outlined_to_the_pixel():

@@ -19,7 +19,9 @@ def pairs(n=60, *, noise=0.0, cone=0.0, seed=0):
 
 
 def exact(features, anchor_space):
-    return lambda rows: rows[:, [2, 0, 1]] + anchor_space.mean(axis=0) - features[:, [2, 0, 1]].mean(axis=0)
+    return lambda rows: (
+        rows[:, [2, 0, 1]] + anchor_space.mean(axis=0) - features[:, [2, 0, 1]].mean(axis=0)
+    )
 
 
 def constant(features, anchor_space):

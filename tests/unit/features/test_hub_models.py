@@ -33,7 +33,13 @@ TINY_VIT = {
     "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "image_size": 28,
     "patch_size": 14, "mlp_ratio": 2,
 }  # fmt: skip
-TINY_SWIN = {"img_size": 32, "embed_dim": 16, "depths": (1, 1), "num_heads": (2, 2), "window_size": 4}
+TINY_SWIN = {
+    "img_size": 32,
+    "embed_dim": 16,
+    "depths": (1, 1),
+    "num_heads": (2, 2),
+    "window_size": 4,
+}
 TRIDENT = (
     "conch_v1", "conch_v15", "uni_v1", "uni_v2", "ctranspath", "phikon", "phikon_v2", "resnet50", "gigapath", "virchow",
     "virchow2", "hoptimus0", "hoptimus1", "musk", "hibou_l", "kaiko-vitb8", "kaiko-vitb16", "kaiko-vits8", "kaiko-vits16",
@@ -103,7 +109,9 @@ class TinyHibou(PreTrainedModel):
 """
 
 
-def test_hibou_runs_its_pages_code_only_when_asked_and_answers_with_its_own_pooling(tmp_path, monkeypatch):
+def test_hibou_runs_its_pages_code_only_when_asked_and_answers_with_its_own_pooling(
+    tmp_path, monkeypatch
+):
     from safetensors.torch import save_file
 
     (tmp_path / "page").mkdir()
@@ -117,7 +125,9 @@ def test_hibou_runs_its_pages_code_only_when_asked_and_answers_with_its_own_pool
     spec = replace(ENCODERS["hibou_l"], dim=3, input_px=28, colours=PLAIN)
     with pytest.raises(UsageError, match="histai/hibou-L runs Python code.*--trust-remote-code"):
         prepare_encoder("hibou_l", spec, source=WeightSource(tmp_path / "page"), device="cpu")
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(
+        "transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules")
+    )
     source = WeightSource(tmp_path / "page", trust_remote_code=True)
     encoder = prepare_encoder("hibou_l", spec, source=source, device="cpu")
     found = encoder(np.full((1, 28, 28, 3), 51, np.uint8))
@@ -147,7 +157,9 @@ def as_timm_0_5(network):
     theirs = {}
     for key, tensor in network.state_dict().items():
         stage = key.split(".")[1] if ".downsample." in key else None
-        theirs[key if stage is None else key.replace(f"layers.{stage}", f"layers.{int(stage) - 1}")] = tensor
+        theirs[
+            key if stage is None else key.replace(f"layers.{stage}", f"layers.{int(stage) - 1}")
+        ] = tensor
     theirs["layers.0.blocks.0.attn.relative_position_index"] = torch.zeros(16, 16)
     theirs["layers.1.blocks.0.attn_mask"] = torch.zeros(4, 4)
     theirs["head.weight"] = torch.zeros(2, 32)
@@ -169,7 +181,9 @@ def test_ctranspath_reads_the_names_of_its_file(tmp_path, monkeypatch):
     np.testing.assert_allclose(encoder(pixels), network(images_of(pixels)).numpy(), atol=1e-5)
     theirs = as_timm_0_5(network)
     del theirs["norm.weight"]
-    with pytest.raises(InputError, match="1 tensors are missing and 0 left over, the first is norm.weight"):
+    with pytest.raises(
+        InputError, match="1 tensors are missing and 0 left over, the first is norm.weight"
+    ):
         load_ctranspath(create_ctranspath(**TINY_SWIN), theirs, tmp_path / "ctranspath.pth")
 
 
@@ -238,5 +252,8 @@ def test_each_encoder_computes_on_a_gpu_as_its_page_says():
         "uni": "float16 mixed", "uni2_h": "bfloat16 mixed", "phikon": "float32", "virchow": "float16 mixed",
         "ctranspath": "float32",
     }  # fmt: skip
-    assert PatchEncoder("cpu", ENCODERS["uni"], nn.Identity(), torch.device("cpu"), "").precision == "float32"
+    assert (
+        PatchEncoder("cpu", ENCODERS["uni"], nn.Identity(), torch.device("cpu"), "").precision
+        == "float32"
+    )
     assert ENCODERS["virchow"].colours == IMAGENET

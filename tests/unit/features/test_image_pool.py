@@ -19,7 +19,9 @@ class MeanColour(nn.Module):
 
 
 def colour_encoder():
-    spec = EncoderSpec(3, 8, ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)), "none", "none", lambda source: MeanColour())
+    spec = EncoderSpec(
+        3, 8, ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)), "none", "none", lambda source: MeanColour()
+    )
     return prepare_encoder("colour", spec, device="cpu")
 
 

@@ -6,7 +6,13 @@ from PIL import Image
 
 from builders.slides import PINK, REAL_SLIDE, tissue_image, write_plain_tiff, write_slide
 from gcemil.bags import store
-from gcemil.features.patching import PatchingRules, find_slides, patch_slides, patches_path, read_patch_file
+from gcemil.features.patching import (
+    PatchingRules,
+    find_slides,
+    patch_slides,
+    patches_path,
+    read_patch_file,
+)
 from gcemil.slides.grid import PatchSettings, read_patch
 from gcemil.slides.reader import open_slide
 
@@ -93,7 +99,9 @@ def test_a_mask_takes_the_place_of_the_segmenter(tmp_path):
     Image.fromarray(kept).save(masks / "a.png")
     rules = PatchingRules(masks=masks)
     assert outcome(patch_slides([one_slide(tmp_path)], tmp_path / "out", rules)).patches == 1
-    assert read_patch_file(patches_path(tmp_path / "out", PatchSettings(), "a")).coords.tolist() == [[0, 0]]
+    assert read_patch_file(
+        patches_path(tmp_path / "out", PatchSettings(), "a")
+    ).coords.tolist() == [[0, 0]]
 
 
 def test_pixel_sizes_fill_in_or_overrule(tmp_path):
@@ -101,7 +109,9 @@ def test_pixel_sizes_fill_in_or_overrule(tmp_path):
     stated = one_slide(tmp_path)
     filled = patch_slides([plain, stated], tmp_path / "one", PatchingRules(mpp=0.25))
     assert [slide.mpp for slide in filled.slides] == [pytest.approx(0.5), 0.25]
-    table = patch_slides([plain, stated], tmp_path / "two", PatchingRules(mpp={"a": 0.25, "p": 0.5}))
+    table = patch_slides(
+        [plain, stated], tmp_path / "two", PatchingRules(mpp={"a": 0.25, "p": 0.5})
+    )
     assert [slide.mpp for slide in table.slides] == [0.25, 0.5]
 
 
@@ -110,7 +120,8 @@ def test_a_pixel_size_given_later_concerns_only_the_slide_that_needs_it(tmp_path
 
     def statuses(mpp):
         return [
-            slide.status for slide in patch_slides(slides, tmp_path / "out", PatchingRules(mpp=mpp)).slides
+            slide.status
+            for slide in patch_slides(slides, tmp_path / "out", PatchingRules(mpp=mpp)).slides
         ]
 
     assert statuses(None) == ["patched", "failed"]
@@ -128,7 +139,9 @@ def test_folders_are_searched_and_hidden_files_passed_over(tmp_path):
     assert list(find_slides([tmp_path / "x"])) == ["a", "b"]
 
 
-@pytest.mark.skipif(not REAL_SLIDE.is_file(), reason=f"{REAL_SLIDE} is absent; 'make install' fetches it")
+@pytest.mark.skipif(
+    not REAL_SLIDE.is_file(), reason=f"{REAL_SLIDE} is absent; 'make install' fetches it"
+)
 def test_a_real_slide_is_patched(tmp_path):
     report = patch_slides([REAL_SLIDE], tmp_path)
     assert outcome(report).status == "patched"

@@ -26,11 +26,22 @@ def clip_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("clip")
     letters = string.ascii_lowercase
     words = [*letters, *(f"{letter}</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
-    (folder / "vocab.json").write_text(json.dumps({word: index for index, word in enumerate(words)}))
+    (folder / "vocab.json").write_text(
+        json.dumps({word: index for index, word in enumerate(words)})
+    )
     (folder / "merges.txt").write_text("#version: 0.2\n")
     transformers.CLIPTokenizer.from_pretrained(str(folder)).save_pretrained(str(folder))
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    end = {"bos_token_id": len(words) - 2, "eos_token_id": len(words) - 1, "pad_token_id": len(words) - 1}
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+    end = {
+        "bos_token_id": len(words) - 2,
+        "eos_token_id": len(words) - 1,
+        "pad_token_id": len(words) - 1,
+    }
     config = transformers.CLIPConfig(
         text_config={**sizes, **end, "vocab_size": len(words), "max_position_embeddings": 12},
         vision_config={**sizes, "image_size": SIDE, "patch_size": 16},
@@ -44,7 +55,9 @@ def clip_folder(tmp_path_factory):
 def test_the_text_tower_answers_as_the_model_itself(clip_folder):
     transformers = networks.import_transformers()
     network = transformers.CLIPModel.from_pretrained(str(clip_folder)).eval()
-    tokens = transformers.CLIPTokenizer.from_pretrained(str(clip_folder))(["tumour"], return_tensors="pt")
+    tokens = transformers.CLIPTokenizer.from_pretrained(str(clip_folder))(
+        ["tumour"], return_tensors="pt"
+    )
     with torch.no_grad():
         states = network.text_model(**tokens).pooler_output
         expected = torch.nn.functional.normalize(network.text_projection(states), dim=1)
@@ -124,7 +137,9 @@ def test_musk_embeds_texts_without_their_padding(musk_package):
     rows = load_text_encoder("musk")(["three four", "three"])
     assert musk_package == ["hf_hub:xiangjx/musk"]
     # Tokens 1, 5, 4, 2 sum to 12 over four; 1, 5, 2 to 8 over three.
-    expected = np.array([[12, 4], [8, 3]]) / np.linalg.norm([[12, 4], [8, 3]], axis=1, keepdims=True)
+    expected = np.array([[12, 4], [8, 3]]) / np.linalg.norm(
+        [[12, 4], [8, 3]], axis=1, keepdims=True
+    )
     np.testing.assert_allclose(rows, expected, atol=1e-6)
 
 
@@ -133,7 +148,9 @@ def test_musk_embeds_images_with_the_weights_it_was_given(musk_package, tmp_path
     spec = replace(ENCODERS["musk"], dim=3, input_px=4, colours=((0, 0, 0), (1, 1, 1)))
     encoder = prepare_encoder("musk", spec, source=WeightSource(tmp_path), device="cpu")
     assert musk_package == [str(tmp_path / "model.safetensors")]
-    np.testing.assert_allclose(encoder(np.full((1, 4, 4, 3), 255, np.uint8)), [[2, 2, 2]], atol=1e-6)
+    np.testing.assert_allclose(
+        encoder(np.full((1, 4, 4, 3), 255, np.uint8)), [[2, 2, 2]], atol=1e-6
+    )
 
 
 def test_conch_sees_images_through_its_own_package(monkeypatch):
@@ -147,12 +164,16 @@ def test_conch_sees_images_through_its_own_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "conch.open_clip_custom", package)
     spec = replace(ENCODERS["conch"], dim=3, input_px=4, colours=((0, 0, 0), (1, 1, 1)))
     encoder = prepare_encoder("conch", spec, device="cpu")
-    np.testing.assert_allclose(encoder(np.full((1, 4, 4, 3), 255, np.uint8)), [[2, 2, 2]], atol=1e-6)
+    np.testing.assert_allclose(
+        encoder(np.full((1, 4, 4, 3), 255, np.uint8)), [[2, 2, 2]], atol=1e-6
+    )
 
 
 @pytest.mark.parametrize(("name", "package"), [("conch", "CONCH"), ("musk", "MUSK")])
 def test_a_missing_package_says_how_to_get_it_and_how_to_do_without(name, package):
-    with pytest.raises(InputError, match=f"pip install git.*{package}.git; without it use --encoder minilm"):
+    with pytest.raises(
+        InputError, match=f"pip install git.*{package}.git; without it use --encoder minilm"
+    ):
         load_text_encoder(name)
     with pytest.raises(InputError, match="efficientnet_lite0 for patches, or name examples"):
         prepare_encoder(name, ENCODERS[name], device="cpu")

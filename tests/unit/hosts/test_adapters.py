@@ -51,7 +51,9 @@ def test_slope_leaves_the_training_graph_usable():
 
 
 def test_the_models_scores_are_taken_as_they_are():
-    host = CallableHost(lambda features: (mean_model(features), features[:, 1]), 2, 2, scores="model")
+    host = CallableHost(
+        lambda features: (mean_model(features), features[:, 1]), 2, 2, scores="model"
+    )
     assert host(FEATURES).scores.tolist() == pytest.approx([0.0, 3.0, 1.0])
     assert host(FEATURES, gates=torch.tensor([1.0, 0.0, 1.0])).scores.tolist() == pytest.approx(
         [0.0, 0.0, 1.0]
@@ -102,7 +104,9 @@ def torchmil_models():
 def test_torchmil_models_keep_their_prediction_and_scores(name, n_outputs):
     model = torchmil_models()[name].eval()
     features = torch.randn(9, 8, generator=torch.Generator().manual_seed(1))
-    host = TorchmilHost(model, 8, n_outputs, adjacency=lambda features, coords: torch.eye(len(features)))
+    host = TorchmilHost(
+        model, 8, n_outputs, adjacency=lambda features, coords: torch.eye(len(features))
+    )
     output = host(features, gates=torch.tensor([1.0] * 8 + [0.0]))
     more = {"adj": torch.eye(8).unsqueeze(0)} if name == "camil" else {}
     more |= {} if name == "transmil" else {"mask": torch.ones(1, 8, dtype=torch.bool)}
@@ -125,7 +129,11 @@ def test_a_module_without_predict_is_sent_to_the_callable_host():
 @pytest.mark.parametrize(
     ("model", "options", "match"),
     [
-        (lambda x: x.mean(dim=0).repeat(2), {}, "gave 4 logits for one bag; this host has n_outputs=2"),
+        (
+            lambda x: x.mean(dim=0).repeat(2),
+            {},
+            "gave 4 logits for one bag; this host has n_outputs=2",
+        ),
         (lambda x: (mean_model(x), x.flatten()), {}, "6 patch scores for 3 patches"),
         (mean_model, {"scores": "model"}, "returned logits only"),
         (lambda x: mean_model(x.detach()), {}, "scores='keep-one'"),

@@ -50,9 +50,9 @@ def test_max_pooling_answers_with_the_largest_logit_of_a_patch():
     # A gate that is half closed lowers what the patch says by log 2.
     gates = torch.full((12,), 0.5)
     gates[3] = 1.0
-    expected = torch.cat([alone[:3], alone[3:4] + torch.log(torch.tensor(2.0)), alone[4:]]) - torch.log(
-        torch.tensor(2.0)
-    )
+    expected = torch.cat(
+        [alone[:3], alone[3:4] + torch.log(torch.tensor(2.0)), alone[4:]]
+    ) - torch.log(torch.tensor(2.0))
     torch.testing.assert_close(host(features, gates=gates).logits, expected.max(dim=0).values)
 
 
@@ -80,7 +80,9 @@ def test_aem_adds_the_negative_entropy_of_the_attention():
     torch.testing.assert_close(gated, 0.1 * (attention * attention.log()).sum())
     # Following its gradient spreads the attention.
     for parameter, slope in zip(
-        host.parameters(), torch.autograd.grad(gated, list(host.parameters()), allow_unused=True), strict=True
+        host.parameters(),
+        torch.autograd.grad(gated, list(host.parameters()), allow_unused=True),
+        strict=True,
     ):
         if slope is not None:
             parameter.data -= 0.5 * slope

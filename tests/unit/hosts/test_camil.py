@@ -39,7 +39,10 @@ def test_equally_distant_neighbours_are_ranked_by_row_then_column():
 def test_the_graph_does_not_depend_on_the_order_of_rows():
     coords, features = grid(9), make_features(81)
     order = torch.randperm(81, generator=torch.Generator().manual_seed(3))
-    plain, shuffled = neighbour_graph(features, coords), neighbour_graph(features[order], coords[order])
+    plain, shuffled = (
+        neighbour_graph(features, coords),
+        neighbour_graph(features[order], coords[order]),
+    )
     assert torch.equal(plain.neighbours[order], order[shuffled.neighbours])
     torch.testing.assert_close(plain.shares[order], shuffled.shares)
 

@@ -26,7 +26,9 @@ def toy_host(n_outputs=2, **options):
 def bag(tokens, attention_logits, n_outputs=2):
     """An embedded bag as `toy_host` would give it: values are its head on each token."""
     rows = torch.tensor(tokens).unsqueeze(1)
-    return AttentionEmbedded(rows, torch.tensor(attention_logits), rows * torch.linspace(-1, 1, n_outputs))
+    return AttentionEmbedded(
+        rows, torch.tensor(attention_logits), rows * torch.linspace(-1, 1, n_outputs)
+    )
 
 
 def test_attention_weights_follow_the_softmax_of_the_logits():
@@ -39,7 +41,9 @@ def test_attention_weights_follow_the_softmax_of_the_logits():
 
 def test_instance_loss_is_three_tenths_of_the_two_sides():
     # One patch a side: the attended one has token 2 (target 1), the ignored one token 0 (target 0).
-    output = toy_host(n_sampled=1).pool(bag([2.0, 5.0, 0.0], [1.0, 0.0, -1.0]), None, None, torch.tensor(1))
+    output = toy_host(n_sampled=1).pool(
+        bag([2.0, 5.0, 0.0], [1.0, 0.0, -1.0]), None, None, torch.tensor(1)
+    )
     expected = 0.3 * (softplus(1 - 2) + softplus(1 + 0)) / 2
     assert output.losses["instance"].item() == pytest.approx(expected)
 
@@ -48,7 +52,9 @@ def test_subtyping_adds_the_other_heads_as_negatives_and_divides_by_the_classes(
     host = toy_host(n_outputs=3, n_sampled=1, subtyping=True)
     output = host.pool(bag([2.0, 0.0], [1.0, -1.0], n_outputs=3), None, None, torch.tensor(0))
     in_class = (softplus(1 - 2) + softplus(1)) / 2
-    assert output.losses["instance"].item() == pytest.approx(0.3 * (in_class + 2 * softplus(1 + 2)) / 3)
+    assert output.losses["instance"].item() == pytest.approx(
+        0.3 * (in_class + 2 * softplus(1 + 2)) / 3
+    )
 
 
 @pytest.mark.parametrize(("n_outputs", "expected"), [(2, False), (3, True), (7, True)])

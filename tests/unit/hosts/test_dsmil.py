@@ -16,7 +16,9 @@ def toy_host(n_outputs, weight, *, mode="deletion"):
 
 def bag(tokens, instance_logits, queries):
     return TwoStreamEmbedded(
-        torch.tensor(tokens).unsqueeze(1), torch.tensor(instance_logits), torch.tensor(queries).unsqueeze(1)
+        torch.tensor(tokens).unsqueeze(1),
+        torch.tensor(instance_logits),
+        torch.tensor(queries).unsqueeze(1),
     )
 
 
@@ -81,5 +83,7 @@ def test_the_max_stream_trains_the_gate_only_under_the_hybrid():
     for mode, trains in (("deletion", False), ("paper", True)):
         gates = torch.full((6,), 0.5, requires_grad=True)
         host = Dsmil(4, 2, mode)
-        host(torch.randn(6, 4), gates=gates).auxiliary_logits["max"].sum().backward(retain_graph=True)
+        host(torch.randn(6, 4), gates=gates).auxiliary_logits["max"].sum().backward(
+            retain_graph=True
+        )
         assert (gates.grad is not None and bool(gates.grad.any())) == trains

@@ -36,12 +36,18 @@ def test_evaluation_pools_the_positive_patches_of_each_branch() -> None:
     embedded = bag_of([[1.0, -1.0], [-1.0, 0.5], [2.0, -3.0]])
     first = torch.softmax(torch.tensor([1.0, 2.0]), dim=0) @ embedded.tokens[[0, 2]]
     features = torch.stack([first, embedded.tokens[1]]).unsqueeze(1)
-    torch.testing.assert_close(host.aggregate(embedded, None).logits, host.bag_heads(features).flatten())
+    torch.testing.assert_close(
+        host.aggregate(embedded, None).logits, host.bag_heads(features).flatten()
+    )
 
 
 def test_a_branch_that_keeps_none_keeps_its_best() -> None:
     logits = torch.tensor([[-1.0, 2.0], [-0.5, -1.0], [-3.0, 1.0]])
-    assert kept_or_best(logits > 0, logits).tolist() == [[False, True], [True, False], [False, True]]
+    assert kept_or_best(logits > 0, logits).tolist() == [
+        [False, True],
+        [True, False],
+        [False, True],
+    ]
 
 
 def test_a_nearly_removed_patch_cannot_be_the_best() -> None:
@@ -72,7 +78,9 @@ def test_gumbel_decision_is_hard_and_keeps_with_probability_sigmoid() -> None:
 def test_straight_through_weights_equal_the_softmax_of_the_kept() -> None:
     logits, kept = torch.randn(9, 2), torch.rand(9, 2) > 0.5
     kept[0] = True
-    torch.testing.assert_close(straight_through_weights(logits, kept.float()), kept_softmax(logits, kept))
+    torch.testing.assert_close(
+        straight_through_weights(logits, kept.float()), kept_softmax(logits, kept)
+    )
 
 
 def test_dropped_patch_far_above_the_kept_ones_does_not_overflow() -> None:
@@ -141,7 +149,8 @@ def test_instance_loss_is_clams_with_one_branch_per_class(subtyping: bool) -> No
         elif not subtyping:
             continue
         x = chebyshev_kan(
-            embedded.tokens[torch.stack(rows)][None], host.instance_heads.coefficients[branch : branch + 1]
+            embedded.tokens[torch.stack(rows)][None],
+            host.instance_heads.coefficients[branch : branch + 1],
         )
         by_hand.append(F.softplus(smooth_margin(x[0], positive)).mean())
     total = torch.stack(by_hand).sum() / (3 if subtyping else 1)

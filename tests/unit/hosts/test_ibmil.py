@@ -10,7 +10,9 @@ AGGREGATOR, DECONFOUNDED = Stage("aggregator", prepares=True), Stage("deconfound
 
 def small_host(n_outputs: int = 3, **options: object) -> Ibmil:
     torch.manual_seed(0)
-    return Ibmil(10, n_outputs, **{"width": 6, "hidden": 5, "key_width": 4, "n_confounders": 2, **options})
+    return Ibmil(
+        10, n_outputs, **{"width": 6, "hidden": 5, "key_width": 4, "n_confounders": 2, **options}
+    )
 
 
 def unasked() -> torch.Tensor:
@@ -95,7 +97,9 @@ def test_the_space_of_the_dictionary_survives_the_second_stage() -> None:
     optimizer = torch.optim.AdamW(learned, lr=2e-3)
     for step in range(30):
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(host(bags[step]).logits, torch.tensor(step % 2)).backward()
+        torch.nn.functional.cross_entropy(
+            host(bags[step]).logits, torch.tensor(step % 2)
+        ).backward()
         optimizer.step()
     # The attention is new and has been trained; the space is the one the dictionary was made in.
     assert nearest_rows() == rows
@@ -106,7 +110,9 @@ def test_a_resumed_second_stage_holds_its_projection_too() -> None:
     host.begin_stage(DECONFOUNDED, lambda: torch.rand(7, 6), 1)
     resumed.load_state_dict(host.state_dict())
     trained = [name for name, parameter in resumed.named_parameters() if parameter.requires_grad]
-    assert trained == [name for name, _ in resumed.named_parameters() if not name.startswith("project.")]
+    assert trained == [
+        name for name, _ in resumed.named_parameters() if not name.startswith("project.")
+    ]
 
 
 def test_confounder_is_the_row_the_bag_attends_to() -> None:

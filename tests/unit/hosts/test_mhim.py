@@ -49,14 +49,34 @@ def test_student_stage_makes_the_trained_base_the_teacher() -> None:
 
 def test_low_and_high_masks_take_the_ends_of_the_ranking() -> None:
     hardness = torch.tensor([3.0, 9.0, 1.0, 7.0, 5.0])
-    assert masked_patches(hardness, 0.0, 0.4, 0.0, 1.0).tolist() == [True, False, True, False, False]
-    assert masked_patches(hardness, 0.0, 0.0, 0.4, 1.0).tolist() == [False, True, False, True, False]
-    assert masked_patches(hardness, 0.0, 0.2, 0.2, 1.0).tolist() == [False, True, True, False, False]
+    assert masked_patches(hardness, 0.0, 0.4, 0.0, 1.0).tolist() == [
+        True,
+        False,
+        True,
+        False,
+        False,
+    ]
+    assert masked_patches(hardness, 0.0, 0.0, 0.4, 1.0).tolist() == [
+        False,
+        True,
+        False,
+        True,
+        False,
+    ]
+    assert masked_patches(hardness, 0.0, 0.2, 0.2, 1.0).tolist() == [
+        False,
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_high_mask_draws_its_share_from_a_larger_top_set() -> None:
     torch.manual_seed(0)
-    masks = torch.stack([masked_patches(torch.arange(100.0), 0.0, 0.0, 0.1, 0.5) for _ in range(50)])
+    masks = torch.stack(
+        [masked_patches(torch.arange(100.0), 0.0, 0.0, 0.1, 0.5) for _ in range(50)]
+    )
     assert (masks.sum(dim=1) == 10).all()
     assert not masks[:, :80].any()
     assert masks[:, 80:].any(dim=0).all()
@@ -95,13 +115,17 @@ def test_masks_rank_by_the_ungated_teacher(monkeypatch: pytest.MonkeyPatch, gate
 
 @pytest.mark.parametrize("gate_mode", ["paper", "deletion"])
 def test_consistency_compares_gated_teacher_with_gated_student(gate_mode: str) -> None:
-    host = student_host(gate_mode=gate_mode, random_ratio=0.0, high_ratio=0.0, consistency_weight=1.0).train()
+    host = student_host(
+        gate_mode=gate_mode, random_ratio=0.0, high_ratio=0.0, consistency_weight=1.0
+    ).train()
     features, gates = torch.randn(6, 10), torch.rand(6)
     output = host(features, gates=gates, target=LABEL)
     seen = features * gates.unsqueeze(1) if gate_mode == "paper" else features
     tokens, attention_logits = host.teacher(seen)
     teacher_feature = torch.softmax(attention_logits + gates.log(), dim=0) @ tokens
-    torch.testing.assert_close(output.losses["consistency"], consistency(teacher_feature, output.bag_feature))
+    torch.testing.assert_close(
+        output.losses["consistency"], consistency(teacher_feature, output.bag_feature)
+    )
 
 
 def test_consistency_trains_the_student_and_never_the_teacher() -> None:
@@ -127,7 +151,9 @@ def test_teacher_follows_the_student_once_per_step() -> None:
 
 
 @pytest.mark.parametrize("n_steps", [12, 450, 34_580])
-def test_a_stage_of_any_length_replaces_as_much_of_the_teacher_as_the_published_one(n_steps: int) -> None:
+def test_a_stage_of_any_length_replaces_as_much_of_the_teacher_as_the_published_one(
+    n_steps: int,
+) -> None:
     host = small_host()
     host.begin_stage(STUDENT, unasked, n_steps)
     assert 1 - host.momentum**n_steps == pytest.approx(1 - 0.9999**34_580, rel=1e-6)

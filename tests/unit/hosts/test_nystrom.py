@@ -10,11 +10,15 @@ from gcemil.hosts.nystrom import NystromAttention, attended
 
 def make_layer(*, landmarks=8, seed=0):
     torch.manual_seed(seed)
-    return NystromAttention(16, heads=2, head_width=8, landmarks=landmarks, kernel=5).double().eval()
+    return (
+        NystromAttention(16, heads=2, head_width=8, landmarks=landmarks, kernel=5).double().eval()
+    )
 
 
 def make_tokens(length, *, seed=1):
-    return torch.randn(length, 16, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(
+        length, 16, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 8, 9, 40])
@@ -41,7 +45,11 @@ def test_a_token_with_a_vanishing_gate_no_longer_acts_on_the_others():
 def test_with_as_many_landmarks_as_tokens_gates_give_exact_gated_attention():
     # A1 = A2 when every token is a landmark, so A1 pinv(A2) A3 = A3: landmarks are a basis, not evidence.
     torch.manual_seed(0)
-    layer = NystromAttention(16, heads=2, head_width=8, landmarks=12, kernel=5, iterations=60).double().eval()
+    layer = (
+        NystromAttention(16, heads=2, head_width=8, landmarks=12, kernel=5, iterations=60)
+        .double()
+        .eval()
+    )
     torch.nn.init.zeros_(layer.value_conv.weight)
     tokens, log_gates = 3 * make_tokens(12), make_tokens(12, seed=5)[:, 0].abs().neg()
     query, key, value = layer.qkv(tokens).view(12, 3, 2, 8).permute(1, 2, 0, 3)
@@ -76,7 +84,9 @@ def test_padding_that_is_kept_once_changes_nothing_under_gates(length):
     log_gates = make_tokens(length, seed=5)[:, 0].abs().neg()
     expected = spelled_out(layer, tokens, log_gates)
     torch.testing.assert_close(layer(tokens, log_gates), expected, rtol=0, atol=1e-9)
-    torch.testing.assert_close(layer.first_row(tokens, log_gates)[0], expected[0], rtol=0, atol=1e-9)
+    torch.testing.assert_close(
+        layer.first_row(tokens, log_gates)[0], expected[0], rtol=0, atol=1e-9
+    )
 
 
 def test_a_segment_of_closed_gates_passes_no_slope_of_a_million():

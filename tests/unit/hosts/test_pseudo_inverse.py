@@ -16,14 +16,19 @@ def row_stochastic(seed=0, *, size=6, sharpness=4.0):
 
 
 def thin(columns=2, seed=1, *, size=6):
-    return torch.randn(3, size, columns, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(
+        3, size, columns, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
 
 
 @WAYS
 @pytest.mark.parametrize("iterations", [1, 2, 6])
 def test_operator_is_the_published_iteration_from_both_sides(way, iterations):
     matrix = row_stochastic()
-    inverse, expected = way.of(matrix, iterations=iterations), published_iteration(matrix, iterations)
+    inverse, expected = (
+        way.of(matrix, iterations=iterations),
+        published_iteration(matrix, iterations),
+    )
     identity = torch.eye(6, dtype=torch.float64).expand(3, 6, 6)
     torch.testing.assert_close(inverse.times(identity), expected, rtol=0, atol=1e-10)
     torch.testing.assert_close(inverse.under(identity), expected, rtol=0, atol=1e-10)

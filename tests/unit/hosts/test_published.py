@@ -24,7 +24,9 @@ def authors_tensors(name):
     torch.manual_seed(0)
     tensors = {key: torch.randn(shape) for key, shape, _ in listed}
     if name == "ibmil":
-        tensors = {key.removeprefix("stage2/"): value for key, value in tensors.items() if "stage2" in key}
+        tensors = {
+            key.removeprefix("stage2/"): value for key, value in tensors.items() if "stage2" in key
+        }
     return tensors
 
 
@@ -96,8 +98,18 @@ def test_a_tensor_too_many_is_named(name):
         ("transmil", "layer2.attn.to_qkv.weight", (512, 512), r"\(512, 512\) where \(1536, 512\)"),
         ("dtfd", "att_classifier/classifier.fc.weight", (3, 512), r"\(3, 512\) where \(2, 512\)"),
         ("ibmil", "classifier.weight", (2, 512), r"classifier.weight \(2, 512\) where \(2, 1024\)"),
-        ("camil", "encoder.custom_att.wk", (512, 512), r"custom_att.wk \(512, 512\) where \(512, 256\)"),
-        ("hdmil", "classifiers.1.act_fun.0.cheby_coeffs", (512, 1, 17), r"17\) where \(512, 1, 13\)"),
+        (
+            "camil",
+            "encoder.custom_att.wk",
+            (512, 512),
+            r"custom_att.wk \(512, 512\) where \(512, 256\)",
+        ),
+        (
+            "hdmil",
+            "classifiers.1.act_fun.0.cheby_coeffs",
+            (512, 1, 17),
+            r"17\) where \(512, 1, 13\)",
+        ),
         ("abmil", "attention_w.weight", (128,), r"attention_w.weight \(128,\) where \(1, 128\)"),
     ],
 )
@@ -111,7 +123,8 @@ def test_names_of_old_checkpoints_are_understood(name):
     tensors = authors_tensors(name)
     plain = answer(read_published(name, tensors))
     parallel = {
-        key.replace("attention_net.", "attention_net.module."): value for key, value in tensors.items()
+        key.replace("attention_net.", "attention_net.module."): value
+        for key, value in tensors.items()
     }
     undropped = {
         key.replace("attention_net.3", "attention_net.2"): value
@@ -160,7 +173,9 @@ def test_a_risk_has_one_output_and_no_instance_heads(name, n_heads):
             risk[key] = risk[key][:1]
     if name == "hdmil":
         for part in ("weight", "bias"):
-            risk[f"attention_net.3.attention_c.{part}"] = risk[f"attention_net.3.attention_c.{part}"][:1]
+            risk[f"attention_net.3.attention_c.{part}"] = risk[
+                f"attention_net.3.attention_c.{part}"
+            ][:1]
     published = read_published(name, risk, risk=True)
     assert published.n_outputs == n_heads
     assert answer(published).shape == (1,)
@@ -202,7 +217,9 @@ def test_acmil_pools_by_the_mean_of_its_branches():
     theirs, features = small_checkpoint("acmil", in_dim=8), torch.randn(9, 8)
     tokens = (features @ theirs["dimreduction.fc1.weight"].T).relu()
     places = ("attention_V.0", "attention_U.0", "attention_weights")
-    weights = gated_scores(theirs, tokens, [f"attention.{place}" for place in places]).softmax(dim=0)
+    weights = gated_scores(theirs, tokens, [f"attention.{place}" for place in places]).softmax(
+        dim=0
+    )
     output = read_published("acmil", theirs).create()(features)
     expected = linear(theirs, "Slide_classifier.fc", weights.mean(dim=1) @ tokens)
     torch.testing.assert_close(output.logits, expected)

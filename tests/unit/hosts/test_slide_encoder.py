@@ -117,7 +117,9 @@ class Untrained(SlideEncoderHost):
 
     def __init__(self, in_dim, n_outputs, gate_mode="deletion"):
         torch.manual_seed(0)
-        super().__init__(Slides(), in_dim, n_outputs, gate_mode, width=WIDTH, takes_coords=True, n_blocks=4)
+        super().__init__(
+            Slides(), in_dim, n_outputs, gate_mode, width=WIDTH, takes_coords=True, n_blocks=4
+        )
 
 
 def test_a_class_of_the_users_own_is_fitted_and_explained():

@@ -15,7 +15,9 @@ def make_features(n, *, seed=1):
     return torch.randn(n, 6, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize(("n", "rows"), [(1, [0]), (2, [0, 1, 0, 1]), (4, [0, 1, 2, 3]), (3, [0, 1, 2, 0])])
+@pytest.mark.parametrize(
+    ("n", "rows"), [(1, [0]), (2, [0, 1, 0, 1]), (4, [0, 1, 2, 3]), (3, [0, 1, 2, 0])]
+)
 def test_the_first_rows_are_repeated_until_the_grid_is_square(n, rows):
     assert squared(torch.arange(n).float().unsqueeze(1)).flatten().tolist() == rows
 
@@ -46,7 +48,9 @@ def test_a_closed_patch_is_not_read_by_its_grid_neighbours():
     changed = sequence.clone()
     changed[13] += 3
     others = torch.arange(26) != 13
-    torch.testing.assert_close(position(sequence, log_gates)[others], position(changed, log_gates)[others])
+    torch.testing.assert_close(
+        position(sequence, log_gates)[others], position(changed, log_gates)[others]
+    )
 
 
 @pytest.mark.parametrize("n", [20, 36])

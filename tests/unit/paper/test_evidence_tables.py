@@ -50,7 +50,10 @@ def test_failures_are_per_cent_and_all_is_the_mean_over_datasets(folder):
 def test_rules_are_compared_on_the_runs_that_have_all_of_them(folder):
     def rows(*rules):
         return [
-            Row({"rule": rule, "network": network, "budget": "0.05"}, {"evidence_sufficiency": value})
+            Row(
+                {"rule": rule, "network": network, "budget": "0.05"},
+                {"evidence_sufficiency": value},
+            )
             for rule, network, value in rules
         ]
 
@@ -70,16 +73,29 @@ def test_rules_are_compared_on_the_runs_that_have_all_of_them(folder):
 
 def budget_rows(keep_only, removed, gap=0.2):
     def row(rule, network, comparison, **figures):
-        return Row({"rule": rule, "network": network, "budget": "0.05", "comparison": comparison}, figures)
+        return Row(
+            {"rule": rule, "network": network, "budget": "0.05", "comparison": comparison}, figures
+        )
 
-    kept = {"evidence_sufficiency": 0.5, "keep_only_drop": keep_only, "complement_degradation": removed}
+    kept = {
+        "evidence_sufficiency": 0.5,
+        "keep_only_drop": keep_only,
+        "complement_degradation": removed,
+    }
     return [
         row("attention", "plain", "full-kept", **kept, full_kept_gap=gap, runtime_ratio=1.0),
         row("attention", "wrapped", "full-kept", evidence_sufficiency=0.4),
         row("saliency", "plain", "full-kept", **kept, full_kept_gap=gap),
         row("gce_discrete", "wrapped", "full-kept", **kept, full_kept_gap=gap / 2, cd_gap=None),
         row("gce_discrete", "wrapped", "soft-kept", evidence_sufficiency=0.5, cd_gap=0.01),
-        row("gce_soft", "wrapped", "soft-kept", soft_metric=0.8, evidence_sufficiency=0.6, cd_gap=0.02),
+        row(
+            "gce_soft",
+            "wrapped",
+            "soft-kept",
+            soft_metric=0.8,
+            evidence_sufficiency=0.6,
+            cd_gap=0.02,
+        ),
     ]
 
 
@@ -93,7 +109,9 @@ def test_costs_are_multiples_of_the_full_bag(folder):
     made = made_table(folder, "cost")
     assert texts(made, "GCE discrete, cached features")[1] == f"0.25{TIMES}"
     assert texts(made, "GCE discrete + tile prefilter")[2] == "missing"
-    answer = texts(made_table(folder, "capacity"), "Does discrete recovery reduce aggregation cost?")
+    answer = texts(
+        made_table(folder, "capacity"), "Does discrete recovery reduce aggregation cost?"
+    )
     assert answer[:2] == [
         "diagnostic cost, mode discrete",
         f"MIL aggregation 0.25{TIMES}; peak memory 0.20{TIMES}",
@@ -119,14 +137,21 @@ RULES = {
         ("stability", "stability", {"perturbation": "seeds"}),
     ],
 )
-def test_attention_chance_and_truth_stand_in_every_table_that_compares_rules(folder, name, source, labels):
+def test_attention_chance_and_truth_stand_in_every_table_that_compares_rules(
+    folder, name, source, labels
+):
     figures = {"complement_degradation": 0.3, "keep_only_drop": 0.1, "jaccard": 0.3}
-    rows = [Row({"rule": rule, "network": network, **labels}, figures) for rule, network in RULES.items()]
+    rows = [
+        Row({"rule": rule, "network": network, **labels}, figures)
+        for rule, network in RULES.items()
+    ]
     diagnose(gce_run(folder), source, rows)
     lines = [line for line in made_table(folder, name).lines if line.origin == "ours"]
-    measured = {line.row_labels[-2] for line in lines if any(cell.value is not None for cell in line.cells)}
+    measured = {
+        line.row_labels[-2] for line in lines if any(cell.value is not None for cell in line.cells)
+    }
     assert {"Attention top-k", "Random-k", "Oracle (truth first)"} <= measured
     # Controls compete with nothing: the truth would always be best.
-    assert {line.comparison for line in lines if line.row_labels[-2].startswith(("Oracle", "Random"))} == {
-        None
-    }
+    assert {
+        line.comparison for line in lines if line.row_labels[-2].startswith(("Oracle", "Random"))
+    } == {None}

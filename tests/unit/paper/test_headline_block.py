@@ -65,6 +65,9 @@ def test_the_papers_claims_stand_beside_what_its_tables_give(results):
     assert value(made, "Mean gain in C-index", "paper (from its tables)") == "+0.0142"
     # 0.029 / 0.005 and 0.029 / 0.004; 0.277 / 0.107 and 0.412 / 0.151.
     assert value(made, "C-D gap reduced", "paper (from its tables)") == f"5.8{TIMES} to 7.2{TIMES}"
-    assert value(made, "Complement degradation increased", "paper (from") == f"2.6{TIMES} to 2.7{TIMES}"
+    assert (
+        value(made, "Complement degradation increased", "paper (from")
+        == f"2.6{TIMES} to 2.7{TIMES}"
+    )
     assert value(made, "Inference with tile prefilter, faster", "paper (from") == f"5{TIMES}"
     assert value(made, "Utility retained with tile prefilter", "paper (from") == f"0.989{TIMES}"

@@ -40,7 +40,9 @@ def drawn(values, weights):
 def test_macro_f1_of_a_draw_is_that_of_its_slides(generator, number):
     truth, predicted = generator.integers(0, 4, 60), generator.integers(0, 4, 60)
     weights = draw_weights(60)
-    expected = f1_score(drawn(truth, weights[number]), drawn(predicted, weights[number]), average="macro")
+    expected = f1_score(
+        drawn(truth, weights[number]), drawn(predicted, weights[number]), average="macro"
+    )
     assert weighted_macro_f1(weights, truth, predicted)[number] == pytest.approx(expected)
 
 
@@ -79,7 +81,11 @@ def test_a_file_keeps_what_was_measured(tmp_path):
 def test_every_measured_comparison_is_on_the_page():
     on_page = {*CHECKS, *(name for names in SECOND_ROWS.values() for name in names)}
     assert set(COMPARISONS) < on_page
-    assert on_page - set(COMPARISONS) == {"encoders", "significance_classification", "significance_survival"}
+    assert on_page - set(COMPARISONS) == {
+        "encoders",
+        "significance_classification",
+        "significance_survival",
+    }
 
 
 KEYS = [f"s{number}" for number in range(6)]
@@ -91,16 +97,23 @@ def place(tmp_path):
     for label in ("host", "gce"):
         folder = tmp_path / label / "fold_0"
         (folder / "diagnostics").mkdir(parents=True)
-        modes = {"full": {"macro_f1": 0.0}, **({"gce": {"macro_f1": 0.0}} if label == "gce" else {})}
+        modes = {
+            "full": {"macro_f1": 0.0},
+            **({"gce": {"macro_f1": 0.0}} if label == "gce" else {}),
+        }
         (folder / "metrics.json").write_text(pd.Series({**modes, "details": {}}).to_json())
     truth = ["a", "a", "a", "b", "b", "b"]
     for label, mode, right in (("host", "full", 3), ("gce", "full", 3), ("gce", "gce", 6)):
-        said = [one if number < right else "ab"["ba".index(one)] for number, one in enumerate(truth)]
+        said = [
+            one if number < right else "ab"["ba".index(one)] for number, one in enumerate(truth)
+        ]
         table = pd.DataFrame({"slide_id": KEYS, "case_id": KEYS, "split": "test", "target": truth})
         table["prob_a"] = [float(one == "a") for one in said]
         table["prob_b"] = 1 - table.prob_a
         name = (
-            "predictions.csv" if mode == ("gce" if label == "gce" else "full") else f"predictions_{mode}.csv"
+            "predictions.csv"
+            if mode == ("gce" if label == "gce" else "full")
+            else f"predictions_{mode}.csv"
         )
         table.to_csv(tmp_path / label / "fold_0" / name, index=False)
     rows = []
@@ -130,7 +143,9 @@ def place(tmp_path):
         for (rule, network), dice in maps.items()
         for key in KEYS
     )
-    write_finding(tmp_path / "gce" / "fold_0" / "diagnostics", Finding("localisation", (), slides=slides))
+    write_finding(
+        tmp_path / "gce" / "fold_0" / "diagnostics", Finding("localisation", (), slides=slides)
+    )
     return Place("toy", "bracs", "abmil", 0, {"host": tmp_path / "host", "gce": tmp_path / "gce"})
 
 
@@ -159,7 +174,9 @@ def test_a_figure_that_no_run_has_is_left_out(place):
 
 def test_the_share_of_significant_tests_has_wilsons_interval():
     cohort = CohortFacts("bracs", "bracs", None, {"task": "classification", "provenance": {}})
-    tests = tuple(SlideTest("bracs", host, 0.1, p, 100, 9) for host, p in (("abmil", 0.01), ("dsmil", 0.2)))
+    tests = tuple(
+        SlideTest("bracs", host, 0.1, p, 100, 9) for host, p in (("abmil", 0.01), ("dsmil", 0.2))
+    )
     measured = Measured(pd.DataFrame(), (cohort,), tests)
     (line,) = measure_effects(measured, [])
     assert (line.comparison, line.value, line.runs) == ("significance_classification", 0.5, 2)

@@ -50,7 +50,8 @@ def test_each_cohort_and_host_counts_once_in_a_mean(folder):
 def test_joined_findings_are_not_counted_beside_their_folds(folder):
     diagnose(gce_run(folder), "snr", [Row({"rule": "evidence"}, {"cd_gap": 0.1})])
     write_finding(
-        gce_run(folder) / "diagnostics", Finding("snr", (Row({"rule": "evidence"}, {"cd_gap": 0.9}),))
+        gce_run(folder) / "diagnostics",
+        Finding("snr", (Row({"rule": "evidence"}, {"cd_gap": 0.9}),)),
     )
     found = select_values(read_measured(folder.folder), Query("cd_gap", source="snr"))
     assert list(found) == [0.1]
@@ -88,7 +89,8 @@ def test_written_figures_give_the_same_tables_without_the_runs(tmp_path):
     assert json.loads((tmp_path / "small" / "facts.json").read_text())["grids"] == ["toy"]
     for name in ("classification", "diagnostics_bracs", "dataset_card"):
         expected, found = (
-            render_tables([TABLES[name](one, paper_figures())], "markdown") for one in (measured, again)
+            render_tables([TABLES[name](one, paper_figures())], "markdown")
+            for one in (measured, again)
         )
         assert found == expected
     write_measured(again, tmp_path / "again")

@@ -46,6 +46,10 @@ def test_localisation_gains_are_the_differences_of_their_rows():
 
 
 def test_the_main_table_repeats_the_vit_rows_of_the_encoder_table():
-    main, encoders = (paper_figures().table(name) for name in ("cls_main", "backbone_generalization"))
+    main, encoders = (
+        paper_figures().table(name) for name in ("cls_main", "backbone_generalization")
+    )
     for host in ("abmil", "clam_sb", "transmil", "dtfd"):
-        assert main.number(f"{host}.host", "bracs.macro_f1") == encoders.number(f"bracs.vit_s.{host}", "host")
+        assert main.number(f"{host}.host", "bracs.macro_f1") == encoders.number(
+            f"bracs.vit_s.{host}", "host"
+        )

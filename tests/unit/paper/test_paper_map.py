@@ -26,7 +26,9 @@ def check(folder, name):
     assert file.is_file(), f"{name}: no such file"
     if symbol:
         defined = rf"^\s*(async )?(def|class) {symbol}\b|^{symbol}\b.*="
-        assert re.search(defined, file.read_text(encoding="utf-8"), re.MULTILINE), f"{name}: no such name"
+        assert re.search(defined, file.read_text(encoding="utf-8"), re.MULTILINE), (
+            f"{name}: no such name"
+        )
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0][:40])

@@ -17,7 +17,9 @@ from builders.results import toy_results
 ROOT = Path(__file__).parents[3]
 
 
-def interval(low, high, *, arm=DEFAULT, host=ALL, comparison="classification", ceiling=0.3, at_chance=0):
+def interval(
+    low, high, *, arm=DEFAULT, host=ALL, comparison="classification", ceiling=0.3, at_chance=0
+):
     return Interval(comparison, arm, host, (low + high) / 2, low, high, ceiling, 4, at_chance)
 
 
@@ -48,9 +50,13 @@ def test_what_was_not_measured_is_said_and_what_was_not_printed_cannot_be_compar
 
 def test_evidence_of_networks_that_have_not_learned_is_not_judged():
     assert (
-        judge(Check(""), 0.10, interval(0.2, 0.3, comparison="posthoc", at_chance=4)) == "cannot be compared"
+        judge(Check(""), 0.10, interval(0.2, 0.3, comparison="posthoc", at_chance=4))
+        == "cannot be compared"
     )
-    assert judge(Check(""), 0.10, interval(0.2, 0.3, comparison="posthoc", at_chance=3)) == "reproduced"
+    assert (
+        judge(Check(""), 0.10, interval(0.2, 0.3, comparison="posthoc", at_chance=3))
+        == "reproduced"
+    )
     # That a network does not learn is an outcome of a gain.
     assert judge(Check(""), 0.10, interval(-0.3, -0.2, at_chance=4)) == "not reproduced"
 
@@ -75,13 +81,18 @@ def page(tmp_path, *intervals, unlearned=()):
 
 def test_every_comparison_has_an_interval_a_ceiling_and_a_sentence(tmp_path):
     text = page(
-        tmp_path, interval(0.10, 0.20), interval(-0.1, 0.1, arm=PARTS), interval(0.0, 0.2, host="abmil")
+        tmp_path,
+        interval(0.10, 0.20),
+        interval(-0.1, 0.1, arm=PARTS),
+        interval(0.0, 0.2, host="abmil"),
     )
     assert (
         "| classification | 0.024 | 0.150 [0.100, 0.200] | reproduced | 0.300, 50% | 0.000 [-0.100, 0.100] | undecided | 0.300 |"
         in text
     )
-    assert "| default (prompts) | ABMIL | 0.100 [0.000, 0.200] | undecided | 0.300, 33% | 4 |" in text
+    assert (
+        "| default (prompts) | ABMIL | 0.100 [0.000, 0.200] | undecided | 0.300, 33% | 4 |" in text
+    )
     assert "Of 19 comparisons 18 were not measured." in text
     for name in CHECKS:
         assert f"## {name}\n" in text

@@ -73,7 +73,10 @@ def test_slides_of_a_case_are_swapped_together():
     cases = ["a", "a", "b", "b", "c", "d"]
     test = swap_test([classes_of(labels, ours, theirs, cases)], generator=draws())
     observed, p = try_all_swaps(
-        lambda a, b: true_macro_f1(labels, a) - true_macro_f1(labels, b), ours, theirs, [0, 0, 1, 1, 2, 3]
+        lambda a, b: true_macro_f1(labels, a) - true_macro_f1(labels, b),
+        ours,
+        theirs,
+        [0, 0, 1, 1, 2, 3],
     )
     assert (test.difference, test.p, test.moved) == pytest.approx((observed, p, 3))
 
@@ -84,9 +87,12 @@ def test_p_is_uniform_where_two_models_are_alike():
     for _ in range(300):
         labels = generator.integers(3, size=60)
         ours, theirs = (
-            np.where(generator.random(60) < 0.7, labels, generator.integers(3, size=60)) for _ in range(2)
+            np.where(generator.random(60) < 0.7, labels, generator.integers(3, size=60))
+            for _ in range(2)
         )
-        found.append(swap_test([classes_of(labels, ours, theirs)], generator=generator, swaps=199).p)
+        found.append(
+            swap_test([classes_of(labels, ours, theirs)], generator=generator, swaps=199).p
+        )
     # 300 draws of a uniform p: 15 below 0.05 with a deviation of 3.8, 150 below a half with 8.7.
     assert 4 <= sum(p <= 0.05 for p in found) <= 27
     assert 120 <= sum(p <= 0.5 for p in found) <= 180

@@ -71,7 +71,11 @@ def test_components_are_the_host_the_variants_and_the_full_method(folder):
     full = folder.run("bracs", "abmil", "paper_budget", gce_folds(0.6, 0.8))
     diagnose(full, "snr", snr_rows({"evidence_sufficiency": 0.7, "complement_degradation": 0.3}))
     run = folder.run("bracs", "abmil", "naive_selector", gce_folds(0.5))
-    diagnose(run, "snr", snr_rows({"evidence_sufficiency": 0.4, "complement_degradation": 0.1}, cd_gap=0.05))
+    diagnose(
+        run,
+        "snr",
+        snr_rows({"evidence_sufficiency": 0.4, "complement_degradation": 0.1}, cd_gap=0.05),
+    )
     made = made_table(folder, "components")
     assert texts(made, "Backbone only") == ["0.550±0.071", "-", "-", "-"]
     assert texts(made, "Naive selector") == ["0.500", "0.050", "0.100", "0.400"]
@@ -127,7 +131,9 @@ def test_a_table_says_why_cells_are_missing(folder):
 def test_random_anchors_are_not_the_control_of_random_patches(folder):
     rows = snr_rows({"evidence_sufficiency": 0.7, "complement_degradation": 0.3})
     control = [
-        Row({**row.labels, "rule": "random", "network": "wrapped"}, {"complement_degradation": 0.05})
+        Row(
+            {**row.labels, "rule": "random", "network": "wrapped"}, {"complement_degradation": 0.05}
+        )
         for row in rows
     ]
     diagnose(folder.run("bracs", "abmil", "paper_budget", gce_folds(0.6)), "snr", [*rows, *control])
@@ -136,7 +142,9 @@ def test_random_anchors_are_not_the_control_of_random_patches(folder):
     assert printed.count("Random anchors") == 1
     assert not [name for name in printed if name.startswith("random patches")]
     assert [
-        line for line in lines if line.row_labels[0].startswith("random patches") and line.origin == "ours"
+        line
+        for line in lines
+        if line.row_labels[0].startswith("random patches") and line.origin == "ours"
     ]
 
 
@@ -181,7 +189,12 @@ def test_every_row_of_the_ablation_tables_has_a_variant_in_a_grid():
     }
     wanted = {
         variant
-        for variants in (ablation.COMPONENTS, ablation.SELECTORS, ablation.GROUNDINGS, ablation.BUDGETS)
+        for variants in (
+            ablation.COMPONENTS,
+            ablation.SELECTORS,
+            ablation.GROUNDINGS,
+            ablation.BUDGETS,
+        )
         for variant in variants.values()
     }
     # A budget of 1 is the whole bag.

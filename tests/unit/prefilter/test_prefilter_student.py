@@ -76,7 +76,9 @@ def test_a_large_slide_teaches_its_first_patches_and_some_others():
     scores = torch.arange(40.0)
     taught = draw_lesson(crops, scores, wanted=10, generator=np.random.default_rng(0))
     assert len(taught.crops) == 10
-    assert taught.targets[:5].tolist() == pytest.approx(_standardise(scores)[[39, 38, 37, 36, 35]].tolist())
+    assert taught.targets[:5].tolist() == pytest.approx(
+        _standardise(scores)[[39, 38, 37, 36, 35]].tolist()
+    )
     assert taught.targets[5:].max() < taught.targets[:5].min()
 
 
@@ -91,7 +93,9 @@ def test_the_best_share_of_a_slide_is_kept_and_ties_go_to_the_lower_row(rate, ke
 def fitted():
     torch.manual_seed(0)
     settings = PrefilterSettings(width=4)
-    return FittedPrefilter(settings, ORIGIN, 0.15, 0.25, 1.0, "model", {"n_val": 12}, Student(4).eval())
+    return FittedPrefilter(
+        settings, ORIGIN, 0.15, 0.25, 1.0, "model", {"n_val": 12}, Student(4).eval()
+    )
 
 
 def test_a_saved_prefilter_gives_the_same_scores(tmp_path):
@@ -99,7 +103,9 @@ def test_a_saved_prefilter_gives_the_same_scores(tmp_path):
     save_prefilter(tmp_path / "one.safetensors", before)
     after = load_prefilter(tmp_path / "one.safetensors")
     crops = slide_of(0)[0]
-    torch.testing.assert_close(score_crops(after.student, crops), score_crops(before.student, crops))
+    torch.testing.assert_close(
+        score_crops(after.student, crops), score_crops(before.student, crops)
+    )
     for name in (
         "settings",
         "origin",
@@ -111,7 +117,9 @@ def test_a_saved_prefilter_gives_the_same_scores(tmp_path):
     ):
         assert getattr(after, name) == getattr(before, name)
     save_prefilter(tmp_path / "two.safetensors", after)
-    assert (tmp_path / "one.safetensors").read_bytes() == (tmp_path / "two.safetensors").read_bytes()
+    assert (tmp_path / "one.safetensors").read_bytes() == (
+        tmp_path / "two.safetensors"
+    ).read_bytes()
 
 
 def test_a_doubt_up_to_the_limit_is_certified_and_no_limit_certifies_nothing():

@@ -43,7 +43,9 @@ def test_the_view_of_a_slide_is_read_at_its_resolution(tmp_path):
         view = read_view(slide, 4.0)
     assert view.image.shape == (64, 64, 3)
     assert view.scale == (8.0, 8.0)
-    crops = cut_crops(view, PatchGrid(np.array([[256, 128], [0, 0]]), PatchSettings(128), 0.5, np.ones(2)), 8)
+    crops = cut_crops(
+        view, PatchGrid(np.array([[256, 128], [0, 0]]), PatchSettings(128), 0.5, np.ones(2)), 8
+    )
     assert np.abs(crops[0].astype(int) - (200, 100, 150)).max() <= 2
     assert np.abs(crops[1].astype(int) - 250).max() <= 2
 

@@ -59,7 +59,9 @@ def test_a_tenth_of_the_bag_may_have_as_many_patches_of_evidence_as_the_whole(mo
     answer = answer_from_kept(model, bag, rows, deviation=1.0)
     assert set(answer.evidence_rows) <= set(rows)
     # Before free riders are left out, as many open as on the whole bag.
-    assert int(answer.explanation.output.opened.sum()) >= round(model.settings.budget * len(bag)) - 1
+    assert (
+        int(answer.explanation.output.opened.sum()) >= round(model.settings.budget * len(bag)) - 1
+    )
 
 
 def slide(certified, full, prefiltered, seconds):

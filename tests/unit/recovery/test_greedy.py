@@ -45,7 +45,9 @@ def test_any_pool_gives_the_order_of_recomputing(monkeypatch, pool_size: int, po
 
 @pytest.mark.parametrize("n_anchors", [1, 5, 7, 13])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_identical_patches_are_taken_in_the_order_of_the_bag(monkeypatch, n_anchors: int, dtype: torch.dtype):
+def test_identical_patches_are_taken_in_the_order_of_the_bag(
+    monkeypatch, n_anchors: int, dtype: torch.dtype
+):
     monkeypatch.setattr(recovery, "POOL_SIZE", 16)
     row = 0.01 * torch.rand(n_anchors, generator=torch.Generator().manual_seed(0), dtype=dtype)
     responses = row.expand(1037, n_anchors).contiguous()

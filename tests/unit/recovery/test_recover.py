@@ -94,11 +94,26 @@ def test_anchors_of_little_weight_neither_hold_repair_up_nor_steer_it():
 @pytest.mark.parametrize(
     ("gates", "responses", "weights", "message"),
     [
-        (vector(1), bag((0.5,), (0.5,)), vector(1), r"2 patches to 1 anchors .*, got \(1,\) and \(1,\)"),
+        (
+            vector(1),
+            bag((0.5,), (0.5,)),
+            vector(1),
+            r"2 patches to 1 anchors .*, got \(1,\) and \(1,\)",
+        ),
         (vector(1), bag((0.5,)), vector(1, 1), r"1 patches to 1 anchors .*, got \(1,\) and \(2,\)"),
         (vector(), torch.zeros(0, 3), vector(1, 1, 1), r"got torch.float32 of shape \(0, 3\)"),
-        (vector(1), torch.ones(1, 1, dtype=torch.int64), vector(1), "in floating point, .* got torch.int64"),
-        (vector(1.5), bag((0.5,)), vector(1), r"Gates lie in \[0, 1\], but the one at \(0,\) is 1.5"),
+        (
+            vector(1),
+            torch.ones(1, 1, dtype=torch.int64),
+            vector(1),
+            "in floating point, .* got torch.int64",
+        ),
+        (
+            vector(1.5),
+            bag((0.5,)),
+            vector(1),
+            r"Gates lie in \[0, 1\], but the one at \(0,\) is 1.5",
+        ),
         (vector(1), bag((0.5, -0.1)), vector(1, 1), r"Responses lie in .* at \(0, 1\) is -0.1"),
         (vector(1), bag((torch.nan,)), vector(1), r"Responses lie in .* is nan"),
         (vector(1), bag((0.5,)), vector(-1), r"Anchor weights lie in .* is -1.0"),

@@ -33,7 +33,9 @@ def test_nan_cannot_be_ranked(rule):
 
 
 def test_random_k_is_k_distinct_patches_repeated_by_its_seed():
-    first, again, other = (random_k(100, 10, generator=torch.Generator().manual_seed(s)) for s in (0, 0, 1))
+    first, again, other = (
+        random_k(100, 10, generator=torch.Generator().manual_seed(s)) for s in (0, 0, 1)
+    )
     assert int(first.sum()) == 10
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
@@ -41,7 +43,9 @@ def test_random_k_is_k_distinct_patches_repeated_by_its_seed():
 
 @pytest.mark.parametrize("k", [0, 6])
 def test_a_size_outside_the_bag_is_refused(k: int):
-    with pytest.raises(UsageError, match=f"A subset of 5 patches holds 1 to 5 of them, got k = {k}"):
+    with pytest.raises(
+        UsageError, match=f"A subset of 5 patches holds 1 to 5 of them, got k = {k}"
+    ):
         top_k(SCORES, k)
 
 

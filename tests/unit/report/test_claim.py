@@ -3,7 +3,14 @@
 import pytest
 
 from builders.reports import judged_slide
-from gcemil.report.claim import SAME_NETWORK_MEANING, Count, RuleSlides, explain_counts, make_claim, sign_test
+from gcemil.report.claim import (
+    SAME_NETWORK_MEANING,
+    Count,
+    RuleSlides,
+    explain_counts,
+    make_claim,
+    sign_test,
+)
 
 
 def test_the_interval_of_a_share_is_wilsons():
@@ -28,7 +35,9 @@ def test_a_slide_counts_only_where_all_criteria_can_be_asked():
 def judged(rule, held, *, of=4, network="wrapped", **more):
     """So many slides hold, the first ones; the others are not necessary."""
     return [
-        judged_slide(f"s{number}", rule=rule, necessary=number < held, network=network, fold=0, **more)
+        judged_slide(
+            f"s{number}", rule=rule, necessary=number < held, network=network, fold=0, **more
+        )
         for number in range(of)
     ]
 
@@ -48,7 +57,10 @@ def test_a_rival_that_does_better_is_named_and_said_to_do_better():
     text = " ".join(claim.sentences())
     assert "in 2 of 4 test slides" in text
     assert "Best rival at the same size, contribution of the plain host: 3 of 4." in text
-    assert "It does better than the evidence (only the evidence holds in 0, only the rival in 1)." in text
+    assert (
+        "It does better than the evidence (only the evidence holds in 0, only the rival in 1)."
+        in text
+    )
     # The wrapped network's attention is shown, and is no rival: it is nobody else's model.
     assert "attention of the plain host 1 of 4; attention of the wrapped host 4 of 4" in text
 
@@ -62,18 +74,26 @@ def test_a_rival_that_does_better_is_named_and_said_to_do_better():
     ],
 )
 def test_the_comparison_with_the_rival_follows_the_counts(ours, theirs, of, words):
-    claim = claim_of(judged("evidence", ours, of=of), judged("attention", theirs, of=of, network="plain"))
+    claim = claim_of(
+        judged("evidence", ours, of=of), judged("attention", theirs, of=of, network="plain")
+    )
     assert words in " ".join(claim.sentences())
 
 
 def test_controls_are_never_the_best_rival():
-    claim = claim_of(judged("evidence", 1), judged("attention", 0), judged("oracle", 4), judged("random", 3))
+    claim = claim_of(
+        judged("evidence", 1), judged("attention", 0), judged("oracle", 4), judged("random", 3)
+    )
     assert claim.rival.rule == "attention"
     assert "name the plain host's run with --against" in claim.remarks()[0]
 
 
 def test_one_network_is_shown_once_and_said_to_be_one():
-    groups = [judged("evidence", 2), judged("attention", 1), judged("attention", 1, network="plain")]
+    groups = [
+        judged("evidence", 2),
+        judged("attention", 1),
+        judged("attention", 1, network="plain"),
+    ]
     claim = claim_of(*groups, is_same_network=True)
     assert [rule.words for rule in claim.rules] == ["GCE evidence", "attention"]
     assert claim.remarks() == [SAME_NETWORK_MEANING]
@@ -116,7 +136,10 @@ def records(n, **values):
             {"phi_full": 0.9, "phi_kept": 0.99, "sufficient": False, "keeps_class": True},
             ["only surer", "over-confident"],
         ),
-        ({"phi_kept": 0.2, "sufficient": False, "keeps_class": False}, ["too small", "evidence.budget"]),
+        (
+            {"phi_kept": 0.2, "sufficient": False, "keeps_class": False},
+            ["too small", "evidence.budget"],
+        ),
         (
             {"phi_removed": 0.59, "necessary": False, "changes_class": False},
             ["the class changes on 0 of 4", "other patches say the same", "--only subsets"],

@@ -37,7 +37,9 @@ def fold_of(n=60, classes=("a", "b", "c"), seed=0, **modes) -> FoldPredictions:
 def test_weighted_metrics_are_those_of_repeated_bags():
     fold = fold_of(full=0.4)
     weights = np.random.default_rng(1).integers(3, size=(4, 60)).astype(float)
-    measured = {metric: fold.measure("full", metric, weights) for metric in ("accuracy", "macro_f1", "auc")}
+    measured = {
+        metric: fold.measure("full", metric, weights) for metric in ("accuracy", "macro_f1", "auc")
+    }
     for number, counts in enumerate(weights):
         rows = np.repeat(np.arange(60), counts.astype(int))
         labels, shares = fold.labels[rows], fold.by_mode["full"][rows]
@@ -69,15 +71,21 @@ def test_weighted_metrics_of_a_value_are_those_of_repeated_bags():
     values = labels + draws.normal(size=40)
     weights = draws.integers(3, size=(3, 40)).astype(float)
     fold = FoldPredictions(np.arange(40), (), np.zeros(40, dtype=int), labels, {"full": values})
-    measured = {metric: fold.measure("full", metric, weights) for metric in TASKS["regression"].metrics}
+    measured = {
+        metric: fold.measure("full", metric, weights) for metric in TASKS["regression"].metrics
+    }
     for number, own in enumerate(weights):
         rows = np.repeat(np.arange(40), own.astype(int))
         assert measured["r2"][number] == pytest.approx(r2_score(labels[rows], values[rows]))
         assert measured["mae"][number] == pytest.approx(np.abs(labels - values)[rows].mean())
-        assert measured["pearson"][number] == pytest.approx(np.corrcoef(labels[rows], values[rows])[0, 1])
+        assert measured["pearson"][number] == pytest.approx(
+            np.corrcoef(labels[rows], values[rows])[0, 1]
+        )
     whole = fold.measure("full", "spearman", np.ones((1, 40)))[0]
     assert whole == pytest.approx(spearmanr(labels, values).statistic)
-    constant = FoldPredictions(np.arange(3), (), np.zeros(3, dtype=int), np.ones(3), {"full": np.arange(3.0)})
+    constant = FoldPredictions(
+        np.arange(3), (), np.zeros(3, dtype=int), np.ones(3), {"full": np.arange(3.0)}
+    )
     assert np.isnan(constant.measure("full", "r2", np.ones((1, 3))))
 
 

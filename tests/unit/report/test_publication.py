@@ -27,7 +27,9 @@ def write_classes(run, number, *, n=16, per_case=2, seed=0, wrapped=True):
         for i, slide in enumerate(slides):
             label = i // per_case % 2
             share = float(np.clip(0.5 + skill * (label - 0.5) + 0.3 * draws.normal(), 0.01, 0.99))
-            rows.append(f"{slide},c{number}-{i // per_case},test,{'ab'[label]},{1 - share:.4f},{share:.4f}")
+            rows.append(
+                f"{slide},c{number}-{i // per_case},test,{'ab'[label]},{1 - share:.4f},{share:.4f}"
+            )
         path.write_text("\n".join(rows) + "\n")
 
 
@@ -45,7 +47,9 @@ def read_cells(path):
         return {(row["row"], row["column"]): row for row in csv.DictReader(file)}
 
 
-def test_a_run_of_classes_gives_curves_confusion_calibration_and_tables_always_the_same(run, tmp_path):
+def test_a_run_of_classes_gives_curves_confusion_calibration_and_tables_always_the_same(
+    run, tmp_path
+):
     written = write_publication(run.folder, tmp_path / "paper")
     names = {path.name for path in written.files}
     for name in ("roc", "precision_recall", "calibration", "confusion"):
@@ -77,7 +81,9 @@ def test_evidence_is_drawn_of_the_slide_that_was_asked_for(tmp_path):
     run = run_folder(tmp_path / "run")
     run.fold(0, ["s0", "s1"], evidence=[toy_evidence("s0"), toy_evidence("s1")])
     run.snr(0, [judged_slide("s0"), judged_slide("s1")])
-    written = write_publication(run.folder, tmp_path / "paper", formats=["png"], slides=["s1"], dpi=72)
+    written = write_publication(
+        run.folder, tmp_path / "paper", formats=["png"], slides=["s1"], dpi=72
+    )
     names = {path.name for path in written.files}
     assert {"evidence_s1.png", "snr.png"} <= names
     assert "evidence_s0.png" not in names
@@ -90,7 +96,12 @@ def test_the_plain_host_is_a_line_of_its_own(run, tmp_path):
         write_classes(host, number, seed=1, wrapped=False)
     write_publication(run.folder, tmp_path / "paper", against=host.folder, formats=["svg"])
     rows = {row for row, _ in read_cells(tmp_path / "paper" / "metrics.csv")}
-    assert rows == {"plain host, all patches", "host, all patches", "host and evidence", "evidence alone"}
+    assert rows == {
+        "plain host, all patches",
+        "host, all patches",
+        "host and evidence",
+        "evidence alone",
+    }
 
 
 @pytest.mark.parametrize(
@@ -100,7 +111,9 @@ def test_the_plain_host_is_a_line_of_its_own(run, tmp_path):
         ({"slides": ["s99"]}, "Slide 's99' is not among the test slides of"),
     ],
 )
-def test_unknown_formats_and_slides_are_refused_before_anything_is_written(run, tmp_path, options, words):
+def test_unknown_formats_and_slides_are_refused_before_anything_is_written(
+    run, tmp_path, options, words
+):
     with pytest.raises(UsageError, match=words):
         write_publication(run.folder, tmp_path / "paper", **options)
     assert not (tmp_path / "paper").exists()
@@ -115,7 +128,8 @@ def test_a_fold_without_predictions_is_refused_with_the_command_that_makes_them(
 
 def test_a_patient_of_two_folds_is_drawn_as_one():
     folds = [
-        FoldPredictions(np.array(["p", "q"]), ("a", "b"), np.array([0, 0]), np.zeros(2), {}) for _ in range(2)
+        FoldPredictions(np.array(["p", "q"]), ("a", "b"), np.array([0, 0]), np.zeros(2), {})
+        for _ in range(2)
     ]
     weights = pool_folds(folds).draw_weights(np.random.default_rng(0), 20)
     assert (weights[:, :2] == weights[:, 2:]).all()
@@ -125,7 +139,9 @@ def test_a_patient_of_two_folds_is_drawn_as_one():
 def test_pooled_concordance_compares_within_folds_alone():
     def fold(risks):
         times = np.array([1.0, 2.0])
-        return FoldPredictions(np.arange(2).astype(str), (), np.ones(2, int), times, {"full": risks})
+        return FoldPredictions(
+            np.arange(2).astype(str), (), np.ones(2, int), times, {"full": risks}
+        )
 
     # Within each fold the order is right; across the folds it would not be.
     bags = pool_folds([fold(np.array([2.0, 1.0])), fold(np.array([20.0, 10.0]))])
@@ -140,7 +156,10 @@ def write_survival(run, number, *, n=30):
     draws = np.random.default_rng(number)
     folder = run.fold(number, ["s"])
     risks = draws.normal(size=2 * n)
-    times, ends = draws.exponential(np.exp(-risks)) * 10 + 0.1, draws.exponential(15, size=2 * n) + 0.1
+    times, ends = (
+        draws.exponential(np.exp(-risks)) * 10 + 0.1,
+        draws.exponential(15, size=2 * n) + 0.1,
+    )
     rows = ["slide_id,case_id,split,target,event,risk"]
     for i, risk in enumerate(risks):
         part = "val" if i < n else "test"
@@ -161,7 +180,9 @@ def test_a_run_of_survival_gives_kaplan_meier_auc_over_time_and_brier_score(tmp_
     assert {"kaplan_meier.svg", "auc_over_time.svg", "brier.svg", "metrics.tex"} <= names
     cells = read_cells(tmp_path / "paper" / "metrics.csv")
     main = {
-        column: float(row["value"]) for (name, column), row in cells.items() if name == "host and evidence"
+        column: float(row["value"])
+        for (name, column), row in cells.items()
+        if name == "host and evidence"
     }
     assert main["Mean AUC(t)"] > 0.7
     # A constant probability of one half scores one quarter.
@@ -170,7 +191,12 @@ def test_a_run_of_survival_gives_kaplan_meier_auc_over_time_and_brier_score(tmp_
 
 def test_numbers_at_risk_stand_below_the_time_axis():
     cases = pd.DataFrame(
-        {"fold": 0, "time": [1.0, 2, 3, 4], "event": [True, True, False, True], "risk": [4.0, 3, 2, 1]}
+        {
+            "fold": 0,
+            "time": [1.0, 2, 3, 4],
+            "event": [True, True, False, True],
+            "risk": [4.0, 3, 2, 1],
+        }
     )
     figure = draw_risk_groups({"All": cases})
     words = [text.get_text() for text in figure.axes[0].texts]
@@ -186,14 +212,19 @@ def test_censoring_after_an_event_of_the_same_time_does_not_count_it_as_at_risk(
 def test_survival_is_not_predicted_from_equal_risks_or_without_events():
     cases = pd.DataFrame({"time": [1.0, 2.0], "event": [True, True], "risk": [1.0, 1.0]})
     assert predict_survival(cases, np.zeros(1), np.array([1.0])) is None
-    assert predict_survival(cases.assign(event=False, risk=[0.0, 1.0]), np.zeros(1), np.array([1.0])) is None
+    assert (
+        predict_survival(cases.assign(event=False, risk=[0.0, 1.0]), np.zeros(1), np.array([1.0]))
+        is None
+    )
     assert len(choose_times(np.array([1.0, 2.0]), np.array([True, False]))) == 0
 
 
 # Tissue
 
 
-@pytest.mark.parametrize(("microns", "label", "share"), [(1.0, "200 µm", 0.2), (8.0, "1 mm", 0.125)])
+@pytest.mark.parametrize(
+    ("microns", "label", "share"), [(1.0, "200 µm", 0.2), (8.0, "1 mm", 0.125)]
+)
 def test_a_scale_bar_has_a_round_length(microns, label, share):
     axes = Figure().subplots()
     axes.set(xlim=(0, 1000), ylim=(500, 0))

@@ -41,7 +41,9 @@ VIOLET_RGB, GREY = (165, 15, 240), (222, 222, 222)
 # How eyes without one kind of cone see linear light (Machado et al. 2009, severity 1).
 EYES = {
     "normal": np.eye(3),
-    "deuteranope": np.array([[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]]),
+    "deuteranope": np.array(
+        [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]]
+    ),
     "protanope": np.array([[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]]),
     "tritanope": np.array([[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]]),
 }
@@ -51,7 +53,9 @@ def lab(color: str, eye: np.ndarray) -> np.ndarray:
     """CIELAB of a colour as an eye sees it."""
     srgb = np.array([int(color[place : place + 2], 16) for place in (1, 3, 5)]) / 255
     linear = eye @ np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
-    to_xyz = np.array([[0.4125, 0.3576, 0.1804], [0.2127, 0.7152, 0.0722], [0.0193, 0.1192, 0.9503]])
+    to_xyz = np.array(
+        [[0.4125, 0.3576, 0.1804], [0.2127, 0.7152, 0.0722], [0.0193, 0.1192, 0.9503]]
+    )
     xyz = to_xyz @ np.clip(linear, 0, 1) / np.array([0.9505, 1.0, 1.0888])
     f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
     return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
@@ -153,7 +157,9 @@ def test_patches_are_cut_from_the_slide_file(tmp_path):
 
 def texts(figure) -> str:
     """Every word a reader of the figure sees."""
-    return "\n".join(found.get_text() for found in figure.findobj(lambda one: hasattr(one, "get_text")))
+    return "\n".join(
+        found.get_text() for found in figure.findobj(lambda one: hasattr(one, "get_text"))
+    )
 
 
 EVIDENCE = toy_evidence("slide $x$")
@@ -228,7 +234,11 @@ FIGURES = {
             [
                 Row(
                     {"rule": "evidence", "network": "wrapped", "budget": budget},
-                    {"evidence_sufficiency": 0.8, "complement_degradation": 0.1, "task_metric": 0.9},
+                    {
+                        "evidence_sufficiency": 0.8,
+                        "complement_degradation": 0.1,
+                        "task_metric": 0.9,
+                    },
                 )
                 for budget in ("0.1", "0.2")
             ],
@@ -242,7 +252,9 @@ FIGURES = {
     ),
     "hosts": (
         lambda: draw_relative_performance(
-            pd.DataFrame({"host": "abmil", "cohort": ["x", "y"], "before": [0.5, 0.0], "after": [0.6, 0.6]}),
+            pd.DataFrame(
+                {"host": "abmil", "cohort": ["x", "y"], "before": [0.5, 0.0], "after": [0.6, 0.6]}
+            ),
             label="F1",
         ),
         "abmil",
@@ -255,7 +267,8 @@ FIGURES = {
     ),
     "representations": (
         lambda: draw_representations(
-            {"Host": np.zeros((2, 2))}, Representations({}, ("s0", "s1"), ("test", "val"), ("a", "b"))
+            {"Host": np.zeros((2, 2))},
+            Representations({}, ("s0", "s1"), ("test", "val"), ("a", "b")),
         ),
         "Host",
     ),
@@ -282,7 +295,10 @@ def test_two_groups_stay_two_groups_in_the_plane():
 
 
 def test_the_method_is_drawn_from_the_parts_that_a_run_has():
-    ours, paper = dict(describe_method(EvidenceSettings(), "abmil")), dict(describe_method(PAPER, "dsmil"))
+    ours, paper = (
+        dict(describe_method(EvidenceSettings(), "abmil")),
+        dict(describe_method(PAPER, "dsmil")),
+    )
     assert ours["selector"] == "attention + contribution + concepts + likeness"
     assert ours["recovery"] == "threshold"
     assert paper["selector"] == "adapted features (MLP)"

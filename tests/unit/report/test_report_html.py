@@ -48,7 +48,9 @@ def test_text_is_escaped_and_markup_is_not():
     ]
 
 
-@pytest.mark.parametrize("alt", ['"><script>alert(1)</script>', Markup('"><script>alert(1)</script>')])
+@pytest.mark.parametrize(
+    "alt", ['"><script>alert(1)</script>', Markup('"><script>alert(1)</script>')]
+)
 def test_a_value_cannot_end_its_attribute(alt):
     found = outline(UI.picture(Picture(b"\x89PNG", alt)))
     assert found.tags == ["img"]
@@ -57,9 +59,13 @@ def test_a_value_cannot_end_its_attribute(alt):
 
 def test_a_page_allows_its_own_styles_and_pictures_and_nothing_else():
     picture = UI.picture(Picture(b"\x89PNG", "a picture"))
-    document = render_page("T <title>", UI.notes(["T"]), [Section("one", "One & two", picture)]).decode()
+    document = render_page(
+        "T <title>", UI.notes(["T"]), [Section("one", "One & two", picture)]
+    ).decode()
     found = outline(document)
-    policy = next(value for name, value in found.attributes if name == "content" and "default-src" in value)
+    policy = next(
+        value for name, value in found.attributes if name == "content" and "default-src" in value
+    )
     assert policy.startswith("default-src 'none'; img-src data:; style-src 'unsafe-inline'")
     assert "script" not in found.tags
     assert "link" not in found.tags
@@ -73,7 +79,13 @@ def test_a_page_allows_its_own_styles_and_pictures_and_nothing_else():
 def test_a_table_says_what_is_best_and_names_its_groups():
     gap, drop = Column("gap", "Gap", better="lower", group="S"), Column("drop", "Drop", group="S")
     lines = (
-        Line(("us",), "ours", (Cell("0.1±0.2", 0.1, 0.2), Cell("0.3"), Cell("1")), comparison="", role="own"),
+        Line(
+            ("us",),
+            "ours",
+            (Cell("0.1±0.2", 0.1, 0.2), Cell("0.3"), Cell("1")),
+            comparison="",
+            role="own",
+        ),
         Line(("them",), "ours", (Cell("0.2", 0.2), Cell("0.3"), Cell("1")), comparison=""),
     )
     columns = (gap, drop, Column("lost", "Lost", group="N"))

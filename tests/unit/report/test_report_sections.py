@@ -52,7 +52,10 @@ def toy_run(tmp_path):
             judged_slide("s0"),
             judged_slide("s1", necessary=False),
             judged_slide("s2", sufficient=False),
-            *(judged_slide(name, rule="random", sufficient=False, necessary=False) for name in slides),
+            *(
+                judged_slide(name, rule="random", sufficient=False, necessary=False)
+                for name in slides
+            ),
         ],
     )
     return run
@@ -119,7 +122,12 @@ def test_the_spread_is_over_folds_and_of_one_fold_over_its_slides(tmp_path):
 
 def test_the_best_figure_is_bold_and_controls_do_not_compete(toy_run):
     metrics = ["full_kept_gap", "complement_degradation"]
-    figures = {"evidence": (0.1, 0.5), "attention": (0.3, 0.5), "random": (0.0, 0.6), "oracle": (0.0, 0.9)}
+    figures = {
+        "evidence": (0.1, 0.5),
+        "attention": (0.3, 0.5),
+        "random": (0.0, 0.6),
+        "oracle": (0.0, 0.9),
+    }
     rows = [
         Row({"rule": rule, "network": "wrapped"}, dict(zip(metrics, values, strict=True)))
         for rule, values in figures.items()
@@ -127,7 +135,9 @@ def test_the_best_figure_is_bold_and_controls_do_not_compete(toy_run):
     made = context_of(toy_run.folder).make_table(rows, [*metrics, "precision"])
     assert best_cells(made) == {(0, 0), (0, 1), (1, 1)}
     assert [line.role for line in made.lines] == ["own", "", "control", "control"]
-    assert [(column.header, column.arrow) for column in made.columns][:1] == [("Full-kept gap", "↓")]
+    assert [(column.header, column.arrow) for column in made.columns][:1] == [
+        ("Full-kept gap", "↓")
+    ]
     assert len(made.columns) == 2, "a figure nobody has needs no column"
 
 
@@ -238,7 +248,9 @@ def test_failing_slides_are_named_and_linked(toy_run):
         for name in ("s0", "s1")
     ]
     slides[1]["low_necessity"] = True
-    row = Row({"rule": "evidence", "network": "wrapped", "class": "all"}, {"low_necessity_share": 0.5})
+    row = Row(
+        {"rule": "evidence", "network": "wrapped", "class": "all"}, {"low_necessity_share": 0.5}
+    )
     toy_run.finding(0, Finding("failures", (row,), slides=tuple(slides)))
     context = context_of(toy_run.folder)
     text = failures.render_failures(context, link_bags(context)).body
@@ -324,7 +336,8 @@ def test_names_that_are_html_stay_text(tmp_path):
     run.snr(0, [judged_slide(evil, target=evil, predicted=evil)])
     notes = (f"a note with {evil}",)
     run.finding(
-        0, Finding("cost", (Row({"mode": evil, "network": evil}, {"peak_memory": 1.0}),), notes=notes)
+        0,
+        Finding("cost", (Row({"mode": evil, "network": evil}, {"peak_memory": 1.0}),), notes=notes),
     )
     text = write_report(run.folder, tmp_path / "report.html").read_text(encoding="utf-8")
     assert "<img src=x" not in text
@@ -339,14 +352,22 @@ def test_a_slide_id_never_leads_out_of_the_run(tmp_path):
 
 
 def test_the_same_run_gives_the_same_bytes(toy_run, tmp_path):
-    first, second = (write_report(toy_run.folder, tmp_path / f"{name}.html").read_bytes() for name in "ab")
+    first, second = (
+        write_report(toy_run.folder, tmp_path / f"{name}.html").read_bytes() for name in "ab"
+    )
     assert first == second
 
 
 def test_figures_lie_beside_the_run_as_png_and_svg(toy_run, tmp_path):
     write_report(toy_run.folder, tmp_path / "report.html")
     names = {path.stem for path in (toy_run.folder / "figures").iterdir()}
-    assert {"snr_slides", "prediction_folds", "slide_typical", "anchor_coverage", "mechanism"} <= names
+    assert {
+        "snr_slides",
+        "prediction_folds",
+        "slide_typical",
+        "anchor_coverage",
+        "mechanism",
+    } <= names
     assert {path.suffix for path in (toy_run.folder / "figures").iterdir()} == {".png", ".svg"}
 
 

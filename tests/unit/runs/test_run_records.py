@@ -19,7 +19,9 @@ EPOCH = {"stage": "train", "epoch": 0, "terms": {"task": math.nan}, "warnings": 
 def write_fold(run, number, metrics):
     folder = run / f"fold_{number}"
     folder.mkdir(parents=True)
-    (folder / "metrics.json").write_text(metrics if isinstance(metrics, str) else json.dumps(metrics))
+    (folder / "metrics.json").write_text(
+        metrics if isinstance(metrics, str) else json.dumps(metrics)
+    )
     return folder
 
 
@@ -62,7 +64,14 @@ def test_a_history_may_say_that_training_went_wrong(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "line", ["{", "3", "{}", json.dumps({**EPOCH, "epoch": "first"}), json.dumps({**EPOCH, "warnings": None})]
+    "line",
+    [
+        "{",
+        "3",
+        "{}",
+        json.dumps({**EPOCH, "epoch": "first"}),
+        json.dumps({**EPOCH, "warnings": None}),
+    ],
 )
 def test_a_damaged_history_is_named_with_its_line(tmp_path, line):
     (tmp_path / "history.jsonl").write_text(f"{json.dumps(EPOCH)}\n{line}\n")

@@ -81,9 +81,13 @@ def test_the_sizes_of_every_host_are_read_from_its_file(tmp_path, cohorts, name)
 
 def test_safetensors_are_read(tmp_path, cohorts):
     save_file(authors_weights("clam_sb"), tmp_path / "w.safetensors")
-    given = read_pretrained_host(tmp_path / "w.safetensors", HostSettings(name="clam_sb"), cohorts["clam_sb"])
+    given = read_pretrained_host(
+        tmp_path / "w.safetensors", HostSettings(name="clam_sb"), cohorts["clam_sb"]
+    )
     pickled = read_pretrained_host(
-        saved(tmp_path, authors_weights("clam_sb")), HostSettings(name="clam_sb"), cohorts["clam_sb"]
+        saved(tmp_path, authors_weights("clam_sb")),
+        HostSettings(name="clam_sb"),
+        cohorts["clam_sb"],
     )
     assert all(torch.equal(one, pickled.tensors[key]) for key, one in given.tensors.items())
 
@@ -98,7 +102,11 @@ def plain_clam(dropout):
         "instance_classifiers.0": (2, 16), "instance_classifiers.1": (2, 16),
     }  # fmt: skip
     weights = {f"{key}.weight": torch.randn(shape) for key, shape in shapes.items()}
-    return weights | {f"{key}.bias": torch.randn(shape[0]) for key, shape in shapes.items()}, at, last
+    return (
+        weights | {f"{key}.bias": torch.randn(shape[0]) for key, shape in shapes.items()},
+        at,
+        last,
+    )
 
 
 def plainly(features, theirs, names):
@@ -159,14 +167,26 @@ def test_a_pickle_with_code_runs_nothing(tmp_path, nested):
     (tmp_path / "bare.pkl").write_bytes(pickle.dumps(content))
     for one in (path, tmp_path / "bare.pkl"):
         with pytest.raises(
-            WeightsError, match=r"(holds Python objects beside tensors|is no file of weights).*state_dict"
+            WeightsError,
+            match=r"(holds Python objects beside tensors|is no file of weights).*state_dict",
         ):
             read_pretrained_host(one, HostSettings(name="abmil"), cohort)
     assert not (tmp_path / "owned").exists()
 
 
 @pytest.mark.parametrize(
-    "kind", ["truncated", "text", "empty", "tensor", "numbers", "quantized", "safetensors", "folder", "none"]
+    "kind",
+    [
+        "truncated",
+        "text",
+        "empty",
+        "tensor",
+        "numbers",
+        "quantized",
+        "safetensors",
+        "folder",
+        "none",
+    ],
 )
 def test_a_damaged_or_foreign_file_is_one_sentence(tmp_path, kind):
     cohort = make_cohort(tmp_path / "c", n_cases=2)
@@ -181,7 +201,9 @@ def test_a_damaged_or_foreign_file_is_one_sentence(tmp_path, kind):
     elif kind == "quantized":
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            torch.save({"head.bias": torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)}, path)
+            torch.save(
+                {"head.bias": torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)}, path
+            )
     elif kind == "safetensors":
         save_file({"a": torch.zeros(9)}, path)
         path.write_bytes(path.read_bytes()[:-5])
@@ -197,7 +219,9 @@ def test_weights_that_are_not_finite_are_named(tmp_path, cohorts):
     tensors = authors_weights("clam_sb")
     tensors["classifiers.bias"][0] = torch.nan
     with pytest.raises(WeightsError, match=r"NaN or infinite numbers in head\.bias"):
-        read_pretrained_host(saved(tmp_path, tensors), HostSettings(name="clam_sb"), cohorts["clam_sb"])
+        read_pretrained_host(
+            saved(tmp_path, tensors), HostSettings(name="clam_sb"), cohorts["clam_sb"]
+        )
 
 
 def test_what_does_not_fit_the_cohort_is_said_with_both_numbers(tmp_path, cohorts):
@@ -208,18 +232,24 @@ def test_what_does_not_fit_the_cohort_is_said_with_both_numbers(tmp_path, cohort
     with pytest.raises(WeightsError, match=r"has 2 outputs, but .* needs 3 \(a, b, c\)"):
         read_pretrained_host(path, HostSettings(name="clam_sb"), three)
     with pytest.raises(UsageError, match=r"has hidden 256, but host.options.hidden asks for 64"):
-        read_pretrained_host(path, HostSettings(name="clam_sb", options={"hidden": 64}), cohorts["clam_sb"])
+        read_pretrained_host(
+            path, HostSettings(name="clam_sb", options={"hidden": 64}), cohorts["clam_sb"]
+        )
 
 
 def test_tensors_of_another_host_are_named(tmp_path, cohorts):
     path = saved(tmp_path, authors_weights("clam_sb"))
-    with pytest.raises(WeightsError, match=r"weights.pt: .*missing: cls_token.*left over: attention_net"):
+    with pytest.raises(
+        WeightsError, match=r"weights.pt: .*missing: cls_token.*left over: attention_net"
+    ):
         read_pretrained_host(path, HostSettings(name="transmil"), cohorts["transmil"])
 
 
 def test_a_header_that_lies_is_refused(tmp_path):
     cohort = make_cohort(tmp_path / "c", n_cases=2)
-    checkpoint.save_tensors(tmp_path / "w.safetensors", {"a": torch.zeros(2)}, {"settings": {"epochs": -1}})
+    checkpoint.save_tensors(
+        tmp_path / "w.safetensors", {"a": torch.zeros(2)}, {"settings": {"epochs": -1}}
+    )
     with pytest.raises(WeightsError, match=r"w.safetensors"):
         read_pretrained_host(tmp_path / "w.safetensors", HostSettings(name="abmil"), cohort)
 
@@ -247,8 +277,12 @@ class MilLabAbmil(torch.nn.Module):
         self.patch_embed = nn.Sequential(nn.Linear(8, 16), nn.ReLU())
         self.global_attn = nn.Module()
         if gated:
-            self.global_attn.attention_a = nn.Sequential(nn.Linear(16, 6), nn.Tanh(), nn.Dropout(0.25))
-            self.global_attn.attention_b = nn.Sequential(nn.Linear(16, 6), nn.Sigmoid(), nn.Dropout(0.25))
+            self.global_attn.attention_a = nn.Sequential(
+                nn.Linear(16, 6), nn.Tanh(), nn.Dropout(0.25)
+            )
+            self.global_attn.attention_b = nn.Sequential(
+                nn.Linear(16, 6), nn.Sigmoid(), nn.Dropout(0.25)
+            )
             self.global_attn.attention_c = nn.Linear(6, 1)
         else:
             self.global_attn.module = nn.Sequential(
@@ -308,7 +342,9 @@ def test_torchmils_abmil_gives_its_numbers(tmp_path, gated, projected):
     cohort = make_cohort(tmp_path / "c", n_cases=2)
     torch.manual_seed(0)
     layers = (
-        torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU()) if projected else torch.nn.Identity()
+        torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU())
+        if projected
+        else torch.nn.Identity()
     )
     theirs = ABMIL(in_shape=(8,), att_dim=6, gated=gated, feat_ext=layers).eval()
     path = saved(tmp_path, theirs.state_dict())
@@ -324,7 +360,9 @@ def test_torchmils_abmil_gives_its_numbers(tmp_path, gated, projected):
 def test_a_checkpoint_of_another_host_is_recognised(tmp_path):
     cohort = make_cohort(tmp_path / "c", n_cases=2)
     path = saved(tmp_path, small_checkpoint("clam_mb", in_dim=8))
-    with pytest.raises(WeightsError, match=r"attention_c.weight .*It is a 'clam_mb': give --host clam_mb"):
+    with pytest.raises(
+        WeightsError, match=r"attention_c.weight .*It is a 'clam_mb': give --host clam_mb"
+    ):
         read_pretrained_host(path, HostSettings(name="clam_sb"), cohort)
     assert read_pretrained_host(path, HostSettings(name="clam_mb"), cohort).settings.options == {
         "width": 16,
@@ -346,7 +384,9 @@ class MeanPool(torch.nn.Module):
 """
 
 
-def test_names_that_dataparallel_made_inside_a_class_of_the_users_own_are_read(tmp_path, monkeypatch):
+def test_names_that_dataparallel_made_inside_a_class_of_the_users_own_are_read(
+    tmp_path, monkeypatch
+):
     (tmp_path / "my_parallel_host.py").write_text(OWN_HOST)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("GCEMIL_TRUST_HOSTS", "")

@@ -26,7 +26,9 @@ def patches_of(cohort, slide_ids):
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     pool = make_pool(60)
-    return pool, compose(pool, make_recipe(), tmp_path_factory.mktemp("composed") / "cohort", seed=3)
+    return pool, compose(
+        pool, make_recipe(), tmp_path_factory.mktemp("composed") / "cohort", seed=3
+    )
 
 
 def test_every_feature_is_a_patch_of_the_class_that_truth_names(made):
@@ -114,7 +116,9 @@ def test_held_out_examples_enter_no_bag(tmp_path):
 
 
 def test_a_text_like_bank_points_at_the_patches_of_its_class(tmp_path):
-    recipe = make_recipe(examples_per_class=10, text_like=True, pairs=40, anchor_dim=8, prompt_noise=0.2)
+    recipe = make_recipe(
+        examples_per_class=10, text_like=True, pairs=40, anchor_dim=8, prompt_noise=0.2
+    )
     cohort = compose(make_pool(60), recipe, tmp_path / "c").cohort
     anchors, prompts = read_anchors(cohort.folder / "anchors.h5")
     _, images = read_pairs(cohort.folder / "anchor_pairs.h5")
@@ -128,7 +132,9 @@ def test_a_text_like_bank_points_at_the_patches_of_its_class(tmp_path):
 
 
 def test_survival_follows_the_hazards(tmp_path):
-    recipe = make_recipe(labels={}, hazards={"tumour": 2.0, "adenoma": -2.0}, slides=120, censoring=0.2)
+    recipe = make_recipe(
+        labels={}, hazards={"tumour": 2.0, "adenoma": -2.0}, slides=120, censoring=0.2
+    )
     cohort = compose(make_pool(60), recipe, tmp_path / "c").cohort
     assert cohort.card.task == "survival"
     risks = [store.attributes(cohort.truth_file(row.slide_id))["log_risk"] for row in cohort.slides]

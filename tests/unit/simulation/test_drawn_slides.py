@@ -35,7 +35,9 @@ def drawn(tmp_path_factory):
     """Three small slides of a profile whose two-class labels are caused by drawn nests; patched where they show a concept."""
     folder = tmp_path_factory.mktemp("pixels")
     rows = simulate_pixels("camelyon16", folder, **FEW)
-    report = patch_slides([folder / "slides"], folder, PatchingRules(masks=folder / "masks" / "concept"))
+    report = patch_slides(
+        [folder / "slides"], folder, PatchingRules(masks=folder / "masks" / "concept")
+    )
     assert not report.problems
     return folder, rows
 
@@ -102,7 +104,9 @@ def test_asap_polygons_are_the_evidence_mask(drawn):
             ring = np.array([(float(point.get("X")), float(point.get("Y"))) for point in points])
             bounds = Bounds(0, 0, mask.shape[1] * FINE, mask.shape[0] * FINE)
             inside = rasterise_rings([ring], bounds, downsample=FINE)
-            painted = painted | inside if annotation.get("PartOfGroup") == "Tumor" else painted & ~inside
+            painted = (
+                painted | inside if annotation.get("PartOfGroup") == "Tumor" else painted & ~inside
+            )
         np.testing.assert_array_equal(painted, mask)
 
 
@@ -143,12 +147,16 @@ def test_the_card_of_the_encoded_cohort_is_a_cohort_card(drawn, tmp_path):
 def test_the_segmenter_keeps_every_drawn_lesion(tmp_path):
     for profile, slides in (("camelyon16", 2), ("luad", 1)):
         folder = tmp_path / profile
-        rows = simulate_pixels(profile, folder, size="tiny", slides=slides, patches=(20, 20), seed=1)
+        rows = simulate_pixels(
+            profile, folder, size="tiny", slides=slides, patches=(20, 20), seed=1
+        )
         report = patch_slides([folder / "slides"], folder)
         assert not report.problems
         for row in rows:
             grid = read_patch_file(patches_path(folder, SETTINGS, row.slide_id))
             squares = [side // SQUARE for side in reversed(read_mask(folder, "concept", row).shape)]
             every = np.stack(np.meshgrid(*map(np.arange, squares)), axis=-1).reshape(-1, 2) * PATCH
-            wanted = every[read_pixel_truth(folder, row.slide_id, every, float(PATCH))["evidence"] == 1]
+            wanted = every[
+                read_pixel_truth(folder, row.slide_id, every, float(PATCH))["evidence"] == 1
+            ]
             assert {*map(tuple, wanted.tolist())} <= {*map(tuple, grid.coords.tolist())}

@@ -24,10 +24,22 @@ def test_a_pool_reads_back_as_it_was_written(tmp_path):
     [
         ({"labels": np.array([b"a"])}, "has no 'features'"),
         ({"features": np.ones((2, 3), np.float32)}, "has no 'labels'"),
-        ({"features": np.ones((2, 3), np.int32), "labels": np.array([b"a", b"b"])}, "not float16 or float32"),
-        ({"features": np.ones((2, 3), np.float32), "labels": np.array([b"a"])}, "1 labels for 2 patches"),
-        ({"features": np.full((1, 3), np.nan, np.float32), "labels": np.array([b"a"])}, "NaN or infinite"),
-        ({"features": np.ones((0, 3), np.float32), "labels": np.zeros(0, np.int64)}, "holds no patch"),
+        (
+            {"features": np.ones((2, 3), np.int32), "labels": np.array([b"a", b"b"])},
+            "not float16 or float32",
+        ),
+        (
+            {"features": np.ones((2, 3), np.float32), "labels": np.array([b"a"])},
+            "1 labels for 2 patches",
+        ),
+        (
+            {"features": np.full((1, 3), np.nan, np.float32), "labels": np.array([b"a"])},
+            "NaN or infinite",
+        ),
+        (
+            {"features": np.ones((0, 3), np.float32), "labels": np.zeros(0, np.int64)},
+            "holds no patch",
+        ),
     ],
 )
 def test_a_file_that_is_no_pool_is_refused(tmp_path, datasets, message):
@@ -38,7 +50,9 @@ def test_a_file_that_is_no_pool_is_refused(tmp_path, datasets, message):
 
 def test_every_part_gets_its_share_of_every_class():
     pool = make_pool(100)
-    part = deal_patches(pool, CLASSES[:3], np.zeros(0, int), (0.5, 0.2, 0.3), np.random.default_rng(0))
+    part = deal_patches(
+        pool, CLASSES[:3], np.zeros(0, int), (0.5, 0.2, 0.3), np.random.default_rng(0)
+    )
     for name in CLASSES[:3]:
         assert np.bincount(part[pool.labels == name]).tolist() == [50, 20, 30]
     assert (part[pool.labels == "adenoma"] == UNUSED).all()
@@ -47,7 +61,9 @@ def test_every_part_gets_its_share_of_every_class():
 def test_held_out_patches_are_dealt_to_nobody():
     pool = make_pool(20)
     examples, more = hold_out(pool, CLASSES, 3, 10, np.random.default_rng(0))
-    assert {name: int((pool.labels[examples] == name).sum()) for name in CLASSES} == dict.fromkeys(CLASSES, 3)
+    assert {name: int((pool.labels[examples] == name).sum()) for name in CLASSES} == dict.fromkeys(
+        CLASSES, 3
+    )
     assert len(more) == 10
     assert not set(examples) & set(more)
     held = np.concatenate([examples, more])
@@ -76,7 +92,11 @@ def test_patients_of_held_out_patches_enter_no_part():
 
 
 def test_parts_that_cannot_all_have_a_class_are_refused():
-    with pytest.raises(InputError, match="class 'normal' has 2 patches left to deal, too few for 3 parts"):
+    with pytest.raises(
+        InputError, match="class 'normal' has 2 patches left to deal, too few for 3 parts"
+    ):
         deal_patches(make_pool(2), CLASSES, np.zeros(0, int), (1, 1, 1), np.random.default_rng(0))
     with pytest.raises(InputError, match="of 2 patients left to deal, too few for 3 parts"):
-        deal_patches(make_pool(9, patients=2), CLASSES, np.zeros(0, int), (1, 1, 1), np.random.default_rng(0))
+        deal_patches(
+            make_pool(9, patients=2), CLASSES, np.zeros(0, int), (1, 1, 1), np.random.default_rng(0)
+        )

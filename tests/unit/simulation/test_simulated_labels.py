@@ -85,4 +85,6 @@ def test_the_noise_of_a_value_is_the_share_of_its_variance_that_the_dial_says():
     values = np.random.default_rng(0).normal(3, 2, size=20000)
     labels = np.array(draw_labels(values, Dials(label_noise=0.2), np.random.default_rng(1)))
     assert np.corrcoef(values, labels)[0, 1] ** 2 == pytest.approx(0.8, abs=0.01)
-    assert draw_labels(values[:3], Dials(), np.random.default_rng(1)) == pytest.approx(values[:3], abs=1e-4)
+    assert draw_labels(values[:3], Dials(), np.random.default_rng(1)) == pytest.approx(
+        values[:3], abs=1e-4
+    )

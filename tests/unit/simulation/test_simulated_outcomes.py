@@ -28,5 +28,7 @@ def test_share_of_events_is_the_one_asked_for(censoring):
 
 
 def test_median_time_is_that_of_a_case_without_risk():
-    seen = draw_outcomes(np.zeros(4000), Dials(censoring=0, median_time=30), np.random.default_rng(2))
+    seen = draw_outcomes(
+        np.zeros(4000), Dials(censoring=0, median_time=30), np.random.default_rng(2)
+    )
     assert np.median([time for time, _ in seen]) == pytest.approx(30, rel=0.06)

@@ -23,7 +23,10 @@ FEW_PAIRS = {"pairs": 100}
 
 def hashes(folder):
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }
 
 
 @pytest.mark.parametrize("name", shipped_names("simulator"))
@@ -47,7 +50,8 @@ def test_files_hold_what_the_contract_says(tmp_path):
     assert layouts["features"].shape[1] == 48
     assert (layouts["coords"].shape, layouts["coords"].dtype) == ((n_patches, 2), np.int64)
     truth = {
-        name: (item.shape, item.dtype.name) for name, item in store.describe(cohort.truth_file(slide)).items()
+        name: (item.shape, item.dtype.name)
+        for name, item in store.describe(cohort.truth_file(slide)).items()
     }
     assert truth == {
         "evidence": ((n_patches,), "uint8"),
@@ -83,7 +87,9 @@ def test_confounded_sites_follow_the_class_and_others_do_not():
     shares = {}
     for confounding in (0.0, 0.5, 1.0):
         dials = Dials(sites=2, site_confounding=confounding)
-        shares[confounding] = (case_sites(preference, dials, np.random.default_rng(0)) == labels).mean()
+        shares[confounding] = (
+            case_sites(preference, dials, np.random.default_rng(0)) == labels
+        ).mean()
     assert shares[0.0] == pytest.approx(0.5, abs=0.05)
     assert shares[0.5] == pytest.approx(0.75, abs=0.05)
     assert shares[1.0] == pytest.approx(1)
@@ -108,11 +114,14 @@ def test_bad_arguments_are_refused_before_anything_is_written(arguments, message
 def fitted_bridge(folder, width):
     """Centred ridge regression from features to anchor space, and the mean feature."""
     features, images = (
-        store.read(folder / "anchor_pairs.h5", key).astype(float) for key in ("features", "anchor_space")
+        store.read(folder / "anchor_pairs.h5", key).astype(float)
+        for key in ("features", "anchor_space")
     )
     centred = features - features.mean(axis=0)
     moments = centred.T @ centred + 10 * np.eye(width)
-    return np.linalg.solve(moments, centred.T @ (images - images.mean(axis=0))), features.mean(axis=0)
+    return np.linalg.solve(moments, centred.T @ (images - images.mean(axis=0))), features.mean(
+        axis=0
+    )
 
 
 def normalised(rows):
@@ -125,7 +134,9 @@ def test_bridge_fitted_on_pairs_makes_prompts_see_their_concept_on_other_slides(
     bridge, origin = fitted_bridge(tmp_path, 64)
     embeddings, _ = arrays.read_anchors(tmp_path / "anchors.h5")
     prompts = normalised(embeddings - embeddings.mean(axis=0))
-    named = [plain_words(prompt.concept) for prompt in load_family(load_profile(name).family).prompts]
+    named = [
+        plain_words(prompt.concept) for prompt in load_family(load_profile(name).family).prompts
+    ]
     concepts = [plain_words(concept) for concept in cohort.card.provenance["concepts"]]
     above = []
     for row in cohort.slides:

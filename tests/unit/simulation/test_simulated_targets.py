@@ -13,7 +13,9 @@ from gcemil.simulation.simulate import simulate
 @pytest.fixture(scope="module")
 def cohort(tmp_path_factory):
     folder = tmp_path_factory.mktemp("simulated") / "nsclc"
-    return simulate("nsclc", folder, size="tiny", slides=40, multilabel=True, dials={"slides_per_case": 1})
+    return simulate(
+        "nsclc", folder, size="tiny", slides=40, multilabel=True, dials={"slides_per_case": 1}
+    )
 
 
 def test_labels_are_those_of_the_concepts_a_slide_shows(cohort):
@@ -35,7 +37,9 @@ def test_truths_of_the_targets_are_disjoint_and_together_the_evidence(cohort):
     targets = [Cohort.load(cohort.folder / "targets" / name) for name in cohort.card.classes]
     for row in cohort.slides:
         own = [store.read(one.truth_file(row.slide_id), "evidence") for one in targets]
-        assert (np.sum(own, axis=0) == store.read(cohort.truth_file(row.slide_id), "evidence")).all()
+        assert (
+            np.sum(own, axis=0) == store.read(cohort.truth_file(row.slide_id), "evidence")
+        ).all()
         assert tuple(int(one.any()) for one in own) == row.labels
 
 
@@ -68,5 +72,7 @@ def test_noise_flips_the_stated_share_of_each_target(tmp_path):
 
 @pytest.mark.parametrize("name", ["camelyon16", "kirc"])
 def test_a_profile_with_fewer_than_two_causes_is_refused(name):
-    with pytest.raises(UsageError, match="several targets need two or more. Use nsclc, brca, bracs or panda"):
+    with pytest.raises(
+        UsageError, match="several targets need two or more. Use nsclc, brca, bracs or panda"
+    ):
         as_targets(load_profile(name))

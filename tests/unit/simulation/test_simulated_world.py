@@ -15,7 +15,11 @@ from gcemil.simulation.world import (
 
 def bracs_world(feature_dim=128, anchor_dim=96, seed=3, **dials):
     return draw_world(
-        load_profile("bracs"), Dials(**dials), feature_dim=feature_dim, anchor_dim=anchor_dim, seed=seed
+        load_profile("bracs"),
+        Dials(**dials),
+        feature_dim=feature_dim,
+        anchor_dim=anchor_dim,
+        seed=seed,
     )
 
 
@@ -42,7 +46,10 @@ def cosines(images, bank):
     embeddings, _ = bank
     return np.array(
         [
-            [image @ prompt / np.linalg.norm(image) / np.linalg.norm(prompt) for prompt in embeddings]
+            [
+                image @ prompt / np.linalg.norm(image) / np.linalg.norm(prompt)
+                for prompt in embeddings
+            ]
             for image in images
         ]
     )

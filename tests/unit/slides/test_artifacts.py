@@ -27,7 +27,9 @@ PATCHES = {
     "also clean": tissue(1),
     "clean too": tissue(2),
     "glass": np.full((SIDE, SIDE, 3), 244, np.uint8),
-    "pen": np.where(np.arange(SIDE)[:, None, None] < 40, np.array([20, 120, 60], np.uint8), tissue(3)),
+    "pen": np.where(
+        np.arange(SIDE)[:, None, None] < 40, np.array([20, 120, 60], np.uint8), tissue(3)
+    ),
     "blurred": ndimage.gaussian_filter(tissue(4), (12, 12, 0)),
 }
 

@@ -42,9 +42,17 @@ def patched(tmp_path, monkeypatch):
 
 def test_coordinates_count_from_the_corner_of_the_whole_file(patched):
     path = patches_path(patched, SETTINGS, "m")
-    assert read_patch_file(path).coords.tolist() == [[LEFT + 256, TOP + 256], [LEFT + 512, TOP + 256]]
+    assert read_patch_file(path).coords.tolist() == [
+        [LEFT + 256, TOP + 256],
+        [LEFT + 512, TOP + 256],
+    ]
     known = store.attributes(path, "coords")
-    assert [known[f"bounds_{key}"] for key in ("x", "y", "width", "height")] == [LEFT, TOP, 1024, 768]
+    assert [known[f"bounds_{key}"] for key in ("x", "y", "width", "height")] == [
+        LEFT,
+        TOP,
+        1024,
+        768,
+    ]
 
 
 def test_polygons_lie_in_the_picture_that_qupath_shows(patched):
@@ -70,6 +78,8 @@ def test_polygons_lie_in_the_picture_that_qupath_shows(patched):
 
 
 def test_an_overlay_on_the_thumbnail_of_the_scanned_part_lies_on_the_tissue():
-    thumbnail = Thumbnail(np.zeros((96, 128, 3), dtype=np.uint8), downsample=8.0, origin=(LEFT, TOP))
+    thumbnail = Thumbnail(
+        np.zeros((96, 128, 3), dtype=np.uint8), downsample=8.0, origin=(LEFT, TOP)
+    )
     frame = fit_frame(np.array([[LEFT + 256, TOP + 256]]), 256, thumbnail)
     assert frame.corners(np.array([[LEFT + 256, TOP + 256]])).tolist() == [[32, 32]]

@@ -33,7 +33,10 @@ def test_a_plain_picture_is_read_with_a_given_pixel_size(tmp_path, name):
         assert (beyond[:10] == 255).all()
         assert (beyond[:, 24:] == 255).all()
         assert read_overview(slide, 4.0).shape == (96, 128, 3)
-    with pytest.raises(InputError, match="does not state its pixel size .* --mpp"), open_slide(path):
+    with (
+        pytest.raises(InputError, match="does not state its pixel size .* --mpp"),
+        open_slide(path),
+    ):
         pass
 
 
@@ -41,7 +44,10 @@ def test_patches_of_a_picture_are_those_of_its_tissue(tmp_path):
     flat = write_flat(tmp_path / "flat.png", tissue_image())
     tiled = write_slide(tmp_path / "tiled.tif", tissue_image(), mpp=0.5)
     rules = PatchingRules(mpp=0.5)
-    counts = [patch_slides([path], tmp_path / path.stem, rules).slides[0].patches for path in (flat, tiled)]
+    counts = [
+        patch_slides([path], tmp_path / path.stem, rules).slides[0].patches
+        for path in (flat, tiled)
+    ]
     assert counts[0] == counts[1] > 0
 
 

@@ -87,7 +87,9 @@ def test_points_are_kept_and_lines_are_counted():
         (feature("Point", [2e9, 0]), "farther than any slide"),
     ],
 )
-def test_what_is_no_geojson_is_refused_in_one_sentence_that_names_the_object(tmp_path, content, message):
+def test_what_is_no_geojson_is_refused_in_one_sentence_that_names_the_object(
+    tmp_path, content, message
+):
     path = tmp_path / "s.geojson"
     path.write_text(json.dumps(content).replace("NaN", "1e999"))
     with pytest.raises(InputError, match=message) as refused:

@@ -51,13 +51,16 @@ def test_a_picture_of_any_size_is_a_mask(tmp_path):
 
 def test_a_picture_of_another_shape_is_refused(tmp_path):
     path = write_png(tmp_path / "s.png", np.ones((20, 20)))
-    with pytest.raises(InputError, match=r"s.png is 20 x 20, of another shape than the slide's 800 x 400"):
+    with pytest.raises(
+        InputError, match=r"s.png is 20 x 20, of another shape than the slide's 800 x 400"
+    ):
         read_mask(path, slide())
 
 
 def test_a_polygon_with_a_hole_by_hand(tmp_path):
     path = write_geojson(
-        tmp_path / "s.geojson", {"type": "Feature", "geometry": polygon(SQUARE, HOLE), "properties": {}}
+        tmp_path / "s.geojson",
+        {"type": "Feature", "geometry": polygon(SQUARE, HOLE), "properties": {}},
     )
     kept = read_mask(path, slide(), mpp=20.0).kept
     expected = np.zeros((10, 20), bool)
@@ -81,7 +84,9 @@ def test_outlines_read_back_are_the_mask_itself(tmp_path):
     generator = np.random.default_rng(0)
     mask = np.kron(generator.random((10, 20)) < 0.6, np.ones((3, 3), bool)).astype(bool)
     whole = ArraySlide(glass(300, 600), mpp=0.5, bounds_box=(0, 0, 600, 300))
-    path = write_geojson(tmp_path / "s.geojson", tissue_geojson(TissueMask(mask, whole.bounds), "s"))
+    path = write_geojson(
+        tmp_path / "s.geojson", tissue_geojson(TissueMask(mask, whole.bounds), "s")
+    )
     found = read_mask(path, whole, mpp=5.0).kept
     np.testing.assert_array_equal(found, mask)
 

@@ -58,7 +58,9 @@ def test_the_same_tissue_gives_the_same_patches_in_micrometres_on_every_scanner(
         grids.append(patch_grid(slide, find_tissue(slide)))
     reference, found = grids
     cells = [np.round(grid.coords * grid.mpp / 128).astype(int) for grid in grids]
-    common = {tuple(cell) for cell in cells[0].tolist()} & {tuple(cell) for cell in cells[1].tolist()}
+    common = {tuple(cell) for cell in cells[0].tolist()} & {
+        tuple(cell) for cell in cells[1].tolist()
+    }
     # Patches at the rim may fall on either side of the smallest share; all others are common.
     assert len(reference) >= 40
     assert len(common) >= max(len(reference), len(found)) - 1

@@ -45,7 +45,9 @@ def test_pixels_outside_the_slide_are_white(tmp_path):
 def test_a_slide_without_a_pixel_size_asks_for_it(tmp_path):
     path = write_plain_tiff(tmp_path / "s.tif", glass(300, 300))
     with (
-        pytest.raises(InputError, match=r"s.tif does not state its pixel size .* Give it with --mpp"),
+        pytest.raises(
+            InputError, match=r"s.tif does not state its pixel size .* Give it with --mpp"
+        ),
         open_slide(path),
     ):
         pass
@@ -84,7 +86,10 @@ def test_a_file_that_is_no_slide_is_named(tmp_path):
         open_slide(path),
     ):
         pass
-    with pytest.raises(InputError, match=r"gone.svs does not exist"), open_slide(tmp_path / "gone.svs"):
+    with (
+        pytest.raises(InputError, match=r"gone.svs does not exist"),
+        open_slide(tmp_path / "gone.svs"),
+    ):
         pass
 
 
@@ -99,21 +104,23 @@ def test_a_view_at_the_own_resolution_is_the_pixels_themselves():
 )
 def test_a_resampled_view_lies_right_to_half_a_pixel(left, width, pixels):
     # The red value of this slide is the position itself, so a view tells where it was read.
-    ramp = np.broadcast_to((np.arange(1024) // 4).astype(np.uint8)[None, :, None], (8, 1024, 3)).copy()
+    ramp = np.broadcast_to(
+        (np.arange(1024) // 4).astype(np.uint8)[None, :, None], (8, 1024, 3)
+    ).copy()
     for downsamples in ((1.0,), (1.0, 2.0)):
         slide = ArraySlide(ramp, downsamples=downsamples)
-        seen = read_region(slide, left=left, top=0, width=width, height=8, size=(pixels, 2))[0, :, 0].astype(
-            float
-        )
+        seen = read_region(slide, left=left, top=0, width=width, height=8, size=(pixels, 2))[
+            0, :, 0
+        ].astype(float)
         centres = left + (np.arange(pixels) + 0.5) * width / pixels
         inner = slice(2, -2)
         assert abs((seen * 4 + 1.5 - (centres - 0.5))[inner].mean()) < 0.75
 
 
 def test_an_overview_is_pieced_together_without_seams(monkeypatch):
-    image = np.asarray(np.add.outer(np.arange(400), np.arange(600)) // 4, np.uint8)[..., None].repeat(
-        3, axis=2
-    )
+    image = np.asarray(np.add.outer(np.arange(400), np.arange(600)) // 4, np.uint8)[
+        ..., None
+    ].repeat(3, axis=2)
     slide = ArraySlide(image, mpp=0.5)
     whole = read_overview(slide, 2.0)
     monkeypatch.setattr("gcemil.slides.reader.LARGEST_READ", 128)
@@ -122,7 +129,9 @@ def test_an_overview_is_pieced_together_without_seams(monkeypatch):
     assert np.abs(whole.astype(int) - pieced).max() <= 1
 
 
-@pytest.mark.skipif(not REAL_SLIDE.is_file(), reason=f"{REAL_SLIDE} is absent; 'make install' fetches it")
+@pytest.mark.skipif(
+    not REAL_SLIDE.is_file(), reason=f"{REAL_SLIDE} is absent; 'make install' fetches it"
+)
 def test_a_real_aperio_slide_is_read():
     with open_slide(REAL_SLIDE) as slide:
         assert slide.dimensions == (2220, 2967)

@@ -105,7 +105,9 @@ def test_morphology_by_hand():
     assert disk(1.0).sum() == 5
 
 
-@pytest.mark.skipif(not REAL_SLIDE.is_file(), reason=f"{REAL_SLIDE} is absent; 'make install' fetches it")
+@pytest.mark.skipif(
+    not REAL_SLIDE.is_file(), reason=f"{REAL_SLIDE} is absent; 'make install' fetches it"
+)
 def test_tissue_of_a_real_slide_is_found_and_its_ink_is_not():
     from gcemil.slides.reader import open_slide
 

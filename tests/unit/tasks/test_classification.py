@@ -13,7 +13,14 @@ TASK = ClassificationTask(("a", "b", "c"))
 # Truth a a a b b c; predicted a a b b b a.
 LABELS = torch.tensor([0, 0, 0, 1, 1, 2])
 PROBABILITIES = torch.tensor(
-    [[0.8, 0.1, 0.1], [0.6, 0.3, 0.1], [0.3, 0.5, 0.2], [0.2, 0.7, 0.1], [0.1, 0.6, 0.3], [0.4, 0.3, 0.3]]
+    [
+        [0.8, 0.1, 0.1],
+        [0.6, 0.3, 0.1],
+        [0.3, 0.5, 0.2],
+        [0.2, 0.7, 0.1],
+        [0.1, 0.6, 0.3],
+        [0.4, 0.3, 0.3],
+    ]
 )
 
 
@@ -23,8 +30,12 @@ def test_cross_entropy_is_minus_the_log_of_the_true_class_and_a_weight_scales_a_
         math.log(4 / 3)
     )
     weighted = ClassificationTask(("a", "b"), class_weights=(1.0, 3.0))
-    assert weighted.loss(torch.zeros(1, 2), torch.tensor([1])).item() == pytest.approx(3 * math.log(2))
-    assert weighted.loss(torch.zeros(2, 2), torch.tensor([0, 1])).item() == pytest.approx(2 * math.log(2))
+    assert weighted.loss(torch.zeros(1, 2), torch.tensor([1])).item() == pytest.approx(
+        3 * math.log(2)
+    )
+    assert weighted.loss(torch.zeros(2, 2), torch.tensor([0, 1])).item() == pytest.approx(
+        2 * math.log(2)
+    )
 
 
 def test_metrics_of_six_bags_by_hand():

@@ -10,13 +10,17 @@ from gcemil.tasks.survival import c_index
 def test_pairs_of_four_bags_counted_by_hand():
     # Events at 1 and 3. Pairs: 1 < 2, 3, 4 with risks 5 > 1, 5 > 2, 5 < 9; and 3 < 4 with 2 < 9.
     index = c_index(
-        np.array([5.0, 1.0, 2.0, 9.0]), np.array([1.0, 2.0, 3.0, 4.0]), np.array([True, False, True, False])
+        np.array([5.0, 1.0, 2.0, 9.0]),
+        np.array([1.0, 2.0, 3.0, 4.0]),
+        np.array([True, False, True, False]),
     )
     assert index == pytest.approx(2 / 4)
 
 
 def test_equal_risks_count_one_half():
-    assert c_index(np.array([1.0, 1.0]), np.array([1.0, 2.0]), np.array([True, True])) == pytest.approx(0.5)
+    assert c_index(
+        np.array([1.0, 1.0]), np.array([1.0, 2.0]), np.array([True, True])
+    ) == pytest.approx(0.5)
 
 
 def test_risks_within_the_tolerance_are_equal_and_beyond_it_are_not():

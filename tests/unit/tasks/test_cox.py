@@ -14,7 +14,9 @@ def log_of(*hazards: float) -> torch.Tensor:
 
 def test_two_events_without_ties_are_the_textbook_fractions():
     # Risk sets {1, 2, 3} and {2, 3}; events are the bags of hazard 1 and 2.
-    loss = cox_loss(log_of(1, 2, 3), torch.tensor([1.0, 2.0, 3.0]), torch.tensor([True, True, False]))
+    loss = cox_loss(
+        log_of(1, 2, 3), torch.tensor([1.0, 2.0, 3.0]), torch.tensor([True, True, False])
+    )
     assert loss is not None
     assert loss.item() == pytest.approx(-(math.log(1 / 6) + math.log(2 / 5)) / 2)
 
@@ -46,11 +48,16 @@ def test_a_bag_censored_at_the_time_of_an_event_is_still_at_risk():
 
 @pytest.mark.parametrize("ties", ["efron", "breslow"])
 def test_an_eventless_window_has_no_loss_rather_than_zero(ties):
-    assert cox_loss(log_of(1, 2), torch.tensor([1.0, 2.0]), torch.tensor([False, False]), ties=ties) is None
+    assert (
+        cox_loss(log_of(1, 2), torch.tensor([1.0, 2.0]), torch.tensor([False, False]), ties=ties)
+        is None
+    )
 
 
 @pytest.mark.parametrize(
-    ("times", "events"), [([1.0], [True]), ([1.0, 2.0], [False, True]), ([], [])], ids=["one", "last", "none"]
+    ("times", "events"),
+    [([1.0], [True]), ([1.0, 2.0], [False, True]), ([], [])],
+    ids=["one", "last", "none"],
 )
 def test_a_window_whose_only_event_outlived_everyone_has_no_loss(times, events):
     risks = torch.zeros(len(times))

@@ -7,7 +7,12 @@ import pytest
 import torch
 
 from gcemil.errors import InputError
-from gcemil.tasks.survival import baseline_logits, discrete_time_loss, interval_edges, interval_index
+from gcemil.tasks.survival import (
+    baseline_logits,
+    discrete_time_loss,
+    interval_edges,
+    interval_index,
+)
 from gcemil.tasks.task import DiscreteTimeTask
 
 MIXED = torch.tensor([[0.0, math.log(3), 0.0, 0.0]], dtype=torch.float64)
@@ -21,7 +26,14 @@ def test_edges_are_quartiles_of_event_times_and_ignore_censored_ones():
 
 def test_a_time_on_an_edge_belongs_to_the_later_interval_and_the_ends_are_open():
     edges = np.array([2.0, 3.0, 4.0])
-    assert interval_index(np.array([0.0, 1.9, 2.0, 3.5, 4.0, 500.0]), edges).tolist() == [0, 0, 1, 2, 3, 3]
+    assert interval_index(np.array([0.0, 1.9, 2.0, 3.5, 4.0, 500.0]), edges).tolist() == [
+        0,
+        0,
+        1,
+        2,
+        3,
+        3,
+    ]
 
 
 def test_edges_without_an_event_are_refused():

@@ -54,7 +54,8 @@ def test_a_constant_prediction_explains_nothing_and_a_good_one_much():
 
 
 @pytest.mark.parametrize(
-    ("column", "said"), [([1.0, 1.0, nan], "is 1 on all bags that have a label"), ([nan] * 3, "has no label")]
+    ("column", "said"),
+    [([1.0, 1.0, nan], "is 1 on all bags that have a label"), ([nan] * 3, "has no label")],
 )
 def test_a_target_of_one_value_in_a_part_is_refused(column, said):
     targets = torch.stack([torch.tensor([0.0, 1.0, 1.0]), torch.tensor(column)], dim=1)

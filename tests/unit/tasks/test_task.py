@@ -20,7 +20,9 @@ SURVIVAL = SurvivalTask()
         (SURVIVAL, torch.tensor([[1.0, 1.0], [2.0, 0.0]]), torch.tensor([1.0, 0.0])),
     ],
 )
-def test_perfect_predictions_score_one_in_every_metric_and_in_the_judging_one(task, targets, predictions):
+def test_perfect_predictions_score_one_in_every_metric_and_in_the_judging_one(
+    task, targets, predictions
+):
     scores = task.metrics(targets, predictions)
     assert list(scores.values()) == pytest.approx([1.0] * len(scores))
     assert task.task_metric in scores
@@ -66,13 +68,21 @@ def test_survival_loss_reaches_every_bag_of_the_window():
 @pytest.mark.parametrize(
     ("task", "targets", "message"),
     [
-        (GRADES, torch.tensor([1, 1]), "fold 3 test: AUC is undefined: all 2 bags are of class 'mid'"),
+        (
+            GRADES,
+            torch.tensor([1, 1]),
+            "fold 3 test: AUC is undefined: all 2 bags are of class 'mid'",
+        ),
         (
             SURVIVAL,
             torch.tensor([[1.0, 0.0], [2.0, 0.0]]),
             "fold 3 test: The C-index is undefined: 2 bags with 0",
         ),
-        (SURVIVAL, torch.tensor([[1.0, 1.0]]), "fold 3 test: The C-index is undefined: 1 bags with 1 events"),
+        (
+            SURVIVAL,
+            torch.tensor([[1.0, 1.0]]),
+            "fold 3 test: The C-index is undefined: 1 bags with 1 events",
+        ),
     ],
 )
 def test_targets_without_a_metric_are_refused_before_training_by_place(task, targets, message):

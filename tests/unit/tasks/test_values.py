@@ -44,7 +44,9 @@ def test_the_mean_of_the_labels_has_an_r2_of_zero_and_no_correlation():
 
 def test_the_task_metric_reads_logits_in_the_scale_of_the_network():
     labels = torch.tensor([8.0, 10.0, 12.0])
-    assert measure_task_metric(TASK, labels, torch.tensor([[-1.0], [0.0], [1.0]])) == pytest.approx(1.0)
+    assert measure_task_metric(TASK, labels, torch.tensor([[-1.0], [0.0], [1.0]])) == pytest.approx(
+        1.0
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ def test_the_same_generator_state_gives_the_same_windows_and_another_seed_does_n
     def epoch(seed: int) -> list[list[int]]:
         generator = np.random.default_rng(seed)
         return [
-            window.tolist() for window in event_balanced_windows(events, window_size=8, generator=generator)
+            window.tolist()
+            for window in event_balanced_windows(events, window_size=8, generator=generator)
         ]
 
     assert epoch(1) == epoch(1)
@@ -39,4 +40,6 @@ def test_a_survival_window_of_one_bag_is_refused():
 
 def test_windows_without_any_event_are_refused():
     with pytest.raises(InputError, match="None of 3 bags has an event"):
-        event_balanced_windows(np.zeros(3, dtype=bool), window_size=2, generator=np.random.default_rng(0))
+        event_balanced_windows(
+            np.zeros(3, dtype=bool), window_size=2, generator=np.random.default_rng(0)
+        )

@@ -37,7 +37,9 @@ def made(tmp_path_factory):
     cohort = make_cohort(folder / "cohort", n_cases=18, n_patches=30)
     write_folds(cohort, make_folds(cohort, n_folds=3, seed=0))
     torch.save(small_checkpoint("clam_sb", in_dim=8), folder / "s_0_checkpoint.pt")
-    adopted = adopt_run([folder / "s_0_checkpoint.pt"], folder / "cohort", folder / "run", CLAM, folds=[0, 2])
+    adopted = adopt_run(
+        [folder / "s_0_checkpoint.pt"], folder / "cohort", folder / "run", CLAM, folds=[0, 2]
+    )
     return folder, cohort, adopted
 
 

@@ -9,7 +9,11 @@ from gcemil import AnchorBank, GceMil, create_host
 from gcemil.bags.cohort import Cohort
 from gcemil.hosts.host import embedded_bag
 from gcemil.runs.checkpoint import load_network
-from gcemil.training.directions import conformal_quantile, find_class_directions, gradient_times_token
+from gcemil.training.directions import (
+    conformal_quantile,
+    find_class_directions,
+    gradient_times_token,
+)
 
 DIM = 6
 DECIDING = (3, 11)
@@ -56,14 +60,18 @@ def test_a_direction_points_at_the_patches_that_decide_its_class(cohort):
 
 
 def test_slides_that_are_called_another_class_teach_nothing(cohort):
-    found = find_class_directions(reading_model(swapped=True), cohort, cohort.bags, reference(), seed=0)
+    found = find_class_directions(
+        reading_model(swapped=True), cohort, cohort.bags, reference(), seed=0
+    )
     assert not bool(found.any())
 
 
 def test_likeness_ranks_the_deciding_patches_first_once_it_is_known(cohort):
     model = reading_model()
     assert not model.reads_likeness
-    model.class_directions.copy_(find_class_directions(model, cohort, cohort.bags, reference(), seed=0))
+    model.class_directions.copy_(
+        find_class_directions(model, cohort, cohort.bags, reference(), seed=0)
+    )
     assert model.reads_likeness
     bag = cohort.read_bag(cohort.bags[0])
     # Without coordinates nothing is smoothed; the other terms are those of an even host and of no anchors.
@@ -105,7 +113,8 @@ def test_quantile_of_a_few_values(values: list[float], rate: float, expected: fl
 def test_a_new_value_exceeds_the_quantile_no_more_often_than_promised() -> None:
     generator = np.random.default_rng(0)
     exceeded = [
-        draws[-1] > conformal_quantile(list(draws[:-1]), 0.1) for draws in generator.random((4000, 31))
+        draws[-1] > conformal_quantile(list(draws[:-1]), 0.1)
+        for draws in generator.random((4000, 31))
     ]
     # Exactly 3/31 are expected: the rank of the quantile among 30 values is 28.
     assert np.mean(exceeded) == pytest.approx(3 / 31, abs=0.015)

@@ -65,34 +65,51 @@ def host_tensors(fold):
 
 @pytest.mark.parametrize(
     "name",
-    [name if name in ("abmil", "mhim") else pytest.param(name, marks=pytest.mark.slow) for name in HOSTS],
+    [
+        name if name in ("abmil", "mhim") else pytest.param(name, marks=pytest.mark.slow)
+        for name in HOSTS
+    ],
 )
 def test_a_frozen_host_is_left_as_it_is_whatever_its_stages(cohort, tmp_path, name):
     plain = TrainSettings(
-        host=HostSettings(name=name, options=SMALL.get(name, {"width": 16, "hidden": 8})), evidence=None
+        host=HostSettings(name=name, options=SMALL.get(name, {"width": 16, "hidden": 8})),
+        evidence=None,
     )
     train_run(cohort, tmp_path / "plain", plain.model_copy(update={"epochs": 1}), folds=[0], jobs=1)
-    summary = train_run(cohort, tmp_path / "frozen", settings_of(tmp_path / "plain", name), folds=[0], jobs=1)
+    summary = train_run(
+        cohort, tmp_path / "frozen", settings_of(tmp_path / "plain", name), folds=[0], jobs=1
+    )
     assert {"full", "soft", "discrete"} <= set(summary)
-    before, after = host_tensors(tmp_path / "plain" / "fold_0"), host_tensors(tmp_path / "frozen" / "fold_0")
+    before, after = (
+        host_tensors(tmp_path / "plain" / "fold_0"),
+        host_tensors(tmp_path / "frozen" / "fold_0"),
+    )
     assert before.keys() == after.keys()
     assert all(torch.equal(one, after[key]) for key, one in before.items())
     expected = predictions(tmp_path / "plain" / "fold_0" / "predictions.csv")
     # The prediction of a given host stays the main one.
     assert predictions(tmp_path / "frozen" / "fold_0" / "predictions.csv") == expected
-    assert load_network(tmp_path / "frozen" / "fold_0" / "checkpoint.safetensors")[0].model.explains_host
+    assert load_network(tmp_path / "frozen" / "fold_0" / "checkpoint.safetensors")[
+        0
+    ].model.explains_host
 
 
 @pytest.mark.parametrize(
     "name",
-    [name if name in ("abmil", "mhim") else pytest.param(name, marks=pytest.mark.slow) for name in HOSTS],
+    [
+        name if name in ("abmil", "mhim") else pytest.param(name, marks=pytest.mark.slow)
+        for name in HOSTS
+    ],
 )
 def test_a_wrapped_host_that_is_not_taught_is_bit_for_bit_the_plain_host(cohort, tmp_path, name):
     host = HostSettings(name=name, options=SMALL.get(name, {"width": 16, "hidden": 8}))
     for arm, evidence in (("plain", None), ("wrapped", EvidenceSettings())):
         settings = TrainSettings(host=host, evidence=evidence, epochs=3)
         train_run(cohort, tmp_path / arm, settings, folds=[0], jobs=1)
-    before, after = host_tensors(tmp_path / "plain" / "fold_0"), host_tensors(tmp_path / "wrapped" / "fold_0")
+    before, after = (
+        host_tensors(tmp_path / "plain" / "fold_0"),
+        host_tensors(tmp_path / "wrapped" / "fold_0"),
+    )
     assert before.keys() == after.keys()
     assert all(torch.equal(one, after[key]) for key, one in before.items())
     expected = predictions(tmp_path / "plain" / "fold_0" / "predictions.csv")
@@ -110,26 +127,37 @@ def test_a_stopped_run_goes_on_and_other_weights_are_refused(cohort, clam, tmp_p
         train_run(cohort, tmp_path / "run", settings, folds=[0], jobs=1, on_epoch=stop)
     torch.save(small_checkpoint("clam_sb", in_dim=8, seed=1), tmp_path / "other.pt")
     other = settings_of(tmp_path / "other.pt", "clam_sb", frozen=False)
-    with pytest.raises(RunError, match=r"other settings \(host.weights.sha256: \w+ then, \w+ now\)"):
+    with pytest.raises(
+        RunError, match=r"other settings \(host.weights.sha256: \w+ then, \w+ now\)"
+    ):
         train_run(cohort, tmp_path / "run", other, folds=[0], jobs=1)
     assert train_run(cohort, tmp_path / "run", settings, folds=[0], jobs=1) == whole
     assert host_tensors(tmp_path / "run" / "fold_0").keys() == host_tensors(clam / "fold_0").keys()
 
 
 @pytest.mark.parametrize("name", ["mhim", "ibmil"])
-def test_a_host_that_is_not_frozen_goes_on_from_its_weights_in_its_last_stage(cohort, tmp_path, name):
+def test_a_host_that_is_not_frozen_goes_on_from_its_weights_in_its_last_stage(
+    cohort, tmp_path, name
+):
     torch.save(small_checkpoint(name, in_dim=8), tmp_path / "w.pt")
     settings = settings_of(tmp_path / "w.pt", name, frozen=False, epochs=1, learning_rate=1e-9)
-    given = adopt_run([tmp_path / "w.pt"], cohort, tmp_path / "adopted", HostSettings(name=name), folds=[0])
+    given = adopt_run(
+        [tmp_path / "w.pt"], cohort, tmp_path / "adopted", HostSettings(name=name), folds=[0]
+    )
     assert given.settings.host.options
     train_run(cohort, tmp_path / "run", settings, folds=[0], jobs=1)
-    before, after = host_tensors(tmp_path / "adopted" / "fold_0"), host_tensors(tmp_path / "run" / "fold_0")
+    before, after = (
+        host_tensors(tmp_path / "adopted" / "fold_0"),
+        host_tensors(tmp_path / "run" / "fold_0"),
+    )
     for key, one in before.items():
         # The teacher of mhim follows its student.
         if one.is_floating_point() and not key.startswith("teacher."):
             torch.testing.assert_close(after[key], one, atol=1e-4, rtol=1e-4)
     moved = [
-        key for key, one in before.items() if one.is_floating_point() and not torch.equal(after[key], one)
+        key
+        for key, one in before.items()
+        if one.is_floating_point() and not torch.equal(after[key], one)
     ]
     assert moved
 
@@ -155,7 +183,9 @@ def test_risks_are_frozen_too(tmp_path):
     plain = TrainSettings(evidence=None, epochs=1)
     train_run(made.folder, tmp_path / "plain", plain, folds=[0], jobs=1)
     evidence = EvidenceSettings(risk_necessity_weight=1.0)
-    settings = settings_of(tmp_path / "plain", "abmil", epochs=1).model_copy(update={"evidence": evidence})
+    settings = settings_of(tmp_path / "plain", "abmil", epochs=1).model_copy(
+        update={"evidence": evidence}
+    )
     train_run(made.folder, tmp_path / "run", settings, folds=[0], jobs=1)
     before, after = (
         tmp_path / "plain" / "fold_0" / "predictions.csv",

@@ -15,7 +15,9 @@ def filled(*, host, wrapper):
     for weight in model.parameters():
         weight.grad = torch.zeros_like(weight)
     next(model.host.parameters()).grad.view(-1)[0] = host
-    next(weight for weight in model.parameters() if id(weight) not in own).grad.view(-1)[0] = wrapper
+    next(weight for weight in model.parameters() if id(weight) not in own).grad.view(-1)[0] = (
+        wrapper
+    )
     return LoadedNetwork(model.host, model, None), model
 
 

@@ -55,7 +55,9 @@ class Watched:
 
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "gce"])
-def test_the_teacher_is_the_best_epoch_of_its_stage_not_the_last(cohort, tmp_path, monkeypatch, wrapped):
+def test_the_teacher_is_the_best_epoch_of_its_stage_not_the_last(
+    cohort, tmp_path, monkeypatch, wrapped
+):
     watched = Watched(monkeypatch, [0.9, 0.9, 0.6, 0.8, 0.7, *[0.5] * 5])
     begun, original = [], Mhim.begin_stage
 
@@ -76,7 +78,9 @@ def test_the_teacher_is_the_best_epoch_of_its_stage_not_the_last(cohort, tmp_pat
     assert watched.judged == [False] * 10
 
 
-def test_a_preparing_stage_that_keeps_its_last_epoch_is_not_validated(cohort, tmp_path, monkeypatch):
+def test_a_preparing_stage_that_keeps_its_last_epoch_is_not_validated(
+    cohort, tmp_path, monkeypatch
+):
     watched = Watched(monkeypatch, [0.5] * 5)
     train_run(cohort, tmp_path / "run", settings("ibmil"), folds=[0], jobs=1)
     assert len(watched.judged) == 5

@@ -31,11 +31,16 @@ TWO = ClassificationTask(("a", "b"))
 
 def make_model(name="abmil", *, mode="deletion", n_outputs=3, **settings):
     """A host that is taught, so that it has every term."""
-    return wrapped(prepared_host(name, mode=mode, n_outputs=n_outputs), **{"train_host": True, **settings})
+    return wrapped(
+        prepared_host(name, mode=mode, n_outputs=n_outputs), **{"train_host": True, **settings}
+    )
 
 
 def seen(model, bags):
-    return [model(bag.features, bag.coords, patch_size=bag.patch_size, target=bag.target) for bag in bags]
+    return [
+        model(bag.features, bag.coords, patch_size=bag.patch_size, target=bag.target)
+        for bag in bags
+    ]
 
 
 def answer(logits, **more):
@@ -48,13 +53,16 @@ def labelled(*labels):
 
 
 def mean_cross_entropy(logits, bags):
-    return sum(F.cross_entropy(row, bag.target) for row, bag in zip(logits, bags, strict=True)) / len(bags)
+    return sum(
+        F.cross_entropy(row, bag.target) for row, bag in zip(logits, bags, strict=True)
+    ) / len(bags)
 
 
 def cox_by_hand(risks, times, events):
     """Mean over events of log(sum over those still at risk of e^h) - h; no ties."""
     terms = [
-        math.log(sum(math.exp(other) for other, t in zip(risks, times, strict=True) if t >= time)) - risk
+        math.log(sum(math.exp(other) for other, t in zip(risks, times, strict=True) if t >= time))
+        - risk
         for risk, time, event in zip(risks, times, events, strict=True)
         if event
     ]
@@ -87,11 +95,14 @@ def test_the_task_mixes_the_gated_and_the_ungated_bag_by_share(name):
     gated, ungated = (mean_cross_entropy([o.logits for o in part], bags) for part in (soft, full))
     torch.testing.assert_close(terms["task"], weight * (0.75 * gated + 0.25 * ungated))
     for key in soft[0].losses:
-        gated, ungated = (torch.stack([o.losses[key] for o in part]).mean() for part in (soft, full))
+        gated, ungated = (
+            torch.stack([o.losses[key] for o in part]).mean() for part in (soft, full)
+        )
         torch.testing.assert_close(terms[f"host_{key}"], 0.75 * gated + 0.25 * ungated)
     for key in soft[0].auxiliary_logits:
         gated, ungated = (
-            mean_cross_entropy([o.auxiliary_logits[key] for o in part], bags) for part in (soft, full)
+            mean_cross_entropy([o.auxiliary_logits[key] for o in part], bags)
+            for part in (soft, full)
         )
         expected = model.host.task_weights[key] * (0.75 * gated + 0.25 * ungated)
         torch.testing.assert_close(terms[f"task_{key}"], expected)
@@ -107,19 +118,23 @@ def test_the_budget_is_the_squared_excess_of_each_bag(floor, excess):
     gates = [torch.tensor([0.9] * 3 + [0.3 / 7] * 7), torch.tensor([0.1] + [0.0] * 9)]
     outputs = [replace(output, gates=g) for output, g in zip(seen(model, bags), gates, strict=True)]
     expected = 0.5 * excess**2 / 2
-    assert evidence_shape_terms(model, outputs)["budget"].item() == pytest.approx(expected, abs=1e-6)
+    assert evidence_shape_terms(model, outputs)["budget"].item() == pytest.approx(
+        expected, abs=1e-6
+    )
 
 
 def test_the_bridge_term_is_the_weighted_distance_from_the_fit():
     model = make_model(bridge_weight=3.0)
-    assert evidence_shape_terms(model, seen(model, training_bags(3)))["bridge"].item() == pytest.approx(
-        0.0, abs=1e-7
-    )
+    assert evidence_shape_terms(model, seen(model, training_bags(3)))[
+        "bridge"
+    ].item() == pytest.approx(0.0, abs=1e-7)
     with torch.no_grad():
         model.bridge.bias.add_(1.0)
     first = model.bridge.first_left @ model.bridge.first_right
     expected = 3.0 * model.bridge.anchor_dim / first.square().sum()
-    torch.testing.assert_close(evidence_shape_terms(model, seen(model, training_bags(3)))["bridge"], expected)
+    torch.testing.assert_close(
+        evidence_shape_terms(model, seen(model, training_bags(3)))["bridge"], expected
+    )
 
 
 # Grounding
@@ -206,7 +221,9 @@ def test_sufficiency_is_the_cross_entropy_on_the_hard_subset(name):
     terms = subset_terms(model, NullTarget(3), THREE, outputs, bags)
     assert set(terms) == {"sufficiency"}
     # A closed patch keeps a millionth of weight, so that a gradient can reach it.
-    torch.testing.assert_close(terms["sufficiency"], 2.0 * mean_cross_entropy(alone, bags), rtol=0, atol=1e-3)
+    torch.testing.assert_close(
+        terms["sufficiency"], 2.0 * mean_cross_entropy(alone, bags), rtol=0, atol=1e-3
+    )
 
 
 def test_necessity_is_the_cross_entropy_of_the_complement_with_a_null_it_teaches():
@@ -216,7 +233,9 @@ def test_necessity_is_the_cross_entropy_of_the_complement_with_a_null_it_teaches
     )
     outputs = seen(model, bags)
     removed = [
-        F.log_softmax(model.host(bag.features[~o.opened], bag.coords[~o.opened]).logits, dim=0).detach()
+        F.log_softmax(
+            model.host(bag.features[~o.opened], bag.coords[~o.opened]).logits, dim=0
+        ).detach()
         for bag, o in zip(bags, outputs, strict=True)
     ]
     null = NullTarget(3, momentum=0.9, peak=2.0)
@@ -225,7 +244,9 @@ def test_necessity_is_the_cross_entropy_of_the_complement_with_a_null_it_teaches
     peaked = running.square() / running.square().sum()
     expected = 2.0 * (-removed[0].mean() - (peaked * removed[1]).sum()) / 2
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
-    torch.testing.assert_close(null.running_mean, 0.9 * running + 0.1 * removed[1].exp(), rtol=0, atol=1e-4)
+    torch.testing.assert_close(
+        null.running_mean, 0.9 * running + 0.1 * removed[1].exp(), rtol=0, atol=1e-4
+    )
 
 
 def test_the_margin_takes_out_what_is_ranked_next_to_the_evidence():
@@ -240,7 +261,9 @@ def test_the_margin_takes_out_what_is_ranked_next_to_the_evidence():
 
 def test_necessity_of_a_risk_is_its_squared_distance_from_the_mean_risk_so_far():
     model, bags = (
-        make_model(n_outputs=1, sufficiency_weight=0.0, risk_necessity_weight=1.0, necessity_margin=1.0),
+        make_model(
+            n_outputs=1, sufficiency_weight=0.0, risk_necessity_weight=1.0, necessity_margin=1.0
+        ),
         training_bags(1, count=2),
     )
     outputs = seen(model, bags)
@@ -260,7 +283,9 @@ def test_necessity_of_a_risk_is_its_squared_distance_from_the_mean_risk_so_far()
 @pytest.mark.parametrize(("n", "floor"), [(1, 1), (40, 8)])
 def test_a_bag_too_small_for_a_complement_has_no_necessity(n, floor):
     model, bags = make_model(min_patches=floor), training_bags(3, count=2, n=n)
-    assert set(subset_terms(model, NullTarget(3), THREE, seen(model, bags), bags)) == {"sufficiency"}
+    assert set(subset_terms(model, NullTarget(3), THREE, seen(model, bags), bags)) == {
+        "sufficiency"
+    }
 
 
 # The whole
@@ -280,7 +305,8 @@ def test_a_window_that_orders_nobody_has_no_cox_term_but_keeps_the_others(target
     """No event at all, or an event after which nobody is left to compare."""
     model = make_model(n_outputs=1)
     bags = [
-        TrainingBag(*tensor_bag(40, seed=i), PATCH, torch.tensor(target)) for i, target in enumerate(targets)
+        TrainingBag(*tensor_bag(40, seed=i), PATCH, torch.tensor(target))
+        for i, target in enumerate(targets)
     ]
     terms, _ = evidence_terms(model, NullRisk(), SurvivalTask(), bags)
     assert set(terms) == {"budget", "bridge", "grounding"}

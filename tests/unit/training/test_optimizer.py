@@ -14,8 +14,14 @@ from gcemil.training.optimizer import LookaheadRAdam, create_optimizer
 def test_what_reads_anchors_and_scores_keeps_its_rate_at_any_width(rate, narrow, kind):
     model = wrapped(prepared_host("abmil"))
     optimizer = create_optimizer(model, rate, TrainSettings(optimizer=kind))
-    rates = {id(weight): group["base_rate"] for group in optimizer.param_groups for weight in group["params"]}
-    found = {name: rates[id(weight)] for name, weight in model.named_parameters() if weight.requires_grad}
+    rates = {
+        id(weight): group["base_rate"]
+        for group in optimizer.param_groups
+        for weight in group["params"]
+    }
+    found = {
+        name: rates[id(weight)] for name, weight in model.named_parameters() if weight.requires_grad
+    }
     assert len(found) == len(rates)
     assert {name for name in found if found[name] == narrow} >= {
         "utility.raw_weights",
@@ -41,7 +47,9 @@ def test_the_settings_name_optimiser_averages_and_decay():
 def test_biases_and_norms_do_not_decay_under_radam():
     settings = TrainSettings(optimizer="lookahead_radam", weight_decay=0.25)
     groups = create_optimizer(prepared_host("transmil"), 1e-3, settings).param_groups
-    decays = {weight.ndim > 1: group["weight_decay"] for group in groups for weight in group["params"]}
+    decays = {
+        weight.ndim > 1: group["weight_decay"] for group in groups for weight in group["params"]
+    }
     assert decays == {True: 0.25, False: 0.0}
 
 

@@ -35,7 +35,9 @@ def cohort(tmp_path):
     store.write(tmp_path / PAIRS_FILE, {"features": patches, "anchor_space": patches @ text})
     blurred = CONCEPT + 4 * np.eye(DIM, dtype=np.float32)[0]
     other = np.eye(DIM, dtype=np.float32)[6]
-    write_anchors(tmp_path / "anchors.h5", np.stack([blurred, other]) @ text, ["tumour nests", "other"])
+    write_anchors(
+        tmp_path / "anchors.h5", np.stack([blurred, other]) @ text, ["tumour nests", "other"]
+    )
     return made
 
 

@@ -24,7 +24,9 @@ from gcemil.training.optimizer import (
         ({"epochs": 2}, 30, False, 2),
     ],
 )
-def test_small_cohorts_take_more_epochs_so_that_the_steps_are_as_many(settings, n_bags, survival, epochs):
+def test_small_cohorts_take_more_epochs_so_that_the_steps_are_as_many(
+    settings, n_bags, survival, epochs
+):
     assert TrainSettings(**settings).count_epochs(n_bags, survival=survival) == epochs
 
 
@@ -43,12 +45,14 @@ def test_the_rate_follows_its_schedule(settings, rates):
 
 
 def test_the_evidence_says_nothing_while_the_host_warms_up_and_then_more_and_more():
-    assert [evidence_weight(0.4, 0.2, progress) for progress in (0.0, 0.39, 0.5, 0.6, 1.0)] == pytest.approx(
-        [0.0, 0.0, 0.5, 1.0, 1.0]
-    )
+    assert [
+        evidence_weight(0.4, 0.2, progress) for progress in (0.0, 0.39, 0.5, 0.6, 1.0)
+    ] == pytest.approx([0.0, 0.0, 0.5, 1.0, 1.0])
     assert evidence_weight(0.4, 0.0, 0.4) == pytest.approx(1.0)
 
 
-def test_gates_around_an_untaught_host_are_read_cold_whichever_epoch_was_chosen(classification_runs):
+def test_gates_around_an_untaught_host_are_read_cold_whichever_epoch_was_chosen(
+    classification_runs,
+):
     model = TrainedFold.open(classification_runs.gce, 0).model
     assert float(model.temperature) == pytest.approx(READ_TEMPERATURE)

@@ -60,7 +60,14 @@ def test_mlflow_gets_settings_and_numbers_in_an_experiment_named_after_the_run(f
     tracker.add(RECORD, step=3)
     tracker.close()
     names = [name for name, _, _ in calls]
-    assert names == ["set_experiment", "set_experiment", "start_run", "log_params", "log_metrics", "end_run"]
+    assert names == [
+        "set_experiment",
+        "set_experiment",
+        "start_run",
+        "log_params",
+        "log_metrics",
+        "end_run",
+    ]
     assert calls[0][1] == ("my_run",)
     assert calls[2][2] == {"run_id": None, "run_name": "fold_2"}
     assert calls[3][1][0]["learning_rate"] == 0.01
@@ -117,7 +124,9 @@ def test_weights_and_biases_gets_a_run_per_fold_grouped_by_the_run_folder(fold, 
 @pytest.mark.parametrize(
     ("name", "extra"), [("mlflow", "mlflow"), ("wandb", "wandb"), ("tensorboard", "tracking")]
 )
-def test_a_tracker_that_is_not_installed_is_refused_with_the_command_that_adds_it(name, extra, monkeypatch):
+def test_a_tracker_that_is_not_installed_is_refused_with_the_command_that_adds_it(
+    name, extra, monkeypatch
+):
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MissingExtraError, match=rf"gcemil\[{extra}\]"):
         check_tracker(name)

@@ -46,12 +46,16 @@ def toy_report(folder, slides, classes):
     run = run_folder(folder, classes=classes)
     run.fold(0, slides, target=classes[0], evidence=[toy_evidence(name) for name in slides])
     judged = [
-        judged_slide(name, rule=rule, sufficient=number != 0, target=classes[0], predicted=classes[1])
+        judged_slide(
+            name, rule=rule, sufficient=number != 0, target=classes[0], predicted=classes[1]
+        )
         for number, name in enumerate(slides)
         for rule in ("evidence", "random")
     ]
     run.snr(0, judged)
-    return write_report(folder, folder.parent / f"{len(list(folder.parent.iterdir()))}.html").read_text()
+    return write_report(
+        folder, folder.parent / f"{len(list(folder.parent.iterdir()))}.html"
+    ).read_text()
 
 
 def test_hostile_names_give_a_report_of_the_same_elements(tmp_path, monkeypatch):
@@ -61,7 +65,9 @@ def test_hostile_names_give_a_report_of_the_same_elements(tmp_path, monkeypatch)
     plain = Document.of(
         toy_report(tmp_path / "plain", [f"s{n}" for n in range(len(SLIDE_NAMES))], ("a", "b"))
     )
-    hostile = Document.of(toy_report(tmp_path / f"<img src=x onerror={PWNED}>", list(SLIDE_NAMES), CLASSES))
+    hostile = Document.of(
+        toy_report(tmp_path / f"<img src=x onerror={PWNED}>", list(SLIDE_NAMES), CLASSES)
+    )
     assert plain.dangers() == []
     assert hostile.dangers() == []
     assert hostile.tags == plain.tags
@@ -90,7 +96,9 @@ def test_the_viewer_says_hostile_names_as_data(session):
             chosen = session.slide(name).chosen.numpy()
             about = server.ask("GET", path)
             judged = server.ask("POST", f"{path}/judge", bits(chosen, ~chosen), content_type=BYTES)
-            exported = server.ask("POST", f"{path}/evidence.geojson", bits(chosen), content_type=BYTES)
+            exported = server.ask(
+                "POST", f"{path}/evidence.geojson", bits(chosen), content_type=BYTES
+            )
             for answer in (slides, about, judged, exported):
                 assert answer.headers["content-type"] == "application/json"
                 assert answer.headers["x-content-type-options"] == "nosniff"

@@ -66,7 +66,8 @@ def probability(slide, logits):
 def test_the_page_opens_on_a_slide_that_is_right_and_whose_evidence_holds(client, session):
     listed = client.get("/api/slides").json()
     found = {
-        slide_id: read_evidence(session.folder / "evidence" / f"{slide_id}.h5") for slide_id in session.specs
+        slide_id: read_evidence(session.folder / "evidence" / f"{slide_id}.h5")
+        for slide_id in session.specs
     }
     rows = FoldData(RunFold(session.folder)).predictions("gce")
     right = [row["slide_id"] for row in rows if find_predicted_class(row) == row["target"]]
@@ -152,7 +153,9 @@ def test_the_whole_bag_leaves_nothing_behind_and_is_never_necessary(client, slid
     assert (held["sufficient"], held["necessary"]) == (True, False)
 
 
-def test_layers_are_the_arrays_of_the_evidence_and_the_truth_file(client, slide, classification_runs):
+def test_layers_are_the_arrays_of_the_evidence_and_the_truth_file(
+    client, slide, classification_runs
+):
     about = client.get(f"/api/slides/{slide.slide_id}").json()
     content = client.get(f"/api/slides/{slide.slide_id}/patches").content
     n = about["stop"] - about["start"]
@@ -201,7 +204,9 @@ def test_exports_hold_the_edited_set_and_say_that_it_was_edited(client, slide):
     text = send_bits(client, f"{path}/evidence.geojson", bits(chosen)).text
     assert violations(text) == []
     collection = json.loads(text)
-    assert [feature["properties"]["metadata"]["patch"] for feature in collection["features"]] == list("2345")
+    assert [
+        feature["properties"]["metadata"]["patch"] for feature in collection["features"]
+    ] == list("2345")
     evidence = send_bits(client, f"{path}/evidence.json", bits(chosen)).json()
     assert [patch["index"] for patch in evidence["patches"]] == [2, 3, 4, 5]
     assert evidence["rule"] == "recovered evidence, edited by hand"
@@ -220,7 +225,11 @@ def test_a_review_is_saved_in_the_run_and_read_again(classification_runs, tmp_pa
     )
     given = {"accepted": [*inside, outside[0]], "rejected": [outside[1]]}
     found = client.put(f"/api/slides/{name}/review", json=given).json()
-    assert (found["accepted_evidence"], found["accepted_others"], found["rejected_others"]) == (2, 1, 1)
+    assert (found["accepted_evidence"], found["accepted_others"], found["rejected_others"]) == (
+        2,
+        1,
+        1,
+    )
     assert found["agreement"] == pytest.approx(0.75)
     saved = json.loads((tmp_path / "run" / "fold_0" / "reviews" / f"{name}.json").read_text())
     assert sorted(mark["patch"] for mark in saved["marks"]) == sorted([*inside, *outside])
@@ -246,11 +255,17 @@ def test_marks_of_qupath_join_those_that_are_there(classification_runs, tmp_path
     client, name = visitor(session), next(iter(session.specs))
     slide = session.slide(name)
     client.put(f"/api/slides/{name}/review", json={"accepted": [0, 1], "rejected": []})
-    objects = [patch_mark(slide, 1, "reject"), patch_mark(slide, 2, "Missed"), patch_mark(slide, 3, "Tumor")]
+    objects = [
+        patch_mark(slide, 1, "reject"),
+        patch_mark(slide, 2, "Missed"),
+        patch_mark(slide, 3, "Tumor"),
+    ]
     found = client.put(f"/api/slides/{name}/review.geojson", json=objects).json()
     assert (found["accepted"], found["rejected"], found["n_imported"]) == ([0, 2], [1], 2)
     assert found["notes"] == ["1 objects of class 'Tumor' are no marks"]
-    marks = {mark["patch"]: mark["mark"] for mark in client.get(f"/api/slides/{name}").json()["marks"]}
+    marks = {
+        mark["patch"]: mark["mark"] for mark in client.get(f"/api/slides/{name}").json()["marks"]
+    }
     assert marks == {0: "accept", 1: "reject", 2: "accept"}
     session.close()
 
@@ -314,7 +329,9 @@ def test_slides_lie_where_the_user_says(classification_runs, session, tmp_path):
         ViewerSession.open(classification_runs.gce, slides=tmp_path / "nowhere")
 
 
-def test_the_command_prints_the_address_and_opens_no_browser_unless_asked(classification_runs, monkeypatch):
+def test_the_command_prints_the_address_and_opens_no_browser_unless_asked(
+    classification_runs, monkeypatch
+):
     import webbrowser
 
     import typer

@@ -181,7 +181,9 @@ def test_a_foreign_origin_is_refused_on_every_route(server, session, name, origi
         assert server.ask(method, filled(path, name), origin=given).status == 403, path
 
 
-def test_what_changes_something_must_say_where_it_comes_from(server, session, name, nothing_written):
+def test_what_changes_something_must_say_where_it_comes_from(
+    server, session, name, nothing_written
+):
     assert server.ask("GET", "/api/slides", origin=None).status == 200
     for method, path in routes(session, changing=True):
         assert server.ask(method, filled(path, name), b"{}", origin=None).status == 403, path
@@ -272,7 +274,18 @@ def test_every_answer_carries_the_policy(server, session, name):
             "POST", f"/api/slides/{name}/evidence.geojson", bits(session.slide(name).chosen.numpy()), content_type=BYTES
         ),
     ]  # fmt: skip
-    assert [answer.status for answer in answers] == [200, 200, 403, 404, 405, 415, 400, 200, 200, 200]
+    assert [answer.status for answer in answers] == [
+        200,
+        200,
+        403,
+        404,
+        405,
+        415,
+        400,
+        200,
+        200,
+        200,
+    ]
     for answer in answers:
         policy = answer.headers["content-security-policy"]
         assert "default-src 'none'" in policy

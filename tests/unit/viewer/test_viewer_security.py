@@ -25,6 +25,7 @@ def test_the_socket_is_on_loopback_and_a_taken_port_is_said():
         address, port = listener.getsockname()
         assert address == "127.0.0.1"
         with pytest.raises(
-            UsageError, match=f"^Port {port} cannot be used, because another program uses it: give --port"
+            UsageError,
+            match=f"^Port {port} cannot be used, because another program uses it: give --port",
         ):
             listen(port)

@@ -28,7 +28,9 @@ def name(session):
 
 def judgement(started, slide):
     mask = slide.chosen.numpy()
-    return started.ask("POST", f"/api/slides/{slide.slide_id}/judge", bits(mask, ~mask), content_type=BYTES)
+    return started.ask(
+        "POST", f"/api/slides/{slide.slide_id}/judge", bits(mask, ~mask), content_type=BYTES
+    )
 
 
 # --- large files ----------------------------------------------------------------------------------------------------
@@ -37,7 +39,9 @@ def judgement(started, slide):
 def ask_for_geojson(started, slide, connection):
     body = bits(slide.chosen.numpy())
     path = f"/api/slides/{slide.slide_id}/evidence.geojson"
-    connection.sendall(started.head("POST", path, content_type=BYTES, content_length=str(len(body))) + body)
+    connection.sendall(
+        started.head("POST", path, content_type=BYTES, content_length=str(len(body))) + body
+    )
 
 
 def test_a_file_in_the_making_keeps_nobody_from_the_network(session, name, monkeypatch):
@@ -90,9 +94,13 @@ def spoiled_reviews(n_patches):
         "no object": b"[]",
         "no marks": b"{}",
         "other text": b"\xff\xfe\x00",
-        "marks of another shape": json.dumps({"marks": {"0": mark}, "n_patches": n_patches}).encode(),
+        "marks of another shape": json.dumps(
+            {"marks": {"0": mark}, "n_patches": n_patches}
+        ).encode(),
         "a mark that is no mark": json.dumps({"marks": [3], "n_patches": n_patches}).encode(),
-        "an unknown mark": json.dumps({"marks": [{**mark, "mark": "<b>"}], "n_patches": n_patches}).encode(),
+        "an unknown mark": json.dumps(
+            {"marks": [{**mark, "mark": "<b>"}], "n_patches": n_patches}
+        ).encode(),
         "a patch beyond the slide": json.dumps(
             {"marks": [{**mark, "patch": n_patches}], "n_patches": n_patches}
         ).encode(),
@@ -103,7 +111,9 @@ def spoiled_reviews(n_patches):
     }
 
 
-def test_a_review_that_was_damaged_is_one_sentence_and_the_viewer_goes_on(classification_runs, tmp_path):
+def test_a_review_that_was_damaged_is_one_sentence_and_the_viewer_goes_on(
+    classification_runs, tmp_path
+):
     shutil.copytree(classification_runs.gce, tmp_path / "run")
     session = opened(tmp_path / "run")
     client = visitor(session)
@@ -118,9 +128,9 @@ def test_a_review_that_was_damaged_is_one_sentence_and_the_viewer_goes_on(classi
         assert about.json()["marks"] == []
         problem = about.json()["marks_problem"]
         assert problem.startswith(f"{path} "), kind
-        assert problem.endswith(" It is no review of this slide; move it away and review the slide again."), (
-            kind
-        )
+        assert problem.endswith(
+            " It is no review of this slide; move it away and review the slide again."
+        ), kind
         assert "\n" not in problem
         agreement = client.get("/api/agreement")
         assert agreement.status_code == 200, kind

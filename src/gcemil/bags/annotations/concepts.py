@@ -72,12 +72,16 @@ def masked_patches(
     """Row of the patch → its concept, from one mask per concept or one mask with values."""
     shares = {}
     for name, path in masks.items():
-        mask = read_mask(path, downsample=downsample, tumour_values=(values[name],) if values else None)
+        mask = read_mask(
+            path, downsample=downsample, tumour_values=(values[name],) if values else None
+        )
         shares[name] = mask_share(coords, patch_size, mask)
     return best_concept(shares, min_overlap)
 
 
-def best_concept(shares: Mapping[str, NDArray[np.floating[Any]]], min_overlap: float) -> dict[int, str]:
+def best_concept(
+    shares: Mapping[str, NDArray[np.floating[Any]]], min_overlap: float
+) -> dict[int, str]:
     """The concept of largest share for every patch that has one; the first of equals."""
     if not shares:
         return {}
@@ -120,7 +124,9 @@ def name_shapes(objects: Sequence[GeoObject], origin: Bounds = (0, 0)) -> Annota
         if item.class_name and not item.area.is_empty:
             areas.setdefault(item.class_name, []).append(translate(item.area, *origin))
         if item.class_name and len(item.points):
-            points.setdefault(item.class_name, []).append(item.points + np.array(origin, dtype=np.float64))
+            points.setdefault(item.class_name, []).append(
+                item.points + np.array(origin, dtype=np.float64)
+            )
     unnamed = sum(not item.class_name for item in objects)
     notes = [f"{unnamed} objects without a classification"] if unnamed else []
     notes += [f"{count} objects of kind '{kind}'" for kind, count in count_ignored(objects).items()]

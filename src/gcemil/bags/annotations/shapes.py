@@ -69,15 +69,22 @@ def read_asap(
     try:
         root = ElementTree.fromstring(read_text(path))
     except (ElementTree.ParseError, ValueError) as error:
-        raise InputError(f"{path} is not valid XML ({error}). Export the annotations again.") from error
+        raise InputError(
+            f"{path} is not valid XML ({error}). Export the annotations again."
+        ) from error
     if root.tag != "ASAP_Annotations":
-        raise InputError(f"{path} is not an ASAP file: its root is <{root.tag}>, not <ASAP_Annotations>.")
+        raise InputError(
+            f"{path} is not an ASAP file: its root is <{root.tag}>, not <ASAP_Annotations>."
+        )
     parents = {group.get("Name", ""): group.get("PartOfGroup", "") for group in root.iter("Group")}
     meaning = {**_GROUP_ROLES, **(roles or {})}
     polygons: dict[Role, list[tuple[str, shapely.Geometry]]] = {"tumour": [], "exclusion": []}
     notes = []
     for position, element in enumerate(root.iter("Annotation")):
-        name, group = element.get("Name") or f"annotation {position}", element.get("PartOfGroup", "None")
+        name, group = (
+            element.get("Name") or f"annotation {position}",
+            element.get("PartOfGroup", "None"),
+        )
         kind, vertices = element.get("Type", "Polygon"), _read_vertices(element, path)
         if kind not in _AREAS or len(vertices) < 3:
             notes.append(f"'{name}' ({kind}, {len(vertices)} vertices) encloses no area")
@@ -98,7 +105,9 @@ def _read_vertices(element: ElementTree.Element, path: Path) -> Vertices:
     """Level-0 pixels (x, y), sorted by `Order`."""
     points = element.findall("./Coordinates/Coordinate")
     try:
-        rows = np.array([[float(point.attrib[name]) for name in ("Order", "X", "Y")] for point in points])
+        rows = np.array(
+            [[float(point.attrib[name]) for name in ("Order", "X", "Y")] for point in points]
+        )
     except (KeyError, ValueError):
         rows = np.array([[np.nan]])
     if not np.isfinite(rows).all():
@@ -156,7 +165,9 @@ def area_share(coords: Corners, patch_size: int, area: shapely.Geometry) -> Over
     # Only a patch that an outline cuts needs its intersection, which takes long where there are many vertices.
     cut = np.flatnonzero((share == 0) & shapely.intersects(parts[part], patches[patch]))
     pieces = [
-        shapely.clip_by_rect(parts[part[row]], *coords[patch[row]], *(coords[patch[row]] + patch_size))
+        shapely.clip_by_rect(
+            parts[part[row]], *coords[patch[row]], *(coords[patch[row]] + patch_size)
+        )
         for row in cut
     ]
     share[cut] = shapely.area(pieces) / patch_size**2
@@ -203,7 +214,9 @@ def read_mask(
         raise
     except Exception as error:
         # Damaged pictures make Pillow raise almost anything, SyntaxError and TypeError among them.
-        raise InputError(f"{path} cannot be read as a PNG or TIFF mask ({error_text(error)}).") from error
+        raise InputError(
+            f"{path} cannot be read as a PNG or TIFF mask ({error_text(error)})."
+        ) from error
     if downsample is None and not is_pyramid:
         raise InputError(
             f"{path} has one page of {level0[0]} x {level0[1]} pixels, which does not say how many level-0 pixels each "

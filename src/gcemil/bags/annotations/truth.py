@@ -89,13 +89,17 @@ def write_truth(
     """Truth files for every annotated slide and every slide of the negative class."""
     if not annotations.is_dir():
         problem = "is not a folder" if annotations.exists() else "does not exist"
-        raise UsageError(f"{annotations} {problem}. Give the folder that holds the annotation files.")
+        raise UsageError(
+            f"{annotations} {problem}. Give the folder that holds the annotation files."
+        )
     if negative_class is not None and negative_class not in cohort.card.classes:
         raise UsageError(
             f"'{negative_class}' is not a class of {cohort.folder}; it has: {', '.join(cohort.card.classes) or 'none'}."
         )
     if not 0 < min_overlap <= 1:
-        raise UsageError(f"The smallest overlap of a positive patch lies in (0, 1], got {min_overlap}.")
+        raise UsageError(
+            f"The smallest overlap of a positive patch lies in (0, 1], got {min_overlap}."
+        )
     truth_of: dict[Path, SlideTruth] = {}
     annotated, normal, missing, notes = [], [], [], []
     for row in cohort.slides:
@@ -115,13 +119,17 @@ def write_truth(
                 annotation = (
                     read_asap(file, roles=roles)
                     if file.suffix == ".xml"
-                    else _read_geojson(file, roles or {}, read_slide_bounds(cohort.folder, row.slide_id))
+                    else _read_geojson(
+                        file, roles or {}, read_slide_bounds(cohort.folder, row.slide_id)
+                    )
                 )
                 overlap = covered_share(coords, size, annotation)
                 remarks += annotation.notes
             else:
                 overlap = mask_share(
-                    coords, size, read_mask(file, downsample=downsample, tumour_values=tumour_values)
+                    coords,
+                    size,
+                    read_mask(file, downsample=downsample, tumour_values=tumour_values),
                 )
             # Annotation and label do not fit together: the annotation stands.
             if is_negative and overlap.any():
@@ -132,7 +140,9 @@ def write_truth(
         mpp = microns_per_pixel
         mpp = mpp.get(row.slide_id) if isinstance(mpp, Mapping) else mpp
         if mpp is None:
-            mpp = arrays.stated_number(read_slide_attributes(cohort.folder, row.slide_id), "level0_mpp")
+            mpp = arrays.stated_number(
+                read_slide_attributes(cohort.folder, row.slide_id), "level0_mpp"
+            )
         truth_of[cohort.truth_file(row.slide_id)] = _build_truth(
             coords,
             size,
@@ -151,7 +161,9 @@ def _read_slide_grid(cohort: Cohort, row: SlideRow) -> tuple[Corners, int, list[
     path = cohort.feature_file(row.slide_id)
     _, coords = arrays.read_patch_layout(path)
     if coords is None:
-        raise InputError(f"{path} has no coordinates, so its patches cannot be laid over an annotation.")
+        raise InputError(
+            f"{path} has no coordinates, so its patches cannot be laid over an annotation."
+        )
     size = cohort.slide_patch_size(row.slide_id, coords)
     if size is None:
         raise CohortError(
@@ -161,7 +173,11 @@ def _read_slide_grid(cohort: Cohort, row: SlideRow) -> tuple[Corners, int, list[
     is_stated = cohort.patch_size or read_slide_attributes(cohort.folder, row.slide_id).get(
         "patch_size_level0"
     )
-    return coords, size, [] if is_stated else [f"patch size taken from the grid step, {size} level-0 pixels"]
+    return (
+        coords,
+        size,
+        [] if is_stated else [f"patch size taken from the grid step, {size} level-0 pixels"],
+    )
 
 
 def _read_geojson(path: Path, roles: Mapping[str, Role], origin: arrays.Bounds) -> Annotation:
@@ -181,10 +197,16 @@ def _read_geojson(path: Path, roles: Mapping[str, Role], origin: arrays.Bounds) 
         word: ", ".join(f"'{name}' ({counts[name]})" for name in counts if chosen.get(name) == role)
         for role, word in words.items()
     }
-    holes = merge_areas(area for name, area in shapes.areas.items() if chosen.get(name) == "exclusion")
+    holes = merge_areas(
+        area for name, area in shapes.areas.items() if chosen.get(name) == "exclusion"
+    )
     marking = {name for name, role in chosen.items() if role == "tumour"}
     return Annotation(
-        {name: shapely.difference(area, holes) for name, area in shapes.areas.items() if name in marking},
+        {
+            name: shapely.difference(area, holes)
+            for name, area in shapes.areas.items()
+            if name in marking
+        },
         {name: points for name, points in shapes.points.items() if name in marking},
         (
             *(f"{word}: {names}" for word, names in listed.items() if names),
@@ -194,7 +216,13 @@ def _read_geojson(path: Path, roles: Mapping[str, Role], origin: arrays.Bounds) 
 
 
 def _build_truth(
-    coords: Corners, patch_size: int, overlap: Overlap, min_overlap: float, *, source: str, mpp: float | None
+    coords: Corners,
+    patch_size: int,
+    overlap: Overlap,
+    min_overlap: float,
+    *,
+    source: str,
+    mpp: float | None,
 ) -> SlideTruth:
     evidence = overlap >= min_overlap
     attributes: dict[str, str | int | float | bool] = {
@@ -216,7 +244,9 @@ def _build_truth(
 def _write_files(cohort: Cohort, truth_of: Mapping[Path, SlideTruth], *, replace: bool) -> None:
     """All truth files; other truth that is there already is refused before the first is written."""
     with lock_folder(cohort.folder):
-        existing = [path for row in cohort.slides if (path := cohort.truth_file(row.slide_id)).exists()]
+        existing = [
+            path for row in cohort.slides if (path := cohort.truth_file(row.slide_id)).exists()
+        ]
         same = {path for path in existing if path in truth_of and _holds_same(path, truth_of[path])}
         if (others := [path for path in existing if path not in same]) and not replace:
             raise CohortError(

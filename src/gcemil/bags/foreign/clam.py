@@ -53,13 +53,19 @@ def _find_patch_size(attributes: Attributes) -> LevelZeroPx | None:
     size, downsample, custom = (
         stated_number(stated, name) for name in ("patch_size", "downsample", "custom_downsample")
     )
-    return LevelZeroPx(max(1, round(size * downsample * custom))) if size and downsample and custom else None
+    return (
+        LevelZeroPx(max(1, round(size * downsample * custom)))
+        if size and downsample and custom
+        else None
+    )
 
 
 def _read_slide(path: Path, slide_id: str, options: ReadOptions) -> ForeignSlide:
     """One file; coordinates of a bare tensor and the patch size come from CLAM's coords folder, where that lies near."""
     coords_file = _find_coords_file(path, options)
-    stated = None if coords_file is None else _find_patch_size(store.attributes(coords_file, "coords"))
+    stated = (
+        None if coords_file is None else _find_patch_size(store.attributes(coords_file, "coords"))
+    )
     notes = (
         (f"Patch size read from the attributes of the coords files in {coords_file.parent}.",)
         if coords_file and stated
@@ -111,7 +117,9 @@ def _load_tensor(path: Path) -> Any:
     require_file(path)
     try:
         # Only the zip format can be mapped; the old one is read whole.
-        found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        found = torch.load(
+            path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
+        )
     except Exception as error:
         # A damaged pickle makes torch raise almost anything, KeyError and AttributeError among them.
         raise StoreError(
@@ -129,7 +137,9 @@ def _find_coords_file(path: Path, options: ReadOptions) -> Path | None:
     """RESULTS/patches/<slide>.h5 when the features lie beside it, as CLAM's own commands put them."""
     parents = path.parents[:4]
     folders = (
-        [folder / "patches" for folder in parents] if options.coords_dir is None else [options.coords_dir]
+        [folder / "patches" for folder in parents]
+        if options.coords_dir is None
+        else [options.coords_dir]
     )
     found = (folder / f"{path.stem}.h5" for folder in folders if folder.is_dir())
     return next((file for file in found if file.is_file() and file != path), None)
@@ -145,5 +155,7 @@ LAYOUT = FeatureLayout(
     owns_folder=lambda folder, names: bool(names & {"h5_files", "pt_files"}),
     owns_file=lambda datasets, attributes: "features" in datasets,
     # A bags_config.json makes bare tensors slideflow's.
-    owns_loose=lambda names: "bags_config.json" not in names and any(name.endswith(".pt") for name in names),
+    owns_loose=lambda names: (
+        "bags_config.json" not in names and any(name.endswith(".pt") for name in names)
+    ),
 )

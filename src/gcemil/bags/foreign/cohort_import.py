@@ -98,7 +98,9 @@ def _read_own_labels(folder: ForeignFolder, encoder: str | None, task: Task | No
         else SlideRow(name, name, label=label)
         for name, label in labels.items()
     )
-    lines = ("Labels come from the labels folder; the layout names no cases, so every bag is its own case.",)
+    lines = (
+        "Labels come from the labels folder; the layout names no cases, so every bag is its own case.",
+    )
     classes = () if is_value else order_classes(labels.values())
     return LabelTable(folder.path, folder.tool, task or "classification", rows, classes, lines)
 
@@ -226,7 +228,10 @@ def write_cohort(
         write_folds(cohort, folds, kind="official")
         if card.task == "multilabel":
             write_target_cohorts(cohort)
-    known, labelled = {slide.slide_id for slide in folder.slides}, {row.slide_id for row in table.rows}
+    known, labelled = (
+        {slide.slide_id for slide in folder.slides},
+        {row.slide_id for row in table.rows},
+    )
     return ImportReport(
         folder=out,
         tool=folder.tool,
@@ -275,7 +280,9 @@ def _join_labels(
             )
         elif any(not fold.slides("val") for fold in folds):
             lines += (f"{splits.name} names no validation slides, and training has none to spare.",)
-        excluded += tuple(f"slide '{name}': no fold of {splits.name} places it" for name in unplaced)
+        excluded += tuple(
+            f"slide '{name}': no fold of {splits.name} places it" for name in unplaced
+        )
         rows = [row for row in rows if row.slide_id not in unplaced]
     return tuple(rows), folds, lines, excluded
 
@@ -285,7 +292,9 @@ def _place_slide(slide: ForeignSlide, cohort: Cohort, *, copy: bool) -> bool:
     target = cohort.feature_file(slide.slide_id)
     target.parent.mkdir(parents=True, exist_ok=True)
     if slide.thumbnail is not None:
-        place_thumbnail(slide.thumbnail, cohort.folder / "thumbnails" / f"{slide.slide_id}.jpg", copy=copy)
+        place_thumbnail(
+            slide.thumbnail, cohort.folder / "thumbnails" / f"{slide.slide_id}.jpg", copy=copy
+        )
     if slide.read_truth is not None:
         store.write(cohort.truth_file(slide.slide_id), slide.read_truth())
     if slide.linkable and not copy:
@@ -300,7 +309,9 @@ def _place_slide(slide: ForeignSlide, cohort: Cohort, *, copy: bool) -> bool:
         return True
     features, coords = slide.load()
     check_finite(slide.path, features)
-    datasets = {"features": features} if coords is None else {"features": features, "coords": coords}
+    datasets = (
+        {"features": features} if coords is None else {"features": features, "coords": coords}
+    )
     kept: dict[str, dict[str, Any]] = {name: {} for name in datasets}
     for file in (file for file in slide.attributes_files if file is not None):
         for name in kept:

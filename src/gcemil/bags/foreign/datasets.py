@@ -122,14 +122,20 @@ def import_dataset(
     """Write a cohort of one of the paper's datasets; `official_split` makes its official test set that of fold 0."""
     plan = load_dataset_spec(name)
     if official_split and (plan.official_test is None or splits is not None):
-        reason = "has no official test set" if plan.official_test is None else "was given --splits too"
-        raise UsageError(f"Recipe '{name}' {reason}. Leave --official-split away, or run 'gcemil split'.")
+        reason = (
+            "has no official test set" if plan.official_test is None else "was given --splits too"
+        )
+        raise UsageError(
+            f"Recipe '{name}' {reason}. Leave --official-split away, or run 'gcemil split'."
+        )
     folder = read_folder(source, options)
     slide_ids = [slide.slide_id for slide in folder.slides]
     if plan.reader == "camelyon16":
         table = _read_camelyon16(plan, labels, slide_ids, source=folder.path)
     elif labels is None:
-        raise UsageError(f"Recipe '{name}' needs its label table ({plan.source}). Give it with --labels.")
+        raise UsageError(
+            f"Recipe '{name}' needs its label table ({plan.source}). Give it with --labels."
+        )
     else:
         read = _read_survival if plan.reader == "survival" else _read_classes
         table = read(plan, labels, slide_ids)
@@ -142,7 +148,9 @@ def import_dataset(
         out,
         classes=plan.class_names or None,
         splits=splits,
-        official=partial(make_official_fold, test=str(plan.official_test)) if official_split else None,
+        official=partial(make_official_fold, test=str(plan.official_test))
+        if official_split
+        else None,
         copy=copy,
         force=force,
         anchors=plan.anchors,
@@ -153,7 +161,9 @@ def import_dataset(
 
 def make_official_fold(rows: Sequence[SlideRow], *, test: str) -> Fold:
     """Fold 0: the official test slides; of the training slides of every class each fifth validates, in a fixed order."""
-    part_of: dict[str, Part] = {row.slide_id: "test" for row in rows if row.slide_id.startswith(test)}
+    part_of: dict[str, Part] = {
+        row.slide_id: "test" for row in rows if row.slide_id.startswith(test)
+    }
     if len(part_of) in (0, len(rows)):
         which = "No slide is" if not part_of else "All slides are"
         raise CohortError(
@@ -211,11 +221,15 @@ def _read_classes(plan: DatasetSpec, path: Path, slide_ids: Sequence[str]) -> La
         if unit == "case" and name not in slides_of:
             excluded.append(f"case '{name}': no slide in the features folder")
         for slide_id in [name] if unit == "slide" else slides_of.get(name, []):
-            case_id = tcga_case_id(slide_id) if plan.tcga and is_tcga(slide_id) else line.get("case", "")
+            case_id = (
+                tcga_case_id(slide_id) if plan.tcga and is_tcga(slide_id) else line.get("case", "")
+            )
             case_id = slide_id if is_missing(case_id) else case_id
             row = SlideRow(slide_id, case_id, label=label, site=line.get("site") or None)
             if rows.setdefault(slide_id, row) != row:
-                raise CohortError(f"{path}: slide '{slide_id}' has two different rows. Correct the table.")
+                raise CohortError(
+                    f"{path}: slide '{slide_id}' has two different rows. Correct the table."
+                )
     return _finish_table(path, "official", "classification", rows, lines, excluded)
 
 
@@ -241,7 +255,9 @@ def _read_survival(plan: DatasetSpec, path: Path, slide_ids: Sequence[str]) -> L
         time, event, remark = outcome
         lines += [f"case '{case_id}': {remark}"] if remark else []
         own = slides_of.get(str(case_id), [])
-        rows |= {slide_id: SlideRow(slide_id, str(case_id), time=time, event=event) for slide_id in own}
+        rows |= {
+            slide_id: SlideRow(slide_id, str(case_id), time=time, event=event) for slide_id in own
+        }
         excluded += [] if own else [f"case '{case_id}': no slide in the features folder"]
     return _finish_table(path, "GDC clinical", "survival", rows, lines, excluded)
 
@@ -256,7 +272,9 @@ def _read_camelyon16(
     if path is not None:
         table = read_frame(path, header=False)
         if "1" not in table:
-            raise CohortError(f"{path} has one column, not slide and label. Download reference.csv again.")
+            raise CohortError(
+                f"{path} has one column, not slide and label. Download reference.csv again."
+            )
         reference = dict(zip(table["0"].map(plain_id), table["1"].str.lower(), strict=True))
     left_out: list[str] = []
     rows: dict[str, SlideRow] = {}

@@ -22,7 +22,17 @@ CASE_COLUMNS = (
 )
 ANY = "*"
 ALIASES = {
-    "slide_id": {"slide_id", "slide", "slideid", "image", "image_id", "filename", "file", "wsi", "wsi_id"},
+    "slide_id": {
+        "slide_id",
+        "slide",
+        "slideid",
+        "image",
+        "image_id",
+        "filename",
+        "file",
+        "wsi",
+        "wsi_id",
+    },
     "case_id": {name.lower() for name in CASE_COLUMNS} | {"pid", "caseid", "patientid"},
     "label": {"label", "y", "diagnosis", "class", "category", "subtype"},
     "time": {"time", "os.time", "os_time", "survival_time", "futime"},
@@ -97,16 +107,27 @@ class Dialect:
 DIALECTS = (
     Dialect("gcemil", "slide_id", "case_id", time="time", event="event"),
     Dialect("CLAM", "slide_id", "case_id", "label", folds=False),
-    Dialect("MCAT/SurvPath", "slide_id", "case_id", None, "survival_months*", "censorship*", True, "os"),
+    Dialect(
+        "MCAT/SurvPath", "slide_id", "case_id", None, "survival_months*", "censorship*", True, "os"
+    ),
     Dialect("PANTHER/MMP", "slide_id", "case_id", None, "*_survival_days", "*_censorship", True),
     Dialect("Patho-Bench", "slide_id", "case_id", ANY, "*_days", "*_event", folds=True),
     Dialect("STAMP", "FILENAME", "PATIENT", ANY, case_required=True),
     Dialect("slideflow/PathBench", "slide", "patient", "category", case_required=True),
-    Dialect("slideflow/PathBench", "slide", "patient", time="time", event="event", case_required=True),
+    Dialect(
+        "slideflow/PathBench", "slide", "patient", time="time", event="event", case_required=True
+    ),
     Dialect("MIL_BASELINE", "slide_path", "case_id", "label"),
     Dialect("MHIM-MIL", "ID", "Case", "Label"),
     Dialect(
-        "cBioPortal", "FILENAME", PATIENT_ID, None, "*_MONTHS", "*_STATUS", endpoint="os", case_required=True
+        "cBioPortal",
+        "FILENAME",
+        PATIENT_ID,
+        None,
+        "*_MONTHS",
+        "*_STATUS",
+        endpoint="os",
+        case_required=True,
     ),
 )
 
@@ -116,7 +137,9 @@ def detect_dialect(table: pd.DataFrame, path: Path, choice: Choice) -> tuple[str
     if (columns := _use_chosen_columns(table, path, choice)) is not None:
         return "chosen columns", replace(columns, is_value=choice.task == "regression")
     found = [
-        (one.tool, columns) for one in DIALECTS if (columns := _fit(one, table, path, choice)) is not None
+        (one.tool, columns)
+        for one in DIALECTS
+        if (columns := _fit(one, table, path, choice)) is not None
     ]
     if choice.task == "regression":
         # A column of labels holds what the user says it holds.
@@ -178,7 +201,9 @@ def rename_targets(table: pd.DataFrame, choice: Choice) -> pd.DataFrame:
 def _rename_alias(table: pd.DataFrame, name: str, aliases: Collection[str] = ()) -> pd.DataFrame:
     """The table with the only column of these names renamed, in upper or lower case."""
     found = [column for column in table if str(column).lower() in (aliases or ALIASES[name])]
-    return table.rename(columns={found[0]: name}) if name not in table and len(found) == 1 else table
+    return (
+        table.rename(columns={found[0]: name}) if name not in table and len(found) == 1 else table
+    )
 
 
 def list_endpoints(table: pd.DataFrame, dialect: Dialect) -> dict[str, tuple[str, str]]:
@@ -209,7 +234,9 @@ def find_case_column(table: pd.DataFrame) -> str | None:
     if find_id_columns(table) is not None or find_wide_parts(table):
         return None
     exact = (column for column in CASE_COLUMNS if column in table)
-    return next(exact, None) or next((name for name in table if name.lower() in ALIASES["case_id"]), None)
+    return next(exact, None) or next(
+        (name for name in table if name.lower() in ALIASES["case_id"]), None
+    )
 
 
 def find_fold_columns(table: pd.DataFrame) -> list[str]:
@@ -248,7 +275,9 @@ def _use_chosen_columns(table: pd.DataFrame, path: Path, choice: Choice) -> Colu
     if not chosen:
         return _keep_columns(table, Columns(*ids, label=choice.target))
     time, event = chosen
-    return _keep_columns(table, Columns(*ids, time=time, event=event, flip="censor" in event.lower()))
+    return _keep_columns(
+        table, Columns(*ids, time=time, event=event, flip="censor" in event.lower())
+    )
 
 
 def _fit(dialect: Dialect, table: pd.DataFrame, path: Path, choice: Choice) -> Columns | None:
@@ -277,12 +306,16 @@ def _fit(dialect: Dialect, table: pd.DataFrame, path: Path, choice: Choice) -> C
         wanted = choice.endpoint if ANY in dialect.event and choice.endpoint else dialect.endpoint
         wanted = wanted or (next(iter(by_name)) if len(by_name) == 1 else "")
         if wanted.lower() not in by_name:
-            raise UsageError(f"{path} has endpoints {', '.join(pairs)}. Choose one with --endpoint.")
+            raise UsageError(
+                f"{path} has endpoints {', '.join(pairs)}. Choose one with --endpoint."
+            )
         pair = by_name[wanted.lower()]
     elif label not in table:
         return None
     time, event = pair or (None, None)
-    columns = Columns(dialect.slide, dialect.case, None if pair else label, time, event, flip=dialect.flip)
+    columns = Columns(
+        dialect.slide, dialect.case, None if pair else label, time, event, flip=dialect.flip
+    )
     return _keep_columns(table, columns)
 
 
@@ -317,7 +350,9 @@ def _ambiguity_error(
         return CohortError(f"{path} could be a table of {tools}. Keep the columns of one of them.")
     if found:
         remedy = "them with --time and --event" if choice.task == "survival" else "it with --target"
-        return CohortError(f"{path} has no {choice.task} target; its columns are: {columns}. Name {remedy}.")
+        return CohortError(
+            f"{path} has no {choice.task} target; its columns are: {columns}. Name {remedy}."
+        )
     if find_id_columns(table) is None:
         return CohortError(
             f"{path} is not a label table that gcemil knows; its columns are: {columns}. "

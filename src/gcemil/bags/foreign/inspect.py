@@ -22,7 +22,13 @@ from gcemil.bags.foreign import trident
 from gcemil.bags.foreign.clam import read_tensor_shape
 from gcemil.bags.foreign.label_tables import find_measurement, read_labels
 from gcemil.bags.foreign.layouts import find_file_layout, find_first_h5, find_layout
-from gcemil.bags.foreign.source import UNKNOWN_ENCODER, FeatureLayout, ReadOptions, plain_id, squeeze_bag
+from gcemil.bags.foreign.source import (
+    UNKNOWN_ENCODER,
+    FeatureLayout,
+    ReadOptions,
+    plain_id,
+    squeeze_bag,
+)
 from gcemil.bags.foreign.splits import has_splits, read_splits
 from gcemil.bags.foreign.torchmil import read_array
 from gcemil.bags.tables import has_columns, list_columns, read_frame
@@ -134,8 +140,12 @@ def _inspect_run(path: Path) -> Inspection:
     folds = sorted(found.name for found in path.glob("fold_*") if found.is_dir())
     done = [fold for fold in folds if (path / fold / "metrics.json").is_file()]
     facts = (("folds", ", ".join(folds)), ("finished", ", ".join(done) or "none"))
-    problems = tuple(f"{fold} has no metrics.json: it did not finish." for fold in folds if fold not in done)
-    return Inspection(path, "run", "Run of gcemil", facts, problems, f"gcemil report {_quote(path)}")
+    problems = tuple(
+        f"{fold} has no metrics.json: it did not finish." for fold in folds if fold not in done
+    )
+    return Inspection(
+        path, "run", "Run of gcemil", facts, problems, f"gcemil report {_quote(path)}"
+    )
 
 
 def _inspect_features(path: Path, layout: FeatureLayout | None) -> Inspection:
@@ -148,7 +158,9 @@ def _inspect_features(path: Path, layout: FeatureLayout | None) -> Inspection:
     for one in sample:
         for problem in one.problems:
             # The remedy of a file works for its folder too.
-            names.setdefault(problem.replace(_quote(one.path), _quote(path)), []).append(one.path.name)
+            names.setdefault(problem.replace(_quote(one.path), _quote(path)), []).append(
+                one.path.name
+            )
     problems = tuple(
         f"{own[0] if len(own) == 1 else f'{len(own)} of {len(sample)} files looked at'}: {problem}"
         for problem, own in names.items()
@@ -164,7 +176,9 @@ def _import_command(features: Path, needs: str = "") -> str:
     """The import of a features folder; with a label table that lies near it and names its slides."""
     table = find_label_table(features)
     labels = "TABLE" if table is None else _quote(table)
-    return f"gcemil import {_quote(features)} --labels {labels}{needs} --out {_propose_out(features)}"
+    return (
+        f"gcemil import {_quote(features)} --labels {labels}{needs} --out {_propose_out(features)}"
+    )
 
 
 def find_label_table(features: Path) -> Path | None:
@@ -174,7 +188,9 @@ def find_label_table(features: Path) -> Path | None:
     for folder in (features, features.parent, features.parent.parent):
         with suppress(OSError):
             tables += [
-                path for path in sorted(folder.iterdir()) if READERS.get(path.suffix) is _inspect_table
+                path
+                for path in sorted(folder.iterdir())
+                if READERS.get(path.suffix) is _inspect_table
             ]
     for path in tables[:_MOST_TABLES]:
         with suppress(GcemilError, OSError):
@@ -193,7 +209,9 @@ def _quote(path: Path) -> str:
 
 
 def _report_splits(path: Path, title: str, facts: Facts) -> Inspection:
-    command = f"gcemil import FEATURES --labels TABLE --splits {_quote(path)} --out {_propose_out(path)}"
+    command = (
+        f"gcemil import FEATURES --labels TABLE --splits {_quote(path)} --out {_propose_out(path)}"
+    )
     return Inspection(path, "splits", title, facts, next_command=command)
 
 
@@ -256,10 +274,16 @@ def _describe_slide(layout: FeatureLayout, path: Path) -> tuple[Facts, list[str]
         problems.append("No patches: the tool found no tissue. The slide is left out on import.")
     elif slide.has_coords:
         unit = "micrometres" if "--mpp" in layout.needs else "level-0 px"
-        source = "the stride; the file does not say it" if slide.size_is_inferred else "from the attributes"
+        source = (
+            "the stride; the file does not say it"
+            if slide.size_is_inferred
+            else "from the attributes"
+        )
         size = "unknown" if slide.patch_size is None else f"{slide.patch_size} {unit} ({source})"
         facts += [("patch size", size), ("coordinates", unit)]
-        if unit != "micrometres" and (problem := coords_problem(squeeze_bag(store.read(path, "coords")))):
+        if unit != "micrometres" and (
+            problem := coords_problem(squeeze_bag(store.read(path, "coords")))
+        ):
             problems.append(f"{problem}.")
     return tuple(facts), problems
 
@@ -272,10 +296,10 @@ def _inspect_table(path: Path) -> Inspection:
         return Inspection(path, "wsinfer", "wsinfer patch predictions", tuple(facts))
     out = _propose_out(path)
     if "PATIENT" in table and "FILENAME" not in table:
-        command = (
-            f"gcemil import FEATURES --labels {_quote(path)} --slide-table SLIDES --target COLUMN --out {out}"
+        command = f"gcemil import FEATURES --labels {_quote(path)} --slide-table SLIDES --target COLUMN --out {out}"
+        return Inspection(
+            path, "labels", "STAMP clinical table", tuple(facts), next_command=command
         )
-        return Inspection(path, "labels", "STAMP clinical table", tuple(facts), next_command=command)
     try:
         labels = read_labels(path)
     except (InputError, UsageError) as error:
@@ -287,7 +311,9 @@ def _inspect_table(path: Path) -> Inspection:
     facts += [("assumed", line) for line in labels.assumptions]
     task = " --task regression" if find_measurement(labels.rows) else ""
     command = f"gcemil import FEATURES --labels {_quote(path)}{task} --out {out}"
-    return Inspection(path, "labels", f"{labels.dialect} label table", tuple(facts), labels.excluded, command)
+    return Inspection(
+        path, "labels", f"{labels.dialect} label table", tuple(facts), labels.excluded, command
+    )
 
 
 def _inspect_json(path: Path) -> Inspection:
@@ -308,15 +334,22 @@ def _inspect_geojson(path: Path) -> Inspection:
         for feature in features:
             properties = feature.get("properties") or {}
             classification = properties.get("classification")
-            if isinstance(classification, dict) and not classification.keys() & {"color", "colorRGB"}:
+            if isinstance(classification, dict) and not classification.keys() & {
+                "color",
+                "colorRGB",
+            }:
                 problems["A classification without colour: QuPath refuses the file."] += 1
             if "objectType" in feature and "objectType" not in properties:
-                problems["objectType stands outside properties: QuPath imports an annotation instead."] += 1
+                problems[
+                    "objectType stands outside properties: QuPath imports an annotation instead."
+                ] += 1
     except (InputError, KeyError, TypeError, AttributeError) as error:
         because = (("because", error_text(error)),)
         return Inspection(path, "unknown", "No GeoJSON feature collection", because)
     counted = tuple(f"{problem} ({count} objects)" for problem, count in problems.items())
-    return Inspection(path, "geojson", "GeoJSON annotations", (("objects", str(len(features))),), counted)
+    return Inspection(
+        path, "geojson", "GeoJSON annotations", (("objects", str(len(features))),), counted
+    )
 
 
 def _inspect_array(path: Path) -> Inspection:
@@ -327,7 +360,9 @@ def _inspect_array(path: Path) -> Inspection:
     facts = (("shape", str(read_tensor_shape(path))),)
     problem = "No coordinates in this file: keep CLAM's coords folder beside it."
     command = _import_command(path.parent)
-    return Inspection(path, "clam_tensor", "CLAM features as a bare tensor", facts, (problem,), command)
+    return Inspection(
+        path, "clam_tensor", "CLAM features as a bare tensor", facts, (problem,), command
+    )
 
 
 READERS = {

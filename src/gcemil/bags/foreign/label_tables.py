@@ -35,7 +35,9 @@ from gcemil.errors import CohortError, UsageError
 from gcemil.wording import shorten_list
 
 _HAPPENED = frozenset({"1", "dead", "deceased", "died", "death", "event", "true", "yes"})
-_NEGATIVE = frozenset({"0", "-", "neg", "negative", "no", "false", "absent", "low", "wt", "wildtype"})
+_NEGATIVE = frozenset(
+    {"0", "-", "neg", "negative", "no", "false", "absent", "low", "wt", "wildtype"}
+)
 """Words for the value 0 of a target; of other words the first in their order is 0."""
 _NOT_HAPPENED = frozenset({"0", "alive", "living", "censored", "false", "no"})
 MOST_CLASSES = 8
@@ -121,11 +123,23 @@ def _read_target_labels(
         unlabelled.append(set(table.excluded))
         for row in table.rows:
             known = found.get(row.slide_id, replace(row, label=None, labels=(None,) * len(names)))
-            labels = (*known.labels[:index], values.index(str(row.label)), *known.labels[index + 1 :])
+            labels = (
+                *known.labels[:index],
+                values.index(str(row.label)),
+                *known.labels[index + 1 :],
+            )
             found[row.slide_id] = replace(known, labels=labels)
-    excluded = sorted({line for lines in unlabelled for line in lines if line.split("'")[1] not in found})
+    excluded = sorted(
+        {line for lines in unlabelled for line in lines if line.split("'")[1] not in found}
+    )
     return LabelTable(
-        path, table.dialect, "multilabel", tuple(found.values()), names, tuple(lines), tuple(excluded)
+        path,
+        table.dialect,
+        "multilabel",
+        tuple(found.values()),
+        names,
+        tuple(lines),
+        tuple(excluded),
     )
 
 
@@ -165,7 +179,9 @@ def _build_label_table(
                 f"{path}: slide '{slide_id}' occurs twice with different targets. Correct the table."
             )
     if not rows:
-        raise CohortError(f"{path}: no row has a usable target ({excluded[0] if excluded else 'no rows'}).")
+        raise CohortError(
+            f"{path}: no row has a usable target ({excluded[0] if excluded else 'no rows'})."
+        )
     # Time and event belong to the case, so its slides must agree.
     cases: dict[str, SlideRow] = {}
     for row in rows.values():
@@ -177,7 +193,9 @@ def _build_label_table(
     classes = order_classes(row.label for row in rows.values() if row.label is not None)
     count = f"{path.name} read as a {dialect} table ({len(rows) + len(excluded)} slides)."
     lines = (*notes, count, *_list_assumptions(table[columns.slide], path, columns))
-    return LabelTable(path, dialect, columns.task, tuple(rows.values()), classes, lines, tuple(excluded))
+    return LabelTable(
+        path, dialect, columns.task, tuple(rows.values()), classes, lines, tuple(excluded)
+    )
 
 
 def choose_classes(
@@ -189,7 +207,9 @@ def choose_classes(
     if table.task == "multilabel":
         for index, name in enumerate(table.classes):
             if len(values := {row.labels[index] for row in rows} - {None}) < 2:
-                said = f"is {values.pop()} on every slide" if values else "has no label on any slide"
+                said = (
+                    f"is {values.pop()} on every slide" if values else "has no label on any slide"
+                )
                 raise CohortError(
                     f"{table.path}: '{name}' {said} with features, so nothing can be learned. Leave it out of --target."
                 )
@@ -253,9 +273,7 @@ def find_label_faults(rows: Sequence[SlideRow]) -> tuple[str, ...]:
     if (fault := find_measurement(rows, most=0)) is not None:
         faults.append(fault)
     elif len(distinct) > MOST_CLASSES and len(distinct) > len(labels) / 2:
-        count = (
-            f"{len(distinct)} classes for {len(labels)} slides, most of them unique, such as '{distinct[0]}'"
-        )
+        count = f"{len(distinct)} classes for {len(labels)} slides, most of them unique, such as '{distinct[0]}'"
         faults.append(f"{count}. {remedy}")
     return tuple(faults)
 
@@ -295,11 +313,15 @@ def _read_label_frame(path: Path, sheet: str | None) -> pd.DataFrame:
     names = ("train.csv", "val.csv", "test.csv")
     files = [folder / name for folder in folders for name in names if (folder / name).is_file()]
     if not files:
-        raise CohortError(f"{path} is a folder without train.csv and test.csv. Point at the label table.")
+        raise CohortError(
+            f"{path} is a folder without train.csv and test.csv. Point at the label table."
+        )
     tables = [read_frame(file) for file in files]
     for file, table in zip(files, tables, strict=True):
         if set(table) != set(tables[0]):
-            raise CohortError(f"{file} and {files[0]} have different columns, so they are not one table.")
+            raise CohortError(
+                f"{file} and {files[0]} have different columns, so they are not one table."
+            )
     return pd.concat(tables, ignore_index=True)
 
 
@@ -315,7 +337,9 @@ def _join_slide_table(
         )
     slides = read_frame(slide_table)
     if not has_columns(slides, patient, "FILENAME"):
-        raise CohortError(f"{slide_table} is not a {tool} slide table: it needs {patient} and FILENAME.")
+        raise CohortError(
+            f"{slide_table} is not a {tool} slide table: it needs {patient} and FILENAME."
+        )
     if clinical[patient].duplicated().any():
         raise CohortError(f"{path}: a {patient} occurs twice. Keep one row per patient.")
     joined = slides[[patient, "FILENAME"]].merge(clinical, on=patient)
@@ -325,12 +349,16 @@ def _join_slide_table(
         f"Patients joined: {len(clinical) - len(slideless)} of {path.name} with {len(joined)} slides of {slide_table.name}."
     ]
     notes += (
-        [f"{len(unknown)} patients of the slide table without clinical row: {shorten_list(unknown)}."]
+        [
+            f"{len(unknown)} patients of the slide table without clinical row: {shorten_list(unknown)}."
+        ]
         if unknown
         else []
     )
     notes += (
-        [f"{len(slideless)} patients of the clinical table without slide: {shorten_list(slideless)}."]
+        [
+            f"{len(slideless)} patients of the clinical table without slide: {shorten_list(slideless)}."
+        ]
         if slideless
         else []
     )
@@ -393,7 +421,9 @@ def _read_row(line: dict[str, str], columns: Columns, slide_id: str, path: Path)
         return f"no valid time in '{columns.time}' ('{line[columns.time or '']}')"
     if event is None:
         return f"no valid status in '{columns.event}' ('{line[columns.event or '']}')"
-    return SlideRow(slide_id, case_id, time=time, event=1 - event if columns.flip else event, site=site)
+    return SlideRow(
+        slide_id, case_id, time=time, event=1 - event if columns.flip else event, site=site
+    )
 
 
 def read_value(text: str, column: str, slide_id: str, path: Path) -> float:

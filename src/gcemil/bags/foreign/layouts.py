@@ -46,12 +46,16 @@ def find_layout(folder: Path) -> FeatureLayout | None:
 def _read_file_layout(path: Path) -> FeatureLayout | None:
     """The layout of an HDF5 feature file."""
     datasets = set(store.describe(path))
-    return find_file_layout(datasets, store.attributes(path, "coords") if "coords" in datasets else {})
+    return find_file_layout(
+        datasets, store.attributes(path, "coords") if "coords" in datasets else {}
+    )
 
 
 def find_file_layout(datasets: Names, attributes: Attributes) -> FeatureLayout | None:
     """The layout of a feature file with these datasets and these attributes of its coordinates."""
-    return next((layout for layout in LAYOUTS.values() if layout.owns_file(datasets, attributes)), None)
+    return next(
+        (layout for layout in LAYOUTS.values() if layout.owns_file(datasets, attributes)), None
+    )
 
 
 def read_feature_file(path: Path, options: ReadOptions | None = None) -> ForeignSlide:
@@ -78,9 +82,13 @@ def read_folder(source: Path, options: ReadOptions) -> ForeignFolder:
             f"{source} does not exist.{near_path(source)} Give the folder that holds the features of your slides."
         )
     if source.is_file():
-        raise CohortError(f"{source} is a file. Give the folder that holds the features of your slides.")
+        raise CohortError(
+            f"{source} is a file. Give the folder that holds the features of your slides."
+        )
     if (source / "cohort.yaml").is_file():
-        raise CohortError(f"{source} is a cohort already. Use it as it is: 'gcemil validate {source}'.")
+        raise CohortError(
+            f"{source} is a cohort already. Use it as it is: 'gcemil validate {source}'."
+        )
     layout = find_layout(source)
     if layout is None:
         *others, last = (known.name for known in LAYOUTS.values())

@@ -46,7 +46,9 @@ def plain_id(name: str) -> str:
     """The last part of a path without known slide and feature extensions."""
     base = name.strip().replace("\\", "/").rstrip("/").rsplit("/", 1)[-1]
     # There may be several, as in slide.svs.h5.
-    while extension := next((e for e in _KNOWN if base.lower().endswith(e) and len(base) > len(e)), None):
+    while extension := next(
+        (e for e in _KNOWN if base.lower().endswith(e) and len(base) > len(e)), None
+    ):
         base = base[: -len(extension)]
     return base
 
@@ -181,7 +183,10 @@ class FeatureLayout:
         names = {path: path.relative_to(folder).as_posix().removesuffix(".zarr") for path in files}
         ids = plain_ids(names.values(), where=str(folder))
         slides = read_each(
-            files, lambda path: self.read_slide(path, ids[names[path]], options), folder, options.skipped
+            files,
+            lambda path: self.read_slide(path, ids[names[path]], options),
+            folder,
+            options.skipped,
         )
         lines = [
             *describe_stripped_ids((path.stem for path in files), where=str(folder)),
@@ -192,7 +197,8 @@ class FeatureLayout:
             lines.append(f"Patch size {options.patch_size} level-0 px as given.")
         if inferred := [slide for slide in slides if slide.size_is_inferred]:
             shown = [
-                f"{one.slide_id}: {one.patch_size or 'unknown, too few patches'}" for one in inferred[:3]
+                f"{one.slide_id}: {one.patch_size or 'unknown, too few patches'}"
+                for one in inferred[:3]
             ]
             lines.append(
                 f"Patch size inferred from the stride of {len(inferred)} slides, true only without overlap: "
@@ -203,7 +209,9 @@ class FeatureLayout:
                 f"{len(placeless)} slides have no coordinates ('{placeless[0]}'): hosts that need positions cannot use them."
             )
         if n_pictures := sum(slide.thumbnail is not None for slide in slides):
-            lines.append(f"Thumbnails of {n_pictures} slides were found beside the features and are shown.")
+            lines.append(
+                f"Thumbnails of {n_pictures} slides were found beside the features and are shown."
+            )
         encoder = _require_one_encoder((slide.encoder for slide in slides), folder)
         return ForeignFolder(self.tool, folder, slides, encoder, tuple(lines))
 
@@ -216,7 +224,9 @@ def read_plain_slide(
     n_patches, dim = check_feature_shape(path, datasets)
     has_coords = "coords" in datasets
     # A link cannot take off the 1 of a batch of one, nor round coordinates that are fractions.
-    linkable = all(len(datasets[name].shape) == 2 for name in ("features", "coords") if name in datasets)
+    linkable = all(
+        len(datasets[name].shape) == 2 for name in ("features", "coords") if name in datasets
+    )
     linkable = linkable and datasets["features"].dtype in _LINKABLE_DTYPES
     linkable = linkable and (not has_coords or datasets["coords"].dtype.kind in "iu")
 
@@ -245,7 +255,9 @@ def infer_patch_size(slide: ForeignSlide, coords_file: Path) -> ForeignSlide:
         return slide
     stride = grid_stride(read_bag_coords(coords_file))
     return replace(
-        slide, patch_size=None if stride is None else LevelZeroPx(round(stride)), size_is_inferred=True
+        slide,
+        patch_size=None if stride is None else LevelZeroPx(round(stride)),
+        size_is_inferred=True,
     )
 
 

@@ -27,7 +27,12 @@ _PART_NAMES: dict[str, Part] = {
     **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
-_SPLIT_COLUMNS = (("slide_id", "split"), ("bag_name", "split"), ("ID", "Split"), ("WSI Filename", "Set"))
+_SPLIT_COLUMNS = (
+    ("slide_id", "split"),
+    ("bag_name", "split"),
+    ("ID", "Split"),
+    ("WSI Filename", "Set"),
+)
 
 IdParts = dict[str, Part]
 
@@ -50,12 +55,18 @@ def read_splits(path: Path) -> SplitTable:
                 folds += _read_fold_table(read_frame(files[0]), files[0])
                 continue
             named = [(one, _PART_NAMES[one.stem]) for one in files]
-            pairs = [(name, part) for one, part in named for name in _slide_column(read_frame(one), one)]
+            pairs = [
+                (name, part) for one, part in named for name in _slide_column(read_frame(one), one)
+            ]
             folds.append(_collect_fold(pairs, files[0].parent))
     elif path.suffix == ".json":
         try:
             for split in read_json(path)["splits"]:
-                pairs = [(str(name), part) for part in PARTS for name in split.get(f"{part}_patients", ())]
+                pairs = [
+                    (str(name), part)
+                    for part in PARTS
+                    for name in split.get(f"{part}_patients", ())
+                ]
                 folds.append(_collect_fold(pairs, path))
         except (KeyError, TypeError, AttributeError) as error:
             raise CohortError(
@@ -66,7 +77,9 @@ def read_splits(path: Path) -> SplitTable:
     if any("test" in fold.values() for fold in folds):
         return SplitTable(path, tuple(folds))
     # MCAT and its successors report on the part they call val and have no other.
-    folds = [{name: "test" if part == "val" else part for name, part in fold.items()} for fold in folds]
+    folds = [
+        {name: "test" if part == "val" else part for name, part in fold.items()} for fold in folds
+    ]
     line = f"{path.name} has no test part: its 'val' is the held-out part and becomes 'test'."
     return SplitTable(path, tuple(folds), (line,))
 
@@ -77,7 +90,9 @@ def has_splits(table: pd.DataFrame) -> bool:
     return pairs or bool(find_fold_columns(table) or find_wide_parts(table))
 
 
-def match_folds(table: SplitTable, rows: Sequence[SlideRow]) -> tuple[list[Fold], list[str], tuple[str, ...]]:
+def match_folds(
+    table: SplitTable, rows: Sequence[SlideRow]
+) -> tuple[list[Fold], list[str], tuple[str, ...]]:
     """Folds of the slides in `rows`, the slides that none of them names, and what was assumed.
 
     Slides that only some folds name are refused.
@@ -87,7 +102,9 @@ def match_folds(table: SplitTable, rows: Sequence[SlideRow]) -> tuple[list[Fold]
     folds = []
     for index, parts in enumerate(table.folds):
         by_id = _normalise_ids(parts)
-        folds.append(Fold(index, {slide: by_id[name] for slide, name in names.items() if name in by_id}))
+        folds.append(
+            Fold(index, {slide: by_id[name] for slide, name in names.items() if name in by_id})
+        )
     placed = set().union(*(fold.part_of for fold in folds))
     for fold in folds:
         if missing := sorted(placed - set(fold.part_of)):
@@ -113,7 +130,9 @@ def _find_fold_files(folder: Path) -> list[list[Path]]:
         )
     if all(folds):
         return folds
-    tables = sorted(folder.glob("*.csv"), key=lambda path: [int(n) for n in re.findall(r"\d+", path.stem)])
+    tables = sorted(
+        folder.glob("*.csv"), key=lambda path: [int(n) for n in re.findall(r"\d+", path.stem)]
+    )
     if not tables:
         raise CohortError(
             f"{folder} holds no splits that are known here. Point at the file, or use 'gcemil split'."
@@ -122,7 +141,9 @@ def _find_fold_files(folder: Path) -> list[list[Path]]:
 
 
 def _find_numbered(folder: Path, pattern: str) -> list[Path]:
-    found = {int(match[1]): path for path in folder.iterdir() if (match := re.search(pattern, path.name))}
+    found = {
+        int(match[1]): path for path in folder.iterdir() if (match := re.search(pattern, path.name))
+    }
     return [found[number] for number in sorted(found)]
 
 
@@ -200,4 +221,7 @@ def _find_unit(table: SplitTable, rows: Sequence[SlideRow]) -> tuple[str, str]:
     # Equal counts are left only where every slide is its own case.
     unit = "slide" if as_slides >= as_cases else "case"
     known = max(as_slides, as_cases)
-    return unit, f"Splits in {table.path.name} name {unit}s: {known} of {len(names)} ids are in the cohort."
+    return (
+        unit,
+        f"Splits in {table.path.name} name {unit}s: {known} of {len(names)} ids are in the cohort.",
+    )

@@ -56,7 +56,9 @@ def parse_mpp(text: str) -> Mpp:
         raise UsageError(f"{path}: every mpp must be a number ({error}).") from error
 
 
-def _find_tile_size(attributes: dict[str, Any], coords: MicronRows, path: Path) -> tuple[Microns, float]:
+def _find_tile_size(
+    attributes: dict[str, Any], coords: MicronRows, path: Path
+) -> tuple[Microns, float]:
     """Edge of a patch in micrometres, and the factor that turns the stored coordinates into micrometres."""
     tile_um, tile = (stated_number(attributes, name) for name in ("tile_size_um", "tile_size"))
     if tile_um is not None:
@@ -74,7 +76,9 @@ def _find_tile_size(attributes: dict[str, Any], coords: MicronRows, path: Path) 
 def _read_slide(path: Path, slide_id: str, options: ReadOptions) -> ForeignSlide:
     attributes, layouts = store.attributes(path), store.describe(path)
     if (kind := attributes.get("feat_type", "tile")) != "tile":
-        raise CohortError(f"{path} holds one vector per {kind}, not patches. Point at the tile features.")
+        raise CohortError(
+            f"{path} holds one vector per {kind}, not patches. Point at the tile features."
+        )
     encoder = str(attributes.get("extractor", UNKNOWN_ENCODER))
     # Files without coordinates call their features patch_embeddings.
     key = "feats" if "feats" in layouts else "patch_embeddings"
@@ -82,7 +86,9 @@ def _read_slide(path: Path, slide_id: str, options: ReadOptions) -> ForeignSlide
     if "coords" not in layouts or n_patches == 0:
         load = partial(_load_rows, path, key, None)
         placed = "coords" in layouts
-        return ForeignSlide(slide_id, path, n_patches, dim, None, load, has_coords=placed, encoder=encoder)
+        return ForeignSlide(
+            slide_id, path, n_patches, dim, None, load, has_coords=placed, encoder=encoder
+        )
     tile_um, factor = _find_tile_size(attributes, _read_microns(path), path)
     slide_mpp = options.mpp.get(slide_id) if isinstance(options.mpp, Mapping) else options.mpp
     if slide_mpp is None or not 0 < slide_mpp < math.inf:
@@ -92,7 +98,9 @@ def _read_slide(path: Path, slide_id: str, options: ReadOptions) -> ForeignSlide
         )
     size = options.patch_size or LevelZeroPx(max(1, round(tile_um / slide_mpp)))
     load = partial(_load_rows, path, key, factor / slide_mpp)
-    given = "given per slide" if isinstance(options.mpp, Mapping) else f"{slide_mpp} for every slide"
+    given = (
+        "given per slide" if isinstance(options.mpp, Mapping) else f"{slide_mpp} for every slide"
+    )
     notes = (
         f"STAMP coordinates are micrometres; divided by mpp ({given}) and rounded to level-0 pixels.",
         f"Patches span {tile_um:g} micrometres.",

@@ -41,7 +41,9 @@ def _find_features(source: Path, encoder: str | None) -> Path:
     for base in sorted(path for path in source.glob("patches_*") if path.is_dir()) or [source]:
         named = sorted(path for path in base.glob("features/features_*") if path.is_dir())
         if named:
-            features += [path for path in named if encoder in (None, path.name.removeprefix("features_"))]
+            features += [
+                path for path in named if encoder in (None, path.name.removeprefix("features_"))
+            ]
         elif (base / "features").is_dir():
             features.append(base / "features")
         elif any(base.glob("*.npy")):
@@ -113,15 +115,21 @@ def read_array(path: Path, key: str) -> NDArray[Any]:
     """The array of a .npy file, or of the only dataset of an .h5 file."""
     if path.suffix == ".h5":
         datasets = store.describe(path)
-        return store.read(path, key if key in datasets or len(datasets) != 1 else next(iter(datasets)))
+        return store.read(
+            path, key if key in datasets or len(datasets) != 1 else next(iter(datasets))
+        )
     require_file(path)
     try:
         array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except Exception as error:
         # The header of a damaged file is parsed as Python, which fails in its own ways.
-        raise StoreError(f"{path} cannot be read as a NumPy array ({error}). Write it again.") from error
+        raise StoreError(
+            f"{path} cannot be read as a NumPy array ({error}). Write it again."
+        ) from error
     if not store.is_number_type(array.dtype):
-        raise StoreError(f"{path} holds {array.dtype}, not real numbers. Write it again as numbers.")
+        raise StoreError(
+            f"{path} holds {array.dtype}, not real numbers. Write it again as numbers."
+        )
     return array
 
 
@@ -134,12 +142,18 @@ def _read_slide(path: Path, slide_id: str, options: ReadOptions) -> ForeignSlide
         _find_partner(path, "inst_labels", "patch_labels"),
     )
     stated = _find_base(path.parent).name.removeprefix("patches_")
-    size, scale = _read_grid(coords_file, int(stated) if stated.isdigit() else None, options.patch_size)
+    size, scale = _read_grid(
+        coords_file, int(stated) if stated.isdigit() else None, options.patch_size
+    )
     notes = []
     if coords_file is not None:
-        notes.append("torchmil does not say the level of its coordinates: they are taken as level-0 pixels.")
+        notes.append(
+            "torchmil does not say the level of its coordinates: they are taken as level-0 pixels."
+        )
     if patch_labels is not None:
-        notes.append("Patch labels above 0 are written as truth/ (evidence, and its connected regions).")
+        notes.append(
+            "Patch labels above 0 are written as truth/ (evidence, and its connected regions)."
+        )
     slide = ForeignSlide(
         slide_id,
         path,
@@ -170,7 +184,9 @@ def _read_grid(
     counts_patches = stride == 1
     size = given or (patch_px if counts_patches or stride is None else round(stride))
     if counts_patches and size is None:
-        raise UsageError(f"{coords_file} counts patches, not pixels. Give the patch size with --patch-size.")
+        raise UsageError(
+            f"{coords_file} counts patches, not pixels. Give the patch size with --patch-size."
+        )
     scale = size if counts_patches and size is not None else 1
     return (None if size is None else LevelZeroPx(size)), scale
 
@@ -201,7 +217,10 @@ LAYOUT = FeatureLayout(
     tool="torchmil",
     name="torchmil",
     title="torchmil bags",
-    find_files=lambda source, options: (source, _list_arrays(_find_features(source, options.encoder))),
+    find_files=lambda source, options: (
+        source,
+        _list_arrays(_find_features(source, options.encoder)),
+    ),
     read_slide=_read_slide,
     assumes="torchmil features are converted, so they are copied.",
     owns_folder=_owns_folder,

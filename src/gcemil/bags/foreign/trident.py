@@ -47,9 +47,13 @@ def _read_slide(path: Path, slide_id: str, options: ReadOptions) -> ForeignSlide
         notes.append(f"Encoder '{encoder}' taken from the folder name; the files do not say it.")
     # <job>/thumbnails/<slide>.jpg of the job that this features folder is of.
     jobs = (*path.parent.resolve().parents[:2], path.parent)
-    pictures = (job / "thumbnails" / f"{name}.jpg" for job in jobs for name in (slide_id, path.stem))
+    pictures = (
+        job / "thumbnails" / f"{name}.jpg" for job in jobs for name in (slide_id, path.stem)
+    )
     thumbnail = next((picture for picture in pictures if picture.is_file()), None)
-    return replace(slide, encoder=encoder or UNKNOWN_ENCODER, thumbnail=thumbnail, notes=tuple(notes))
+    return replace(
+        slide, encoder=encoder or UNKNOWN_ENCODER, thumbnail=thumbnail, notes=tuple(notes)
+    )
 
 
 def _find_features_folder(source: Path, encoder: str | None) -> Path:
@@ -72,7 +76,12 @@ def find_patch_size(attributes: Attributes) -> LevelZeroPx | None:
     """Patch size in level-0 pixels, or None when the attributes do not give it."""
     direct, size, own, target = (
         None if (number := stated_number(attributes, name)) is None else round(number)
-        for name in ("patch_size_level0", "patch_size", "level0_magnification", "target_magnification")
+        for name in (
+            "patch_size_level0",
+            "patch_size",
+            "level0_magnification",
+            "target_magnification",
+        )
     )
     if direct:
         return LevelZeroPx(direct)
@@ -99,6 +108,10 @@ LAYOUT = FeatureLayout(
     find_files=_find_files,
     read_slide=_read_slide,
     assumes="TRIDENT coordinates are level-0 pixels; the patch size is patch_size_level0, not patch_size.",
-    owns_folder=lambda folder, names: any(RUN_FOLDER.search(name) for name in (folder.name, *names)),
-    owns_file=lambda datasets, attributes: "features" in datasets and bool(OWN_ATTRIBUTES & set(attributes)),
+    owns_folder=lambda folder, names: any(
+        RUN_FOLDER.search(name) for name in (folder.name, *names)
+    ),
+    owns_file=lambda datasets, attributes: (
+        "features" in datasets and bool(OWN_ATTRIBUTES & set(attributes))
+    ),
 )

@@ -52,7 +52,9 @@ def _read_slide(path: Path, slide_id: str, options: ReadOptions) -> ForeignSlide
     region = opened.tables[key].uns.get("spatialdata_attrs", {}).get("region", TILES)
     tiles = str(region if isinstance(region, str) else next(iter(region), TILES))
     if tiles not in opened.shapes:
-        raise CohortError(f"{path}: table '{key}' is about '{tiles}', which is not a shape of the store.")
+        raise CohortError(
+            f"{path}: table '{key}' is about '{tiles}', which is not a shape of the store."
+        )
     n_patches, width = (int(number) for number in opened.tables[key].shape)
     coords = _read_coords(opened, key, tiles, path)
     if len(coords) != n_patches:
@@ -104,7 +106,11 @@ def refuse_pickle(path: Path) -> None:
 
 def _choose_table(opened: Any, encoder: str | None, path: Path) -> str:
     names = [str(name) for name in opened.tables if not str(name).startswith(f"{EVIDENCE_TABLE}_")]
-    chosen = [name for name in names if encoder is None or name == encoder or name.startswith(f"{encoder}_")]
+    chosen = [
+        name
+        for name in names
+        if encoder is None or name == encoder or name.startswith(f"{encoder}_")
+    ]
     if len(chosen) != 1:
         raise UsageError(
             f"{path} has the feature tables {', '.join(names) or 'none'}; exactly one is needed. Name its encoder with --encoder."
@@ -120,7 +126,9 @@ def _read_coords(opened: Any, key: str, tiles: str, path: Path) -> CoordRows:
         rows = pd.Index(shapes["tile_id"]).get_indexer(table.obs["tile_id"])
         if (rows < 0).any():
             tile = table.obs["tile_id"].iloc[int(np.argmin(rows))]
-            raise CohortError(f"{path}: table '{key}' has tile {tile}, which '{tiles}' does not have.")
+            raise CohortError(
+                f"{path}: table '{key}' has tile {tile}, which '{tiles}' does not have."
+            )
         corners = corners[rows]
     elif len(corners) != len(table):
         raise CohortError(

@@ -33,7 +33,9 @@ CLASS_HEADINGS = {
 def describe_classes(context: Context, sample: Sample) -> Iterator[Plate | Table]:
     bags, weights = sample.bags, sample.weights
     curves = {
-        mode: found for mode in sample.modes if (found := trace_curves(bags, mode, weights)) is not None
+        mode: found
+        for mode in sample.modes
+        if (found := trace_curves(bags, mode, weights)) is not None
     }
     averaged = (
         f"{bags.classes[1]} against {bags.classes[0]}"
@@ -73,14 +75,20 @@ def draw_roc(sample: Sample, curves: dict[str, Curves]) -> Figure:
             return format_value("AUC", by_class[:, index])
         return format_value("AUC", sample.bags.measure(mode, "auc", sample.weights))
 
-    return _draw_curves(sample, curves, "roc", measure, ("ROC", "false positive rate", "sensitivity"))
+    return _draw_curves(
+        sample, curves, "roc", measure, ("ROC", "false positive rate", "sensitivity")
+    )
 
 
 def draw_precision_recall(sample: Sample, curves: dict[str, Curves]) -> Figure:
     """Precision-recall curves of every mode with bands, and of every class where there are more than two."""
 
     def measure(mode: str, index: int | None) -> str:
-        found = curves[mode] if index is None else trace_curves(sample.bags, mode, sample.weights, (index,))
+        found = (
+            curves[mode]
+            if index is None
+            else trace_curves(sample.bags, mode, sample.weights, (index,))
+        )
         return "" if found is None else format_value("AP", found.average_precision)
 
     return _draw_curves(
@@ -103,7 +111,11 @@ def _draw_curves(
     for fold in sample.folds if len(sample.folds) > 1 else ():
         if (found := trace_curves(fold, main, np.ones((1, len(fold.labels))))) is not None:
             panels[0].plot(
-                GRID, getattr(found, kind)[0], color=style.ARM_COLORS[main], linewidth=0.6, alpha=0.5
+                GRID,
+                getattr(found, kind)[0],
+                color=style.ARM_COLORS[main],
+                linewidth=0.6,
+                alpha=0.5,
             )
     look: dict[str, Any] = {"markersize": 3.4, "markevery": 20}
     for (mode, found), marker in zip(curves.items(), style.MARKERS, strict=False):
@@ -142,7 +154,9 @@ def draw_calibration(sample: Sample) -> Figure:
         means, shares, error = bin_confidence(sample.bags, mode, sample.weights)
         filled = ~np.isnan(shares[0])
         low, high = find_band(shares[:, filled])
-        axes.vlines(means[0, filled], low, high, color=style.ARM_COLORS[mode], linewidth=0.9, alpha=0.7)
+        axes.vlines(
+            means[0, filled], low, high, color=style.ARM_COLORS[mode], linewidth=0.9, alpha=0.7
+        )
         axes.plot(
             means[0, filled], shares[0, filled], color=style.ARM_COLORS[mode], marker=marker, markersize=4,
             label=f"{style.ARMS[mode]}: {format_value('ECE', error)}",
@@ -182,7 +196,10 @@ def draw_confusion(sample: Sample) -> Figure:
 def _tabulate_classes(sample: Sample) -> Table:
     """One line per class of the main prediction."""
     found = measure_classes(sample.bags, sample.main, sample.weights)
-    columns = [Column("n", "n"), *(Column(name, CLASS_HEADINGS[name], better="neither") for name in found)]
+    columns = [
+        Column("n", "n"),
+        *(Column(name, CLASS_HEADINGS[name], better="neither") for name in found),
+    ]
     lines = []
     for index, name in enumerate(sample.bags.classes):
         count = int((sample.bags.labels == index).sum())
@@ -193,5 +210,11 @@ def _tabulate_classes(sample: Sample) -> Table:
         lines.append(Line((name,), "ours", tuple(cells)))
     title = f"Every class against the others, {style.ARMS[sample.main]}"
     return Table(
-        "classes", title, "tab:classes", ("Class",), tuple(columns), tuple(lines), notes=(sample.note,)
+        "classes",
+        title,
+        "tab:classes",
+        ("Class",),
+        tuple(columns),
+        tuple(lines),
+        notes=(sample.note,),
     )

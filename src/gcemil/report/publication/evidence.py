@@ -47,7 +47,9 @@ def describe_diagnostics(context: Context) -> Iterator[Plate | Table]:
 def _describe_stability(context: Context, finding: Finding) -> Iterator[Plate | Table]:
     rows = sort_rows(finding)
     names = [
-        name for name in ("perturbation", "rule", "network", "k") if any(name in row.labels for row in rows)
+        name
+        for name in ("perturbation", "rule", "network", "k")
+        if any(name in row.labels for row in rows)
     ]
     table = context.make_table(
         rows, STABILITY, labels={name: {"rule": "Patches chosen by", "perturbation": "What changed"}.get(name, name) for name in names},
@@ -83,11 +85,18 @@ def draw_stability(finding: Finding) -> Figure | None:
         order = rules.index(rule)
         place = places[change] + 0.35 - 0.7 * (order + 0.5) / len(rules)
         look: Any = {"color": find_rule(rule).color}
-        axes.plot([max(0.0, value - spread), min(1.0, value + spread)], [place, place], linewidth=1, **look)
+        axes.plot(
+            [max(0.0, value - spread), min(1.0, value + spread)],
+            [place, place],
+            linewidth=1,
+            **look,
+        )
         label = style.readable_name(rule) if change == changes[0] else None
         marker = style.MARKERS[order % len(style.MARKERS)]
         axes.plot(value, place, marker=marker, linestyle="", label=label, **look)
-    style.draw_grid(axes, grid="x").set(title="Overlap of the chosen patches (Jaccard)", xlim=(-0.02, 1.02))
+    style.draw_grid(axes, grid="x").set(
+        title="Overlap of the chosen patches (Jaccard)", xlim=(-0.02, 1.02)
+    )
     figure.legend(loc="outside lower left", ncols=3)
     return figure
 

@@ -45,7 +45,12 @@ def describe_survival(context: Context, sample: Sample) -> Iterator[Plate | Tabl
     bags, run = sample.bags, context.run
     panels = {
         style.ARMS[mode].capitalize(): pd.DataFrame(
-            {"fold": bags.folds, "time": bags.targets, "event": bags.labels == 1, "risk": bags.by_mode[mode]}
+            {
+                "fold": bags.folds,
+                "time": bags.targets,
+                "event": bags.labels == 1,
+                "risk": bags.by_mode[mode],
+            }
         )
         for mode in sample.modes
         if mode != PLAIN
@@ -54,7 +59,12 @@ def describe_survival(context: Context, sample: Sample) -> Iterator[Plate | Tabl
     if removed:
         cases = pd.DataFrame(removed)
         panels["Evidence removed" if run.is_wrapped else "Attention removed"] = pd.DataFrame(
-            {"fold": cases.fold, "time": cases.time, "event": cases.event == 1, "risk": cases.phi_removed}
+            {
+                "fold": cases.fold,
+                "time": cases.time,
+                "event": cases.event == 1,
+                "risk": cases.phi_removed,
+            }
         ).astype({"time": float, "risk": float})
     else:
         context.list_unmeasured("snr")
@@ -74,7 +84,10 @@ def describe_survival(context: Context, sample: Sample) -> Iterator[Plate | Tabl
         yield tabulate_metrics(context, sample)
         return
     areas = {mode: measure_auc_over_time(bags, mode, sample.weights, at) for mode in sample.modes}
-    means = {mode: np.ma.masked_invalid(values).mean(axis=1).filled(np.nan) for mode, values in areas.items()}
+    means = {
+        mode: np.ma.masked_invalid(values).mean(axis=1).filled(np.nan)
+        for mode, values in areas.items()
+    }
     yield Plate(
         "auc_over_time",
         draw_over_time(
@@ -93,7 +106,10 @@ def describe_survival(context: Context, sample: Sample) -> Iterator[Plate | Tabl
         yield Plate(
             "brier",
             draw_over_time(
-                {mode: (values, format_value("IBS", integrated[mode])) for mode, values in scores.items()},
+                {
+                    mode: (values, format_value("IBS", integrated[mode]))
+                    for mode, values in scores.items()
+                },
                 at,
                 "Brier score",
                 "Brier score(t)",
@@ -103,14 +119,22 @@ def describe_survival(context: Context, sample: Sample) -> Iterator[Plate | Tabl
             f"knows no risk. IBS: mean over the span of time. {sample.note}",
         )
     extra = {"Mean AUC(t)": means, "IBS": integrated}
-    yield tabulate_metrics(context, sample, {name: values for name, values in extra.items() if values})
+    yield tabulate_metrics(
+        context, sample, {name: values for name, values in extra.items() if values}
+    )
 
 
 def _join_patients(sample: Sample) -> Sample:
     """One line per patient and fold: the mean risk of the bags."""
     bags = sample.bags
     table = pd.DataFrame(
-        {"fold": bags.folds, "case": bags.cases, "time": bags.targets, "event": bags.labels, **bags.by_mode}
+        {
+            "fold": bags.folds,
+            "case": bags.cases,
+            "time": bags.targets,
+            "event": bags.labels,
+            **bags.by_mode,
+        }
     )
     if not table.duplicated(["fold", "case"]).any():
         return sample
@@ -136,12 +160,21 @@ def _score_survival(context: Context, sample: Sample, at: np.ndarray) -> dict[st
     for mode in sample.modes:
         survival = np.empty((len(events), len(at)))
         for position, fold in enumerate(run.folds):
-            source = fold if mode != PLAIN or context.against is None else context.against.fold(fold.number)
+            source = (
+                fold
+                if mode != PLAIN or context.against is None
+                else context.against.fold(fold.number)
+            )
             lines = source.predictions("full" if mode == PLAIN else mode, "val") or []
             fitted_on = (
                 pd.DataFrame(
                     [
-                        (row["case_id"], float(row["target"]), float(row["event"]) == 1, float(row["risk"]))
+                        (
+                            row["case_id"],
+                            float(row["target"]),
+                            float(row["event"]) == 1,
+                            float(row["risk"]),
+                        )
                         for row in lines
                     ],
                     columns=["case", "time", "event", "risk"],
@@ -180,7 +213,12 @@ def draw_over_time(
         if mode == REFERENCE:
             axes.plot(at, values[0], label=f"Kaplan-Meier: {words}", **style.DASHED)
             continue
-        look = {"color": style.ARM_COLORS[mode], "marker": marker, "markersize": 3.4, "markevery": 8}
+        look = {
+            "color": style.ARM_COLORS[mode],
+            "marker": marker,
+            "markersize": 3.4,
+            "markevery": 8,
+        }
         draw_band(axes, values, at, label=f"{style.ARMS[mode]}: {words}", **look)
     style.draw_grid(axes, grid="both").set(title=title, xlabel="time", ylabel=up)
     write_legend(axes)
@@ -196,7 +234,9 @@ def split_at_median(cases: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
 def draw_risk_groups(panels: Mapping[str, pd.DataFrame]) -> Figure:
     """One panel per way to predict: two curves with 95 % intervals, the log-rank test, and below the time axis the cases at risk."""
     columns = min(3, len(panels))
-    figure = style.new_figure(3.4 * -(-len(panels) // columns), width=min(style.WIDTH, 4.6 * len(panels)))
+    figure = style.new_figure(
+        3.4 * -(-len(panels) // columns), width=min(style.WIDTH, 4.6 * len(panels))
+    )
     longest = 1.04 * max(cases.time.max() for cases in panels.values())
     axes_row = style.add_axes_grid(figure, len(panels), columns)
     for axes, (title, cases) in zip(axes_row, panels.items(), strict=True):
@@ -211,9 +251,21 @@ def draw_risk_groups(panels: Mapping[str, pd.DataFrame]) -> Figure:
         value = log_rank_p(high, low)
         words = "log-rank: not defined" if value is None else f"log-rank p = {value:.2g}"
         axes.annotate(
-            words, (0.98, 0.97), xycoords="axes fraction", ha="right", va="top", fontsize=8, color=style.INK
+            words,
+            (0.98, 0.97),
+            xycoords="axes fraction",
+            ha="right",
+            va="top",
+            fontsize=8,
+            color=style.INK,
         )
-        axes.set(title=title, xlabel="time", ylim=(0, 1.14), yticks=np.linspace(0, 1, 6), xlim=(0, longest))
+        axes.set(
+            title=title,
+            xlabel="time",
+            ylim=(0, 1.14),
+            yticks=np.linspace(0, 1, 6),
+            xlim=(0, longest),
+        )
         axes.legend(loc="lower left")
         _write_numbers_at_risk(axes, [(group, look["color"]) for group, look in groups.values()])
     axes_row[0].set_ylabel("share without event")
@@ -257,7 +309,9 @@ def _draw_curve(
     fitted = KaplanMeierFitter().fit(cases.time, cases.event)
     curve = fitted.survival_function_["KM_estimate"]
     label = f"{name} ({cases.event.sum()}/{len(cases)} events)"
-    axes.step(curve.index, curve.to_numpy(), where="post", color=color, linestyle=linestyle, label=label)
+    axes.step(
+        curve.index, curve.to_numpy(), where="post", color=color, linestyle=linestyle, label=label
+    )
     low, high = fitted.confidence_interval_.to_numpy().T
     axes.fill_between(curve.index, low, high, step="post", color=color, alpha=0.14, linewidth=0)
     censored = np.sort(cases.time[~cases.event])

@@ -33,7 +33,9 @@ def draw_values(sample: Sample) -> Figure:
     bags = sample.bags
     modes = [mode for mode in sample.modes if mode != PLAIN]
     columns = min(3, len(modes))
-    figure = style.new_figure(3.4 * -(-len(modes) // columns), width=min(style.WIDTH, 3.6 * len(modes)))
+    figure = style.new_figure(
+        3.4 * -(-len(modes) // columns), width=min(style.WIDTH, 3.6 * len(modes))
+    )
     values = np.concatenate([bags.targets, *(bags.by_mode[mode] for mode in modes)])
     margin = 0.04 * np.ptp(values)
     ends = (values.min() - margin, values.max() + margin)
@@ -41,7 +43,12 @@ def draw_values(sample: Sample) -> Figure:
     for axes, mode in zip(style.add_axes_grid(figure, len(modes), columns), modes, strict=True):
         axes.plot(ends, ends, **style.DASHED)
         axes.axhline(bags.targets.mean(), color=style.MUTED, linewidth=1, linestyle=":")
-        look: dict[str, Any] = {"s": 16, "alpha": 0.75, "linewidths": 0, "color": style.ARM_COLORS[mode]}
+        look: dict[str, Any] = {
+            "s": 16,
+            "alpha": 0.75,
+            "linewidths": 0,
+            "color": style.ARM_COLORS[mode],
+        }
         for number in np.unique(folds):
             own = folds == number
             marker = style.MARKERS[number % len(style.MARKERS)]

@@ -118,10 +118,15 @@ def write_publication(
                 on_step(number, len(parts))
     done.left_out.update(context.missing)
     done.left_out.update(
-        {f"Diagnostic '{name}' was not made.": context.diagnose_command(name) for name in context.unmeasured}
+        {
+            f"Diagnostic '{name}' was not made.": context.diagnose_command(name)
+            for name in context.unmeasured
+        }
     )
     text = "".join(f"## {name}\n\n{caption}\n\n" for name, caption in captions)
     if done.left_out:
-        text += "## Not shown\n\n" + "".join(f"- {what} `{how}`\n" for what, how in done.left_out.items())
+        text += "## Not shown\n\n" + "".join(
+            f"- {what} `{how}`\n" for what, how in done.left_out.items()
+        )
     done.files.append(write_text(out / "captions.md", text))
     return done

@@ -110,7 +110,9 @@ class Context:
         columns = []
         for name in shown:
             metric = METRICS[name]
-            group = GROUP_NAMES.get(metric.criterion, metric.criterion.capitalize()) if grouped else ""
+            group = (
+                GROUP_NAMES.get(metric.criterion, metric.criterion.capitalize()) if grouped else ""
+            )
             columns.append(Column(name, metric.label, name, group=group))
         lines = []
         for row in rows:
@@ -118,18 +120,30 @@ class Context:
             is_own = rule in OWN_RULES and row.labels.get("network", "wrapped") == "wrapped"
             lines.append(
                 Line(
-                    tuple(words.get(label, readable_name)(row.labels.get(label, "")) for label in labels),
+                    tuple(
+                        words.get(label, readable_name)(row.labels.get(label, ""))
+                        for label in labels
+                    ),
                     "ours",
                     tuple(
-                        metric_cell(name, row.values.get(name), row.deviations.get(name)) for name in shown
+                        metric_cell(name, row.values.get(name), row.deviations.get(name))
+                        for name in shown
                     ),
                     # A control knows the truth or nothing: random patches that mark everything hit every lesion.
-                    comparison=row.labels.get(within, "") if bold and rule not in CONTROLS else None,
+                    comparison=row.labels.get(within, "")
+                    if bold and rule not in CONTROLS
+                    else None,
                     role="own" if is_own else "control" if rule in CONTROLS else "",
                 )
             )
         return Table(
-            "", caption, "", tuple(labels.values()), tuple(columns), tuple(lines), notes=tuple(notes)
+            "",
+            caption,
+            "",
+            tuple(labels.values()),
+            tuple(columns),
+            tuple(lines),
+            notes=tuple(notes),
         )
 
     def render_missing(self) -> Section | None:
@@ -165,10 +179,17 @@ def quote_path(path: Path) -> str:
 
 def filter_rows(rows: Sequence[Row], **labels: str) -> list[Row]:
     """The rows that carry all these labels."""
-    return [row for row in rows if all(row.labels.get(name) == value for name, value in labels.items())]
+    return [
+        row for row in rows if all(row.labels.get(name) == value for name, value in labels.items())
+    ]
 
 
 def order_rows(rows: Sequence[Row]) -> list[Row]:
     """Ours first, then rivals, controls last; under each, the run's own network first."""
-    rank = {rule: number for number, rule in enumerate(order_rules([row.labels["rule"] for row in rows]))}
-    return sorted(rows, key=lambda row: (rank[row.labels["rule"]], row.labels["network"] != "wrapped"))
+    rank = {
+        rule: number
+        for number, rule in enumerate(order_rules([row.labels["rule"] for row in rows]))
+    }
+    return sorted(
+        rows, key=lambda row: (rank[row.labels["rule"]], row.labels["network"] != "wrapped")
+    )

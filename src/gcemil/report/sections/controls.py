@@ -13,7 +13,13 @@ from gcemil.metrics import METRICS
 from gcemil.report import style
 from gcemil.report.claim import ORACLE_MEANING
 from gcemil.report.html import Picture, Section, render_section
-from gcemil.report.sections.context import RULE_HEADINGS, Context, filter_rows, order_rows, save_figure
+from gcemil.report.sections.context import (
+    RULE_HEADINGS,
+    Context,
+    filter_rows,
+    order_rows,
+    save_figure,
+)
 from gcemil.rules import CONTROLS, FIRST_RULES, MAIN_RULES, SMOOTHED, find_rule, order_rules
 
 RECOVERED = "recovered"
@@ -60,7 +66,11 @@ def _describe_budget(context: Context, finding: Finding) -> dict[str, Any]:
     main = RECOVERED if RECOVERED in budgets else budgets[-1]
     figures = [_draw_curves(context, finding)]
     figures.append(_draw_bars(context, filter_rows(rows, budget=main), _name_size(main)))
-    return {"figures": [figure for figure in figures if figure], "tables": tables, "notes": finding.notes}
+    return {
+        "figures": [figure for figure in figures if figure],
+        "tables": tables,
+        "notes": finding.notes,
+    }
 
 
 def _name_size(budget: str) -> str:
@@ -104,11 +114,17 @@ def draw_budget_curves(finding: Finding, metric: str) -> Figure | None:
 
 def _draw_bars(context: Context, rows: list[Row], size: str) -> Picture | None:
     """Bars at one size, under both networks."""
-    metrics = [name for name in BAR_METRICS if any(row.values.get(name) is not None for row in rows)]
+    metrics = [
+        name for name in BAR_METRICS if any(row.values.get(name) is not None for row in rows)
+    ]
     if not metrics:
         return None
     spread = context.describe_spread("budget").removeprefix("± ")
-    diamonds = " Diamonds: the same rule under the plain host." if filter_rows(rows, network="plain") else ""
+    diamonds = (
+        " Diamonds: the same rule under the plain host."
+        if filter_rows(rows, network="plain")
+        else ""
+    )
     return save_figure(
         context.figures,
         "same_budget",
@@ -129,7 +145,9 @@ def _describe_posthoc(context: Context, finding: Finding) -> dict[str, Any]:
     ]
     labels = {"rule": RULE_HEADINGS["rule"]}
     return {
-        "own": context.make_table(filter_rows(rows, network="wrapped"), POSTHOC_METRICS, notes=notes),
+        "own": context.make_table(
+            filter_rows(rows, network="wrapped"), POSTHOC_METRICS, notes=notes
+        ),
         "plain": plain and context.make_table(plain, POSTHOC_METRICS, labels=labels),
     }
 
@@ -139,15 +157,25 @@ def draw_same_budget(rows: Sequence[Row], metrics: Sequence[str], *, title: str)
     rules = order_rules([row.labels["rule"] for row in rows])
     names = [style.readable_name(rule) for rule in rules]
     figure = style.new_figure(0.95 + 0.23 * len(rules), title)
-    for axes, name in zip(style.add_axes_row(figure, len(metrics), sharey=True), metrics, strict=True):
+    for axes, name in zip(
+        style.add_axes_row(figure, len(metrics), sharey=True), metrics, strict=True
+    ):
         places = dict(zip(rules, style.label_rows(axes, names), strict=True))
         for row in rows:
-            rule, value, deviation = row.labels["rule"], row.values.get(name), row.deviations.get(name)
+            rule, value, deviation = (
+                row.labels["rule"],
+                row.values.get(name),
+                row.deviations.get(name),
+            )
             place = places[rule]
             if value is None:
                 continue
             if row.labels["network"] == "plain":
-                look: Any = {"markersize": 3.8, "markeredgecolor": style.INK, "markeredgewidth": 0.9}
+                look: Any = {
+                    "markersize": 3.8,
+                    "markeredgecolor": style.INK,
+                    "markeredgewidth": 0.9,
+                }
                 axes.plot(value, place, marker="D", color="white", **look)
                 continue
             strength = 1.0 if rule in MAIN_RULES else 0.75
@@ -192,7 +220,9 @@ def draw_keep_and_remove(
             "color": find_rule(rule).color,
             "linewidth": 1.9 if strong else 0.9,
             "linestyle": (0, (4, 2)) if rule in CONTROLS else "-",
-            "marker": "o" if strong else style.MARKERS[1 + rivals.index(rule) % (len(style.MARKERS) - 1)],
+            "marker": "o"
+            if strong
+            else style.MARKERS[1 + rivals.index(rule) % (len(style.MARKERS) - 1)],
             "markersize": 4.5 if strong else 3.4,
         }
         handles[rule] = keep.plot(shares, kept, **look)[0]
@@ -207,7 +237,9 @@ def draw_keep_and_remove(
     label = METRICS[metric].label
     ticks = sorted({share for shares, _, _ in curves.values() for share in shares})
     for axes, title in ((keep, f"Keep only: {label} ↑"), (remove, f"Remove: {label} lost ↑")):
-        style.draw_grid(axes).set(xscale="log", xlabel="patches kept or removed, % of the bag", title=title)
+        style.draw_grid(axes).set(
+            xscale="log", xlabel="patches kept or removed, % of the bag", title=title
+        )
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axes.minorticks_off()
         if evidence_share is not None:

@@ -32,7 +32,10 @@ from gcemil.report.slide_view import (
     read_slide_view,
 )
 
-SUBSET_RULES = {"evidence": ("evidence_scores", "evidence score"), "attention": ("scores", "attention")}
+SUBSET_RULES = {
+    "evidence": ("evidence_scores", "evidence score"),
+    "attention": ("scores", "attention"),
+}
 """Rules whose candidates are the next k of a ranking that an evidence file holds, and the words for it."""
 LARGEST = 1400
 """Pixels of a panel's longer side: at least one per patch for slides of 50,000."""
@@ -151,7 +154,9 @@ def draw_attention_and_evidence(view: SlideView, *, largest: int = LARGEST) -> F
     if view.thumbnail is not None:
         panels = {"Slide": outline_truth(place.draw_background(), place, view.truth), **panels}
     colors = {"found, no evidence" if evidence.is_no_evidence else "evidence": view.color}
-    return _draw_panels(view, place, panels, colors, truth_label="outline of the annotated truth", ncols=2)
+    return _draw_panels(
+        view, place, panels, colors, truth_label="outline of the annotated truth", ncols=2
+    )
 
 
 def draw_disjoint_subsets(view: SlideView, subsets: Mapping[str, Numbers]) -> Figure:
@@ -179,14 +184,19 @@ def _draw_panels(
     """Pictures side by side under their titles, and what their colours mean."""
     height, width, _ = next(iter(panels.values())).shape
     each = style.WIDTH / len(panels)
-    figure = style.new_figure(min(7.0, each * height / width + 0.75), style.shorten_label(view.slide_id, 70))
-    for axes, (title, canvas) in zip(style.add_axes_row(figure, len(panels)), panels.items(), strict=True):
+    figure = style.new_figure(
+        min(7.0, each * height / width + 0.75), style.shorten_label(view.slide_id, 70)
+    )
+    for axes, (title, canvas) in zip(
+        style.add_axes_row(figure, len(panels)), panels.items(), strict=True
+    ):
         _show_pixels(axes, canvas)
         axes.set_title(textwrap.fill(title, LETTERS // len(panels)), fontsize=8.5)
         if view.mpp is not None:
             style.draw_scale_bar(axes, width, view.mpp / place.frame.scale)
     handles: list[Patch | Line2D] = [
-        Patch(color="#{:02x}{:02x}{:02x}".format(*color), label=word) for word, color in colors.items()
+        Patch(color="#{:02x}{:02x}{:02x}".format(*color), label=word)
+        for word, color in colors.items()
     ]
     if view.has_truth:
         handles.append(Line2D([], [], color="black", linewidth=1.2, label=truth_label))
@@ -220,7 +230,12 @@ def draw_contact_sheet(evidence: SlideEvidence, pixels: Sequence[Canvas] | None 
             _show_pixels(top, pixels[place])
             top.set_axis_on()
         below.set_axis_on()
-        below.bar(np.arange(len(letters)), evidence.responses[patch], width=0.78, color=style.EVIDENCE_COLOR)
+        below.bar(
+            np.arange(len(letters)),
+            evidence.responses[patch],
+            width=0.78,
+            color=style.EVIDENCE_COLOR,
+        )
         below.set_ylim(0, 1)
         below.set_yticks([0, 1])
         below.set_xticks(np.arange(len(letters)), letters)

@@ -31,7 +31,9 @@ def render_failures(context: Context, places: dict[str, str]) -> Section | None:
         links = [(bag, places.get(bag)) for bag in failing]
         kinds.append((title, count, links, "none" if known else "not known"))
     limits = [
-        words.format(finding.settings[name]) for name, words in THRESHOLDS.items() if name in finding.settings
+        words.format(finding.settings[name])
+        for name, words in THRESHOLDS.items()
+        if name in finding.settings
     ]
     rates = context.make_table(
         order_rows(filter_rows(finding.rows, **{"class": "all"})),
@@ -45,5 +47,9 @@ def render_failures(context: Context, places: dict[str, str]) -> Section | None:
         ],
     )
     return render_section(
-        "failures", "Failures", rates=rates, kinds=kinds if records else [], unit=context.run.bag_unit
+        "failures",
+        "Failures",
+        rates=rates,
+        kinds=kinds if records else [],
+        unit=context.run.bag_unit,
     )

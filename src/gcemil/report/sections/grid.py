@@ -25,9 +25,7 @@ def render_grid_page(summary: Record, results: Path) -> bytes:
     """The page of a results folder."""
     try:
         cohorts, unfinished = summary["cohorts"], summary["unfinished"]
-        facts = (
-            f"{', '.join(summary['grids'])} · {len(summary['runs'])} trained folds · {len(cohorts)} cohorts"
-        )
+        facts = f"{', '.join(summary['grids'])} · {len(summary['runs'])} trained folds · {len(cohorts)} cohorts"
         simulated = [name for name, card in cohorts.items() if card.get("simulated")]
         lead = render("grid_lead.html", title=results.name, facts=facts, simulated=simulated)
         # R2 may be negative, and a ratio of it then says nothing.
@@ -35,7 +33,8 @@ def render_grid_page(summary: Record, results: Path) -> bytes:
         figures = [_draw_hosts(summary["means"], metric, results / "figures") for metric in leads]
         # The main metric first; tasks never share a table.
         names = [
-            (task.lead, *(name for name in task.metrics if name != task.lead)) for task in TASKS.values()
+            (task.lead, *(name for name in task.metrics if name != task.lead))
+            for task in TASKS.values()
         ]
         tables = [_tabulate_runs(summary, one) for one in names]
         sections = [
@@ -68,7 +67,9 @@ def _draw_hosts(means: Sequence[Record], metric: str, folder: Path) -> Picture |
     return save_figure(
         folder,
         f"hosts_{metric}",
-        draw_relative_performance(gains, label=f"{label} of host and evidence over that of the host"),
+        draw_relative_performance(
+            gains, label=f"{label} of host and evidence over that of the host"
+        ),
         alt=f"Relative {label} per host and cohort",
         caption="Right of the line the evidence gains, left of it it costs. One mark is one cohort, means over folds and "
         "seeds. The host is the arm without the wrapper; where the grid has none, all patches of the wrapped run.",
@@ -81,7 +82,9 @@ def pair_hosts(means: Sequence[Record], metric: str) -> pd.DataFrame:
     Ablations are left out.
     """
     arms = {
-        (row["cohort"], row["host"], row["arm"]): row["metrics"] for row in means if row["variant"] is None
+        (row["cohort"], row["host"], row["arm"]): row["metrics"]
+        for row in means
+        if row["variant"] is None
     }
     gains = []
     for (cohort, host, arm), metrics in arms.items():
@@ -95,7 +98,11 @@ def pair_hosts(means: Sequence[Record], metric: str) -> pd.DataFrame:
 
 def _tabulate_runs(summary: Record, names: Sequence[str]) -> Table | None:
     """Metrics of every mode and the counts of the evidence, one line per cohort, host and arm."""
-    rows = [row for row in summary["means"] if any(name in row["metrics"].get("full", {}) for name in names)]
+    rows = [
+        row
+        for row in summary["means"]
+        if any(name in row["metrics"].get("full", {}) for name in names)
+    ]
     if not rows:
         return None
     modes = [mode for mode in style.MODE_NAMES if any(mode in row["metrics"] for row in rows)]
@@ -105,7 +112,11 @@ def _tabulate_runs(summary: Record, names: Sequence[str]) -> Table | None:
         if row["diagnostic"] == "snr" and SNR_LABELS.items() <= row["labels"].items()
     }
     columns = [
-        Column(f"{name} {mode}", style.MODE_NAMES[mode], group=f"{METRICS[name].label} {METRICS[name].arrow}")
+        Column(
+            f"{name} {mode}",
+            style.MODE_NAMES[mode],
+            group=f"{METRICS[name].label} {METRICS[name].arrow}",
+        )
         for name in names
         for mode in modes
     ]

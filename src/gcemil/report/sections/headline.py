@@ -24,7 +24,10 @@ WORDS: dict[VerdictName, tuple[str, str]] = {
         "Sufficient",
         "Kept alone, it gives the same prediction: the output moves by at most {limit:g}.",
     ),
-    "necessary": ("Necessary", "Taken away, the prediction moves: the output changes by at least {limit:g}."),
+    "necessary": (
+        "Necessary",
+        "Taken away, the prediction moves: the output changes by at least {limit:g}.",
+    ),
     "recoverable": (
         "Recoverable",
         "Gates and recovered patches say the same: their outputs differ by at most {limit:g}.",
@@ -72,23 +75,37 @@ def _describe_answer(context: Context, claim: Claim) -> dict[str, Any]:
     first, *sentences = claim.sentences(context.run.bag_unit)
     before, _, after = first.partition(claim.own.both.words)
     if not context.run.is_wrapped:
-        sentences.insert(0, "The run has no wrapper, so the most attended patches stand for evidence.")
+        sentences.insert(
+            0, "The run has no wrapper, so the most attended patches stand for evidence."
+        )
     finding = context.run.finding("snr")
     best = claim.rival and (claim.rival.rule, claim.rival.network)
     beside = [
         rule
         for rule in claim.rules
-        if rule is not claim.own and (rule.rule in SHOWN_BESIDE or (rule.rule, rule.network) == best)
+        if rule is not claim.own
+        and (rule.rule in SHOWN_BESIDE or (rule.rule, rule.network) == best)
     ]
     cards = []
     for name, (title, meaning) in WORDS.items():
         if (count := claim.own.count(name)).of:
-            limit = float(finding.settings.get(CRITERIA[name].tolerance, math.nan)) if finding else math.nan
+            limit = (
+                float(finding.settings.get(CRITERIA[name].tolerance, math.nan))
+                if finding
+                else math.nan
+            )
             rivals = [
-                (rule.rule, rule.words, rule.count(name).share) for rule in beside if rule.count(name).of
+                (rule.rule, rule.words, rule.count(name).share)
+                for rule in beside
+                if rule.count(name).of
             ]
             cards.append(
-                {"title": title, "count": count, "meaning": meaning.format(limit=limit), "rivals": rivals}
+                {
+                    "title": title,
+                    "count": count,
+                    "meaning": meaning.format(limit=limit),
+                    "rivals": rivals,
+                }
             )
     return {
         "before": before[:1].upper() + before[1:],
@@ -126,7 +143,9 @@ def list_cautions(context: Context) -> list[str]:
             "evidence without concepts is less precise and less stable between trainings (docs/results.md)."
         )
     if len(run.bags) < FEW:
-        cautions.append(f"Only {context.count_units(len(run.bags))} were tested, so the intervals are wide.")
+        cautions.append(
+            f"Only {context.count_units(len(run.bags))} were tested, so the intervals are wide."
+        )
     if run.card is None:
         cautions.append(
             f"The cohort no longer lies where it was trained from ({run.cohort.name}): no truth outlines, thumbnails or patch sizes."

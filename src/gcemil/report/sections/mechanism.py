@@ -52,7 +52,10 @@ def render_mechanism(context: Context, example: SlideView | None) -> Section | N
     settings, fold = context.run.evidence, context.run.folds[0]
     bags = [bag for bag in context.run.bags if bag.fold == fold.number]
     slides = [
-        evidence for bag in bags for slide in bag.slide_ids if (evidence := fold.evidence(slide)) is not None
+        evidence
+        for bag in bags
+        for slide in bag.slide_ids
+        if (evidence := fold.evidence(slide)) is not None
     ]
     # The slides of a bag were recovered together, so one of them has the coverage of all.
     firsts = {bag.slide_ids[0] for bag in bags}
@@ -175,13 +178,17 @@ def _list_prototypes(
     placed = [slide for slide in slides if slide.coords is not None]
     for anchor, prompt in enumerate(slides[0].prompts):
         examples[prompt] = []
-        strongest = sorted(placed, key=lambda slide: float(slide.responses[:, anchor].max()), reverse=True)
+        strongest = sorted(
+            placed, key=lambda slide: float(slide.responses[:, anchor].max()), reverse=True
+        )
         for slide in strongest[:EXAMPLES]:
             coords = np.asarray(slide.coords, dtype=np.int64)
             patch = int(slide.responses[:, anchor].argmax())
             where = f"{slide.slide_id} at {coords[patch, 0]}, {coords[patch, 1]}"
             size = find_patch_size(run.cohort, run.card, slide.slide_id, coords)
-            pixels = size and read_patch_pixels(run.cohort, slide.slide_id, coords, [patch], patch_size=size)
+            pixels = size and read_patch_pixels(
+                run.cohort, slide.slide_id, coords, [patch], patch_size=size
+            )
             picture = None
             if pixels:
                 data = encode_image(Image.fromarray(pixels[0]), "JPEG", quality=72, optimize=True)
@@ -202,14 +209,21 @@ def draw_gate_histograms(history: Sequence[Record], *, threshold: float) -> Figu
     shown = np.where(histograms >= SMALLEST, histograms, np.nan)
     colors = LinearSegmentedColormap.from_list("gates", RAMP / 255)
     mesh = over_time.pcolormesh(
-        edges, np.linspace(0, 1, bins + 1), shown.T, norm=LogNorm(SMALLEST, 1), cmap=colors, rasterized=True
+        edges,
+        np.linspace(0, 1, bins + 1),
+        shown.T,
+        norm=LogNorm(SMALLEST, 1),
+        cmap=colors,
+        rasterized=True,
     )
     bar = figure.colorbar(mesh, ax=over_time, pad=0.02)
     bar.set_label("share of patches", fontsize=8)
     bar.outline.set_visible(False)
     bar.minorticks_off()
     over_time.set(
-        xlabel="epoch", ylabel="gate", title=f"Gates over training, {open_share:.1%} open at the end"
+        xlabel="epoch",
+        ylabel="gate",
+        title=f"Gates over training, {open_share:.1%} open at the end",
     )
     over_time.axhline(threshold, **style.DASHED)
     middles = (np.arange(bins) + 0.5) / bins
@@ -223,7 +237,12 @@ def draw_gate_histograms(history: Sequence[Record], *, threshold: float) -> Figu
         label=f"epoch {epochs[0]}",
     )
     ends.bar(
-        middles, histograms[-1], width=0.9 / bins, color=style.INK, alpha=0.8, label=f"epoch {epochs[-1]}"
+        middles,
+        histograms[-1],
+        width=0.9 / bins,
+        color=style.INK,
+        alpha=0.8,
+        label=f"epoch {epochs[-1]}",
     )
     ends.set(yscale="log", ylim=(SMALLEST, 1.6), xlabel="gate", title="First and last")
     ends.minorticks_off()
@@ -243,14 +262,21 @@ def draw_adapter(adapter: AdapterFigures) -> Figure:
         if chosen.any():
             weights = np.full(int(chosen.sum()), 1 / chosen.sum())
             near.hist(
-                adapter.cosines[chosen], edges, weights=weights, histtype="step", color=color, label=label
+                adapter.cosines[chosen],
+                edges,
+                weights=weights,
+                histtype="step",
+                color=color,
+                label=label,
             )
     title = f"Feature adaptation: median {np.median(adapter.cosines):.3f}"
     style.draw_grid(near).set(
         xlabel="cosine of a patch before and after", ylabel="share of patches", title=title
     )
     near.legend(loc="upper left")
-    strength.bar(np.arange(1, len(adapter.strengths) + 1), adapter.strengths, color=style.INK, alpha=0.8)
+    strength.bar(
+        np.arange(1, len(adapter.strengths) + 1), adapter.strengths, color=style.INK, alpha=0.8
+    )
     strength.axhline(1.0, **style.DASHED)
     style.draw_grid(strength).set(xlabel="direction", title="Singular values, identity dashed")
     return figure
@@ -258,7 +284,10 @@ def draw_adapter(adapter: AdapterFigures) -> Figure:
 
 def draw_anchor_coverage(slides: Sequence[SlideEvidence], *, target: float | None = None) -> Figure:
     """A bar per anchor, the mean over slides, and a dot per slide."""
-    prompts, coverage = slides[0].prompts, np.stack([slide.coverage for slide in slides]).astype(float)
+    prompts, coverage = (
+        slides[0].prompts,
+        np.stack([slide.coverage for slide in slides]).astype(float),
+    )
     figure = style.new_figure(0.75 + 0.33 * len(prompts))
     axes = style.draw_grid(figure.subplots(), grid="x")
     places, means = style.label_rows(axes, prompts, width=46), coverage.mean(axis=0)
@@ -266,10 +295,18 @@ def draw_anchor_coverage(slides: Sequence[SlideEvidence], *, target: float | Non
     for place, mean, column in zip(places, means, coverage.T, strict=True):
         shift = style.spread_positions(column.tolist(), width=0.22)
         axes.plot(
-            column, place + shift, linestyle="", marker="o", markersize=2.2, color=style.INK, alpha=0.45
+            column,
+            place + shift,
+            linestyle="",
+            marker="o",
+            markersize=2.2,
+            color=style.INK,
+            alpha=0.45,
         )
         axes.text(1.03, place, f"{mean:.2f}", va="center", fontsize=8)
-    axes.set(xlim=(0, 1.12), xticks=np.linspace(0, 1, 6), xlabel="coverage (bar: mean, dot: one slide)")
+    axes.set(
+        xlim=(0, 1.12), xticks=np.linspace(0, 1, 6), xlabel="coverage (bar: mean, dot: one slide)"
+    )
     if target is not None:
         axes.axvline(target, **style.DASHED)
         look: Any = {"fontsize": 7.5, "color": style.MUTED, "ha": "right", "va": "bottom"}
@@ -295,7 +332,9 @@ def draw_mechanism(evidence: SlideEvidence, *, threshold: float) -> Figure:
     _draw_utility(utility, evidence)
     _draw_threshold(opening, evidence, threshold)
     before, after = (
-        evidence.accumulate_coverage(np.flatnonzero(patches))[-1] if patches.any() else np.zeros(len(letters))
+        evidence.accumulate_coverage(np.flatnonzero(patches))[-1]
+        if patches.any()
+        else np.zeros(len(letters))
         for patches in (opened, selected)
     )
     _draw_pairs(repair, letters, before, after, name="threshold", color=style.ATTENTION_COLOR)
@@ -305,7 +344,9 @@ def draw_mechanism(evidence: SlideEvidence, *, threshold: float) -> Figure:
         textwrap.fill(f"{letter}  {style.shorten_label(prompt, 70)}", 38, subsequent_indent="     ")
         for letter, prompt in zip(letters, evidence.prompts, strict=True)
     )
-    names.text(0, 1, key, transform=names.transAxes, va="top", ha="left", fontsize=6.8, linespacing=1.35)
+    names.text(
+        0, 1, key, transform=names.transAxes, va="top", ha="left", fontsize=6.8, linespacing=1.35
+    )
     return figure
 
 
@@ -315,7 +356,11 @@ def _draw_pairs(
     """A figure of every anchor for the evidence, and beside it for something else."""
     places = np.arange(len(letters))
     axes.vlines(
-        places, np.minimum(other, evidence), np.maximum(other, evidence), color=style.MUTED, linewidth=1
+        places,
+        np.minimum(other, evidence),
+        np.maximum(other, evidence),
+        color=style.MUTED,
+        linewidth=1,
     )
     axes.plot(places, other, linestyle="", marker="o", color=color, label=name)
     look: Any = {"linestyle": "", "marker": "D", "markersize": 4, "label": "evidence"}
@@ -327,7 +372,13 @@ def _draw_pairs(
 
 def _draw_gates(axes: Axes, evidence: SlideEvidence, threshold: float) -> None:
     """The gate of every patch over its evidence score."""
-    look: Any = {"linestyle": "", "marker": "o", "markersize": 3, "markeredgewidth": 0, "alpha": 0.7}
+    look: Any = {
+        "linestyle": "",
+        "marker": "o",
+        "markersize": 3,
+        "markeredgewidth": 0,
+        "alpha": 0.7,
+    }
     colors = {style.RANDOM_COLOR: ~evidence.selected, style.EVIDENCE_COLOR: evidence.selected}
     for color, patches in colors.items():
         scores, gates = evidence.evidence_scores[patches], evidence.gates[patches]
@@ -358,7 +409,9 @@ def _draw_threshold(axes: Axes, evidence: SlideEvidence, threshold: float) -> No
     ranked = np.sort(evidence.gates)[::-1]
     ranks, is_open = np.arange(1, len(ranked) + 1), ranked > threshold
     axes.step(ranks, ranked, where="mid", color=style.INK, linewidth=1.2)
-    axes.fill_between(ranks, ranked, where=is_open, step="mid", color=style.ATTENTION_COLOR, alpha=0.55)
+    axes.fill_between(
+        ranks, ranked, where=is_open, step="mid", color=style.ATTENTION_COLOR, alpha=0.55
+    )
     axes.axhline(threshold, **style.DASHED)
     title = f"Threshold: {int(is_open.sum())} open"
     style.draw_grid(axes).set(xscale="log", xlabel="rank of the patch", title=title)

@@ -42,7 +42,9 @@ def render_performance(context: Context) -> Section:
         plates = list(describe_performance(context, draw_sample(context, folds, "head")))
     else:
         remedy = f"gcemil train {quote_path(run.folder)} --again"
-        context.list_missing("A fold has no table of predictions, so metrics have no interval.", remedy)
+        context.list_missing(
+            "A fold has no table of predictions, so metrics have no interval.", remedy
+        )
     tests = None if against is None else context.find("significance")
     if against is None and run.is_wrapped:
         remedy = f"gcemil report {quote_path(run.folder)} --against HOST_RUN"
@@ -118,11 +120,15 @@ def compare_with_host(context: Context, draws: Sampled) -> list[tuple[str, ...]]
             # A host that the wrapper left alone is the plain host, which is shown once.
             if host == "full" and np.array_equal(draws.get((PLAIN, metric), np.empty(0)), theirs):
                 continue
-            before, after = (fmean(context.read_values(mode, metric).values()) for mode in (host, "gce"))
+            before, after = (
+                fmean(context.read_values(mode, metric).values()) for mode in (host, "gce")
+            )
             numbers = (f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}")
             gain = ours - theirs
             words = _judge_interval(-gain if METRICS[metric].direction == "lower" else gain)
-            rows.append((METRICS[metric].label, ARMS[host], *numbers, _format_interval(gain), words))
+            rows.append(
+                (METRICS[metric].label, ARMS[host], *numbers, _format_interval(gain), words)
+            )
     return rows
 
 
@@ -155,7 +161,9 @@ def _tabulate_metrics(context: Context, values: Values, draws: Sampled) -> Table
         for mode in cells:
             cells[mode].append(spread_cell(metric, modes.get(mode, {})))
             cells[mode].append(Cell(_format_interval(draws.get((mode, metric)))))
-    lines = [Line((ARMS[mode],), "ours", tuple(line), comparison="") for mode, line in cells.items()]
+    lines = [
+        Line((ARMS[mode],), "ours", tuple(line), comparison="") for mode, line in cells.items()
+    ]
     count = len(context.run.folds)
     spread = f"± standard deviation over {count} folds. " if count > 1 else ""
     note = f"{spread}Intervals: bootstrap over the test cases of each fold, the same draws for all modes; networks are not trained again."
@@ -167,7 +175,9 @@ def _draw_history(context: Context) -> list[Picture]:
     histories = {fold.number: fold.history for fold in context.run.folds if fold.history}
     if not histories:
         remedy = f"gcemil train COHORT --out {quote_path(context.run.folder)}"
-        context.list_missing("The run has no training history, so there are no learning curves.", remedy)
+        context.list_missing(
+            "The run has no training history, so there are no learning curves.", remedy
+        )
         return []
     picture = save_figure(
         context.figures,
@@ -192,11 +202,17 @@ def draw_learning(histories: Mapping[int, Sequence[Record]], metric: str) -> Fig
         for axes, values in zip(panels, series, strict=True):
             numbers = np.array(values, dtype=float)
             axes.plot(
-                np.arange(len(numbers)), numbers, color=style.MUTED, linewidth=1.2, label=f"fold {number}"
+                np.arange(len(numbers)),
+                numbers,
+                color=style.MUTED,
+                linewidth=1.2,
+                label=f"fold {number}",
             )
             if axes is panels[-1] and np.isfinite(numbers).any():
                 best = int(np.nanargmax(numbers))
-                axes.plot(best, numbers[best], color=style.EVIDENCE_COLOR, marker=marker, markersize=4)
+                axes.plot(
+                    best, numbers[best], color=style.EVIDENCE_COLOR, marker=marker, markersize=4
+                )
     for axes, title in zip(panels, titles, strict=True):
         style.draw_grid(axes).set(title=title, xlabel="epoch")
     return figure
@@ -227,5 +243,7 @@ def draw_fold_pairs(values: Values) -> Figure:
             axes.plot([mean, mean], [top - 0.52, top], color=color, linewidth=2.6)
             axes.text(mean, top + 0.05, f"{mean:.3f}", ha="center", fontsize=7.5)
         axes.margins(x=0.12)
-        style.draw_grid(axes, grid="x").set_title(f"{METRICS[metric].label} {METRICS[metric].arrow}")
+        style.draw_grid(axes, grid="x").set_title(
+            f"{METRICS[metric].label} {METRICS[metric].arrow}"
+        )
     return figure

@@ -15,14 +15,20 @@ def render_provenance(context: Context) -> Section:
     """Identity, folds, diagnostics and settings of the run."""
     run, facts = context.run, _describe_identity(context.run)
     if (card := run.card) is not None:
-        size = "unknown" if card.patch_size_level0 is None else f"{card.patch_size_level0} level-0 pixels"
+        size = (
+            "unknown"
+            if card.patch_size_level0 is None
+            else f"{card.patch_size_level0} level-0 pixels"
+        )
         facts["Features"] = f"{card.encoder}, {card.feature_dim} dimensions, patches of {size}"
         facts["Classes"] = ", ".join(card.classes) or f"none: {card.task}"
     machine = run.environment
     versions = {name: machine.get(name) for name in ("gcemil", "python")}
     versions |= {name: version for name, version in machine.get("packages", {}).items() if version}
     facts["Versions"] = ", ".join(f"{name} {version}" for name, version in versions.items())
-    facts["Machine"] = f"{machine.get('platform')}, {machine.get('device')}, {machine.get('threads')} threads"
+    facts["Machine"] = (
+        f"{machine.get('platform')}, {machine.get('device')}, {machine.get('threads')} threads"
+    )
     return render_section(
         "provenance",
         "Settings and provenance",
@@ -30,7 +36,9 @@ def render_provenance(context: Context) -> Section:
         folds=[_describe_fold(run, fold) for fold in run.folds],
         plain_host=None if context.against is None else _describe_identity(context.against),
         measured=_list_measured(context),
-        settings=yaml.safe_dump(run.settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True),
+        settings=yaml.safe_dump(
+            run.settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True
+        ),
     )
 
 
@@ -50,9 +58,17 @@ def _describe_identity(run: RunData) -> dict[str, str]:
 def _describe_fold(run: RunData, fold: FoldData) -> tuple[object, ...]:
     """Number, best epoch, test bags, anchors and fingerprint."""
     checkpoint = fold.files.checkpoint
-    fingerprint = _shorten_hash(content_hash(checkpoint)) if checkpoint.is_file() else "no checkpoint here"
+    fingerprint = (
+        _shorten_hash(content_hash(checkpoint)) if checkpoint.is_file() else "no checkpoint here"
+    )
     bags = sum(bag.fold == fold.number for bag in run.bags)
-    return fold.number, fold.details.get("best_epoch"), bags, fold.details.get("anchors"), fingerprint
+    return (
+        fold.number,
+        fold.details.get("best_epoch"),
+        bags,
+        fold.details.get("anchors"),
+        fingerprint,
+    )
 
 
 def _list_measured(context: Context) -> list[tuple[str, str, str, str]]:

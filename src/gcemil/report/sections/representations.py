@@ -34,7 +34,9 @@ def render_representations(context: Context) -> Section | None:
     fold = context.run.folds[0]
     path = fold.files.representations
     if not path.is_file():
-        rival = "" if context.against is None else f" --against {quote_path(context.against.folder)}"
+        rival = (
+            "" if context.against is None else f" --against {quote_path(context.against.folder)}"
+        )
         remedy = f"gcemil report {quote_path(context.run.folder)}{rival} --representations"
         context.list_missing("The run stores no representations of its slides.", remedy)
         return None
@@ -54,10 +56,14 @@ def _draw_figures(context: Context, stored: Representations, fold: RunFold) -> l
             panels["Plain host"] = embed_slides(before.by_mode["full"], seed=context.seed)
     name = "Host + GCE" if context.run.is_wrapped else "Host"
     modes = [
-        mode for mode in MODES if mode in stored.by_mode and (mode != "full" or len(stored.by_mode) == 1)
+        mode
+        for mode in MODES
+        if mode in stored.by_mode and (mode != "full" or len(stored.by_mode) == 1)
     ]
     for mode in modes:
-        panels[f"{name}, {style.MODE_NAMES[mode]}"] = embed_slides(stored.by_mode[mode], seed=context.seed)
+        panels[f"{name}, {style.MODE_NAMES[mode]}"] = embed_slides(
+            stored.by_mode[mode], seed=context.seed
+        )
     figures = [
         save_figure(
             context.figures,
@@ -76,9 +82,13 @@ def _draw_figures(context: Context, stored: Representations, fold: RunFold) -> l
         )
         return figures
     mode = "soft" if context.run.is_wrapped else "full"
-    kept = {epoch: read_representations(fold.epoch_representations(epoch)) for epoch in choose_epochs(epochs)}
+    kept = {
+        epoch: read_representations(fold.epoch_representations(epoch))
+        for epoch in choose_epochs(epochs)
+    }
     panels = {
-        f"Epoch {epoch}": embed_slides(one.by_mode[mode], seed=context.seed) for epoch, one in kept.items()
+        f"Epoch {epoch}": embed_slides(one.by_mode[mode], seed=context.seed)
+        for epoch, one in kept.items()
     }
     figures.append(
         save_figure(
@@ -105,7 +115,9 @@ def draw_representations(panels: Mapping[str, Points], slides: Representations) 
     names = sorted(set(slides.groups))
     labels, is_test = np.array(slides.groups), np.array([part == "test" for part in slides.parts])
     handles: dict[str, PathCollection] = {}
-    for axes, (title, points) in zip(style.add_axes_row(figure, len(panels)), panels.items(), strict=True):
+    for axes, (title, points) in zip(
+        style.add_axes_row(figure, len(panels)), panels.items(), strict=True
+    ):
         for number, name in enumerate(names):
             color, marker = (
                 style.GROUPS[number % len(style.GROUPS)],

@@ -81,7 +81,8 @@ def _describe_finding(context: Context, finding: Finding) -> dict[str, Any]:
     first = [name for name in ("rule", "network", "perturbation", "method", "k") if name in names]
     options: dict[str, Any] = {
         "labels": {
-            name: HEADINGS.get(name, name.replace("_", " ")) for name in dict.fromkeys([*first, *names])
+            name: HEADINGS.get(name, name.replace("_", " "))
+            for name in dict.fromkeys([*first, *names])
         },
         "naming": dict.fromkeys(ORIGINAL, str),
         "grouped": False,
@@ -118,7 +119,9 @@ def choose_main_rows(context: Context, name: str, rows: Sequence[Row]) -> list[R
     if name == "sweep":
         threshold = f"{context.run.evidence.selection_threshold:g}"
         own = [
-            row for row in own if row.labels["rule"] == "evidence" and row.labels["threshold"] == threshold
+            row
+            for row in own
+            if row.labels["rule"] == "evidence" and row.labels["threshold"] == threshold
         ]
     return own or list(rows)
 

@@ -25,7 +25,9 @@ from gcemil.report.slide_view import SlideView, rank_anchors, read_slide_view
 LARGEST_PANEL, LARGEST_TISSUE = 280, 240
 MOST_PER_PATCH = 12
 GAP = 10
-NO_EVIDENCE_MEANING = "No evidence: without the patches that were found the prediction stays as it is"
+NO_EVIDENCE_MEANING = (
+    "No evidence: without the patches that were found the prediction stays as it is"
+)
 OUTPUTS = {
     "phi_full": ("all patches", "attention"),
     "phi_soft": ("gated", "random"),
@@ -68,7 +70,9 @@ def render_slides(context: Context) -> Section:
     return render_section(
         "slides",
         f"{context.run.bag_unit.capitalize()}s, one by one",
-        filters={kind: (words, kinds.count(kind)) for kind, words in FILTERS.items() if kind in kinds},
+        filters={
+            kind: (words, kinds.count(kind)) for kind, words in FILTERS.items() if kind in kinds
+        },
         legend=legend,
         bags=bags,
         phi=None if context.run.task == "classification" else context.run.phi.removeprefix("the "),
@@ -80,7 +84,9 @@ def describe_bags(context: Context) -> list[Record]:
     run = context.run
     judged = {(record["fold"], record["bag_id"]): record for record in run.own_slides("snr")}
     outcomes = {
-        (fold.number, row["slide_id"]): row for fold in run.folds for row in fold.predictions("full") or []
+        (fold.number, row["slide_id"]): row
+        for fold in run.folds
+        for row in fold.predictions("full") or []
     }
     failures = {
         str(record["bag_id"]): [FAILURE_TYPES[kind] for kind in FAILURE_TYPES if record[kind]]
@@ -99,16 +105,24 @@ def describe_bags(context: Context) -> list[Record]:
 
 
 def _describe_bag(
-    context: Context, bag: BagKey, judged: Record, outcome: Mapping[str, str], failures: Sequence[str]
+    context: Context,
+    bag: BagKey,
+    judged: Record,
+    outcome: Mapping[str, str],
+    failures: Sequence[str],
 ) -> Record:
     """One bag from its line of the S/N/R diagnostic, its line of predictions and its failures."""
     run = context.run
-    views = [view for slide in bag.slide_ids if (view := read_slide_view(run, bag, slide)) is not None]
+    views = [
+        view for slide in bag.slide_ids if (view := read_slide_view(run, bag, slide)) is not None
+    ]
     anchors = []
     if views:
         evidence = views[0].evidence
         ranked = rank_anchors(evidence, run.evidence.recovery.min_weight_share)
-        anchors = [(name, float(evidence.coverage[index]), counts) for index, name, counts in ranked]
+        anchors = [
+            (name, float(evidence.coverage[index]), counts) for index, name, counts in ranked
+        ]
     predicted = judged["predicted"] if "predicted" in judged else find_predicted_class(outcome)
     is_wrong = predicted is not None and predicted != outcome.get("target")
     is_no_evidence = bool(judged.get("no_evidence"))
@@ -117,7 +131,9 @@ def _describe_bag(
         settings = run.fold(bag.fold).findings["snr"].settings
         verdicts = {
             name: Verdict(
-                judged[name], judged.get(criterion.change), float(settings.get(criterion.tolerance, np.nan))
+                judged[name],
+                judged.get(criterion.change),
+                float(settings.get(criterion.tolerance, np.nan)),
             )
             for name, criterion in CRITERIA.items()
         }
@@ -171,7 +187,9 @@ def _list_facts(
     if views:
         facts.append(f"recovery ended: {views[0].evidence.stop_reason.replace('_', ' ')}")
     if judged.get("precision") is not None:
-        facts.append(f"precision {judged['precision']:.2f}, recall {judged['recall']:.2f} against the truth")
+        facts.append(
+            f"precision {judged['precision']:.2f}, recall {judged['recall']:.2f} against the truth"
+        )
     if failures:
         facts.append("failures: " + ", ".join(name.lower() for name in failures))
     return facts

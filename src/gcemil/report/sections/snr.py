@@ -23,7 +23,12 @@ FULL_KEPT = (
 )  # fmt: skip
 SOFT_KEPT = ("cd_gap", "cd_metric_gap", "recoverable_share", "gate_margin", "gate_distance")
 BOUNDS = {
-    "coverage_bound": ("coverage_residual", "coverage_bound", "coverage_slack", "coverage_broken_share"),
+    "coverage_bound": (
+        "coverage_residual",
+        "coverage_bound",
+        "coverage_slack",
+        "coverage_broken_share",
+    ),
     "margin_bound": ("margin_bound", "margin_slack", "margin_broken_share"),
 }
 """Each bound with its figures."""
@@ -65,9 +70,13 @@ def render_snr(context: Context) -> Section | None:
             order_rows(filter_rows(every, comparison="full-kept")),
             FULL_KEPT,
             caption="All patches against kept and removed",
-            notes=[f"{context.describe_spread('snr')} Bold: best, the oracle aside.", *finding.notes],
+            notes=[
+                f"{context.describe_spread('snr')} Bold: best, the oracle aside.",
+                *finding.notes,
+            ],
         ),
-        gated=gates and context.make_table(gates, SOFT_KEPT, caption="Gated bag against recovered patches"),
+        gated=gates
+        and context.make_table(gates, SOFT_KEPT, caption="Gated bag against recovered patches"),
         classes=[
             context.make_table(
                 rows,
@@ -79,7 +88,9 @@ def render_snr(context: Context) -> Section | None:
             for comparison, metrics in (("full-kept", FULL_KEPT), ("soft-kept", SOFT_KEPT))
             if (rows := filter_rows(classes, comparison=comparison))
         ],
-        **_tabulate_bounds(context, filter_rows(own, **{"class": "all"}) if context.run.is_wrapped else []),
+        **_tabulate_bounds(
+            context, filter_rows(own, **{"class": "all"}) if context.run.is_wrapped else []
+        ),
     )
 
 
@@ -121,7 +132,8 @@ def draw_slides_by_rule(rules: Sequence[RuleSlides], limits: Mapping[str, Any]) 
         return None
     keys = order_rules([rule for changes in panels.values() for rule in changes])
     names = [
-        style.readable_name(key.removesuffix(OF_PLAIN)) + OF_PLAIN * key.endswith(OF_PLAIN) for key in keys
+        style.readable_name(key.removesuffix(OF_PLAIN)) + OF_PLAIN * key.endswith(OF_PLAIN)
+        for key in keys
     ]
     figure = style.new_figure(0.95 + 0.42 * len(keys))
     for axes, (name, changes) in zip(

@@ -21,7 +21,9 @@ LOCALISATION = (
 def render_truth(context: Context) -> Section | None:
     """None where the cohort has no truth."""
     snr, localisation = context.run.finding("snr"), context.run.finding("localisation")
-    judged = [] if snr is None else filter_rows(snr.rows, **{"class": "all", "comparison": "full-kept"})
+    judged = (
+        [] if snr is None else filter_rows(snr.rows, **{"class": "all", "comparison": "full-kept"})
+    )
     overlaps = [row for row in judged if row.values.get("precision") is not None]
     tables = []
     if overlaps:
@@ -52,9 +54,15 @@ def render_truth(context: Context) -> Section | None:
 def make_detector_table(context: Context, rows: Sequence[Row], notes: Sequence[str]) -> Table:
     """Score maps as lesion detectors; nothing is best by FROC, which a map that marks all tissue reaches in full."""
     table = context.make_table(
-        order_rows(rows), LOCALISATION, grouped=False, caption="Score maps as lesion detectors", notes=notes
+        order_rows(rows),
+        LOCALISATION,
+        grouped=False,
+        caption="Score maps as lesion detectors",
+        notes=notes,
     )
-    columns = (replace(one, better="neither") if one.key == "froc" else one for one in table.columns)
+    columns = (
+        replace(one, better="neither") if one.key == "froc" else one for one in table.columns
+    )
     return replace(table, columns=tuple(columns))
 
 

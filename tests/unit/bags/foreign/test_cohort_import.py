@@ -46,7 +46,12 @@ def test_clam_h5_is_linked_and_reads_back_the_same(tmp_path):
 
 @pytest.mark.parametrize("is_batch", [False, True])
 def test_a_copy_keeps_the_attributes_of_its_coordinates(tmp_path, is_batch):
-    stated = {"patch_size_level0": 512, "level0_width": 9000, "target_magnification": 20, "overlap": "None"}
+    stated = {
+        "patch_size_level0": 512,
+        "level0_width": 9000,
+        "target_magnification": 20,
+        "overlap": "None",
+    }
     for slide in ("A", "B"):
         path = clam_features(tmp_path / "F", slide, grid(8, 512))
         with h5py.File(path, "a") as file:
@@ -66,7 +71,9 @@ def test_trident_job_is_linked_and_empty_slides_are_listed_and_left_out(tmp_path
     for slide in ("A", "B"):
         trident_features(tmp_path / "job", slide, grid(8, 512))
     trident_features(tmp_path / "job", "C", np.zeros((0, 2)))
-    report = import_cohort(tmp_path / "job", tmp_path / "c", labels=clam_labels(tmp_path, "A", "B", "C"))
+    report = import_cohort(
+        tmp_path / "job", tmp_path / "c", labels=clam_labels(tmp_path, "A", "B", "C")
+    )
     cohort = Cohort.load(tmp_path / "c")
     assert report.empty == ("C",)
     assert "left out, no patches: C" in report.lines()
@@ -88,7 +95,9 @@ def test_stamp_features_tables_and_splits(tmp_path):
     for slide in ("a", "b", "d"):
         stamp_features(tmp_path / "F" / "uni2-0a1b2c3d", slide, grid(8, 256))
     clinical = write_table(tmp_path / "clini.csv", "PATIENT,isMSIH", "p1,yes", "p2,no", "p3,no")
-    slides = write_table(tmp_path / "slides.csv", "PATIENT,FILENAME", "p1,a.h5", "p2,b.h5", "p3,d.h5")
+    slides = write_table(
+        tmp_path / "slides.csv", "PATIENT,FILENAME", "p1,a.h5", "p2,b.h5", "p3,d.h5"
+    )
     splits = stamp_splits(tmp_path / "splits.json", (["p1", "p2"], ["p3"]), (["p3"], ["p1", "p2"]))
     report = import_cohort(
         tmp_path / "F",
@@ -106,7 +115,9 @@ def test_stamp_features_tables_and_splits(tmp_path):
 
 
 def test_torchmil_set_brings_labels_splits_and_truth(tmp_path):
-    torchmil_set(tmp_path / "root", {"a": (grid(8, 512), 1, [1] + [0] * 7), "b": (grid(4, 512), 0, [0] * 4)})
+    torchmil_set(
+        tmp_path / "root", {"a": (grid(8, 512), 1, [1] + [0] * 7), "b": (grid(4, 512), 0, [0] * 4)}
+    )
     report = import_cohort(tmp_path / "root", tmp_path / "c")
     cohort = Cohort.load(tmp_path / "c")
     assert cohort.card.classes == ("0", "1")
@@ -135,7 +146,9 @@ def test_t9_features_with_dots_join_a_table_that_keeps_svs(tmp_path):
 def test_ids_without_a_partner_are_reported_on_both_sides(tmp_path):
     for slide in ("A", "B", "X"):
         clam_features(tmp_path / "F", slide, grid(8, 512))
-    report = import_cohort(tmp_path / "F", tmp_path / "c", labels=clam_labels(tmp_path, "A", "B", "Y"))
+    report = import_cohort(
+        tmp_path / "F", tmp_path / "c", labels=clam_labels(tmp_path, "A", "B", "Y")
+    )
     assert report.labels_without_features == ("Y",)
     assert report.features_without_labels == ("X",)
     assert {"1 labels without features: Y", "1 features without labels: X"} <= set(report.lines())
@@ -161,7 +174,11 @@ def test_slides_no_split_places_are_left_out_and_listed(tmp_path):
         tmp_path / "F", tmp_path / "c", labels=clam_labels(tmp_path, *"ABCD"), splits=splits
     )
     assert report.excluded == ("slide 'D': no fold of splits_0.csv places it",)
-    assert read_fold(Cohort.load(tmp_path / "c"), 0).part_of == {"A": "train", "B": "val", "C": "test"}
+    assert read_fold(Cohort.load(tmp_path / "c"), 0).part_of == {
+        "A": "train",
+        "B": "val",
+        "C": "test",
+    }
 
 
 def test_splits_inside_the_label_table_come_along(tmp_path):
@@ -205,5 +222,7 @@ def test_a_copied_slide_with_nan_is_refused(tmp_path):
     with pytest.raises(
         CohortError, match=r"A\.h5: 1 patches have NaN or infinite features, the first is row 3"
     ):
-        import_cohort(tmp_path / "F", tmp_path / "c", labels=clam_labels(tmp_path, "A", "B"), copy=True)
+        import_cohort(
+            tmp_path / "F", tmp_path / "c", labels=clam_labels(tmp_path, "A", "B"), copy=True
+        )
     assert not (tmp_path / "c").exists()

@@ -37,7 +37,10 @@ def bracs_sheet(path):
 def test_bracs_sheet_becomes_seven_classes_by_patient(tmp_path):
     slides = [f"BRACS_{number}" for number in range(7)]
     report = import_dataset(
-        "bracs", features(tmp_path, *slides), tmp_path / "c", labels=bracs_sheet(tmp_path / "BRACS.xlsx")
+        "bracs",
+        features(tmp_path, *slides),
+        tmp_path / "c",
+        labels=bracs_sheet(tmp_path / "BRACS.xlsx"),
     )
     cohort = Cohort.load(tmp_path / "c")
     assert cohort.card.classes == ("N", "PB", "UDH", "FEA", "ADH", "DCIS", "IC")
@@ -56,7 +59,9 @@ def test_panda_grades_are_six_classes_with_the_provider_as_site(tmp_path):
         "0005f7aa,karolinska,0,0+0",
         "000920ad,radboud,5,4+5",
     )
-    import_dataset("panda", features(tmp_path, "0005f7aa", "000920ad"), tmp_path / "c", labels=labels)
+    import_dataset(
+        "panda", features(tmp_path, "0005f7aa", "000920ad"), tmp_path / "c", labels=labels
+    )
     rows = slides_of(tmp_path / "c")
     assert (rows["000920ad"].label, rows["000920ad"].site) == ("isup_5", "radboud")
     assert Cohort.load(tmp_path / "c").n_outputs == 6
@@ -130,7 +135,8 @@ def test_survival_in_the_gdc_style_lists_every_case_it_leaves_out(tmp_path):
         "case 'TCGA-05-4244': no valid time in 'days_to_last_follow_up' ('0')",
     )
     assert (
-        "case 'TCGA-05-4245': 2 values in 'days_to_last_follow_up', the largest taken" in report.assumptions
+        "case 'TCGA-05-4245': 2 values in 'days_to_last_follow_up', the largest taken"
+        in report.assumptions
     )
 
 
@@ -152,7 +158,9 @@ def test_camelyon_labels_come_from_names_and_the_reference_without_header(tmp_pa
         "test_049,Normal",
         "test_114.tif,Tumor",
     )
-    report = import_dataset("camelyon16", features(tmp_path, *slides), tmp_path / "c", labels=reference)
+    report = import_dataset(
+        "camelyon16", features(tmp_path, *slides), tmp_path / "c", labels=reference
+    )
     rows = slides_of(tmp_path / "c")
     assert {slide: row.label for slide, row in rows.items()} == {
         "normal_001": "normal",
@@ -168,7 +176,8 @@ def test_camelyon_labels_come_from_names_and_the_reference_without_header(tmp_pa
     )
     assert report.warnings == ("camelyon16: 5 slides here, 399 in the official data set.",)
     assert any(
-        one["slide"] == "test_114" for one in Cohort.load(tmp_path / "c").card.provenance["exclusions"]
+        one["slide"] == "test_114"
+        for one in Cohort.load(tmp_path / "c").card.provenance["exclusions"]
     )
 
 
@@ -189,7 +198,11 @@ CAMELYON = [
 def test_camelyon_can_be_split_as_its_organisers_did(tmp_path):
     reference = write_table(tmp_path / "reference.csv", "test_001,Tumor", "test_002,Normal")
     import_dataset(
-        "camelyon16", features(tmp_path, *CAMELYON), tmp_path / "c", labels=reference, official_split=True
+        "camelyon16",
+        features(tmp_path, *CAMELYON),
+        tmp_path / "c",
+        labels=reference,
+        official_split=True,
     )
     cohort = Cohort.load(tmp_path / "c")
     fold = read_fold(cohort, 0)

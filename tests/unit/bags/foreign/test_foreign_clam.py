@@ -20,7 +20,9 @@ def test_patch_size_comes_from_the_coords_file_at_its_level(tmp_path):
     clam_coords(tmp_path / "patches", "A", grid(8, 400), patch_size=256, downsample=4.0)
     folder = LAYOUT.read(tmp_path / "FEATURES")
     assert folder.slides[0].patch_size == 1024
-    assert any("read from the attributes of the coords files" in line for line in folder.assumptions)
+    assert any(
+        "read from the attributes of the coords files" in line for line in folder.assumptions
+    )
 
 
 def test_pt_files_take_coordinates_from_the_coords_folder(tmp_path):

@@ -31,7 +31,9 @@ def test_the_next_command_works_when_typed_where_a_table_lies_near(tmp_path):
     (tmp_path / "notes.csv").write_text("who,when\nme,now\n")
     (tmp_path / "labels.csv").write_text("slide_id,label\nA,x\nB,y\n")
     command = inspect(folder / "h5_files").next_command
-    assert f"'{folder / 'h5_files'}' --labels {shlex.quote(str(tmp_path / 'labels.csv'))}" in command
+    assert (
+        f"'{folder / 'h5_files'}' --labels {shlex.quote(str(tmp_path / 'labels.csv'))}" in command
+    )
     program, *typed = shlex.split(command)
     typed[typed.index("--out") + 1] = str(tmp_path / "out")
     result = CliRunner().invoke(app, typed)
@@ -52,7 +54,9 @@ def test_the_same_problem_of_many_files_is_one_line_with_a_remedy_for_the_folder
 
 def test_t7_slow_chunks_are_a_problem_with_its_remedy(tmp_path):
     path = clam_features(tmp_path, "A", grid(8, 512))
-    assert any("order of magnitude slower: gcemil import" in problem for problem in inspect(path).problems)
+    assert any(
+        "order of magnitude slower: gcemil import" in problem for problem in inspect(path).problems
+    )
     store.repack(path)
     assert inspect(path).problems == ()
 
@@ -92,9 +96,21 @@ def test_folders_of_every_tool_are_recognised(tmp_path):
     features = tmp_path / "job" / "20x_256px_0px_overlap" / "features_uni_v1"
     found = [
         inspect(path).kind
-        for path in (tmp_path / "clam", tmp_path / "job", features, tmp_path / "stamp", tmp_path / "torchmil")
+        for path in (
+            tmp_path / "clam",
+            tmp_path / "job",
+            features,
+            tmp_path / "stamp",
+            tmp_path / "torchmil",
+        )
     ]
-    assert found == ["clam_folder", "trident_job", "trident_folder", "stamp_folder", "torchmil_folder"]
+    assert found == [
+        "clam_folder",
+        "trident_job",
+        "trident_folder",
+        "stamp_folder",
+        "torchmil_folder",
+    ]
 
 
 def test_trident_job_points_at_its_features(tmp_path):
@@ -136,14 +152,18 @@ def test_run_folder_names_folds_that_did_not_finish(tmp_path):
 
 
 def test_label_table_says_its_dialect_and_assumptions(tmp_path):
-    path = write_table(tmp_path / "t.csv", "case_id,slide_id,survival_months,censorship", "p,s.svs,12,1")
+    path = write_table(
+        tmp_path / "t.csv", "case_id,slide_id,survival_months,censorship", "p,s.svs,12,1"
+    )
     found = inspect(path)
     assert found.title == "MCAT/SurvPath label table"
     assert ("assumed", "'censorship' 1 means censored: event = 1 - censorship.") in found.facts
 
 
 def geojson(path, feature):
-    path.write_text(json.dumps({"type": "FeatureCollection", "features": [feature]}), encoding="utf-8")
+    path.write_text(
+        json.dumps({"type": "FeatureCollection", "features": [feature]}), encoding="utf-8"
+    )
     return path
 
 

@@ -33,7 +33,8 @@ def test_mcat_case_ids_and_its_val_is_the_test_part(tmp_path):
 def test_patho_bench_fold_columns(tmp_path):
     lines = ["case_id\tslide_id\tER\tfold_0\tfold_1"]
     lines += [
-        f"p{i}\ts{i}\t1\t{'test' if i < 2 else 'train'}\t{'train' if i < 2 else 'test'}" for i in range(4)
+        f"p{i}\ts{i}\t1\t{'test' if i < 2 else 'train'}\t{'train' if i < 2 else 'test'}"
+        for i in range(4)
     ]
     path = write_table(tmp_path / "k.tsv", *lines)
     assert [list(fold.values()) for fold in parts(path)] == [
@@ -43,7 +44,9 @@ def test_patho_bench_fold_columns(tmp_path):
 
 
 def test_stamp_json_names_patients(tmp_path):
-    path = stamp_splits(tmp_path / "splits.json", (["p0", "p1"], ["p2", "p3"]), (["p2", "p3"], ["p0", "p1"]))
+    path = stamp_splits(
+        tmp_path / "splits.json", (["p0", "p1"], ["p2", "p3"]), (["p2", "p3"], ["p0", "p1"])
+    )
     assert [list(fold.values()) for fold in parts(path)] == [
         ["train", "train", "test", "test"],
         ["test", "test", "train", "train"],
@@ -53,8 +56,12 @@ def test_stamp_json_names_patients(tmp_path):
 def test_panther_folders(tmp_path):
     for k, (train, test) in enumerate([("s0 s1", "s2 s3"), ("s2 s3", "s0 s1")]):
         folder = tmp_path / f"T_overall_survival_k={k}"
-        write_table(folder / "train.csv", "case_id,slide_id", *(f"p,{name}.svs" for name in train.split()))
-        write_table(folder / "test.csv", "case_id,slide_id", *(f"p,{name}.svs" for name in test.split()))
+        write_table(
+            folder / "train.csv", "case_id,slide_id", *(f"p,{name}.svs" for name in train.split())
+        )
+        write_table(
+            folder / "test.csv", "case_id,slide_id", *(f"p,{name}.svs" for name in test.split())
+        )
     assert [fold["s0"] for fold in parts(tmp_path)] == ["train", "test"]
 
 

@@ -29,7 +29,8 @@ def test_every_slide_may_have_its_own_resolution(tmp_path):
     for slide in ("A", "B"):
         stamp_features(tmp_path, slide, grid(8, 256))
     sizes = [
-        slide.patch_size for slide in LAYOUT.read(tmp_path, ReadOptions(mpp={"A": 0.25, "B": 0.5})).slides
+        slide.patch_size
+        for slide in LAYOUT.read(tmp_path, ReadOptions(mpp={"A": 0.25, "B": 0.5})).slides
     ]
     assert sizes == [1024, 512]
 

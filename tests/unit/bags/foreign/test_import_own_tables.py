@@ -48,10 +48,20 @@ def test_a_sheet_of_a_workbook_is_chosen(job, tmp_path):
     with pd.ExcelWriter(table) as book:
         pd.DataFrame({"notes": ["read me"]}).to_excel(book, sheet_name="Notes", index=False)
         frame.to_excel(book, sheet_name="Slides", index=False)
-    report = answer("import", job, "--labels", table, "--sheet", "Slides", "--out", tmp_path / "cohort")
+    report = answer(
+        "import", job, "--labels", table, "--sheet", "Slides", "--out", tmp_path / "cohort"
+    )
     assert report["n_slides"] == 8
     said = refused(
-        "import", job, "--labels", table, "--sheet", "S", "--out", tmp_path / "no", error=CohortError
+        "import",
+        job,
+        "--labels",
+        table,
+        "--sheet",
+        "S",
+        "--out",
+        tmp_path / "no",
+        error=CohortError,
     )
     assert "has no sheet 'S', only: Notes, Slides" in said
 
@@ -70,10 +80,13 @@ def test_broken_slides_are_left_out_on_request_and_recorded(job, labels, tmp_pat
         "S0",
         *(f"S{n}" for n in range(3, 8)),
     ]
-    left_out = yaml.safe_load((tmp_path / "cohort" / "cohort.yaml").read_text())["provenance"]["left_out"]
+    left_out = yaml.safe_load((tmp_path / "cohort" / "cohort.yaml").read_text())["provenance"][
+        "left_out"
+    ]
     assert any("S1.h5" in line for line in left_out)
     assert any(
-        "S2.h5: 1 patches have NaN or infinite features, the first is row 3" in line for line in left_out
+        "S2.h5: 1 patches have NaN or infinite features, the first is row 3" in line
+        for line in left_out
     )
     for path in folder.glob("*.h5"):
         path.write_bytes(b"broken")
@@ -121,7 +134,9 @@ def test_a_measurement_and_a_table_without_events_are_refused(job, tmp_path):
     )
     said = refused("import", job, "--labels", values, "--out", tmp_path / "no", error=CohortError)
     assert "a measurement is not a class" in said
-    censored = write_table(tmp_path / "c.csv", "slide_id,time,event", *(f"S{n},{n + 3},0" for n in range(12)))
+    censored = write_table(
+        tmp_path / "c.csv", "slide_id,time,event", *(f"S{n},{n + 3},0" for n in range(12))
+    )
     said = refused("import", job, "--labels", censored, "--out", tmp_path / "no", error=CohortError)
     assert "all 12 slides are censored" in said
     assert not (tmp_path / "no").exists()

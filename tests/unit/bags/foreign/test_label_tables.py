@@ -55,9 +55,15 @@ def excel(path, *lines):
 
 def test_stamp_tables_are_joined_by_patient_and_the_rest_is_named(tmp_path):
     clinical = excel(
-        tmp_path / "clini.xlsx", ("PATIENT", "isMSIH"), ("p1", "MSIH"), ("p2", "nonMSIH"), ("p4", "MSIH")
+        tmp_path / "clini.xlsx",
+        ("PATIENT", "isMSIH"),
+        ("p1", "MSIH"),
+        ("p2", "nonMSIH"),
+        ("p4", "MSIH"),
     )
-    slides = write_table(tmp_path / "slide.csv", "PATIENT,FILENAME", "p1,sub/a.h5", "p2,b.h5", "p3,c.h5")
+    slides = write_table(
+        tmp_path / "slide.csv", "PATIENT,FILENAME", "p1,sub/a.h5", "p2,b.h5", "p3,c.h5"
+    )
     table = read_labels(clinical, slide_table=slides)
     assert [(row.slide_id, row.case_id, row.label) for row in table.rows] == [
         ("a", "p1", "MSIH"),
@@ -99,7 +105,11 @@ def test_stamp_tables_are_joined_by_patient_and_the_rest_is_named(tmp_path):
             "CAMIL",
             SlideRow("s", "s", label="1"),
         ),
-        (("slide_id,case_id,time,event", "s,p,3,0"), "gcemil", SlideRow("s", "p", time=3.0, event=0)),
+        (
+            ("slide_id,case_id,time,event", "s,p,3,0"),
+            "gcemil",
+            SlideRow("s", "p", time=3.0, event=0),
+        ),
     ],
 )
 def test_every_dialect_is_recognised_by_its_columns(tmp_path, lines, dialect, expected):
@@ -132,7 +142,12 @@ MCAT = "case_id,slide_id,survival_months,censorship"
 @pytest.mark.parametrize(
     ("header", "line", "choice", "expected"),
     [
-        (f"{MCAT},survival_months_dss,censorship_dss", "p,s,12,1,5,0", {"endpoint": "dss"}, (5.0, 1)),
+        (
+            f"{MCAT},survival_months_dss,censorship_dss",
+            "p,s,12,1,5,0",
+            {"endpoint": "dss"},
+            (5.0, 1),
+        ),
         (f"{MCAT},label", "p,s,3,1,x", {"task": "survival"}, (3.0, 0)),
         (f"{MCAT},label", "p,s,3,1,x", {"task": "classification"}, "x"),
         ("patient,slide,category,time,event", "p,s,x,3,1", {"task": "survival"}, (3.0, 1)),
@@ -147,7 +162,9 @@ MCAT = "case_id,slide_id,survival_months,censorship"
     ],
 )
 def test_a_choice_settles_what_a_table_means(tmp_path, header, line, choice, expected):
-    row = read_labels(write_table(tmp_path / "t.csv", header, line), choice=Choice(**choice)).rows[0]
+    row = read_labels(write_table(tmp_path / "t.csv", header, line), choice=Choice(**choice)).rows[
+        0
+    ]
     assert ((row.time, row.event) if row.label is None else row.label) == expected
 
 
@@ -155,17 +172,37 @@ def test_a_choice_settles_what_a_table_means(tmp_path, header, line, choice, exp
     ("lines", "choice", "error", "message"),
     [
         ((f"{MCAT},label", "p,s,3,1,x"), {}, CohortError, "holds labels and survival times"),
-        ((f"{MCAT},event", "p,s,3,1,1"), {}, CohortError, "'censorship' and 'event'; only one can be right"),
+        (
+            (f"{MCAT},event", "p,s,3,1,1"),
+            {},
+            CohortError,
+            "'censorship' and 'event'; only one can be right",
+        ),
         (
             (f"{MCAT},os_survival_days,os_censorship", "p,s,3,1,3,1"),
             {},
             CohortError,
             "MCAT/SurvPath or PANTHER/MMP",
         ),
-        ((MCAT, "p,s,3,1"), {"endpoint": "dss"}, UsageError, "has endpoints os. Choose one with --endpoint"),
-        ((MCAT, "p,s,3,1", "p,t,4,1"), {}, CohortError, "'s' and 't' of case 'p' have different survival"),
+        (
+            (MCAT, "p,s,3,1"),
+            {"endpoint": "dss"},
+            UsageError,
+            "has endpoints os. Choose one with --endpoint",
+        ),
+        (
+            (MCAT, "p,s,3,1", "p,t,4,1"),
+            {},
+            CohortError,
+            "'s' and 't' of case 'p' have different survival",
+        ),
         (("name,diagnosis", "1,1"), {}, CohortError, "is not a label table"),
-        (("patient,slide,value", "p,s,1"), {}, UsageError, "does not say which column is the label"),
+        (
+            ("patient,slide,value", "p,s,1"),
+            {},
+            UsageError,
+            "does not say which column is the label",
+        ),
         (
             ("case_id,slide_id,ER,PR,fold_0", "p,s,1,0,train"),
             {},
@@ -180,7 +217,12 @@ def test_a_choice_settles_what_a_table_means(tmp_path, header, line, choice, exp
             "slide 's' occurs twice with different targets",
         ),
         (("slide_id,label", "..,x"), {}, CohortError, "cannot be a slide id"),
-        (("slide_id,label", "s,"), {}, CohortError, r"no row has a usable target \(slide 's': no label"),
+        (
+            ("slide_id,label", "s,"),
+            {},
+            CohortError,
+            r"no row has a usable target \(slide 's': no label",
+        ),
         (("slide_id,label", "s,x"), {"time": "days"}, UsageError, "give --time and --event"),
         (
             ("slide_id,label", "s,x"),
@@ -208,7 +250,10 @@ def test_a_table_that_cannot_be_read_is_refused(tmp_path, lines, choice, error, 
 
 
 def rows_of(labels):
-    return [SlideRow(f"s{number}", f"c{number // 2}", label=label) for number, label in enumerate(labels)]
+    return [
+        SlideRow(f"s{number}", f"c{number // 2}", label=label)
+        for number, label in enumerate(labels)
+    ]
 
 
 def test_classes_are_counted_by_slides_and_cases():
@@ -246,7 +291,9 @@ def test_labels_that_look_like_a_mistake_are_warned_of(labels, said):
         ("slide_id;Patient;Time;Event", "s;p;12,5;0", ("s", "p", (12.5, 0))),
     ],
 )
-def test_columns_are_matched_without_regard_to_case_and_by_usual_names(tmp_path, header, line, expected):
+def test_columns_are_matched_without_regard_to_case_and_by_usual_names(
+    tmp_path, header, line, expected
+):
     labels = read_labels(write_table(tmp_path / "t.csv", header, line))
     (row,) = labels.rows
     target = row.label if row.time is None else (row.time, row.event)

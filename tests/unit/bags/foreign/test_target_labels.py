@@ -23,11 +23,16 @@ def test_words_become_bits_and_a_missing_label_stays_missing(tmp_path):
     )
     assert table.task == "multilabel"
     assert table.classes == ("ER", "PR")
-    assert {row.slide_id: row.labels for row in table.rows} == {"a": (0, 1), "b": (1, None), "c": (1, 0)}
+    assert {row.slide_id: row.labels for row in table.rows} == {
+        "a": (0, 1),
+        "b": (1, None),
+        "c": (1, 0),
+    }
     assert [row.case_id for row in table.rows] == ["p1", "p1", "p2"]
     assert "'PR': 'mut' is 1, 'WT' is 0." in table.assumptions
     assert (
-        count_targets(table.rows, table.classes)[1] == "target 'PR': 1 slides are 1, 1 are 0, 1 have no label"
+        count_targets(table.rows, table.classes)[1]
+        == "target 'PR': 1 slides are 1, 1 are 0, 1 have no label"
     )
 
 
