@@ -37,6 +37,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     """Links that lead out of docs/ lead to the page of that file."""
     for name in ROOT_PAGES:
         markdown = markdown.replace(f"](../{name}.md", f"]({name.lower()}.md")
+        markdown = markdown.replace(f"](../../{name}.md", f"](../{name.lower()}.md")
     return markdown
 
 

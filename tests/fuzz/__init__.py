@@ -1,1 +1,1 @@
-"""Damaged files at every reader: `python -m fuzz` inside tests/, or `make fuzz`. See docs/reliability.md."""
+"""Damaged files at every reader: `python -m fuzz` inside tests/, or `make fuzz`. See CONTRIBUTING.md."""
