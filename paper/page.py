@@ -100,7 +100,7 @@ def judge(check: Check, paper: float | None, ours: Interval | None) -> Verdict:
 GAIN: Labels = ("*+GCE Δ",)
 WRAPPED: Labels = ("*+GCE",)
 ATTENTION: Labels = ("Attention top-k",)
-HEAD = "The default's gain comes from its evidence head, which the paper does not have; its host is left alone."
+HEAD = "The default's gain comes from its evidence head, which the paper does not have."
 CHECKS: dict[str, Check] = {
     "classification": Check("gain in Macro-F1 over the plain host", "*.macro_f1", GAIN, remark=HEAD),
     "survival": Check("gain in C-index over the plain host", rows=GAIN, remark=HEAD),
@@ -113,7 +113,7 @@ CHECKS: dict[str, Check] = {
     ),
     "same_budget_short": Check(
         "Macro-F1 of 5 % of the patches, evidence minus attention", "macro_f1", ("GCE discrete",), ATTENTION,
-        remark="Both sets are put to the same network, so that what the network knows besides does not count as evidence.",
+        remark="Both sets are tested on the same network.",
     ),
     "same_budget": Check(
         "complement degradation at 5 %, evidence minus attention", "complement_degradation", ("GCE discrete evidence",), ATTENTION,
@@ -121,27 +121,26 @@ CHECKS: dict[str, Check] = {
     ),
     "diagnostics_bracs": Check(
         "largest C-D gap of a host", "*cd_gap", WRAPPED, combine=max, kind="bound",
-        remark="The default leaves free riders out of the set after its gates were read, so gates and set differ; the paper's parts are read "
-        "at a temperature of 0.4.",
+        remark="The default drops free riders from the set, so gates and set differ; the paper's parts have a temperature of 0.4.",
     ),
     "diagnostics": Check(
         "complement degradation, mean over hosts and datasets", "*.complement_degradation", WRAPPED, kind="level",
-        remark="A level on other slides says nothing about the method; its share of the ceiling does.",
+        remark="Levels on other slides cannot be compared; shares of the ceiling can.",
     ),
     "stability": Check(
         "Jaccard across seeds, evidence minus attention", "jaccard", ("GCE discrete recovered", "seeds"), (*ATTENTION, "seeds"),
     ),
     "posthoc": Check(
         "keep-only metric, evidence minus occlusion", "keep_only_macro_f1", ("GCE discrete",), ("Occlusion top-k",),
-        remark="Both sets are put to the same network. Hosts without a closed form of occlusion are left out.",
+        remark="Both sets are tested on the same network. Hosts without a closed form of occlusion are left out.",
     ),
     "minimal_subsets": Check(
         "per cent of slides with two disjoint sufficient subsets of 8", "slides_with_2", ("8", "Sufficient-prefix"),
-        remark="Validation slides of 200 to 3,000 patches. The policy ranks by attention, so this is a fact about hosts and slides.",
+        remark="Validation slides of 200 to 3,000 patches, ranked by attention.",
     ),
     "localisation": Check(
         "gain in Dice over the attention map", "dice", ("* Δ",),
-        remark="The map is that of the continuous evidence scores, with a threshold chosen on validation slides.",
+        remark="The map shows the continuous evidence scores, with a threshold chosen on validation slides.",
     ),
     "significance_classification": Check(
         "share of p-values below 0.05, Macro-F1", combine=share_significant, remark="A test over slides for each host and dataset, without correction.",
@@ -160,11 +159,11 @@ CHECKS: dict[str, Check] = {
     ),
     "encoders": Check(
         "gain over encoders, hosts and both datasets", "delta", kind="level",
-        remark="No encoder is run on simulated features, and the paper's three need real slides or gated weights.",
+        remark="Simulated features need no encoder; the paper's three need real slides or gated weights.",
     ),
     "cost": Check(
         "MIL aggregation from a known subset, relative to the full bag", "aggregation_time", ("GCE discrete, cached features",), kind="bound",
-        remark="Finding the evidence comes on top (table `cost`).",
+        remark="This excludes the search for the evidence (table `cost`).",
     ),
 }  # fmt: skip
 """By table. One that is not here is text, or its figures hang on thresholds that the paper does not give."""
@@ -176,7 +175,7 @@ SECOND_ROWS = {
 """Further comparisons under the same heading."""
 UNPRINTED = (*SECOND_ROWS["stability"], *SECOND_ROWS["grounding"])
 """Of these the paper prints no figure."""
-UNPRINTED_NOTE = "The paper prints no such figure, so there is an interval and no verdict."
+UNPRINTED_NOTE = "The paper has no such number, so there is no verdict."
 TEXT_TABLES = ("definitions", "failure_audit", "anchor_protocol", "capacity", "dataset_card")
 ARMS = {
     DEFAULT: "default (prompts)",
@@ -207,7 +206,7 @@ class Finding:
 
     @property
     def sentence(self) -> str:
-        """What was asked, what came out, and what a reader must know."""
+        """The quantity, where the ceiling leaves no room for the effect, and what a reader must know."""
         if self.name in UNPRINTED:
             return UNPRINTED_NOTE
         said = [f"{self.check.question[:1].upper()}{self.check.question[1:]}."]
@@ -216,32 +215,22 @@ class Finding:
         for arm in (DEFAULT, PARTS):
             if self.verdict(arm) not in ("cannot be compared", "not measured"):
                 said.append(_explain(self, arm))
-        return " ".join([*said, self.check.remark]).strip()
+        return " ".join(part for part in (*said, self.check.remark) if part)
 
 
 def _explain(finding: Finding, arm: str) -> str:
-    """The verdict on an arm in a sentence."""
-    line = finding.line(arm)
-    verdict, paper = finding.verdict(arm), finding.paper or 0.0
-    who = f"{ARMS[arm][:1].upper()}{ARMS[arm][1:]}" if arm == DEFAULT else ARMS[arm]
-    if finding.check.kind == "bound":
-        where = {"reproduced": "below", "not reproduced": "above", "undecided": "on both sides of"}[
-            verdict
-        ]
-        return f"{who}: {verdict}; the interval lies {where} the paper's {paper:.3f}."
-    half = f"half of the paper's effect ({HALF * paper:+.3f})"
-    where = {"reproduced": "above", "not reproduced": "below", "undecided": "on both sides of"}[
-        verdict
-    ]
-    text = f"{who}: {verdict}; the interval lies {where} {half}."
+    """A note where even the true patches reach less than the paper's effect demands; the table holds the verdict."""
+    line, paper = finding.line(arm), finding.paper or 0.0
     if (
-        verdict != "reproduced"
-        and line
-        and line.ceiling is not None
-        and line.ceiling < HALF * paper
+        finding.check.kind == "bound"
+        or finding.verdict(arm) == "reproduced"
+        or line is None
+        or line.ceiling is None
+        or line.ceiling >= HALF * paper
     ):
-        text += f" The ceiling itself is {line.ceiling:+.3f}, so there is no room for it on these hosts and slides."
-    return text
+        return ""
+    who = f"{ARMS[arm][:1].upper()}{ARMS[arm][1:]}" if arm == DEFAULT else ARMS[arm]
+    return f"{who}: the ceiling itself is {line.ceiling:+.3f}, so there is no room for it on these hosts and slides."
 
 
 def judge_tables(measured: Measured, paper: PaperFigures) -> list[Finding]:
@@ -264,18 +253,15 @@ def render_page(measured: Measured, paper: PaperFigures) -> str:
         "",
         *summarise(main),
         "",
-        "Written by `python -m paper page` from `paper/results`; `python -m paper` prints it, and `python -m paper tables` prints "
-        "all cells of all tables.",
+        "The paper's numbers come from real cohorts, nine hosts, nine datasets and five folds. **Ours come from a reduced grid on "
+        f"simulated cohorts**: {describe_grid(measured)}. `python -m paper page` writes this page from `paper/results`; "
+        "`python -m paper tables` prints all tables.",
         "",
-        "The paper's figures are its authors', on real cohorts. **Ours are from a reduced grid on simulated cohorts**: "
-        f"{describe_grid(measured)}. The paper has nine hosts, nine datasets and five folds.",
-        "",
-        "*Default* is the recipe of this package with prompts; *the paper's parts* is the recipe `paper_budget`: joint training, "
-        "adapter, MLP score, grounding and repair, within the budget. An effect is *reproduced* if the whole 95 % interval is at least half of the "
-        "paper's, *not reproduced* if the whole interval is less, and *undecided* otherwise; a bound is reproduced if the whole "
-        "interval is below the paper's. Evidence of networks that have not learned is left out over all hosts, and not judged. Intervals are bootstraps over slides and runs (`paper/intervals.py`). The *ceiling* is what the true patches reach "
-        "on the same network and slides; where the effect is not one of patches, its largest possible value. The share is the "
-        "estimate over the ceiling.",
+        "*Default* is the recipe of this package with prompts; *the paper's parts* is the recipe `paper_budget`. An effect is "
+        "*reproduced* if the whole 95 % interval is at least half of the paper's, *not reproduced* if the whole interval is less, "
+        "and *undecided* otherwise; a bound is reproduced if the whole interval is below the paper's. Evidence of networks that "
+        "have not learned is not judged. Intervals are bootstraps over slides and runs. The *ceiling* is what the true patches "
+        "reach on the same network and slides, or the largest possible value; the share is the estimate over the ceiling.",
         "",
         f"{count_verdicts(main)} {describe_missing(measured)}",
         "",
@@ -302,8 +288,8 @@ def render_page(measured: Measured, paper: PaperFigures) -> str:
     lines += [
         "## Tables without a comparison",
         "",
-        f"{', '.join(f'`{name}`' for name in TEXT_TABLES)}: text, counts of cohorts, or figures that hang on thresholds which the paper does "
-        "not give.",
+        f"{', '.join(f'`{name}`' for name in TEXT_TABLES)}: text, counts of cohorts, or numbers that depend on thresholds which the paper "
+        "does not give.",
     ]
     return "\n".join(lines).rstrip() + "\n"
 
