@@ -1,4 +1,4 @@
-"""paper/map.md names files and names that exist."""
+"""docs/paper_map.md names files and names that exist."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 from paper.page import CHECKS
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "paper" / "map.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "paper_map.md").read_text(encoding="utf-8")
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]
     for line in PAGE.splitlines()
