@@ -6,8 +6,8 @@
   audit    any model and explanation -> pandas.DataFrame
   save, load                            a folder of safetensors, JSON and a model card
 
-A bag is a matrix of features (patches, width) as tensor or array, a tuple (features, coords), a `gcemil.Bag`, or an item
-of a torchmil dataset (X, Y, coords).
+A bag is a matrix of features (patches, width) as tensor or array, a tuple (features, coords), a
+`gcemil.Bag`, or an item of a torchmil dataset (X, Y, coords).
 """
 
 from __future__ import annotations
@@ -83,14 +83,18 @@ def wrap(
     """Put the evidence wrapper around a trained model; nothing is trained.
 
     Args:
-        host: A gcemil host, a torchmil model, or any module from features (patches, width) to logits or (logits, scores).
-        anchors: A bank, examples as {concept: patches}, or the number of prototypes of `patches`; None takes 8.
-        patches: Features (n, width) of training slides, by which the responses to the anchors are calibrated.
+        host: A gcemil host, a torchmil model, or any module from features (patches, width) to
+            logits or (logits, scores).
+        anchors: A bank, examples as {concept: patches}, or the number of prototypes of `patches`;
+            None takes 8.
+        patches: Features (n, width) of training slides, by which the responses to the anchors are
+            calibrated.
         pairs: The same patches in feature space and in anchor space, for a bank of text anchors.
         settings: How the evidence is found.
-        task: "survival" if a single output is a risk, "regression" if it is a value in standard deviations of the
-            training labels; otherwise it is the log-odds of the second class.
-        explains_host: The evidence is what the given host uses. False: that of host and evidence head together.
+        task: "survival" if a single output is a risk, "regression" if it is a value in standard
+            deviations of the training labels; otherwise it is the log-odds of the second class.
+        explains_host: The evidence is what the given host uses. False: that of host and evidence
+            head together.
 
     Returns:
         The wrapped model in evaluation mode.
@@ -195,7 +199,8 @@ class FittedModel:
             bag: Features (patches, width), (features, coords), or a `Bag`.
 
         Returns:
-            The probability of every class by its name, {"risk": log-risk}, or {"value": value} in the unit of the labels.
+            The probability of every class by its name, {"risk": log-risk}, or {"value": value} in
+            the unit of the labels.
 
         Raises:
             BagError: The bag does not fit the model.
@@ -210,7 +215,8 @@ class FittedModel:
         """Predict feature files one after the other, the next being read meanwhile.
 
         Args:
-            paths: Feature files of gcemil, CLAM, TRIDENT or STAMP; a generator that never ends is fine.
+            paths: Feature files of gcemil, CLAM, TRIDENT or STAMP; a generator that never ends is
+                fine.
 
         Yields:
             The path and its prediction, as `predict` gives it.
@@ -262,21 +268,26 @@ def fit(
     """Train a host with evidence on bags in memory, by the same loop as `gcemil train`.
 
     Args:
-        bags: A list of bags, a torchmil-style dataset (items with X, Y, coords), a `Cohort`, or the folder of one.
-        labels: Class names, class indices, numbers to predict with task="regression", or (time, event) pairs; None takes
-            those of the items.
-        host: Name of a host, "package.module:Class", a class, or `HostSettings` with options and weights; "abmil" leaves
-            the host of `settings`, if given, as it is.
-        anchors: A bank, examples as {concept: patches}, a number of prototypes, or None for the settings' choice.
+        bags: A list of bags, a torchmil-style dataset (items with X, Y, coords), a `Cohort`, or the
+            folder of one.
+        labels: Class names, class indices, numbers to predict with task="regression", or (time,
+            event) pairs; None takes those of the items.
+        host: Name of a host, "package.module:Class", a class, or `HostSettings` with options and
+            weights; "abmil" leaves the host of `settings`, if given, as it is.
+        anchors: A bank, examples as {concept: patches}, a number of prototypes, or None for the
+            settings' choice.
         task: "classification", "survival" or "regression"; None reads the first two off the labels.
         classes: Names of the classes in the order of their indices.
-        cases: The case of every bag; bags of one case are never split between training and validation.
-        validation: Numbers of the bags by which the epoch is chosen; None takes an eighth of every class.
+        cases: The case of every bag; bags of one case are never split between training and
+            validation.
+        validation: Numbers of the bags by which the epoch is chosen; None takes an eighth of every
+            class.
         pairs: The same patches in feature space and in anchor space, for a bank of text anchors.
         settings: Everything else of the training.
         out: A new folder that keeps the checkpoint and the history; None keeps nothing on disk.
         on_epoch: Called with the record of every epoch.
-        **changes: Single training settings, such as epochs=20, seed=1, device="cpu"; evidence=None trains the plain host.
+        **changes: Single training settings, such as epochs=20, seed=1, device="cpu"; evidence=None
+            trains the plain host.
 
     Returns:
         The model with the weights of the chosen epoch.
@@ -379,12 +390,15 @@ def explain(
     Args:
         model: What `fit`, `load` or `wrap` returned.
         bag: Features (patches, width), (features, coords), or a `Bag`.
-        target: The class whose evidence is wanted, by name or index, predicted or not; None is the predicted class.
-        against: A class to hold it against: the patches that speak for `target` and not for this class, and in
-            `further` the smallest set found whose removal turns the prediction into it.
+        target: The class whose evidence is wanted, by name or index, predicted or not; None is the
+            predicted class.
+        against: A class to hold it against: the patches that speak for `target` and not for this
+            class, and in `further` the smallest set found whose removal turns the prediction into
+            it.
 
     Returns:
-        The evidence with its verdict, and in `further` the second and third set that carry the prediction.
+        The evidence with its verdict, and in `further` the second and third set that carry the
+        prediction.
 
     Raises:
         UsageError: The model is a plain host or in training mode, or has no such class.
@@ -454,26 +468,30 @@ def audit(
 ) -> pd.DataFrame:
     """Judge an explanation of any model: keep the patches it names, remove them, and compare the predictions.
 
-    Phi is the probability of the class predicted on all patches, or the risk or value in units of those of the bags.
+    Phi is the probability of the class predicted on all patches, or the risk or value in units of
+    those of the bags.
 
     Args:
-        model: What `fit`, `load` or `wrap` returned, a host, or any module or function from features (patches, width) or
-            (1, patches, width) to logits, (logits, scores), a dict with "logits", or the tuple of a CLAM model. Warned of:
-            a model that answers one bag in two ways, and outputs that look like probabilities.
+        model: What `fit`, `load` or `wrap` returned, a host, or any module or function from
+            features (patches, width) or (1, patches, width) to logits, (logits, scores), a dict
+            with "logits", or the tuple of a CLAM model. Warned of: a model that answers one bag in
+            two ways, and outputs that look like probabilities.
         bags: A list of bags, a dataset or a `Cohort`.
-        explanation: A function from a bag, as given, to scores or to a boolean mask, or {name: function}. None judges the
-            model's own evidence and attention.
+        explanation: A function from a bag, as given, to scores or to a boolean mask, or {name:
+            function}. None judges the model's own evidence and attention.
         budget: Share of the patches that scores select.
-        gates: The scores lie in [0, 1] and weigh the patches, so that recoverability is measured too.
+        gates: The scores lie in [0, 1] and weigh the patches, so that recoverability is measured
+            too.
         tolerances: Differences of Phi at which verdicts are given.
-        task: "survival" if a single output is a risk, "regression" if it is a value; otherwise it is the log-odds of the
-            second class.
+        task: "survival" if a single output is a risk, "regression" if it is a value; otherwise it
+            is the log-odds of the second class.
         seed: Of the random patches that every table has for comparison.
 
     Returns:
-        A row per bag and rule: n_patches, n_selected, phi_full, phi_kept, phi_removed, phi_gated, sufficiency_gap,
-        necessity_gap, recoverability_gap, and sufficient@t, necessary@t, recoverable@t for every tolerance t. A sentence
-        for every rule, with a 95 % interval, is in attrs["verdict"].
+        A row per bag and rule: n_patches, n_selected, phi_full, phi_kept, phi_removed, phi_gated,
+        sufficiency_gap, necessity_gap, recoverability_gap, and sufficient@t, necessary@t,
+        recoverable@t for every tolerance t. A sentence for every rule, with a 95 % interval, is in
+        attrs["verdict"].
 
     Raises:
         UsageError: The model is in training mode, or an explanation has the wrong length or type.
@@ -580,7 +598,8 @@ def load(path: Path | str, device: torch.device | str = "cpu") -> FittedModel:
     """Open a trained model; nothing in its files is executed.
 
     Args:
-        path: A folder of `save` or `gcemil export --pretrained`, a run (its first trained fold), a fold or a checkpoint.
+        path: A folder of `save` or `gcemil export --pretrained`, a run (its first trained fold), a
+            fold or a checkpoint.
         device: Where the model is put.
 
     Returns:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner, Result
@@ -31,6 +32,11 @@ def answer(*arguments: object) -> Any:
     result = gcemil(*arguments, "--json")
     assert result.exit_code == 0, (result.output, result.exception)
     return json.loads(result.stdout)
+
+
+def read_certificate(folder: Path) -> Any:
+    """The certificate among the files of an explanation."""
+    return json.loads((folder / "certificate.json").read_text())
 
 
 def refused(*arguments: object, error: type[GcemilError] = UsageError) -> str:

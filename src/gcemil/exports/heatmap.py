@@ -1,11 +1,12 @@
 """A heat map that opens as an image of its own and lies on the slide: a pyramidal OME-TIFF.
 
-  pixels       RGB, colours of the overlay; gates by value, scores by rank, because raw scores of different hosts share no scale
-  canvas       the image as QuPath shows it: from the corner of the scanned part, as large as that where its size is known
-  downsample   level-0 pixels per pixel: a patch is 16 pixels wide, fewer on slides that would be more than 8192 pixels long
-  levels       halved until a side is at most 512 pixels, in SubIFDs, as Bio-Formats and QuPath read them
-  OME          PhysicalSizeX and Y in micrometres (where the slide's pixel size is known), PositionX and Y of the corner in the
-               file, and the downsample as an annotation
+  pixels       RGB, colours of the overlay; gates by value, scores by rank, because raw scores of
+               different hosts share no scale
+  canvas       the image as QuPath shows it: the scanned part, as far as its size is known
+  downsample   level-0 pixels per pixel: a patch is 16 pixels wide, fewer on slides that would be
+               more than 8192 pixels long
+  levels       halved until a side is at most 512 pixels, in SubIFDs
+  OME          pixel size and position in micrometres, if known, and the downsample
 
 Equal values give equal bytes. Where no patch lies the map is white.
 """

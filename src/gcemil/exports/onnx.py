@@ -1,12 +1,12 @@
 """A trained fold as one ONNX file, for programs without Python or torch (extra `onnx`).
 
   in    features     (n, d) float32, any number of patches
-  out   logits       (c,) of the main prediction: softmax gives class probabilities, a risk is read as it is
+  out   logits       (c,) of the main prediction: softmax gives class probabilities, a risk is raw
         host_logits  (c,) of the host alone
         scores       (n,) the host's raw patch scores
-  metadata "gcemil"  JSON: classes, task, encoder, width and patch size of the features, host, version
+  metadata "gcemil"  JSON: classes, task, encoder, width and patch size, host, version
 
-The file is compared with the network on bags of several sizes before it gets its name; one that differs is not written.
+The file is compared with the network on bags of several sizes before it gets its name.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from gcemil.runs.checkpoint import LoadedNetwork, load_network
 
 EXTRA = "onnx"
 TRACED_SIZE, COMPARED_SIZES = 37, (1, 3, 900, 2100)
-"""Patches of the bag that is traced, and of those by which the file is compared with the network."""
+"""Patches of the bag that is traced, and of those that compare file and network."""
 TOLERANCE = 1e-4
 """Largest difference between file and network, relative to the largest number they give."""
 OUTPUTS = ("logits", "host_logits", "scores")
@@ -97,7 +97,7 @@ class _Prediction(nn.Module):
 
 
 def _coverage(head: EvidenceHead, responses: Tensor) -> Tensor:
-    """`head.coverage` of a whole slide with k as a tensor, since a number would be that of the traced bag."""
+    """`head.coverage` with k as a tensor: a number would be that of the traced bag."""
     place = torch.ones_like(responses[:, 0], dtype=torch.float64).cumsum(0)
     k = (TOP_SHARE * place.max()).round().clamp_min(FEWEST_TOP)
     ranked = responses.sort(dim=0, descending=True).values
@@ -158,8 +158,9 @@ def _describe(record: dict[str, Any]) -> str:
 def _refusal(path: Path, record: dict[str, Any], reason: str) -> RunError:
     host = record["settings"]["host"]["name"]
     return RunError(
-        f"{path} was not written: ONNX cannot follow host '{host}' for every number of patches ({reason}). "
-        "Hosts that pool each patch once can be written, such as abmil or clam_sb; for others serve gcemil.load(RUN)."
+        f"{path} was not written: ONNX cannot follow host '{host}' for every number of patches "
+        f"({reason}). Hosts that pool each patch once can be written, such as abmil or clam_sb; "
+        "for others serve gcemil.load(RUN)."
     )
 
 

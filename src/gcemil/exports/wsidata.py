@@ -1,12 +1,12 @@
-"""The evidence of a run's test slides as SpatialData: <slide>.zarr as wsidata and LazySlide read it (extra `wsidata`).
+"""The evidence of a run's test slides as SpatialData: <slide>.zarr (extra `wsidata`).
 
-  shapes/tiles        one square per patch in level-0 pixels of the whole file: tile_id, x, y, tissue_id, and the evidence as
-                      gce_evidence, gce_gate, gce_attention, gce_score, gce_gain
-  tables/gce_tiles    responses (n, anchors) of every patch, a column per anchor; the same columns in obs; slide, fold,
-                      verdict and hashes in uns
-  attrs               tile_spec: how the tiles lie
+  shapes/tiles       one square per patch in level-0 pixels of the whole file: tile_id, x, y,
+                     tissue_id, gce_evidence, gce_gate, gce_attention, gce_score, gce_gain
+  tables/gce_tiles   responses (n, anchors) of every patch; the same columns in obs; slide, fold,
+                     verdict and hashes in uns
+  attrs              tile_spec: how the tiles lie
 
-Read from RUN/fold_<k>/evidence: no network is needed. Everything is checked before the first store is written.
+Read from RUN/fold_<k>/evidence: no network is needed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def write_wsidata(run: Path, folder: Path, *, fold: int | None = None) -> list[P
     }
     if not todo:
         raise RunError(
-            f"{run} has no evidence files. A plain host has none; make others with 'gcemil train {run} --again'."
+            f"{run} has no evidence files. A plain host has none; make others with 'gcemil train "
+            f"{run} --again'."
         )
     targets = {slide_id: folder / f"{slide_id}.zarr" for slide_id in todo}
     if there := [path for path in targets.values() if path.exists()]:
@@ -70,7 +71,8 @@ def describe_slide(cohort: Cohort, fold: RunFold, evidence: SlideEvidence) -> An
         size = cohort.slide_patch_size(evidence.slide_id, coords)
     if coords is None or size is None:
         raise UsageError(
-            f"Slide '{evidence.slide_id}' has no coordinates or no patch size, so its patches cannot be tiles."
+            f"Slide '{evidence.slide_id}' has no coordinates or no patch size, so its patches "
+            "cannot be tiles."
         )
     columns = {
         "gce_evidence": evidence.selected,
