@@ -104,7 +104,7 @@ def wrap(
 
     Example:
         >>> import gcemil, torch
-        >>> host = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+        >>> host = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Linear(4, 2))
         >>> model = gcemil.wrap(lambda bag: host(bag).mean(dim=0), 3, patches=torch.randn(60, 8))
         >>> gcemil.explain(model, torch.randn(30, 8)).scores.shape
         (30,)
@@ -112,17 +112,20 @@ def wrap(
     reference = None if patches is None else torch.from_numpy(as_array(patches)).float()
     if reference is None and not (isinstance(host, Host) and isinstance(anchors, AnchorBank)):
         raise UsageError(
-            "Give patches=, features (n, width) of training slides: anchors and host are fitted to them."
+            "Give patches=, features (n, width) of training slides: anchors and host are fitted to "
+            "them."
         )
     if is_untrained(host):
         warnings.warn(
-            "The host has the weights it was created with: it is untrained, and its evidence means nothing. "
-            "Load its state_dict first, or train it with gcemil.fit.",
+            "The host has the weights it was created with: it is untrained, and its evidence means "
+            "nothing. Load its state_dict first, or train it with gcemil.fit.",
             UserWarning,
             stacklevel=2,
         )
     is_number = task in ("survival", "regression")
-    wrapped = host if isinstance(host, Host) else adapt_model(host, reference, is_number=is_number)  # type: ignore[arg-type]
+    wrapped = host
+    if not isinstance(host, Host):
+        wrapped = adapt_model(host, reference, is_number=is_number)  # type: ignore[arg-type]
     model = GceMil(
         wrapped,
         _make_bank(anchors, reference),
@@ -227,7 +230,8 @@ class FittedModel:
         Example:
             >>> import gcemil, tempfile, torch
             >>> from gcemil.bags import store
-            >>> model = gcemil.fit([torch.randn(20, 8) + number % 2 for number in range(12)], [0, 1] * 6, epochs=1)
+            >>> bags = [torch.randn(20, 8) + number % 2 for number in range(12)]
+            >>> model = gcemil.fit(bags, [0, 1] * 6, epochs=1)
             >>> file = Path(tempfile.mkdtemp()) / "new.h5"
             >>> store.write(file, {"features": torch.randn(30, 8).numpy()})
             >>> next(model.predict_files([file]))[0].name
@@ -385,7 +389,7 @@ def explain(
     target: str | int | None = None,
     against: str | int | None = None,
 ) -> Evidence:
-    """Find the patches on which the prediction of a bag rests, and check them by keeping and removing them.
+    """Find the patches on which the prediction of a bag rests, and keep and remove them.
 
     Args:
         model: What `fit`, `load` or `wrap` returned.
@@ -411,31 +415,28 @@ def explain(
         >>> len(evidence.scores), sorted(evidence.prediction)
         (30, ['0', '1'])
     """
-    network = model.network if isinstance(model, FittedModel) else model
+    fitted = model if isinstance(model, FittedModel) else None
+    network = fitted.network if fitted else model
+    if isinstance(network, str | Path):
+        raise UsageError(
+            f"Open the model first: gcemil.explain(gcemil.load({str(network)!r}), bag)."
+        )
     if not isinstance(network, GceMil):
-        if isinstance(network, str | Path):
-            raise UsageError(
-                f"Open the model first: gcemil.explain(gcemil.load({str(network)!r}), bag)."
-            )
         raise UsageError(
             f"A {type(network).__name__} has no evidence. Put it into gcemil.wrap first."
         )
-    kind, given = network.output_kind, read_bag_item(bag, "bag")
-    if isinstance(model, FittedModel):
-        kind = model.output_kind
-    names = kind.names(model.record["classes"] if isinstance(model, FittedModel) else ())
+    given = read_bag_item(bag, "bag")
+    kind = fitted.output_kind if fitted else network.output_kind
+    names = kind.names(fitted.record["classes"] if fitted else ())
     found = explain_bag(network, given, ClassQuestion.read(names, target, against))
-    output, device = found.output, network.anchors.device
-    asked = found.asked
+    output, asked = found.output, found.asked
+    tensors = bag_tensors(given, network.anchors.device)
+    scale = RiskScale(deviation=float(network.risk_spread))
     further = find_further_sets(
-        PredictedBag(
-            network.explained, *bag_tensors(given, device), output.embedded, output.answer
-        ),
+        PredictedBag(network.explained, *tensors, output.embedded, output.answer),
         found.recovery.selected,
         output.scores,
-        OutputScale(
-            network.n_outputs, RiskScale(deviation=float(network.risk_spread)), asked=asked
-        ),
+        OutputScale(network.n_outputs, scale, asked=asked),
         network.tolerances,
         names,
         turning=found.turning,
@@ -443,7 +444,7 @@ def explain(
     )
     prediction, kept, removed = (
         None if one is None else dict(zip(names, kind.values(one.logits), strict=True))
-        for one in (found.output.answer, found.kept, found.removed)
+        for one in (output.answer, found.kept, found.removed)
     )
     return Evidence(
         bag=given,
@@ -466,7 +467,7 @@ def audit(
     task: Task | None = None,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Judge an explanation of any model: keep the patches it names, remove them, and compare the predictions.
+    """Judge an explanation of any model by keeping and removing the patches that it names.
 
     Phi is the probability of the class predicted on all patches, or the risk or value in units of
     those of the bags.
@@ -499,7 +500,8 @@ def audit(
     Example:
         >>> import gcemil, torch
         >>> bags = [torch.randn(40, 8) for _ in range(3)]
-        >>> table = gcemil.audit(lambda bag: bag.mean(dim=0)[:2], bags, {"norm": lambda bag: bag.norm(dim=1)})
+        >>> rules = {"norm": lambda bag: bag.norm(dim=1)}
+        >>> table = gcemil.audit(lambda bag: bag.mean(dim=0)[:2], bags, rules)
         >>> sorted(table.rule.unique()), len(table)
         (['norm', 'random'], 6)
     """
@@ -571,7 +573,8 @@ def save(model: FittedModel, path: Path | str, *, license_name: str = UNKNOWN_LI
     """
     if not isinstance(model, FittedModel):
         raise UsageError(
-            f"A {type(model).__name__} cannot be built again from settings. Save its state_dict with safetensors."
+            f"A {type(model).__name__} cannot be built again from settings. Save its state_dict "
+            "with safetensors."
         )
     record, unknown = model.record, {"cohort": "unknown", "slides": None}
     data = {

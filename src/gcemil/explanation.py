@@ -149,7 +149,7 @@ def _search_class(
 
 
 def order_patches(model: GceMil, output: EvidenceOutput, selected: Selected) -> Scores:
-    """Higher is earlier: the selected patches first, each by mean rank of score and contribution."""
+    """Higher is earlier: selected patches first, each by mean rank of score and contribution."""
     ranks = rank_scores(ranking(output.scores))
     if output.answer.contributions is not None:
         shares = model.output_kind.shares(output.answer.contributions)

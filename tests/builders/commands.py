@@ -15,9 +15,10 @@ from gcemil.errors import GcemilError, UsageError
 
 
 def gcemil(*arguments: object) -> Result:
-    """What came of `gcemil ARGUMENTS`: exit code, output, and the exception that the command would print."""
+    """The result of `gcemil ARGUMENTS`; the first may be a whole command line."""
     # Progress that a slow machine prints would stand before the answer.
-    return CliRunner(env={"GCEMIL_QUIET": "1"}).invoke(_command(), [str(one) for one in arguments])
+    first, *others = map(str, arguments)
+    return CliRunner(env={"GCEMIL_QUIET": "1"}).invoke(_command(), [*first.split(), *others])
 
 
 def succeeded(*arguments: object) -> str:

@@ -38,43 +38,50 @@ def unseen_slide(runs):
     return read_fold(Cohort.load(runs.cohort), 0).slides("test")[0]
 
 
+@pytest.fixture(scope="module")
+def explained(classification_runs, tmp_path_factory):
+    """Slide, folder and output of one explanation."""
+    slide, folder = unseen_slide(classification_runs), tmp_path_factory.mktemp("explained")
+    output = succeeded("explain", classification_runs.gce, "--slide", slide, "--out", folder)
+    return slide, folder, output
+
+
 class TestExplain:
-    def test_a_tested_slide_gets_every_file(self, classification_runs, tmp_path):
-        slide = unseen_slide(classification_runs)
-        output = succeeded("explain", classification_runs.gce, "--slide", slide, "--out", tmp_path)
-        assert {path.name for path in tmp_path.iterdir()} - {"further_sets.geojson"} == FILES
-        certificate = read_certificate(tmp_path)
+    def test_a_tested_slide_gets_every_file(self, explained):
+        _, folder, output = explained
+        assert {path.name for path in folder.iterdir()} - {"further_sets.geojson"} == FILES
+        certificate = read_certificate(folder)
         assert certificate["headline"] in output
         assert certificate["subject"]["part"] == "test"
-        assert violations((tmp_path / "evidence.geojson").read_text()) == []
+        assert violations((folder / "evidence.geojson").read_text()) == []
 
-    def test_files_of_one_slide_tell_one_story(self, classification_runs, tmp_path):
-        slide = unseen_slide(classification_runs)
-        succeeded("explain", classification_runs.gce, "--slide", slide, "--out", tmp_path)
-        selected = store.read(tmp_path / "evidence.h5", "selected").tolist()
-        coords = store.read(tmp_path / "evidence.h5", "coords")
-        listed = json.loads((tmp_path / "evidence.json").read_text())
+    def test_files_of_one_slide_agree(self, explained):
+        _, folder, _ = explained
+        selected = store.read(folder / "evidence.h5", "selected").tolist()
+        coords = store.read(folder / "evidence.h5", "coords")
+        listed = json.loads((folder / "evidence.json").read_text())
         assert [patch["index"] for patch in listed["patches"]] == selected
-        features = json.loads((tmp_path / "evidence.geojson").read_text())["features"]
+        features = json.loads((folder / "evidence.geojson").read_text())["features"]
         assert [int(one["properties"]["metadata"]["patch"]) for one in features] == selected
         corners = [one["geometry"]["coordinates"][0][0] for one in features]
         assert corners == coords[selected].tolist()
-        certificate = read_certificate(tmp_path)
+        certificate = read_certificate(folder)
         assert certificate["subject"]["n_selected"] == len(selected)
+        assert certificate["subject"]["fraction"] == len(selected) / len(coords)
         assert certificate["stop_reason"] == listed["stop_reason"]
         prompts = [f"anchor: {anchor['prompt']}" for anchor in certificate["anchors"]]
+        assert prompts
         assert set(prompts) <= set(features[0]["properties"]["measurements"])
-        with Image.open(tmp_path / "overlay.png") as picture:
+        with Image.open(folder / "overlay.png") as picture:
             assert picture.format == "PNG"
 
-    def test_the_certificate_names_what_it_rests_on(self, classification_runs, tmp_path):
-        slide = unseen_slide(classification_runs)
-        succeeded("explain", classification_runs.gce, "--slide", slide, "--out", tmp_path)
-        found = read_certificate(tmp_path)
-        assert set(found["provenance"]["inputs"]) == {"model", f"features/{slide}"}
-        assert {"gcemil", "commit", "packages", "python", "settings_hash", "fold", "seed"} <= set(
-            found["provenance"]
-        )
+    def test_the_certificate_names_what_it_rests_on(self, explained):
+        slide, folder, _ = explained
+        found = read_certificate(folder)
+        provenance = found["provenance"]
+        assert set(provenance["inputs"]) == {"model", f"features/{slide}"}
+        names = {"gcemil", "commit", "packages", "python", "settings_hash", "fold", "seed"}
+        assert names <= set(provenance)
         assert found["settings"]["rule"]["recovery"]["threshold"] == 0.5
         predictions = found["predictions"]
         assert None not in (predictions["gated"], predictions["removed"])
@@ -82,7 +89,23 @@ class TestExplain:
             abs(predictions["kept"]["output"] - predictions["full"]["output"])
         )
         assert sum(predictions["kept"]["values"].values()) == pytest.approx(1)
-        assert str(tmp_path) not in (tmp_path / "certificate.json").read_text()
+        for anchor in found["anchors"]:
+            counts = anchor["target"] > 0
+            assert anchor["covered"] == (anchor["coverage"] >= anchor["target"] if counts else None)
+        assert str(folder) not in (folder / "certificate.json").read_text()
+
+    def test_further_sets_are_tiles_of_their_own_class(self, explained):
+        _, folder, _ = explained
+        rows = [row for one in read_certificate(folder)["further"] for row in one["patches"]]
+        selected = store.read(folder / "evidence.h5", "selected").tolist()
+        assert rows
+        assert len({*rows, *selected}) == len(rows) + len(selected)
+        text = (folder / "further_sets.geojson").read_text()
+        assert violations(text) == []
+        features = json.loads(text)["features"]
+        assert len(features) == len(rows)
+        names = {one["properties"]["classification"]["name"] for one in features}
+        assert names <= {"Alternative 2", "Alternative 3"}
 
     def test_tolerances_decide_the_verdicts(self, classification_runs, tmp_path):
         slide = unseen_slide(classification_runs)
@@ -102,10 +125,8 @@ class TestExplain:
             classification_runs.gce / "fold_0" / "evidence" / f"{slide}.h5", "coords"
         )
         left, top = coords.min(axis=0).tolist()
-        succeeded(
-            "explain", classification_runs.gce, "--slide", slide, "--out", tmp_path,
-            "--bounds-x", left, "--bounds-y", top, "--all-patches",
-        )  # fmt: skip
+        succeeded(f"explain {classification_runs.gce} --slide {slide} --out {tmp_path} --bounds-x "
+f"{left} --bounds-y {top} --all-patches")  # fmt: skip
         features = json.loads((tmp_path / "evidence.geojson").read_text())["features"]
         assert len(features) == len(coords)
         corners = np.array([one["geometry"]["coordinates"][0][0] for one in features])
@@ -158,36 +179,10 @@ class TestExplain:
             "explain", run, "--slide", slide, "--class", "tumourr"
         )
 
-    def test_further_sets_of_a_slide_are_tiles_of_their_own_class(
-        self, classification_runs, tmp_path
-    ):
-        slide = unseen_slide(classification_runs)
-        succeeded("explain", classification_runs.gce, "--slide", slide, "--out", tmp_path)
-        found = read_certificate(tmp_path)
-        rows = [row for one in found["further"] for row in one["patches"]]
-        selected = store.read(tmp_path / "evidence.h5", "selected").tolist()
-        assert rows
-        assert len({*rows, *selected}) == len(rows) + len(selected)
-        text = (tmp_path / "further_sets.geojson").read_text()
-        assert violations(text) == []
-        features = json.loads(text)["features"]
-        assert len(features) == len(rows)
-        assert {one["properties"]["classification"]["name"] for one in features} <= {
-            "Alternative 2",
-            "Alternative 3",
-        }
-
     def test_a_plain_host_has_attention_and_says_so(self, classification_runs, tmp_path):
         slide = unseen_slide(classification_runs)
         succeeded(
-            "explain",
-            classification_runs.host,
-            "--slide",
-            slide,
-            "--out",
-            tmp_path,
-            "--budget",
-            0.1,
+            f"explain {classification_runs.host} --slide {slide} --out {tmp_path} --budget 0.1"
         )
         found = read_certificate(tmp_path)
         assert found["rule"] == "attention top-k at budget 0.1"
@@ -354,11 +349,9 @@ class TestAudit:
         assert finding.provenance["part"] == "test"
 
     def test_files_of_our_own_evidence_can_be_audited_as_gates(self, classification_runs, lab):
-        found = answer(
-            "audit", classification_runs.cohort, "--model", "lab_models:predict",
-            "--scores", classification_runs.gce / "fold_0" / "evidence", "--column", "gates", "--gates",
-            "--out", lab / "new" / "a.json", "--repeats", 1,
-        )  # fmt: skip
+        found = answer(f"audit {classification_runs.cohort} --model lab_models:predict --scores "
+f"{classification_runs.gce / 'fold_0' / 'evidence'} --column gates --gates --out "
+f"{lab / 'new' / 'a.json'} --repeats 1")  # fmt: skip
         assert {(one["labels"]["rule"], one["labels"]["comparison"]) for one in found["rows"]} >= {
             ("evidence", "full-kept"),
             ("evidence", "soft-kept"),
@@ -400,10 +393,8 @@ class TestAudit:
         assert "--model 'absent.py' is not there" in message
 
     def test_the_page_has_the_verdict_the_curves_and_every_rule(self, classification_runs, lab):
-        output = succeeded(
-            "audit", classification_runs.cohort, "--model", "lab_models:predict", "--repeats", 1,
-            "--html", lab / "page" / "audit.html",
-        )  # fmt: skip
+        output = succeeded(f"audit {classification_runs.cohort} --model lab_models:predict --repeats 1 --html "
+f"{lab / 'page' / 'audit.html'}")  # fmt: skip
         finding = read_finding(lab / "audit.json")
         page = (lab / "page" / "audit.html").read_text()
         (verdict,) = [note for note in finding.notes if "sufficient and necessary on" in note]

@@ -192,20 +192,14 @@ class TestExplanationsOfNewSlides:
         name, path, _ = slide
         command = ("--unit", "region", "--heatmap", "gate")
         succeeded(
-            "predict",
-            classification_runs.gce,
-            path,
-            "--explain",
+            f"predict {classification_runs.gce} {path} --explain",
             *command,
             "--out",
             tmp_path / "many",
         )
         succeeded("explain", classification_runs.gce, path, *command, "--out", tmp_path / "one")
         succeeded(
-            "explain",
-            classification_runs.gce,
-            "--slide",
-            name,
+            f"explain {classification_runs.gce} --slide {name}",
             *command,
             "--out",
             tmp_path / "known",
@@ -292,14 +286,7 @@ class TestExplanationsOfNewSlides:
     def test_regions_are_judged_in_every_file(self, classification_runs, slide, tmp_path):
         name, _, _ = slide
         said = succeeded(
-            "explain",
-            classification_runs.gce,
-            "--slide",
-            name,
-            "--unit",
-            "region",
-            "--out",
-            tmp_path,
+            f"explain {classification_runs.gce} --slide {name} --unit region --out {tmp_path}"
         )
         assert "connected regions, largest score mass first" in said
         regions = read_certificate(tmp_path)["regions"]
@@ -322,12 +309,8 @@ class TestExplanationsOfNewSlides:
         tested = read_fold(Cohort.load(classification_runs.cohort), 0).slides("test")
         (tmp_path / "ids.txt").write_text(f"{tested[0]}\nnobody\n")
         result = gcemil(
-            "explain",
-            classification_runs.gce,
-            "--slides",
-            tmp_path / "ids.txt",
-            "--out",
-            tmp_path / "out",
+            f"explain {classification_runs.gce} --slides {tmp_path / 'ids.txt'} --out "
+            f"{tmp_path / 'out'}"
         )
         assert result.exit_code == 1, result.exception
         with (tmp_path / "out" / "explained.csv").open() as file:

@@ -97,11 +97,15 @@ def from_examples(
         help="A table (slide, x, y, concept); <slide>.geojson or .xml, or a folder of them; a "
         "folder <concept>/<slide>.png of masks; or an HDF5 file of features and labels.",
     ),
-    features: Path | None = typer.Option(None, help="A folder whose features/ has further slides."),
+    features: Path | None = typer.Option(
+        None, help="A folder whose features/ holds example slides outside the cohort."
+    ),
     k: int = typer.Option(10, min=1, help="Examples per concept that a fold takes."),
     min_overlap: float = typer.Option(0.5, help="Annotated share that makes an example."),
     downsample: float | None = typer.Option(None, help="Level-0 pixels per pixel of a mask."),
-    mask_value: list[str] = typer.Option([], help="A value of masks, as concept=value."),
+    mask_value: list[str] = typer.Option(
+        [], help="Masks of several concepts: the value of one as concept=value; may be repeated."
+    ),
     seed: int = options.seed("which examples are taken where there are more"),
     as_json: options.Json = False,
 ) -> None:
@@ -137,8 +141,13 @@ def from_review(
         help="<slide>.geojson with regions accept, reject or missed, folders of them, or reviews "
         "that the viewer saved. By default the reviews that the viewer saved in the run.",
     ),
-    out: Path | None = typer.Option(None, help="A new cohort folder with these anchors."),
-    after: Path | None = typer.Option(None, help="The run with these anchors, to compare."),
+    out: Path | None = typer.Option(
+        None,
+        help="A new folder for the cohort with the marked patches as anchors; features are linked.",
+    ),
+    after: Path | None = typer.Option(
+        None, help="The run trained with these anchors: compare its evidence with that of RUN."
+    ),
     k: int = typer.Option(10, min=1, help="Examples per concept that a fold takes."),
     seed: int = options.seed("which patches are taken where there are more, and the bootstrap"),
     trust_host: options.TrustHost = None,

@@ -57,16 +57,26 @@ def import_(
     endpoint: str | None = typer.Option(None, help="The survival endpoint, such as os or dss."),
     slide_column: str | None = typer.Option(None, help="The column of slides, under any name."),
     case_column: str | None = typer.Option(None, help="The column of cases, under any name."),
-    sheet: str | None = typer.Option(None, help="The sheet of an Excel table."),
-    force: bool = options.flag("--force", "Replace the cohort at --out, but for its anchors."),
-    skip_broken: bool = options.flag("--skip-broken", "Leave out slides that cannot be used."),
+    sheet: str | None = typer.Option(
+        None, help="The sheet of an Excel table; the first by default."
+    ),
+    force: bool = options.flag(
+        "--force", "Replace the cohort at --out, but for its anchors; its runs need the old one."
+    ),
+    skip_broken: bool = options.flag(
+        "--skip-broken", "Leave out slides that cannot be read or have NaN; cohort.yaml lists them."
+    ),
     classes: options.Classes = None,
     splits: Path | None = typer.Option(None, help="The split files of the tool."),
     official_split: bool = options.flag("--official-split", "camelyon16: the official test set."),
     copy: bool = options.flag("--copy", "Copy features instead of linking to them."),
-    patch_size: int | None = typer.Option(None, min=1, help="Patch size in level-0 pixels."),
+    patch_size: int | None = typer.Option(
+        None, min=1, help="Patch size in level-0 pixels, if no file states it."
+    ),
     mpp: str | None = typer.Option(
-        None, help="Micrometres per level-0 pixel, or a table of slide_id, mpp."
+        None,
+        help="Micrometres per level-0 pixel, or a table of "
+        "slide_id, mpp, for coordinates in micrometres.",
     ),
     encoder: str | None = typer.Option(None, help="Which features, if there are several."),
     coords_dir: Path | None = typer.Option(None, help="CLAM: the folder of coordinate files."),
@@ -168,11 +178,17 @@ Unit = Literal["case", "slide"]
 
 def split(
     cohort: Path = typer.Argument(help="A cohort folder."),
-    folds: int = typer.Option(5, min=3, help="How many folds; half of the next one validates."),
-    unit: Unit = typer.Option("case", help="What stays together."),
+    folds: int = typer.Option(
+        5, min=3, help="How many folds; fold k tests, half of fold k+1 validates."
+    ),
+    unit: Unit = typer.Option(
+        "case", help="What stays together. 'slide' may put one case into train and test."
+    ),
     seed: int = options.seed("which case goes where"),
     force: bool = options.flag("--force", "Replace folds that exist already."),
-    parts: str | None = typer.Option(None, help="One fold of so many cases, such as 90,30,300."),
+    parts: str | None = typer.Option(
+        None, help="One fold of so many cases to train, validate and test on, such as 90,30,300."
+    ),
     official: bool = options.flag(
         "--official", "Only declare the folds that are there as published ones."
     ),

@@ -254,7 +254,10 @@ def audit(
         help="A run folder, whose fold is audited; or pkg.module:callable, whose module is "
         "imported, which RUNS ITS CODE: name only code you trust.",
     ),
-    scores: list[Path] = typer.Option([], help="A folder of <slide_id>.h5, .csv or .npy."),
+    scores: list[Path] = typer.Option(
+        [],
+        help="A folder of <slide_id>.h5, .csv or .npy with one score per patch; may be repeated.",
+    ),
     column: str | None = typer.Option(None, help="Dataset or column of the score files."),
     gates: bool = options.flag(
         "--gates", "The scores are gates in [0, 1]: measure recoverability too."
@@ -263,7 +266,9 @@ def audit(
     fold: int = typer.Option(0, min=0, help="The fold the model was not trained on."),
     budget: float = typer.Option(0.05, min=0, max=1, help="Share of patches of every rule."),
     arrays: Arrays = typer.Option("torch", help="What the callable receives."),
-    repeats: int = typer.Option(3, min=0, help="Changed versions of each bag, for stability."),
+    repeats: int = typer.Option(
+        3, min=0, help="Changed versions of each bag, for stability; 0 leaves it out."
+    ),
     device: options.Device = None,
     out: Path = typer.Option(Path("audit.json"), help="Where the finding is written."),
     html: Path | None = typer.Option(None, help="Also write a page with verdict and curves."),

@@ -52,18 +52,26 @@ def explain(
     ),
     unit: options.Unit = "patch",
     heatmap: options.HeatMaps = None,
-    bounds_x: int | None = typer.Option(None, help="openslide.bounds-x of the slide."),
+    bounds_x: int | None = typer.Option(
+        None, help="openslide.bounds-x of the slide; by default as in its feature file, else 0."
+    ),
     bounds_y: int | None = typer.Option(None, help="openslide.bounds-y of the slide."),
     all_patches: bool = options.flag("--all-patches", "The GeoJSON shows unselected patches too."),
-    thumbnail: Path | None = typer.Option(None, help="A picture of the slide, under the overlay."),
-    downsample: float | None = typer.Option(
-        None, help="Level-0 pixels per pixel of the thumbnail."
+    thumbnail: Path | None = typer.Option(
+        None, help="A picture of the slide, under the overlay; by default that of 'gcemil encode'."
     ),
-    budget: float | None = typer.Option(None, help="Share of patches of a plain host."),
+    downsample: float | None = typer.Option(
+        None, help="Level-0 pixels per pixel of the thumbnail; by default from the slide's width."
+    ),
+    budget: float | None = typer.Option(
+        None, help="Share of patches, for a run without the wrapper (0.05 by default)."
+    ),
     sufficiency: options.Sufficiency = 0.05,
     necessity: options.Necessity = 0.05,
     recoverability: options.Recoverability = 0.01,
-    mpp: float | None = typer.Option(None, help="Micrometres per level-0 pixel of a file."),
+    mpp: float | None = typer.Option(
+        None, help="Micrometres per level-0 pixel, for a file that does not state it."
+    ),
     device: options.Device = None,
     precision: options.Precision = None,
     weights: options.Weights = None,
@@ -255,11 +263,15 @@ def _show(value: Any) -> str:
 
 def export(
     run: options.RunFolder,
-    pretrained: Path | None = typer.Option(None, help="A new folder for the model."),
+    pretrained: Path | None = typer.Option(
+        None, help="A new folder for config.json, model.safetensors and a model card."
+    ),
     wsidata: Path | None = typer.Option(
         None, help="A folder for <slide>.zarr of every test slide."
     ),
-    onnx: Path | None = typer.Option(None, help="A new ONNX file for one fold."),
+    onnx: Path | None = typer.Option(
+        None, help="A new ONNX file for host and evidence head of one fold."
+    ),
     fold: int | None = typer.Option(
         None, min=0, help="One fold; by default the first, for --wsidata all."
     ),

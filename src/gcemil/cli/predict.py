@@ -41,14 +41,18 @@ def predict(
         metavar="NUMBERS",
         help="The mean over all, or over some such as 0,2.",
     ),
-    out: Path | None = typer.Option(None, help="By default RUN/predictions."),
+    out: Path | None = typer.Option(
+        None, help="Where predictions.csv and the evidence go; by default RUN/predictions."
+    ),
     explain: bool = options.flag(
         "--explain", "Also write everything that 'gcemil explain' writes."
     ),
     unit: options.Unit = "patch",
     heatmap: options.HeatMaps = None,
     all_patches: bool = options.flag("--all-patches", "The GeoJSON shows unselected patches too."),
-    mpp: float | None = typer.Option(None, help="Micrometres per level-0 pixel of a file."),
+    mpp: float | None = typer.Option(
+        None, help="Micrometres per level-0 pixel, for a file that does not state it."
+    ),
     weights: options.Weights = None,
     trust_remote_code: options.TrustRemoteCode = False,
     again: bool = options.flag("--again", "Do slides again that are done."),
@@ -205,9 +209,20 @@ def prefilter(
     run: Path = options.run_argument("A run folder, trained with evidence on encoded slides."),
     slides: list[Path] = typer.Argument(help="The slide files of its cohort, or folders of them."),
     fold: int | None = typer.Option(None, min=0, help="One fold instead of all."),
-    utility: float = typer.Option(0.98, min=0.01, help="Smallest share of the task metric."),
-    risk: float = typer.Option(0.1, min=0.001, max=0.999, help="Largest chance of another answer."),
-    view_mpp: float = typer.Option(4.0, help="Micrometres per pixel of the view."),
+    utility: float = typer.Option(
+        0.98,
+        min=0.01,
+        help="Smallest task metric on validation slides, as a share of that of all patches.",
+    ),
+    risk: float = typer.Option(
+        0.1,
+        min=0.001,
+        max=0.999,
+        help="Largest chance that a certified answer is not that of all patches.",
+    ),
+    view_mpp: float = typer.Option(
+        4.0, help="Micrometres per pixel of the view that the model sees."
+    ),
     epochs: int = typer.Option(10, min=1, help="Passes over the training slides."),
     measure: bool = options.flag("--measure", "Also time the test slides with and without it."),
     device: options.Device = None,

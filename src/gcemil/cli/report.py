@@ -76,7 +76,9 @@ def figures(
     against: Path | None = typer.Option(
         None, help="The run of the plain host, for a further curve."
     ),
-    slide: list[str] = typer.Option([], help="A test slide to draw; may be repeated."),
+    slide: list[str] = typer.Option(
+        [], help="A test slide to draw; may be repeated. By default a typical one and the worst."
+    ),
     dpi: int = typer.Option(300, min=72, max=1200, help="Pixels per inch."),
     seed: int = options.seed("the bootstrap"),
     as_json: options.Json = False,
@@ -113,9 +115,13 @@ def figures(
 def view(
     run: options.RunFolder,
     fold: int | None = typer.Option(None, min=0, help="By default the first trained fold."),
-    slides: Path | None = typer.Option(None, help="A folder of slide files, to see tissue."),
+    slides: Path | None = typer.Option(
+        None, help="A folder of slide files, if they do not lie beside the features."
+    ),
     port: int = typer.Option(0, min=0, max=65535, help="By default any free port."),
-    browser: bool = typer.Option(True, "--browser/--no-browser", help="Open the page."),
+    browser: bool = typer.Option(
+        True, "--browser/--no-browser", help="Open the page, or print its address."
+    ),
     device: options.Device = None,
     trust_host: options.TrustHost = None,
     sufficiency: options.Sufficiency = 0.05,

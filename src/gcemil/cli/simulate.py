@@ -27,7 +27,7 @@ Size = Literal["tiny", "default", "wide", "full"]
 def simulate(
     profile: str = typer.Argument(help=f"One of: {PROFILES}."),
     out: Path = typer.Option(..., help="The cohort folder to write."),
-    size: Size = typer.Option("default", help="Number and size of slides."),
+    size: Size = typer.Option("default", help="Number and size of slides; see docs/simulator.md."),
     slides: int | None = typer.Option(
         None, min=5, help="Number of slides, in place of the size's."
     ),
@@ -94,29 +94,54 @@ def compose(
         "and perhaps patients."
     ),
     out: Path = typer.Option(..., help="The cohort folder to write."),
-    recipe: Path | None = typer.Option(None, help="A YAML file with any of the settings below."),
+    recipe: Path | None = typer.Option(
+        None, help="A YAML file with any of the settings below; options overrule it."
+    ),
     background: list[str] = typer.Option(
-        [], help="A class unrelated to the label, as NAME or NAME=share."
+        [], help="A class unrelated to the label, as NAME or NAME=share; may be repeated."
     ),
     label: list[str] = typer.Option(
-        [], help="A label and its evidence, as NAME=CLASS,CLASS or NAME=."
+        [],
+        help="A slide label and its evidence, as NAME=CLASS,CLASS "
+        "(any of them; A+B: both) or NAME=; may be repeated.",
     ),
-    hazard: list[str] = typer.Option([], help="Survival in place of labels: CLASS=weight."),
+    hazard: list[str] = typer.Option(
+        [],
+        help="Survival in place of labels: CLASS=weight, negative if it protects; may be repeated.",
+    ),
     slides: int | None = typer.Option(None, min=5, help="Number of slides; 150 by default."),
-    bag: str | None = typer.Option(None, help="Fewest and most patches; 150-900 by default."),
-    evidence: str | None = typer.Option(None, help="Share of evidence; 0.01-0.10 by default."),
+    bag: str | None = typer.Option(
+        None, help="Fewest and most patches of a slide; 150-900 by default."
+    ),
+    evidence: str | None = typer.Option(
+        None, help="Share of a slide that is evidence; 0.01-0.10 by default."
+    ),
     folds: int | None = typer.Option(None, min=3, help="Folds of cross-validation; 5 by default."),
-    parts: str | None = typer.Option(None, help="One split in place of folds, such as 90,30,300."),
+    parts: str | None = typer.Option(
+        None,
+        help="One split in place of folds: slides to train, "
+        "validate and test on, such as 90,30,300.",
+    ),
     examples_per_class: int | None = typer.Option(
-        None, min=0, help="Patches of each class held out."
+        None, min=0, help="Patches of each class to hold out, for 'gcemil anchors from-examples'."
     ),
     text_like: bool = options.flag(
         "--text-like", "Also write a stand-in for a text bank with pairs."
     ),
-    encoder: str = typer.Option("efficientnet_lite0", help="Images only: an encoder."),
+    encoder: str = typer.Option(
+        "efficientnet_lite0", help="Images only: an encoder of docs/encoders.md."
+    ),
     weights: options.Weights = None,
-    patient_pattern: str | None = typer.Option(None, help="Images only: a regex of the patient."),
-    save_patches: Path | None = typer.Option(None, help="Images only: keep features as .h5."),
+    patient_pattern: str | None = typer.Option(
+        None,
+        help="Images only: a regular expression "
+        "whose group is the patient in the name "
+        "of an image.",
+    ),
+    save_patches: Path | None = typer.Option(
+        None,
+        help="Images only: keep their features as this .h5 file, to give in place of the images.",
+    ),
     seed: int = options.seed("which patches make which slide"),
     force: bool = options.flag("--force", "Write into a folder that is not empty."),
     as_json: options.Json = False,

@@ -38,7 +38,11 @@ def encode(
     address: options.Address = None,
     weights: options.Weights = None,
     trust_remote_code: options.TrustRemoteCode = False,
-    patch_size: int | None = typer.Option(None, min=8, help="Side of a patch in pixels."),
+    patch_size: int | None = typer.Option(
+        None,
+        min=8,
+        help="Side of a patch in pixels; by default that in --out, or the encoder's own.",
+    ),
     target_mpp: float = typer.Option(0.5, help="Micrometres per pixel of a patch: 0.5 is 20x."),
     mpp: str | None = typer.Option(
         None, help="Micrometres per level-0 pixel, or a table of slide_id, mpp."
@@ -46,10 +50,12 @@ def encode(
     patches_only: bool = options.flag(
         "--patches-only", "Only find the tissue and write its patches."
     ),
-    overlap: int = typer.Option(0, min=0, help="With --patches-only: shared pixels."),
+    overlap: int = typer.Option(
+        0, min=0, help="With --patches-only: pixels that neighbouring patches share."
+    ),
     min_tissue: float = typer.Option(0.25, help="With --patches-only: smallest share of tissue."),
     masks: Path | None = typer.Option(
-        None, help="With --patches-only: tissue masks, .png or .geojson."
+        None, help="With --patches-only: a folder of tissue masks, <slide>.png or <slide>.geojson."
     ),
     labels: options.Labels = None,
     task: options.Task = None,
@@ -178,13 +184,18 @@ def annotate(
         "<slide> as .tif, .tiff or .png."
     ),
     negative_class: str | None = typer.Option(
-        None, help="The class without a lesion, such as normal."
+        None, help="The class whose slides have no lesion, such as normal; they need no file."
     ),
     min_overlap: float = typer.Option(0.01, help="Annotated share that makes evidence."),
-    group: list[str] = typer.Option([], help="A group or class, as name=tumour or name=exclusion."),
+    group: list[str] = typer.Option(
+        [],
+        help="What a group or class means, as name=tumour or "
+        "name=exclusion; may be repeated. All classes of a "
+        "GeoJSON file are tumour until one is named.",
+    ),
     downsample: float | None = typer.Option(None, help="Level-0 pixels per pixel of a mask."),
     tumour_values: str | None = typer.Option(
-        None, help="Values of a mask that mean tumour, as 1,2."
+        None, help="Values of a mask that mean tumour, such as 1,2; white on black needs none."
     ),
     mpp: str | None = typer.Option(
         None, help="Micrometres per level-0 pixel, or a table of slide_id, mpp."

@@ -27,12 +27,16 @@ def train(
     ),
     out: Path | None = typer.Option(None, help="The run folder; an existing run goes on."),
     host: str = typer.Option("abmil", metavar="NAME", help=options.HOST_HELP),
-    host_weights: Path | None = typer.Option(None, help="Start from this file, or from this run."),
+    host_weights: Path | None = typer.Option(
+        None,
+        help="Start the host from a file as 'gcemil adopt' reads it, or from a run, fold by fold.",
+    ),
     freeze_host: bool = options.flag(
         "--freeze-host", "Never change the host; only find its evidence."
     ),
     host_from: Path | None = typer.Option(
-        None, help="Take the hosts of this run, fit only the evidence."
+        None,
+        help="Take the trained hosts of this run of the same settings, and fit only the evidence.",
     ),
     gce: bool = typer.Option(True, "--gce/--no-gce", help="Wrap the host, or train it plain."),
     recipe: options.RecipeName = typer.Option(
@@ -57,10 +61,13 @@ def train(
     jobs: int | None = options.jobs("folds"),
     keep_epochs: bool = options.flag("--keep-epochs", "Store what the t-SNE shows of every epoch."),
     tracker: Tracker | None = typer.Option(
-        None, help="Where every epoch is drawn; TensorBoard by default."
+        None,
+        help="Where the numbers of every epoch are drawn; TensorBoard by default, if installed.",
     ),
     seed: int | None = options.seed("weights and the order of bags", None),
-    again: bool = options.flag("--again", "Train nothing: evaluate a run again."),
+    again: bool = options.flag(
+        "--again", "Train nothing: evaluate a run again, and rewrite its metrics and evidence."
+    ),
     print_config: bool = options.flag(
         "--print-config", "Only print every setting with its meaning."
     ),

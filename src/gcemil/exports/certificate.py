@@ -1,8 +1,8 @@
 """The verdicts of the keep/remove certificate, in words.
 
-  sufficient    |Phi(X_S) - Phi(X)|    <= delta_s      keeping only the evidence changes little     (Definition 1)
-  necessary     |Phi(X_notS) - Phi(X)| >= delta_n      removing it changes something                (Definition 2)
-  recoverable   |Phi(X_pi) - Phi(X_S)| <= delta_r      gates and patches give the same prediction   (Definition 3)
+  sufficient    |Phi(X_S) - Phi(X)|    <= delta_s   (Definition 1) keeping it changes little
+  necessary     |Phi(X_notS) - Phi(X)| >= delta_n   (Definition 2) removing it changes something
+  recoverable   |Phi(X_pi) - Phi(X_S)| <= delta_r   (Definition 3) gates and patches agree
 
 Phi is the probability of the class predicted on X, the risk in units of the training risks, or the
 value in deviations of the training labels. explain.py predicts the four and writes

@@ -337,7 +337,7 @@ class Evidence:
     removed: dict[str, float] | None
     """Without the evidence; None if it is the whole bag."""
     further: tuple[FurtherSet, ...] = ()
-    """Disjoint sets that carry the prediction as well, and the set whose removal changes its class."""
+    """Disjoint sets that carry the prediction as well, and one whose removal changes its class."""
 
     @cached_property
     def selected(self) -> Bool[np.ndarray, "n"]:
@@ -356,11 +356,11 @@ class Evidence:
 
     @property
     def verdict(self) -> str:
-        """The result of keeping and removing the evidence; it does not say that the model is right."""
+        """The result of keeping and removing the evidence, not whether the model is right."""
         return self.slides[0].verdict
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per patch: slide, x, y, selected, gate, scores, gain, response to every anchor."""
+        """One row per patch: slide, x, y, selected, gate, scores, gain, responses to anchors."""
         frames = []
         for one in self.slides:
             places = np.full((len(one.selected), 2), np.nan) if one.coords is None else one.coords

@@ -83,8 +83,8 @@ def describe_patches(
 ) -> Iterator[dict[str, Any]]:
     """One feature per selected patch, numbered from the highest `ranked_by`.
 
-    The other patches follow suit if they have a class. Arguments are checked at once; the features are
-    made one by one, because they are far larger than the arrays.
+    The others are shown if they have a class. Arguments are checked at once; the features are made
+    one by one, because they are far larger than the arrays.
     """
     corners = coords.astype(np.int64) - np.array(bounds, dtype=np.int64)
     _check_inside(corners, patch_size, bounds, slide_id)

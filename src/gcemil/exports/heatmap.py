@@ -114,33 +114,26 @@ def _describe_resolution(heatmap: HeatMap, factor: int) -> dict[str, Any]:
 
 
 def _describe_image(heatmap: HeatMap, slide_id: str, model: str) -> dict[str, Any]:
-    """What the OME header says; an id of slide, model and measurement instead of a random one."""
-    found: dict[str, Any] = {
+    """The OME header, with an id of slide, model and measurement instead of a random one."""
+    place, name = heatmap.place, heatmap.name
+    header: dict[str, Any] = {
         "axes": "YXS",
-        "UUID": str(uuid.uuid5(NAMESPACE, f"{slide_id}\n{model}\nheatmap {heatmap.name}")),
+        "UUID": str(uuid.uuid5(NAMESPACE, f"{slide_id}\n{model}\nheatmap {name}")),
         "Creator": "gcemil",
-        "Name": f"{slide_id} {heatmap.name}",
+        "Name": f"{slide_id} {name}",
         "MapAnnotation": {
             "slide_id": slide_id,
-            "measurement": heatmap.name,
+            "measurement": name,
             "downsample": repr(heatmap.downsample),
-            "bounds_x": str(heatmap.place.bounds[0]),
-            "bounds_y": str(heatmap.place.bounds[1]),
+            "bounds_x": str(place.bounds[0]),
+            "bounds_y": str(place.bounds[1]),
         },
     }
-    mpp = heatmap.place.mpp
-    if mpp is not None:
-        left, top = (corner * mpp for corner in heatmap.place.bounds)
-        found |= {
-            "PhysicalSizeX": mpp * heatmap.downsample,
-            "PhysicalSizeXUnit": "µm",
-            "PhysicalSizeY": mpp * heatmap.downsample,
-            "PhysicalSizeYUnit": "µm",
-            "Plane": {
-                "PositionX": [left],
-                "PositionXUnit": ["µm"],
-                "PositionY": [top],
-                "PositionYUnit": ["µm"],
-            },
-        }
-    return found
+    if place.mpp is not None:
+        plane = header["Plane"] = {}
+        for axis, corner in zip("XY", place.bounds, strict=True):
+            header[f"PhysicalSize{axis}"] = place.mpp * heatmap.downsample
+            header[f"PhysicalSize{axis}Unit"] = "µm"
+            plane[f"Position{axis}"] = [corner * place.mpp]
+            plane[f"Position{axis}Unit"] = ["µm"]
+    return header

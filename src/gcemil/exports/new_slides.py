@@ -1,6 +1,6 @@
-"""Slides outside the cohort through a trained run: files, folders and patterns in, one predictions.csv out.
+"""Slides outside the cohort through a trained run: files, folders or patterns to predictions.csv.
 
-OUT/predictions.csv        one line per slide: prediction, mode, verdict of the evidence, status, reason
+OUT/predictions.csv        one line per slide: prediction, mode, verdict, status, reason
 OUT/<slide>.h5             the evidence; OUT/<slide>/ has all files of an explanation
 OUT/records/<slide>.json   the result, and the key under which it was made
 
@@ -104,7 +104,7 @@ class NewPrediction:
     mode: str
     status: Literal["done", "already done", "failed"]
     values: dict[str, float] = field(default_factory=dict)
-    """Mean over the folds of prob_<class>, risk or value; then of the host and the evidence alone."""
+    """Mean over the folds of prob_<class>, risk or value; then of host and evidence alone."""
     per_fold: list[list[float]] = field(default_factory=list)
     spread: float | None = None
     """Deviation over the folds of the probability of the predicted class, or of the number."""
@@ -128,7 +128,7 @@ class NewPrediction:
     key: str = ""
 
     def to_row(self) -> dict[str, Any]:
-        """The line of predictions.csv, which says what a slide has and not which command gave it."""
+        """The line of predictions.csv."""
         row = {name: getattr(self, name) for name in ("slide_id", "file", *LAST_COLUMNS)}
         row |= {**self.values, "status": "failed" if self.status == "failed" else "done"}
         row["folds"] = "|".join(map(str, self.folds))

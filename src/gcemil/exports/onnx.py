@@ -40,19 +40,9 @@ OUTPUTS = ("logits", "host_logits", "scores")
 
 
 def write_onnx(checkpoint: Path, path: Path) -> Path:
-    """Write the network of a checkpoint, or of an exported fold, as an ONNX file.
+    """Write a checkpoint, or an exported fold, as a new ONNX file.
 
-    Args:
-        checkpoint: A checkpoint.safetensors of a fold, or a folder of `save_pretrained`.
-        path: The new file, by convention *.onnx.
-
-    Returns:
-        The path of the file.
-
-    Raises:
-        MissingExtraError: onnx, onnxruntime or onnxscript is not installed.
-        RunError: The host computes in a way that ONNX cannot follow for every number of patches.
-        UsageError: The file exists.
+    A host whose computation ONNX cannot follow for every number of patches is refused.
     """
     if path.exists():
         raise UsageError(f"{path} exists. Give a new file, or remove it.")
@@ -143,16 +133,9 @@ def _compare(network: nn.Module, in_dim: int, path: Path) -> float:
 
 
 def _describe(record: dict[str, Any]) -> str:
-    known = ("task", "classes", "encoder", "in_dim", "patch_size_level0")
-    host = record["settings"]["host"]["name"]
-    return json.dumps(
-        {
-            "gcemil": __version__,
-            "host": host,
-            **{name: record[name] for name in known},
-            "outputs": OUTPUTS,
-        }
-    )
+    names = ("task", "classes", "encoder", "in_dim", "patch_size_level0")
+    facts = {"gcemil": __version__, "host": record["settings"]["host"]["name"]}
+    return json.dumps({**facts, **{name: record[name] for name in names}, "outputs": OUTPUTS})
 
 
 def _refusal(path: Path, record: dict[str, Any], reason: str) -> RunError:
@@ -166,7 +149,7 @@ def _refusal(path: Path, record: dict[str, Any], reason: str) -> RunError:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """The exporter talks on every channel; what matters of it is in the exception."""
+    """The exporter prints on every channel; what matters is in the exception."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:

@@ -120,25 +120,16 @@ class SlideFrame:
     def paint(self, colors: Colors, importance: PerPatch, members: Mask | None = None) -> Canvas:
         """Squares in these colours; over a thumbnail they let it shine through."""
         chosen = np.ones(len(colors), dtype=bool) if members is None else members
+        patches = self.corners[chosen], colors[chosen], importance[chosen], self.side
         opacity = 1.0 if self.thumbnail is None else OPACITY
-        return paint_patches(
-            self.draw_background(),
-            self.corners[chosen],
-            colors[chosen],
-            importance[chosen],
-            self.side,
-            opacity=opacity,
-        )
+        return paint_patches(self.draw_background(), *patches, opacity=opacity)
 
     def mask_patches(self, members: Mask) -> Bool[np.ndarray, "height width"]:
         """The pixels of these patches."""
         ink = np.zeros((self.frame.height, self.frame.width, 3), dtype=np.uint8)
         colors = np.full((int(members.sum()), 3), 255, dtype=np.uint8)
-        order = np.zeros(len(colors))
-        return (
-            paint_patches(ink, self.corners[members], colors, order, self.side, opacity=1.0)[..., 0]
-            > 0
-        )
+        patches = self.corners[members], colors, np.zeros(len(colors)), self.side
+        return paint_patches(ink, *patches, opacity=1.0)[..., 0] > 0
 
 
 def draw_attention(place: SlideFrame, scores: PerPatch) -> Canvas:
@@ -308,30 +299,31 @@ def _join_panels(heading: str, panels: Sequence[tuple[str, Canvas, Key]]) -> Ima
     def measure(text: str) -> int:
         return math.ceil(font.getlength(text))
 
-    keys = [
-        sum(len(colors) + gap + measure(name) + MARGIN for colors, name in key)
-        for _, _, key in panels
-    ]
+    def measure_key(key: Key) -> int:
+        return sum(len(colors) + gap + measure(name) + MARGIN for colors, name in key)
+
     widths = [
-        max(canvas.shape[1], measure(title), key)
-        for (title, canvas, _), key in zip(panels, keys, strict=True)
+        max(canvas.shape[1], measure(title), measure_key(key)) for title, canvas, key in panels
     ]
     top = MARGIN + 2 * TITLE_HEIGHT
     bottom = top + max(canvas.shape[0] for _, canvas, _ in panels) + MARGIN
     total = max(sum(widths) + MARGIN * (len(panels) + 1), measure(heading) + 2 * MARGIN)
     sheet = Image.new("RGB", (total, bottom + KEY_HEIGHT), "white")
-    draw = ImageDraw.Draw(sheet)
-    draw.text((MARGIN, MARGIN), heading, fill=INK, font=font)
+
+    def write(left: int, top: int, text: str) -> None:
+        ImageDraw.Draw(sheet).text((left, top), text, fill=INK, font=font)
+
+    write(MARGIN, MARGIN, heading)
     left = MARGIN
     for (title, canvas, key), width in zip(panels, widths, strict=True):
-        draw.text((left, MARGIN + TITLE_HEIGHT), title, fill=INK, font=font)
+        write(left, MARGIN + TITLE_HEIGHT, title)
         sheet.paste(Image.fromarray(canvas), (left, top))
         place = left
         for colors, name in key:
             swatch = Image.fromarray(np.repeat(colors[None], SWATCH, axis=0))
             sheet.paste(swatch, (place, bottom + (KEY_HEIGHT - SWATCH) // 2))
             place += len(colors) + gap
-            draw.text((place, bottom + (KEY_HEIGHT - FONT_SIZE) // 2), name, fill=INK, font=font)
+            write(place, bottom + (KEY_HEIGHT - FONT_SIZE) // 2, name)
             place += measure(name) + MARGIN
         left += width + MARGIN
     return sheet

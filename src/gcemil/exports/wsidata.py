@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int
 
 from gcemil.bags.bag import grid_stride
 from gcemil.bags.cohort import Cohort
@@ -112,25 +111,18 @@ def describe_slide(cohort: Cohort, fold: RunFold, evidence: SlideEvidence) -> An
         uns={"gcemil": facts},
     )
     parsed = TableModel.parse(table, region=TILES, region_key="library_id", instance_key="tile_id")
-    found = SpatialData(
+    step = round(grid_stride(coords) or size)
+    slide = SpatialData(
         shapes={TILES: ShapesModel.parse(tiles)}, tables={f"{EVIDENCE_TABLE}_{TILES}": parsed}
     )
-    found.attrs["tile_spec"] = {TILES: _tile_spec(size, coords)}
-    return found
-
-
-def _tile_spec(size: int, coords: Int[np.ndarray, "n 2"]) -> dict[str, Any]:
-    """Tiles cut at level 0, as far apart as most of them lie."""
-    step = round(grid_stride(coords) or size)
-    return {
-        "height": size,
-        "width": size,
-        "stride_height": step,
-        "stride_width": step,
-        "mpp": None,
-        "ops_level": 0,
-        "ops_downsample": 1.0,
-        "base_level": 0,
-        "base_downsample": 1.0,
-        "tissue_name": None,
+    # Tiles cut at level 0, as far apart as most of them lie.
+    slide.attrs["tile_spec"] = {
+        TILES: {
+            **dict.fromkeys(("height", "width"), size),
+            **dict.fromkeys(("stride_height", "stride_width"), step),
+            **dict.fromkeys(("ops_level", "base_level"), 0),
+            **dict.fromkeys(("ops_downsample", "base_downsample"), 1.0),
+            **dict.fromkeys(("mpp", "tissue_name")),
+        }
     }
+    return slide
