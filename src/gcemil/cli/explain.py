@@ -223,10 +223,13 @@ def _print_certificate(made: ExplainedSlide) -> None:
     )
     if found["anchors"]:
         print_table(
-            "coverage of the anchors by the evidence (-: the anchor does not count)",
+            "coverage of the anchors by the evidence",
             ("anchor", "coverage", "target", "covered"),
             [
-                [_show(one[key]) for key in ("prompt", "coverage", "target", "covered")]
+                (
+                    *(_show(one[key]) for key in ("prompt", "coverage", "target")),
+                    "does not count" if one["covered"] is None else _show(one["covered"]),
+                )
                 for one in found["anchors"]
             ],
         )
