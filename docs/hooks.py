@@ -95,9 +95,11 @@ def _command(title: str, command: Any) -> Iterator[str]:
         if text.startswith("Example: "):
             text = f"Example: `{text.removeprefix('Example: ')}`"
         yield f"{_escape(text)}\n" if "`" not in text else f"{text}\n"
+    # Their context names the values that options take.
+    context = command.make_context(title, [], resilient_parsing=True)
     rows = [
         _parameter(one)
-        for one in command.params
+        for one in command.get_params(context)
         if one.name != "help" and not getattr(one, "hidden", False)
     ]
     if rows:

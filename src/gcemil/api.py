@@ -6,8 +6,8 @@
   audit    any model and explanation -> pandas.DataFrame
   save, load                            a folder of safetensors, JSON and a model card
 
-A bag is a matrix of features (patches, width) as tensor or array, a tuple (features, coords), a `gcemil.Bag`, or an item
-of a torchmil dataset (X, Y, coords).
+A bag is a matrix of features (patches, width) as tensor or array, a tuple (features, coords), a
+`gcemil.Bag`, or an item of a torchmil dataset (X, Y, coords).
 """
 
 from __future__ import annotations
@@ -83,14 +83,18 @@ def wrap(
     """Put the evidence wrapper around a trained model; nothing is trained.
 
     Args:
-        host: A gcemil host, a torchmil model, or any module from features (patches, width) to logits or (logits, scores).
-        anchors: A bank, examples as {concept: patches}, or the number of prototypes of `patches`; None takes 8.
-        patches: Features (n, width) of training slides, by which the responses to the anchors are calibrated.
+        host: A gcemil host, a torchmil model, or any module from features (patches, width) to
+            logits or (logits, scores).
+        anchors: A bank, examples as {concept: patches}, or the number of prototypes of `patches`;
+            None takes 8.
+        patches: Features (n, width) of training slides, by which the responses to the anchors are
+            calibrated.
         pairs: The same patches in feature space and in anchor space, for a bank of text anchors.
         settings: How the evidence is found.
-        task: "survival" if a single output is a risk, "regression" if it is a value in standard deviations of the
-            training labels; otherwise it is the log-odds of the second class.
-        explains_host: The evidence is what the given host uses. False: that of host and evidence head together.
+        task: "survival" if a single output is a risk, "regression" if it is a value in standard
+            deviations of the training labels; otherwise it is the log-odds of the second class.
+        explains_host: The evidence is what the given host uses. False: that of host and evidence
+            head together.
 
     Returns:
         The wrapped model in evaluation mode.
@@ -100,7 +104,7 @@ def wrap(
 
     Example:
         >>> import gcemil, torch
-        >>> host = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+        >>> host = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Linear(4, 2))
         >>> model = gcemil.wrap(lambda bag: host(bag).mean(dim=0), 3, patches=torch.randn(60, 8))
         >>> gcemil.explain(model, torch.randn(30, 8)).scores.shape
         (30,)
@@ -108,17 +112,20 @@ def wrap(
     reference = None if patches is None else torch.from_numpy(as_array(patches)).float()
     if reference is None and not (isinstance(host, Host) and isinstance(anchors, AnchorBank)):
         raise UsageError(
-            "Give patches=, features (n, width) of training slides: anchors and host are fitted to them."
+            "Give patches=, features (n, width) of training slides: anchors and host are fitted to "
+            "them."
         )
     if is_untrained(host):
         warnings.warn(
-            "The host has the weights it was created with: it is untrained, and its evidence means nothing. "
-            "Load its state_dict first, or train it with gcemil.fit.",
+            "The host has the weights it was created with: it is untrained, and its evidence means "
+            "nothing. Load its state_dict first, or train it with gcemil.fit.",
             UserWarning,
             stacklevel=2,
         )
     is_number = task in ("survival", "regression")
-    wrapped = host if isinstance(host, Host) else adapt_model(host, reference, is_number=is_number)  # type: ignore[arg-type]
+    wrapped = host
+    if not isinstance(host, Host):
+        wrapped = adapt_model(host, reference, is_number=is_number)  # type: ignore[arg-type]
     model = GceMil(
         wrapped,
         _make_bank(anchors, reference),
@@ -195,7 +202,8 @@ class FittedModel:
             bag: Features (patches, width), (features, coords), or a `Bag`.
 
         Returns:
-            The probability of every class by its name, {"risk": log-risk}, or {"value": value} in the unit of the labels.
+            The probability of every class by its name, {"risk": log-risk}, or {"value": value} in
+            the unit of the labels.
 
         Raises:
             BagError: The bag does not fit the model.
@@ -210,7 +218,8 @@ class FittedModel:
         """Predict feature files one after the other, the next being read meanwhile.
 
         Args:
-            paths: Feature files of gcemil, CLAM, TRIDENT or STAMP; a generator that never ends is fine.
+            paths: Feature files of gcemil, CLAM, TRIDENT or STAMP; a generator that never ends is
+                fine.
 
         Yields:
             The path and its prediction, as `predict` gives it.
@@ -221,7 +230,8 @@ class FittedModel:
         Example:
             >>> import gcemil, tempfile, torch
             >>> from gcemil.bags import store
-            >>> model = gcemil.fit([torch.randn(20, 8) + number % 2 for number in range(12)], [0, 1] * 6, epochs=1)
+            >>> bags = [torch.randn(20, 8) + number % 2 for number in range(12)]
+            >>> model = gcemil.fit(bags, [0, 1] * 6, epochs=1)
             >>> file = Path(tempfile.mkdtemp()) / "new.h5"
             >>> store.write(file, {"features": torch.randn(30, 8).numpy()})
             >>> next(model.predict_files([file]))[0].name
@@ -262,21 +272,26 @@ def fit(
     """Train a host with evidence on bags in memory, by the same loop as `gcemil train`.
 
     Args:
-        bags: A list of bags, a torchmil-style dataset (items with X, Y, coords), a `Cohort`, or the folder of one.
-        labels: Class names, class indices, numbers to predict with task="regression", or (time, event) pairs; None takes
-            those of the items.
-        host: Name of a host, "package.module:Class", a class, or `HostSettings` with options and weights; "abmil" leaves
-            the host of `settings`, if given, as it is.
-        anchors: A bank, examples as {concept: patches}, a number of prototypes, or None for the settings' choice.
+        bags: A list of bags, a torchmil-style dataset (items with X, Y, coords), a `Cohort`, or the
+            folder of one.
+        labels: Class names, class indices, numbers to predict with task="regression", or (time,
+            event) pairs; None takes those of the items.
+        host: Name of a host, "package.module:Class", a class, or `HostSettings` with options and
+            weights; "abmil" leaves the host of `settings`, if given, as it is.
+        anchors: A bank, examples as {concept: patches}, a number of prototypes, or None for the
+            settings' choice.
         task: "classification", "survival" or "regression"; None reads the first two off the labels.
         classes: Names of the classes in the order of their indices.
-        cases: The case of every bag; bags of one case are never split between training and validation.
-        validation: Numbers of the bags by which the epoch is chosen; None takes an eighth of every class.
+        cases: The case of every bag; bags of one case are never split between training and
+            validation.
+        validation: Numbers of the bags by which the epoch is chosen; None takes an eighth of every
+            class.
         pairs: The same patches in feature space and in anchor space, for a bank of text anchors.
         settings: Everything else of the training.
         out: A new folder that keeps the checkpoint and the history; None keeps nothing on disk.
         on_epoch: Called with the record of every epoch.
-        **changes: Single training settings, such as epochs=20, seed=1, device="cpu"; evidence=None trains the plain host.
+        **changes: Single training settings, such as epochs=20, seed=1, device="cpu"; evidence=None
+            trains the plain host.
 
     Returns:
         The model with the weights of the chosen epoch.
@@ -374,17 +389,20 @@ def explain(
     target: str | int | None = None,
     against: str | int | None = None,
 ) -> Evidence:
-    """Find the patches on which the prediction of a bag rests, and check them by keeping and removing them.
+    """Find the patches on which the prediction of a bag rests, and keep and remove them.
 
     Args:
         model: What `fit`, `load` or `wrap` returned.
         bag: Features (patches, width), (features, coords), or a `Bag`.
-        target: The class whose evidence is wanted, by name or index, predicted or not; None is the predicted class.
-        against: A class to hold it against: the patches that speak for `target` and not for this class, and in
-            `further` the smallest set found whose removal turns the prediction into it.
+        target: The class whose evidence is wanted, by name or index, predicted or not; None is the
+            predicted class.
+        against: A class to hold it against: the patches that speak for `target` and not for this
+            class, and in `further` the smallest set found whose removal turns the prediction into
+            it.
 
     Returns:
-        The evidence with its verdict, and in `further` the second and third set that carry the prediction.
+        The evidence with its verdict, and in `further` the second and third set that carry the
+        prediction.
 
     Raises:
         UsageError: The model is a plain host or in training mode, or has no such class.
@@ -397,31 +415,28 @@ def explain(
         >>> len(evidence.scores), sorted(evidence.prediction)
         (30, ['0', '1'])
     """
-    network = model.network if isinstance(model, FittedModel) else model
+    fitted = model if isinstance(model, FittedModel) else None
+    network = fitted.network if fitted else model
+    if isinstance(network, str | Path):
+        raise UsageError(
+            f"Open the model first: gcemil.explain(gcemil.load({str(network)!r}), bag)."
+        )
     if not isinstance(network, GceMil):
-        if isinstance(network, str | Path):
-            raise UsageError(
-                f"Open the model first: gcemil.explain(gcemil.load({str(network)!r}), bag)."
-            )
         raise UsageError(
             f"A {type(network).__name__} has no evidence. Put it into gcemil.wrap first."
         )
-    kind, given = network.output_kind, read_bag_item(bag, "bag")
-    if isinstance(model, FittedModel):
-        kind = model.output_kind
-    names = kind.names(model.record["classes"] if isinstance(model, FittedModel) else ())
+    given = read_bag_item(bag, "bag")
+    kind = fitted.output_kind if fitted else network.output_kind
+    names = kind.names(fitted.record["classes"] if fitted else ())
     found = explain_bag(network, given, ClassQuestion.read(names, target, against))
-    output, device = found.output, network.anchors.device
-    asked = found.asked
+    output, asked = found.output, found.asked
+    tensors = bag_tensors(given, network.anchors.device)
+    scale = RiskScale(deviation=float(network.risk_spread))
     further = find_further_sets(
-        PredictedBag(
-            network.explained, *bag_tensors(given, device), output.embedded, output.answer
-        ),
+        PredictedBag(network.explained, *tensors, output.embedded, output.answer),
         found.recovery.selected,
         output.scores,
-        OutputScale(
-            network.n_outputs, RiskScale(deviation=float(network.risk_spread)), asked=asked
-        ),
+        OutputScale(network.n_outputs, scale, asked=asked),
         network.tolerances,
         names,
         turning=found.turning,
@@ -429,7 +444,7 @@ def explain(
     )
     prediction, kept, removed = (
         None if one is None else dict(zip(names, kind.values(one.logits), strict=True))
-        for one in (found.output.answer, found.kept, found.removed)
+        for one in (output.answer, found.kept, found.removed)
     )
     return Evidence(
         bag=given,
@@ -452,28 +467,32 @@ def audit(
     task: Task | None = None,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Judge an explanation of any model: keep the patches it names, remove them, and compare the predictions.
+    """Judge an explanation of any model by keeping and removing the patches that it names.
 
-    Phi is the probability of the class predicted on all patches, or the risk or value in units of those of the bags.
+    Phi is the probability of the class predicted on all patches, or the risk or value in units of
+    those of the bags.
 
     Args:
-        model: What `fit`, `load` or `wrap` returned, a host, or any module or function from features (patches, width) or
-            (1, patches, width) to logits, (logits, scores), a dict with "logits", or the tuple of a CLAM model. Warned of:
-            a model that answers one bag in two ways, and outputs that look like probabilities.
+        model: What `fit`, `load` or `wrap` returned, a host, or any module or function from
+            features (patches, width) or (1, patches, width) to logits, (logits, scores), a dict
+            with "logits", or the tuple of a CLAM model. Warned of: a model that answers one bag in
+            two ways, and outputs that look like probabilities.
         bags: A list of bags, a dataset or a `Cohort`.
-        explanation: A function from a bag, as given, to scores or to a boolean mask, or {name: function}. None judges the
-            model's own evidence and attention.
+        explanation: A function from a bag, as given, to scores or to a boolean mask, or {name:
+            function}. None judges the model's own evidence and attention.
         budget: Share of the patches that scores select.
-        gates: The scores lie in [0, 1] and weigh the patches, so that recoverability is measured too.
+        gates: The scores lie in [0, 1] and weigh the patches, so that recoverability is measured
+            too.
         tolerances: Differences of Phi at which verdicts are given.
-        task: "survival" if a single output is a risk, "regression" if it is a value; otherwise it is the log-odds of the
-            second class.
+        task: "survival" if a single output is a risk, "regression" if it is a value; otherwise it
+            is the log-odds of the second class.
         seed: Of the random patches that every table has for comparison.
 
     Returns:
-        A row per bag and rule: n_patches, n_selected, phi_full, phi_kept, phi_removed, phi_gated, sufficiency_gap,
-        necessity_gap, recoverability_gap, and sufficient@t, necessary@t, recoverable@t for every tolerance t. A sentence
-        for every rule, with a 95 % interval, is in attrs["verdict"].
+        A row per bag and rule: n_patches, n_selected, phi_full, phi_kept, phi_removed, phi_gated,
+        sufficiency_gap, necessity_gap, recoverability_gap, and sufficient@t, necessary@t,
+        recoverable@t for every tolerance t. A sentence for every rule, with a 95 % interval, is in
+        attrs["verdict"].
 
     Raises:
         UsageError: The model is in training mode, or an explanation has the wrong length or type.
@@ -481,7 +500,8 @@ def audit(
     Example:
         >>> import gcemil, torch
         >>> bags = [torch.randn(40, 8) for _ in range(3)]
-        >>> table = gcemil.audit(lambda bag: bag.mean(dim=0)[:2], bags, {"norm": lambda bag: bag.norm(dim=1)})
+        >>> rules = {"norm": lambda bag: bag.norm(dim=1)}
+        >>> table = gcemil.audit(lambda bag: bag.mean(dim=0)[:2], bags, rules)
         >>> sorted(table.rule.unique()), len(table)
         (['norm', 'random'], 6)
     """
@@ -553,7 +573,8 @@ def save(model: FittedModel, path: Path | str, *, license_name: str = UNKNOWN_LI
     """
     if not isinstance(model, FittedModel):
         raise UsageError(
-            f"A {type(model).__name__} cannot be built again from settings. Save its state_dict with safetensors."
+            f"A {type(model).__name__} cannot be built again from settings. Save its state_dict "
+            "with safetensors."
         )
     record, unknown = model.record, {"cohort": "unknown", "slides": None}
     data = {
@@ -580,7 +601,8 @@ def load(path: Path | str, device: torch.device | str = "cpu") -> FittedModel:
     """Open a trained model; nothing in its files is executed.
 
     Args:
-        path: A folder of `save` or `gcemil export --pretrained`, a run (its first trained fold), a fold or a checkpoint.
+        path: A folder of `save` or `gcemil export --pretrained`, a run (its first trained fold), a
+            fold or a checkpoint.
         device: Where the model is put.
 
     Returns:

@@ -5,8 +5,9 @@
   X_S     on the selected patches alone; the others are really gone, gates are never recomputed
   X_notS  without the selected patches
 
-Every set of patches, ours or a rival's, is judged by these. The bag is embedded once; a subset is only pooled again.
-outputs.py has Phi, the tolerances and the verdict; search.py finds the evidence of a given host, or of a class.
+Every set of patches, ours or a rival's, is judged by these. The bag is embedded once; a subset is
+only pooled again. outputs.py has Phi, the tolerances and the verdict; search.py finds the evidence
+of a given host, or of a class.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import torch
 from torch import Tensor
 
 from gcemil.bags.bag import Bag
-from gcemil.config import RecoverySettings
 from gcemil.errors import BagError, UsageError
 from gcemil.evidence.coverage import anchor_coverage, marginal_gains, utility
 from gcemil.hosts.host import Embedded, Host, HostOutput, ask_subsets, check_bag, embedded_bag
@@ -37,7 +37,7 @@ from gcemil.recovery import (
     top_k,
 )
 from gcemil.row_blocks import is_large
-from gcemil.search import find_class_evidence, find_evidence_of_host, open_only
+from gcemil.search import ClassEvidence, find_class_evidence, find_evidence_of_host, open_only
 from gcemil.shapes import LogGates, Scores, Selected
 
 
@@ -53,19 +53,20 @@ class Explanation:
     """X_notS; None if the evidence is the whole bag."""
     verdict: Verdict
     order: Scores
-    """Ranks the patches for subsets of any size: the evidence first, by its score and its contribution alike."""
+    """Ranks the patches for subsets of any size, the evidence first."""
     is_confirmed: bool | None = None
-    """Whether the evidence of a lesion exceeds what slides without one show; None where the cohort has no such class."""
+    """Whether the evidence exceeds what slides without a lesion show; None without such a class."""
     asked: AskedOutput | None = None
     """The class that was asked about; None for the predicted one."""
     turning: Selected | None = None
-    """The smallest set found whose removal makes the network predict the class that was asked against."""
+    """The smallest set found whose removal makes the network predict the other class."""
 
 
 def bag_tensors(bag: Bag, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor | None]:
     """Features and coordinates on the device.
 
-    Features are float32; those of a large bag stay in half precision if they are stored so, and share its memory.
+    Features are float32; those of a large bag stay in half precision if they are stored so, and
+    share its memory.
     """
     features = torch.from_numpy(np.ascontiguousarray(bag.features)).to(device)
     if features.dtype != torch.float16 or not is_large(len(features)):
@@ -80,74 +81,75 @@ def bag_tensors(bag: Bag, device: torch.device | str = "cpu") -> tuple[Tensor, T
 
 @torch.no_grad()
 def explain_bag(model: GceMil, bag: Bag, question: ClassQuestion | None = None) -> Explanation:
-    """Find the evidence of a bag, or of a class that is asked about, and judge it by keeping and removing it."""
+    """Find the evidence of a bag, or of a given class, and judge it by keeping and removing it."""
     if model.training:
         raise UsageError(
             "Evidence is read from a model in evaluation mode. Call model.eval() first."
         )
     features, coords = bag_tensors(bag, model.anchors.device)
-    if question is not None:
-        return _explain_class(model, features, coords, bag.patch_size, question)
-    output = read_evidence_output(model, features, coords, bag.patch_size)
-    recovery = recover_evidence(model, output, coords)
+    found = None
+    if question is None:
+        output = read_evidence_output(model, features, coords, bag.patch_size)
+        recovery = recover_evidence(model, output, coords)
+        order = order_patches(model, output, recovery.selected)
+    else:
+        output = model(features, coords, patch_size=bag.patch_size)
+        found, output, recovery = _search_class(model, features, coords, output, question)
+        order = rank_scores(ranking(output.scores))
+    full = output.answer.logits
     bench = Interventions(model.explained, features, coords, embedded=output.embedded)
     kept, removed = bench.kept(recovery.selected), bench.removed(recovery.selected)
     without = None if removed is None else removed.logits
-    verdict = judge(model.output_kind, output.answer.logits, kept.logits, without, model.tolerances)
+    kind = model.output_kind if found is None else found.asked
+    verdict = judge(kind, full, kept.logits, without, model.tolerances)
     is_confirmed = None
-    if int(model.negative_class) >= 0:
+    if found is None and int(model.negative_class) >= 0:
         strength = lesion_strength(model, output, kept, verdict)
         is_confirmed = strength > float(model.confirmation_threshold)
-    order = order_patches(model, output, recovery.selected)
-    return Explanation(output, recovery, kept, removed, verdict, order, is_confirmed)
+    return Explanation(
+        output,
+        recovery,
+        kept,
+        removed,
+        verdict,
+        order,
+        is_confirmed,
+        asked=None if found is None else found.asked,
+        turning=None if found is None else found.turning,
+    )
 
 
-def _explain_class(
+def _search_class(
     model: GceMil,
     features: Tensor,
     coords: Tensor | None,
-    patch_size: int | None,
+    output: EvidenceOutput,
     question: ClassQuestion,
-) -> Explanation:
-    """The evidence of a class, found by search alone: gates and anchors speak for the predicted class."""
-    output = model(features, coords, patch_size=patch_size)
+) -> tuple[ClassEvidence, EvidenceOutput, Recovery]:
+    """The evidence of a class by search: gates and anchors speak for the predicted class."""
     host, full = model.explained, output.answer
+    asked = question.ask(full.logits)
     found = find_class_evidence(
-        host, features, output.embedded, coords, full, question.ask(full.logits), model.tolerances
+        host, features, output.embedded, coords, full, asked, model.tolerances
     )
     selected = found.selected
     scores = open_only(found.scores, selected)
     evidence = model.gate_scores(scores, output.responses, count=int(selected.sum()))
     soft = host.gated(features, output.embedded, coords, evidence.log_gates)
-    output = replace(output, **vars(evidence), soft=soft)
-    bench = Interventions(host, features, coords, embedded=output.embedded)
-    kept, removed = bench.kept(selected), bench.removed(selected)
-    without = None if removed is None else removed.logits
     coverage = anchor_coverage(selected.to(output.responses.dtype), output.responses)
-    return Explanation(
-        output=output,
-        recovery=Recovery(
-            selected=selected,
-            coverage=coverage,
-            targets=torch.zeros_like(coverage),
-            stop_reason=StopReason.GATES,
-            added=torch.empty(0, dtype=torch.long),
-            gains=torch.empty(0),
-        ),
-        kept=kept,
-        removed=removed,
-        verdict=judge(found.asked, full.logits, kept.logits, without, model.tolerances),
-        order=rank_scores(ranking(scores)),
-        asked=found.asked,
-        turning=found.turning,
+    recovery = Recovery(
+        selected=selected,
+        coverage=coverage,
+        targets=torch.zeros_like(coverage),
+        stop_reason=StopReason.GATES,
+        added=torch.empty(0, dtype=torch.long),
+        gains=torch.empty(0),
     )
+    return found, replace(output, **vars(evidence), soft=soft), recovery
 
 
 def order_patches(model: GceMil, output: EvidenceOutput, selected: Selected) -> Scores:
-    """Higher is earlier: the selected patches, then the others, each by the mean rank in score and in contribution.
-
-    The score says where the evidence is, the contribution what the prediction rests on most.
-    """
+    """Higher is earlier: selected patches first, each by mean rank of score and contribution."""
     ranks = rank_scores(ranking(output.scores))
     if output.answer.contributions is not None:
         shares = model.output_kind.shares(output.answer.contributions)
@@ -160,7 +162,8 @@ def lesion_strength(
 ) -> float:
     """How surely the evidence alone shows a lesion: 1 - p(no lesion | X_S).
 
-    It is 0 for a slide that is predicted to have no lesion, and for evidence that is not sufficient and necessary.
+    It is 0 for a slide that is predicted to have no lesion, and for evidence that is not sufficient
+    and necessary.
     """
     negative = int(model.negative_class)
     if not verdict.is_faithful or int(output.answer.logits.argmax()) == negative:
@@ -172,7 +175,7 @@ def lesion_strength(
 def read_evidence_output(
     model: GceMil, features: Tensor, coords: Tensor | None, patch_size: int | None
 ) -> EvidenceOutput:
-    """The model's output on a bag; around a given host, with the gates of the set that the host itself rests on."""
+    """The model's output on a bag; around a given host, with gates of the host's own evidence."""
     output = model(features, coords, patch_size=patch_size)
     return find_evidence_of_host(model, output, coords) if model.explains_host else output
 
@@ -181,7 +184,7 @@ def read_evidence_output(
 
 
 def recover_evidence(model: GceMil, output: EvidenceOutput, coords: Tensor | None) -> Recovery:
-    """The discrete evidence: the patches that the gates open, repaired if the settings say so, without free riders."""
+    """The discrete evidence: patches with open gates, repaired, without free riders."""
     found = _recover(model, output)
     if model.settings.recovery.until_sufficient:
         return _grow(model, output, coords, found)
@@ -200,10 +203,11 @@ def recover_evidence(model: GceMil, output: EvidenceOutput, coords: Tensor | Non
 
 
 def _importance(model: GceMil, output: EvidenceOutput) -> tuple[Scores, Scores]:
-    """How much each patch supports the prediction: to the host, and to the head; 0 for one that does not.
+    """How much each patch supports the prediction, to the host and to the head; at least 0.
 
-    To the host, its contribution above the mean, or its attention if the host has no contributions. To the head, its
-    largest response to an anchor that supports the prediction, if it is beyond what slides of other classes show.
+    To the host, its contribution above the mean, or its attention if the host has no contributions.
+    To the head, its largest response to an anchor that supports the prediction, if it is beyond
+    what slides of other classes show.
     """
     full, head, kind = output.full, model.head, model.output_kind
     shares = full.scores if full.contributions is None else kind.shares(full.contributions)
@@ -222,7 +226,7 @@ def _importance(model: GceMil, output: EvidenceOutput) -> tuple[Scores, Scores]:
 def _grow(
     model: GceMil, output: EvidenceOutput, coords: Tensor | None, found: Recovery
 ) -> Recovery:
-    """Add patches by score until |Phi(X_pi) - Phi(X_S)| is within the tolerance, or the cap is reached."""
+    """Add patches by score until |Phi(X_pi) - Phi(X_S)| is within the tolerance, or to the cap."""
     predict, kind = ask_subsets(model.explained, output.embedded, coords), model.output_kind
     order, n_patches = ranking(output.scores), len(output.scores)
     waiting = order[~found.selected[order]]
@@ -238,17 +242,13 @@ def _grow(
         ).tolist()
         if abs(gated - kept) <= model.tolerances.recoverability:
             break
-    weights, gains, selected = (
-        model.anchor_weights(output.answer.logits),
-        [],
-        found.selected.clone(),
-    )
+    weights = model.anchor_weights(output.answer.logits)
+    gains, selected = [], found.selected.clone()
     for patch in waiting[:count].tolist():
         before = utility(selected.to(output.responses.dtype), output.responses, weights)
         selected[patch] = True
-        gains.append(
-            float(utility(selected.to(output.responses.dtype), output.responses, weights) - before)
-        )
+        after = utility(selected.to(output.responses.dtype), output.responses, weights)
+        gains.append(float(after - before))
     return replace(
         found,
         selected=grown,
@@ -259,32 +259,28 @@ def _grow(
 
 
 def _recover(model: GceMil, output: EvidenceOutput) -> Recovery:
-    settings = model.settings.recovery
-    weights = model.anchor_weights(output.answer.logits)
+    settings, gates = model.settings.recovery, output.gates
     repairs = settings.repair and model.is_grounded
+    # The patches that repair may add; None: all.
+    shortlist: Selected | None = None if repairs else torch.zeros_like(output.opened)
+    if repairs and settings.shortlist is not None:
+        shortlist = top_k(gates, min(settings.shortlist, len(gates)))
     found = recover(
-        output.gates,
+        gates,
         output.responses,
-        weights,
+        model.anchor_weights(output.answer.logits),
         threshold=model.settings.selection_threshold,
         coverage_target=settings.coverage_target,
         max_fraction=_largest_fraction(model, output),
         reachable=settings.reachable,
         min_weight_share=settings.min_weight_share,
-        shortlist=_shortlist(settings, output.gates)
-        if repairs
-        else torch.zeros_like(output.opened),
+        shortlist=shortlist,
     )
-    return found if repairs or settings.repair else replace(found, stop_reason=StopReason.GATES)
-
-
-def _shortlist(settings: RecoverySettings, gates: Tensor) -> Selected | None:
-    """The patches that repair may add; None: all."""
-    return None if settings.shortlist is None else top_k(gates, min(settings.shortlist, len(gates)))
+    return found if settings.repair else replace(found, stop_reason=StopReason.GATES)
 
 
 def _largest_fraction(model: GceMil, output: EvidenceOutput) -> float:
-    """The largest share of the bag that evidence may be; never below what the gates were meant to open."""
+    """The largest share of the bag that evidence may be; never below what the gates may open."""
     settings, n_patches = model.settings, len(output.gates)
     return min(1.0, max(settings.recovery.max_fraction, settings.min_patches / n_patches))
 
@@ -293,7 +289,8 @@ def explain_slide(model: GceMil, bag: Bag) -> SlideEvidence:
     """The evidence of a bag of one slide."""
     if len(bag.spans) != 1:
         raise BagError(
-            f"Bag '{bag.bag_id}' has {len(bag.spans)} slides; use slide_evidence to get one record for each."
+            f"Bag '{bag.bag_id}' has {len(bag.spans)} slides; use slide_evidence to get one "
+            "record for each."
         )
     return slide_evidence(model, bag, explain_bag(model, bag))[0]
 
@@ -335,7 +332,7 @@ def slide_evidence(
 
 
 class Interventions:
-    """Predictions of one bag with patches kept, removed or gated; it is embedded once, without gradient."""
+    """Predictions of one bag with patches kept, removed or gated; it is embedded once."""
 
     def __init__(
         self,
@@ -368,7 +365,8 @@ class Interventions:
         self._check_selected(selected)
         if not bool(selected.any()):
             raise BagError(
-                "A subset without a patch has no prediction. Keep at least the patch of highest score."
+                "A subset without a patch has no prediction. Keep at least the patch of highest "
+                "score."
             )
         if bool(selected.all()):
             return self.full()
@@ -384,6 +382,6 @@ class Interventions:
         # Users call this with tensors of their own: a message says more than a failed annotation.
         if selected.dtype != torch.bool or selected.shape != (len(self._features),):
             raise BagError(
-                f"A selection is a bool mask over the bag's {len(self._features)} patches, got {selected.dtype} "
-                f"{tuple(selected.shape)}."
+                f"A selection is a bool mask over the bag's {len(self._features)} patches, got "
+                f"{selected.dtype} {tuple(selected.shape)}."
             )

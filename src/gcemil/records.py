@@ -1,10 +1,13 @@
-"""Results of a fold as frozen values, and their HDF5 files: what a run writes, a report reads and a script may rely on. No torch.
+"""Results of a fold as frozen values, and their HDF5 files. No torch.
 
-evidence/<slide>.h5      selected, gates, scores, evidence_scores, responses, marginal_gain, coverage, anchor_weights, and coords where there are any;
-                         fold_share, the share of the folds that chose a patch, for a new slide
-representations.h5       full, soft, discrete (bags, d); attributes bag_ids, parts, groups as JSON lists in the same order
-epochs/epoch_<n>.h5      the same after each epoch, full and soft, where training kept them
-adapter.h5               cosine of patches before and after the feature adapter, whether each is evidence, singular values of U V^T
+evidence/<slide>.h5      selected, gates, scores, evidence_scores, responses, marginal_gain,
+                         coverage, anchor_weights; coords if there are any; fold_share, the share of
+                         the folds that chose a patch, for a new slide
+representations.h5       full, soft, discrete (bags, d); attributes bag_ids, parts, groups as JSON
+                         lists in the same order
+epochs/epoch_<n>.h5      the same after each epoch, full and soft, if training kept them
+adapter.h5               cosine of patches before and after the feature adapter, whether each is
+                         evidence, singular values of U V^T
 """
 
 from __future__ import annotations
@@ -52,18 +55,18 @@ class SlideEvidence:
     """The selector's scores, from which the gates are made."""
     responses: Float[np.ndarray, "n m"]
     marginal_gain: Float[np.ndarray, "n"]
-    """What each patch adds to the coverage of the evidence (or costs it, when it is selected and taken away)."""
+    """What each patch adds to the coverage of the evidence, or takes from it if it is removed."""
     coverage: Float[np.ndarray, "m"]
     stop_reason: str
     prompts: tuple[str, ...]
     ranking: str = "gce"
     """gce: the evidence of host and head together; host: what a given host rests on."""
     is_sufficient: bool | None = None
-    """Whether the patches alone keep the prediction; of a case with several slides, those of all of them. None: not asked."""
+    """Whether the patches alone, of all slides of a case, keep the prediction. None: not judged."""
     is_necessary: bool | None = None
     """Whether the prediction moves without them."""
     is_confirmed: bool | None = None
-    """Whether the evidence exceeds what slides without a lesion show. None: the cohort has no such class."""
+    """Whether the evidence exceeds what slides without a lesion show. None: no such class."""
     anchor_weights: Float[np.ndarray, "m"] | None = None
     """How much each anchor matters to the predicted class, or to the risk. None: not written."""
     fold_share: Float[np.ndarray, "n"] | None = None
@@ -91,12 +94,12 @@ class SlideEvidence:
         return float(self.selected.mean())
 
     def accumulate_coverage(self, order: Int[np.ndarray, "k"]) -> Float[np.ndarray, "k m"]:
-        """Noisy-OR coverage of every anchor by the first 1, 2, ... patches of an order (Eq. 4 with gates of 0 and 1)."""
+        """Noisy-OR coverage (Eq. 4) of every anchor by the first 1, 2, ... patches of an order."""
         return 1 - np.cumprod(1 - self.responses[order].astype(float), axis=0)
 
 
 NOT_CERTIFIED = "not certified: the model has not learned"
-"""In place of a verdict on the evidence of a model at chance, or one that has not fitted its training slides."""
+"""In place of a verdict on a model at chance, or one that has not fitted its training slides."""
 
 
 def certify(verdict: str, model_warning: str | None) -> str:
@@ -162,8 +165,9 @@ class FurtherSet:
         classes = [one for one in (self.kept_class, self.removed_class) if one is not None]
         shown = f" ({' and '.join(classes)} predicted)" if classes else ""
         return (
-            f"{self.name}: {len(self.patches)} patches, Phi alone {self.kept:.3f}{without}{shown}; "
-            f"{words[self.sufficient]}sufficient, {words[self.necessary]}necessary"
+            f"{self.name}: {len(self.patches)} patches, Phi alone "
+            f"{self.kept:.3f}{without}{shown}; {words[self.sufficient]}sufficient, "
+            f"{words[self.necessary]}necessary"
         )
 
 
@@ -185,7 +189,7 @@ class _EvidenceFacts(BaseModel):
 
 
 def read_evidence(path: Path) -> SlideEvidence:
-    """An evidence file as training wrote it; its columns must be about the same patches and anchors."""
+    """An evidence file; its columns must be about the same patches and anchors."""
     attributes = store.attributes(path)
     prompts = parse_json(str(attributes.get("prompts")), path)
     facts = validate_as(
@@ -194,23 +198,17 @@ def read_evidence(path: Path) -> SlideEvidence:
     gates = _read_numbers(path, "gates", (None,))
     n_patches, n_anchors = len(gates), len(facts.prompts)
     rows = _read_numbers(path, "selected", (None,))
-    if rows.dtype.kind not in "iu" or (
-        rows.size and not (rows.min() >= 0 and rows.max() < n_patches)
-    ):
+    if rows.dtype.kind not in "iu" or not ((rows >= 0) & (rows < n_patches)).all():
         raise RunError(
             f"{path}: 'selected' names patches beyond the {n_patches} of the slide. {REMEDY}"
         )
     selected = np.zeros(n_patches, dtype=bool)
     selected[rows] = True
     shapes: dict[str, tuple[int, ...]] = {
+        **dict.fromkeys(("scores", "evidence_scores", "marginal_gain", "fold_share"), (n_patches,)),
+        **dict.fromkeys(("coverage", "anchor_weights"), (n_anchors,)),
         "coords": (n_patches, 2),
-        "scores": (n_patches,),
-        "evidence_scores": (n_patches,),
         "responses": (n_patches, n_anchors),
-        "marginal_gain": (n_patches,),
-        "coverage": (n_anchors,),
-        "anchor_weights": (n_anchors,),
-        "fold_share": (n_patches,),
     }
     arrays: dict[str, Any] = {
         name: _read_numbers(path, name, shape)
@@ -237,26 +235,17 @@ def _read_numbers(path: Path, name: str, shape: tuple[int | None, ...]) -> NDArr
     if not fits or values.dtype.kind not in "fiu" or np.isnan(values).any():
         wanted = ", ".join("any" if size is None else str(size) for size in shape)
         raise RunError(
-            f"{path}: '{name}' is {values.dtype} of shape {values.shape}, not ({wanted}) numbers that all exist. {REMEDY}"
+            f"{path}: '{name}' is {values.dtype} of shape {values.shape}, not ({wanted}) numbers "
+            f"that all exist. {REMEDY}"
         )
     return values
 
 
 def write_evidence(path: Path, evidence: SlideEvidence, hashes: dict[str, str]) -> None:
     """Write the evidence of a slide; `hashes` say from which network and features."""
-    names = (
-        "gates",
-        "scores",
-        "evidence_scores",
-        "responses",
-        "marginal_gain",
-        "coverage",
-        *OPTIONAL,
-    )
-    found = {name: getattr(evidence, name) for name in names}
-    datasets = {"selected": evidence.indices} | {
-        name: values for name, values in found.items() if values is not None
-    }
+    names = ("gates", "scores", "evidence_scores", "responses", "marginal_gain", "coverage")
+    columns = {name: getattr(evidence, name) for name in (*names, *OPTIONAL)}
+    datasets = {name: values for name, values in columns.items() if values is not None}
     verdicts = {
         name: getattr(evidence, name) for name in ("is_sufficient", "is_necessary", "is_confirmed")
     }
@@ -269,7 +258,7 @@ def write_evidence(path: Path, evidence: SlideEvidence, hashes: dict[str, str]) 
         "prompts": json.dumps(evidence.prompts),
         **{f"{name}_hash": value for name, value in hashes.items()},
     }
-    store.write(path, datasets, attributes)
+    store.write(path, {"selected": evidence.indices, **datasets}, attributes)
 
 
 @dataclass(frozen=True, eq=False)

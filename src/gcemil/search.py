@@ -1,10 +1,12 @@
-"""The search for the evidence of a given model, or of a class somebody asks about: along rankings, by intervention.
+"""The search for the evidence of a given model, or of a class: along rankings, by intervention.
 
   1. rank the patches in a few ways the host offers
-  2. from the smallest size on, keep and remove the first patches of each ranking; stop at a faithful set
+  2. from the smallest size on, keep and remove the first patches of each ranking; stop at a
+     faithful set
   3. drop its last patches as long as it stays faithful
 
-The search is stricter than the reported verdict, needs no label, and asks the host about subsets of an embedded bag only.
+The search is stricter than the reported verdict, needs no label, and predicts subsets of an
+embedded bag only.
 """
 
 from __future__ import annotations
@@ -25,16 +27,17 @@ from gcemil.shapes import Logits, Scores, Selected
 SEARCHED_SHARES = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2)
 """Shares of a bag that the search for the evidence of a given host tries."""
 STRICTER = 0.4
-"""The search keeps the output within this share of the tolerance that is reported, and removal moves it by as much more."""
+"""The tolerances of the search are this much stricter than the reported ones."""
 
 
 def find_evidence_of_host(
     model: GceMil, output: EvidenceOutput, coords: Tensor | None
 ) -> EvidenceOutput:
-    """The smallest set along the host's own rankings that is sufficient and necessary, without patches that do not count.
+    """The smallest sufficient and necessary set along the host's own rankings.
 
-    Rankings: attention, signed contribution, loss of the prediction without each patch, prediction from each patch alone.
-    Anchors have no part in this; they only name what the patches show. The search is stricter than the reported verdict.
+    Rankings: attention, signed contribution, loss of the prediction without each patch, prediction
+    from each patch alone. Anchors have no part in this; they only name what the patches show. The
+    search is stricter than the reported verdict.
     """
     search = Search(
         ask_subsets(model.host, output.embedded, coords),
@@ -92,7 +95,7 @@ class ClassEvidence:
     scores: Scores
     """The ranking that they were taken from."""
     turning: Selected | None
-    """The smallest set found whose removal makes the network predict the class that was asked against."""
+    """The smallest set found whose removal makes the network predict the other class."""
 
 
 def find_class_evidence(
@@ -104,9 +107,10 @@ def find_class_evidence(
     asked: AskedOutput,
     tolerances: Tolerances,
 ) -> ClassEvidence:
-    """The smallest set along three rankings that is sufficient and necessary for the class; any host has one of them.
+    """The smallest set along three rankings that is sufficient and necessary for the class.
 
-    Rankings: slope of the log-odds of the class by each patch's gate, its log-odds without each patch, and from each alone.
+    Rankings: slope of the log-odds of the class by each patch's gate, its log-odds without each
+    patch, and from each alone.
     """
     predict = ask_subsets(host, embedded, coords)
     rankings = _class_rankings(host, features, embedded, coords, asked) or [full.scores]
@@ -123,7 +127,7 @@ def measure_class_support(
     coords: Tensor | None,
     questions: Sequence[AskedOutput],
 ) -> list[Scores]:
-    """For each question the slope of its log-odds by each patch's log-gate: above 0 the patch speaks for the class.
+    """The slope of the log-odds of each class by each patch's log-gate: above 0 it speaks for it.
 
     Empty for a host without gradients.
     """
@@ -155,7 +159,7 @@ def _find_turning(
     full: Logits,
     against: int | None,
 ) -> Selected | None:
-    """The smallest first part of a ranking, thinned, without which `against` is predicted; None where there is none."""
+    """The smallest first part of a ranking, thinned, without which `against` is predicted."""
     if against is None or int(full.argmax()) == against:
         return None
 
@@ -212,7 +216,7 @@ class Search:
 
     @torch.no_grad()
     def choose(self, rankings: Iterable[Scores], sizes: Iterable[int]) -> Candidate:
-        """The best ranking at the first size that has a faithful one, from the smallest; else the best of all sizes.
+        """The best ranking at the smallest size that has a faithful one; else the best of all.
 
         Of equals the smaller one, so a set grows only if that makes it more faithful.
         """
@@ -230,7 +234,8 @@ class Search:
     def choose_ranking(self, rankings: Iterable[Scores], size: int) -> Candidate:
         """The best ranking by its first `size` patches; of equals the earlier one.
 
-        Removing a few patches leaves nearly the whole bag to be pooled, so it is done only where it can decide.
+        Removing a few patches leaves nearly the whole bag to be pooled, so it is done only where it
+        can decide.
         """
         candidates: dict[bytes, Candidate] = {}
         for scores in rankings:
@@ -254,7 +259,7 @@ class Search:
             candidates[key] = self._remove(candidates[key])
 
     def shrink(self, found: Candidate) -> Selected:
-        """Drop the last patches of the ranking, many at first, as long as the set stays faithful."""
+        """Drop the last patches of the ranking as long as the set stays faithful."""
         if not found.verdict.is_faithful:
             return found.selected
         return _thin(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner, Result
@@ -14,9 +15,10 @@ from gcemil.errors import GcemilError, UsageError
 
 
 def gcemil(*arguments: object) -> Result:
-    """What came of `gcemil ARGUMENTS`: exit code, output, and the exception that the command would print."""
+    """The result of `gcemil ARGUMENTS`; the first may be a whole command line."""
     # Progress that a slow machine prints would stand before the answer.
-    return CliRunner(env={"GCEMIL_QUIET": "1"}).invoke(_command(), [str(one) for one in arguments])
+    first, *others = map(str, arguments)
+    return CliRunner(env={"GCEMIL_QUIET": "1"}).invoke(_command(), [*first.split(), *others])
 
 
 def succeeded(*arguments: object) -> str:
@@ -31,6 +33,11 @@ def answer(*arguments: object) -> Any:
     result = gcemil(*arguments, "--json")
     assert result.exit_code == 0, (result.output, result.exception)
     return json.loads(result.stdout)
+
+
+def read_certificate(folder: Path) -> Any:
+    """The certificate among the files of an explanation."""
+    return json.loads((folder / "certificate.json").read_text())
 
 
 def refused(*arguments: object, error: type[GcemilError] = UsageError) -> str:

@@ -72,10 +72,8 @@ def test_a_review_gives_anchors_and_the_model_stays(run, classification_runs, tm
     assert "accepted, LUAD" in said
     assert f"--host-from {run}" in said.replace("\n", "")
     assert (out / "features").is_symlink()
-    succeeded(
-        "train", out, "--config", run, "--set", "evidence.anchors=examples", "--host-from", run,
-        "--folds", "0,1", "--jobs", 1, "--out", tmp_path / "after",
-    )  # fmt: skip
+    succeeded(f"train {out} --config {run} --set evidence.anchors=examples --host-from {run} --folds "
+f"0,1 --jobs 1 --out {tmp_path / 'after'}")  # fmt: skip
     for number in (0, 1):
         full = [
             Run(one).fold(number).path / "predictions_full.csv" for one in (run, tmp_path / "after")

@@ -14,18 +14,7 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("flow")
     make_cohort(folder / "cohort", n_cases=30, n_patches=12, dim=16)
     succeeded("split", folder / "cohort")
-    succeeded(
-        "train",
-        folder / "cohort",
-        "--out",
-        folder / "run",
-        "--epochs",
-        2,
-        "--folds",
-        "0,1",
-        "--jobs",
-        1,
-    )
+    succeeded(f"train {folder / 'cohort'} --out {folder / 'run'} --epochs 2 --folds 0,1 --jobs 1")
     return folder
 
 
@@ -52,18 +41,7 @@ def test_a_run_folder_holds_what_is_promised(trained):
 
 def test_training_again_changes_nothing(trained):
     before = (trained / "run" / "summary.json").read_bytes()
-    succeeded(
-        "train",
-        trained / "cohort",
-        "--out",
-        trained / "run",
-        "--epochs",
-        2,
-        "--folds",
-        "0,1",
-        "--jobs",
-        1,
-    )
+    succeeded(f"train {trained / 'cohort'} --out {trained / 'run'} --epochs 2 --folds 0,1 --jobs 1")
     assert (trained / "run" / "summary.json").read_bytes() == before
 
 

@@ -10,14 +10,13 @@ import pytest
 from PIL import Image
 
 from builders import grid_coords, make_cohort, write_slide
-from builders.commands import answer, refused, succeeded
+from builders.commands import answer, read_certificate, refused, succeeded
 from builders.geojson_rules import violations
 from gcemil.bags import store
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import make_folds, read_fold, write_folds
 from gcemil.config import TrainSettings
 from gcemil.errors import GcemilError
-from gcemil.exports.certificate import read_certificate
 from gcemil.findings import read_finding
 from gcemil.training.run import train_run
 
@@ -39,52 +38,74 @@ def unseen_slide(runs):
     return read_fold(Cohort.load(runs.cohort), 0).slides("test")[0]
 
 
-class TestExplain:
-    def test_a_tested_slide_gets_every_file(self, classification_runs, tmp_path):
-        slide = unseen_slide(classification_runs)
-        output = succeeded("explain", classification_runs.gce, "--slide", slide, "--out", tmp_path)
-        assert {path.name for path in tmp_path.iterdir()} - {"further_sets.geojson"} == FILES
-        certificate = read_certificate(tmp_path / "certificate.json")
-        assert certificate.headline in output
-        assert certificate.subject.part == "test"
-        assert certificate.notes == ()
-        assert violations((tmp_path / "evidence.geojson").read_text()) == []
+@pytest.fixture(scope="module")
+def explained(classification_runs, tmp_path_factory):
+    """Slide, folder and output of one explanation."""
+    slide, folder = unseen_slide(classification_runs), tmp_path_factory.mktemp("explained")
+    output = succeeded("explain", classification_runs.gce, "--slide", slide, "--out", folder)
+    return slide, folder, output
 
-    def test_files_of_one_slide_tell_one_story(self, classification_runs, tmp_path):
-        slide = unseen_slide(classification_runs)
-        succeeded("explain", classification_runs.gce, "--slide", slide, "--out", tmp_path)
-        selected = store.read(tmp_path / "evidence.h5", "selected").tolist()
-        coords = store.read(tmp_path / "evidence.h5", "coords")
-        listed = json.loads((tmp_path / "evidence.json").read_text())
+
+class TestExplain:
+    def test_a_tested_slide_gets_every_file(self, explained):
+        _, folder, output = explained
+        assert {path.name for path in folder.iterdir()} - {"further_sets.geojson"} == FILES
+        certificate = read_certificate(folder)
+        assert certificate["headline"] in output
+        assert certificate["subject"]["part"] == "test"
+        assert violations((folder / "evidence.geojson").read_text()) == []
+
+    def test_files_of_one_slide_agree(self, explained):
+        _, folder, _ = explained
+        selected = store.read(folder / "evidence.h5", "selected").tolist()
+        coords = store.read(folder / "evidence.h5", "coords")
+        listed = json.loads((folder / "evidence.json").read_text())
         assert [patch["index"] for patch in listed["patches"]] == selected
-        features = json.loads((tmp_path / "evidence.geojson").read_text())["features"]
+        features = json.loads((folder / "evidence.geojson").read_text())["features"]
         assert [int(one["properties"]["metadata"]["patch"]) for one in features] == selected
         corners = [one["geometry"]["coordinates"][0][0] for one in features]
         assert corners == coords[selected].tolist()
-        certificate = read_certificate(tmp_path / "certificate.json")
-        assert certificate.subject.n_selected == len(selected)
-        assert certificate.stop_reason == listed["stop_reason"]
-        prompts = [f"anchor: {anchor.prompt}" for anchor in certificate.anchors]
+        certificate = read_certificate(folder)
+        assert certificate["subject"]["n_selected"] == len(selected)
+        assert certificate["subject"]["fraction"] == len(selected) / len(coords)
+        assert certificate["stop_reason"] == listed["stop_reason"]
+        prompts = [f"anchor: {anchor['prompt']}" for anchor in certificate["anchors"]]
+        assert prompts
         assert set(prompts) <= set(features[0]["properties"]["measurements"])
-        with Image.open(tmp_path / "overlay.png") as picture:
+        with Image.open(folder / "overlay.png") as picture:
             assert picture.format == "PNG"
 
-    def test_the_certificate_names_what_it_rests_on(self, classification_runs, tmp_path):
-        slide = unseen_slide(classification_runs)
-        succeeded("explain", classification_runs.gce, "--slide", slide, "--out", tmp_path)
-        found = read_certificate(tmp_path / "certificate.json")
-        assert set(found.provenance["inputs"]) == {"model", f"features/{slide}"}
-        assert {"gcemil", "commit", "packages", "python", "settings_hash", "fold", "seed"} <= set(
-            found.provenance
+    def test_the_certificate_names_what_it_rests_on(self, explained):
+        slide, folder, _ = explained
+        found = read_certificate(folder)
+        provenance = found["provenance"]
+        assert set(provenance["inputs"]) == {"model", f"features/{slide}"}
+        names = {"gcemil", "commit", "packages", "python", "settings_hash", "fold", "seed"}
+        assert names <= set(provenance)
+        assert found["settings"]["rule"]["recovery"]["threshold"] == 0.5
+        predictions = found["predictions"]
+        assert None not in (predictions["gated"], predictions["removed"])
+        assert found["verdicts"]["sufficient"]["change"] == pytest.approx(
+            abs(predictions["kept"]["output"] - predictions["full"]["output"])
         )
-        assert found.settings["rule"]["recovery"]["threshold"] == 0.5
-        predictions = found.predictions
-        assert None not in (predictions.gated, predictions.removed)
-        assert found.verdicts["sufficient"].change == pytest.approx(
-            abs(predictions.kept.output - predictions.full.output)
-        )
-        assert sum(predictions.kept.values.values()) == pytest.approx(1)
-        assert str(tmp_path) not in (tmp_path / "certificate.json").read_text()
+        assert sum(predictions["kept"]["values"].values()) == pytest.approx(1)
+        for anchor in found["anchors"]:
+            counts = anchor["target"] > 0
+            assert anchor["covered"] == (anchor["coverage"] >= anchor["target"] if counts else None)
+        assert str(folder) not in (folder / "certificate.json").read_text()
+
+    def test_further_sets_are_tiles_of_their_own_class(self, explained):
+        _, folder, _ = explained
+        rows = [row for one in read_certificate(folder)["further"] for row in one["patches"]]
+        selected = store.read(folder / "evidence.h5", "selected").tolist()
+        assert rows
+        assert len({*rows, *selected}) == len(rows) + len(selected)
+        text = (folder / "further_sets.geojson").read_text()
+        assert violations(text) == []
+        features = json.loads(text)["features"]
+        assert len(features) == len(rows)
+        names = {one["properties"]["classification"]["name"] for one in features}
+        assert names <= {"Alternative 2", "Alternative 3"}
 
     def test_tolerances_decide_the_verdicts(self, classification_runs, tmp_path):
         slide = unseen_slide(classification_runs)
@@ -94,8 +115,8 @@ class TestExplain:
                 f"--{name}={tolerance}" for name in ("sufficiency", "necessity", "recoverability")
             ]
             succeeded(*common, *options)
-            found = read_certificate(tmp_path / "certificate.json").verdicts
-            held = tuple(found[name].held for name in ("sufficient", "necessary", "recoverable"))
+            found = read_certificate(tmp_path)["verdicts"]
+            held = tuple(found[name]["held"] for name in ("sufficient", "necessary", "recoverable"))
             assert held[: len(expected)] == expected
 
     def test_bounds_are_subtracted_whether_given_or_read(self, classification_runs, tmp_path):
@@ -104,10 +125,8 @@ class TestExplain:
             classification_runs.gce / "fold_0" / "evidence" / f"{slide}.h5", "coords"
         )
         left, top = coords.min(axis=0).tolist()
-        succeeded(
-            "explain", classification_runs.gce, "--slide", slide, "--out", tmp_path,
-            "--bounds-x", left, "--bounds-y", top, "--all-patches",
-        )  # fmt: skip
+        succeeded(f"explain {classification_runs.gce} --slide {slide} --out {tmp_path} --bounds-x "
+f"{left} --bounds-y {top} --all-patches")  # fmt: skip
         features = json.loads((tmp_path / "evidence.geojson").read_text())["features"]
         assert len(features) == len(coords)
         corners = np.array([one["geometry"]["coordinates"][0][0] for one in features])
@@ -134,66 +153,43 @@ class TestExplain:
             output = succeeded(*common)
             name = f"evidence for {target} against {against}"
             folder = run / "fold_0" / "explain" / slide / re.sub(r"[^\w.-]+", "_", name)
-            found = read_certificate(folder / "certificate.json")
-            assert found.rule == name
-            assert found.output_name == f"probability of {target} among {target} and {against}"
-            predicted = max(found.predictions.full.values, key=found.predictions.full.values.get)
-            assert any("speak for" in note for note in found.notes) == (
+            found = read_certificate(folder)
+            assert found["rule"] == name
+            assert found["output_name"] == f"probability of {target} among {target} and {against}"
+            predicted = max(
+                found["predictions"]["full"]["values"],
+                key=found["predictions"]["full"]["values"].get,
+            )
+            assert any("speak for" in note for note in found["notes"]) == (
                 predicted != f"prob_{target}"
             )
             turning = [
-                one for one in found.further if one.name == f"removal turns it into {against}"
+                one for one in found["further"] if one["name"] == f"removal turns it into {against}"
             ]
-            assert [one.removed_class for one in turning] == [against] * len(turning)
-            assert all(one.sentence in output for one in found.further)
+            assert [one["removed_class"] for one in turning] == [against] * len(turning)
+            assert all(f"{one['name']}: " in output for one in found["further"])
             assert violations((folder / "evidence.geojson").read_text()) == []
-            if found.further:
+            if found["further"]:
                 assert violations((folder / "further_sets.geojson").read_text()) == []
                 listed = json.loads((folder / "evidence.json").read_text())["further_sets"]
                 assert [one["patches"] for one in listed] == [
-                    list(one.patches) for one in found.further
+                    one["patches"] for one in found["further"]
                 ]
         assert "no class 'tumourr'" in refused(
             "explain", run, "--slide", slide, "--class", "tumourr"
         )
 
-    def test_further_sets_of_a_slide_are_tiles_of_their_own_class(
-        self, classification_runs, tmp_path
-    ):
-        slide = unseen_slide(classification_runs)
-        succeeded("explain", classification_runs.gce, "--slide", slide, "--out", tmp_path)
-        found = read_certificate(tmp_path / "certificate.json")
-        rows = [row for one in found.further for row in one.patches]
-        selected = store.read(tmp_path / "evidence.h5", "selected").tolist()
-        assert rows
-        assert len({*rows, *selected}) == len(rows) + len(selected)
-        text = (tmp_path / "further_sets.geojson").read_text()
-        assert violations(text) == []
-        features = json.loads(text)["features"]
-        assert len(features) == len(rows)
-        assert {one["properties"]["classification"]["name"] for one in features} <= {
-            "Alternative 2",
-            "Alternative 3",
-        }
-
     def test_a_plain_host_has_attention_and_says_so(self, classification_runs, tmp_path):
         slide = unseen_slide(classification_runs)
         succeeded(
-            "explain",
-            classification_runs.host,
-            "--slide",
-            slide,
-            "--out",
-            tmp_path,
-            "--budget",
-            0.1,
+            f"explain {classification_runs.host} --slide {slide} --out {tmp_path} --budget 0.1"
         )
-        found = read_certificate(tmp_path / "certificate.json")
-        assert found.rule == "attention top-k at budget 0.1"
-        assert found.predictions.gated is None
-        assert found.verdicts["recoverable"].held is None
-        assert found.anchors == ()
-        assert "not recovered evidence" in found.notes[0]
+        found = read_certificate(tmp_path)
+        assert found["rule"] == "attention top-k at budget 0.1"
+        assert found["predictions"]["gated"] is None
+        assert found["verdicts"]["recoverable"]["held"] is None
+        assert found["anchors"] == []
+        assert any("not recovered evidence" in note for note in found["notes"])
         text = (tmp_path / "evidence.geojson").read_text()
         assert violations(text) == []
         assert {
@@ -212,20 +208,18 @@ class TestExplain:
         case = next(spec for spec in cohort.bags if len(spec.slide_ids) == 2)
         for slide in case.slide_ids:
             succeeded("explain", survival_runs.gce, "--slide", slide, "--out", tmp_path / slide)
-        first, second = (
-            read_certificate(tmp_path / slide / "certificate.json") for slide in case.slide_ids
-        )
-        assert first.predictions == second.predictions
+        first, second = (read_certificate(tmp_path / slide) for slide in case.slide_ids)
+        assert first["predictions"] == second["predictions"]
         assert (
-            first.subject.n_patches
-            == first.subject.slide_n_patches + second.subject.slide_n_patches
+            first["subject"]["n_patches"]
+            == first["subject"]["slide_n_patches"] + second["subject"]["slide_n_patches"]
         )
         assert (
-            first.subject.n_selected
-            == first.subject.slide_n_selected + second.subject.slide_n_selected
+            first["subject"]["n_selected"]
+            == first["subject"]["slide_n_selected"] + second["subject"]["slide_n_selected"]
         )
-        assert f"Case '{case.case_id}' has 2 slides" in first.subject.notes[0]
-        assert first.output_name == "risk in units of the training risks"
+        assert f"Case '{case.case_id}' has 2 slides" in "".join(first["notes"])
+        assert first["output_name"] == "risk in units of the training risks"
         for slide in case.slide_ids:
             coords = store.read(tmp_path / slide / "evidence.h5", "coords")
             # Coordinates of the slide itself, not of the case in which it was moved aside.
@@ -271,11 +265,11 @@ class TestExplainOddSlides:
         self, trained_cases, tmp_path
     ):
         succeeded("explain", trained_cases / "run", "--slide", "s004_0", "--out", tmp_path)
-        found = read_certificate(tmp_path / "certificate.json")
-        assert found.subject.fraction == 1
-        assert found.predictions.removed is None
-        assert found.verdicts["sufficient"].held is True
-        assert found.verdicts["necessary"].held is False
+        found = read_certificate(tmp_path)
+        assert found["subject"]["fraction"] == 1
+        assert found["predictions"]["removed"] is None
+        assert found["verdicts"]["sufficient"]["held"] is True
+        assert found["verdicts"]["necessary"]["held"] is False
         (only,) = json.loads((tmp_path / "evidence.geojson").read_text())["features"]
         assert only["geometry"]["coordinates"][0][2] == [1024, 1024]
 
@@ -355,11 +349,9 @@ class TestAudit:
         assert finding.provenance["part"] == "test"
 
     def test_files_of_our_own_evidence_can_be_audited_as_gates(self, classification_runs, lab):
-        found = answer(
-            "audit", classification_runs.cohort, "--model", "lab_models:predict",
-            "--scores", classification_runs.gce / "fold_0" / "evidence", "--column", "gates", "--gates",
-            "--out", lab / "new" / "a.json", "--repeats", 1,
-        )  # fmt: skip
+        found = answer(f"audit {classification_runs.cohort} --model lab_models:predict --scores "
+f"{classification_runs.gce / 'fold_0' / 'evidence'} --column gates --gates --out "
+f"{lab / 'new' / 'a.json'} --repeats 1")  # fmt: skip
         assert {(one["labels"]["rule"], one["labels"]["comparison"]) for one in found["rows"]} >= {
             ("evidence", "full-kept"),
             ("evidence", "soft-kept"),
@@ -401,10 +393,8 @@ class TestAudit:
         assert "--model 'absent.py' is not there" in message
 
     def test_the_page_has_the_verdict_the_curves_and_every_rule(self, classification_runs, lab):
-        output = succeeded(
-            "audit", classification_runs.cohort, "--model", "lab_models:predict", "--repeats", 1,
-            "--html", lab / "page" / "audit.html",
-        )  # fmt: skip
+        output = succeeded(f"audit {classification_runs.cohort} --model lab_models:predict --repeats 1 --html "
+f"{lab / 'page' / 'audit.html'}")  # fmt: skip
         finding = read_finding(lab / "audit.json")
         page = (lab / "page" / "audit.html").read_text()
         (verdict,) = [note for note in finding.notes if "sufficient and necessary on" in note]

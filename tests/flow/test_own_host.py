@@ -196,18 +196,7 @@ class TestAHostOfThisModule:
 class TestAPlainModule:
     def test_it_trains_with_evidence_and_is_diagnosed(self, cohort, tmp_path):
         command(
-            "train",
-            cohort.folder,
-            "--host",
-            PLAIN,
-            "--out",
-            tmp_path,
-            "--folds",
-            "0",
-            "--epochs",
-            1,
-            "--jobs",
-            1,
+            f"train {cohort.folder} --host {PLAIN} --out {tmp_path} --folds 0 --epochs 1 --jobs 1"
         )
         command("diagnose", tmp_path, "--only", "snr", "--jobs", 1, "--trust-host", PLAIN)
         network, _ = gcemil.load_network(tmp_path / "fold_0" / "checkpoint.safetensors")
@@ -231,20 +220,7 @@ def test_a_tenth_host_is_one_file_and_one_line(cohort, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "gcemil.hosts.tenth", module)
     monkeypatch.setitem(HOSTS, "tenth", HostSpec("gcemil.hosts.tenth", "Tenth"))
     out, slide = tmp_path / "run", read_fold(cohort, 0).slides("test")[0]
-    command(
-        "train",
-        cohort.folder,
-        "--host",
-        "tenth",
-        "--out",
-        out,
-        "--folds",
-        "0",
-        "--epochs",
-        1,
-        "--jobs",
-        1,
-    )
+    command(f"train {cohort.folder} --host tenth --out {out} --folds 0 --epochs 1 --jobs 1")
     command("diagnose", out, "--only", "snr", "--jobs", 1)
     command("explain", out, "--slide", slide)
     assert (out / "fold_0" / "diagnostics" / "snr.json").is_file()
@@ -392,17 +368,8 @@ class TestRegisteredHosts:
         installed("lab_hosts", [f"quarter = {OURS}"])
         assert host_spec("quarter").is_own
         command(
-            "train",
-            cohort.folder,
-            "--host",
-            "quarter",
-            "--out",
-            tmp_path / "run",
-            "--folds",
-            "0",
-            "--epochs",
-            1,
-            "--no-gce",
+            f"train {cohort.folder} --host quarter --out {tmp_path / 'run'} --folds 0 --epochs 1 "
+            "--no-gce"
         )
         command("evaluate", tmp_path / "run")
         network, record = gcemil.load_network(

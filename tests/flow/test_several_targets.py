@@ -32,18 +32,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("targets")
     dials = [part for dial in (*PLAIN, "distractor_rate=0") for part in ("--dial", dial)]
     cohort, run = folder / "cohort", folder / "run"
-    succeeded(
-        "simulate",
-        "nsclc",
-        "--multilabel",
-        "--size",
-        "tiny",
-        "--slides",
-        60,
-        *dials,
-        "--out",
-        cohort,
-    )
+    succeeded("simulate nsclc --multilabel --size tiny --slides 60", *dials, "--out", cohort)
     succeeded("split", cohort, "--parts", "36,10,14")
     assert "0 errors" in succeeded("validate", cohort)
     succeeded("train", cohort, "--out", run, "--epochs", 12, "--jobs", 1)
@@ -217,14 +206,7 @@ def test_an_import_of_several_targets_with_a_missing_label_is_trained(tmp_path):
 def test_commands_for_one_model_want_one_target(folder, tmp_path):
     weights = folder / "run" / "fold_0" / "checkpoint.safetensors"
     message = refused(
-        "adopt",
-        weights,
-        "--host",
-        "abmil",
-        "--cohort",
-        folder / "cohort",
-        "--out",
-        tmp_path / "run",
+        f"adopt {weights} --host abmil --cohort {folder / 'cohort'} --out {tmp_path / 'run'}"
     )
     assert "has several targets, which 'gcemil train' trains together" in message
     assert gcemil("validate", folder / "cohort" / "targets" / "LUAD").exit_code == 0

@@ -31,10 +31,8 @@ def story(tmp_path_factory):
     torch.save(
         small_checkpoint("clam_sb", in_dim=cohort.card.feature_dim), folder / "s_0_checkpoint.pt"
     )
-    said = succeeded(
-        "adopt", folder / "s_0_checkpoint.pt", "--host", "clam_sb", "--cohort", folder / "cohort",
-        "--folds", 0, "--out", folder / "clam",
-    )  # fmt: skip
+    said = succeeded(f"adopt {folder / 's_0_checkpoint.pt'} --host clam_sb --cohort {folder / 'cohort'} "
+f"--folds 0 --out {folder / 'clam'}")  # fmt: skip
     frozen = ("train", folder / "cohort", "--host-weights", folder / "clam", "--freeze-host")
     succeeded(*frozen, "--folds", 0, "--epochs", 2, "--jobs", 1, "--out", folder / "evidence")
     return folder, said
@@ -76,14 +74,8 @@ def test_both_runs_are_opened_by_every_command(story, run, tmp_path):
     before = json.loads((folder / run / "summary.json").read_text())
     assert json.loads(succeeded("evaluate", folder / run, "--json")) == before
     succeeded(
-        "audit",
-        folder / "cohort",
-        "--model",
-        folder / run,
-        "--repeats",
-        0,
-        "--out",
-        tmp_path / "audit.json",
+        f"audit {folder / 'cohort'} --model {folder / run} --repeats 0 --out "
+        f"{tmp_path / 'audit.json'}"
     )
     judged = json.loads((tmp_path / "audit.json").read_text())
     assert {row["labels"]["rule"] for row in judged["rows"]} >= {"model", "random"}
@@ -101,14 +93,8 @@ def test_a_foreign_file_is_one_sentence_and_leaves_no_run(story, tmp_path):
     folder, _ = story
     (tmp_path / "notes.pt").write_text("not weights")
     result = gcemil(
-        "adopt",
-        tmp_path / "notes.pt",
-        "--host",
-        "abmil",
-        "--cohort",
-        folder / "cohort",
-        "--out",
-        tmp_path / "run",
+        f"adopt {tmp_path / 'notes.pt'} --host abmil --cohort {folder / 'cohort'} --out "
+        f"{tmp_path / 'run'}"
     )
     assert isinstance(result.exception, WeightsError)
     assert "is no file of weights" in str(result.exception)
@@ -123,12 +109,7 @@ def test_the_story_holds_for_every_host(story, tmp_path, name):
     torch.save(small_checkpoint(name, in_dim=dim), tmp_path / "weights.pt")
     fold = ("--folds", 0)
     succeeded(
-        "adopt",
-        tmp_path / "weights.pt",
-        "--host",
-        name,
-        "--cohort",
-        folder / "cohort",
+        f"adopt {tmp_path / 'weights.pt'} --host {name} --cohort {folder / 'cohort'}",
         *fold,
         "--out",
         tmp_path / "a",

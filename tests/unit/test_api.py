@@ -214,19 +214,19 @@ def test_evidence_of_a_case_names_its_slides(fitted, tmp_path):
         evidence.plot()
 
 
+def lesion_model(features):
+    """The logit is the largest of column 0: a true explanation keeps and moves the prediction."""
+    lesion = features[:, 0].max() - 3
+    return torch.stack([-lesion, lesion])
+
+
 def test_an_audit_judges_any_explanation_of_any_module():
-    """The logit is the largest of column 0: a true explanation keeps and moves the prediction, a wrong one does not."""
-
-    def model(features):
-        lesion = features[:, 0].max() - 3
-        return torch.stack([-lesion, lesion])
-
     rules = {
         "true": lambda bag: bag[:, 0],
         "mask": lambda bag: bag[:, 0] > 3,
         "wrong": lambda bag: -bag[:, 0],
     }
-    table = gcemil.audit(model, make_bags(8)[1::2], rules, budget=0.1)
+    table = gcemil.audit(lesion_model, make_bags(8)[1::2], rules, budget=0.1)
     verdicts = table.groupby("rule")[["sufficient@0.05", "necessary@0.05"]].mean()
     assert verdicts.loc["true"].tolist() == verdicts.loc["mask"].tolist() == [1, 1]
     assert verdicts.loc["wrong"].tolist() == [0, 0]
@@ -234,6 +234,10 @@ def test_an_audit_judges_any_explanation_of_any_module():
     assert (table[table.rule != "mask"].n_selected == 4).all()
     assert table.phi_full.sub(table.phi_kept).abs().equals(table.sufficiency_gap)
     assert table.recoverability_gap.isna().all()
+    assert (
+        "true: its patches are sufficient and necessary on 4 of 4 bags (100 %, 95 % interval 51 to "
+        "100 %), random ones on 0."
+    ) in table.attrs["verdict"]
 
 
 class Linear(torch.nn.Module):
@@ -269,38 +273,25 @@ def test_a_model_of_batches_is_given_an_axis_before_the_patches():
     assert table[table.rule == "random"].phi_full.tolist() == pytest.approx(expected, abs=1e-5)
 
 
-def test_an_audit_warns_of_a_model_that_answers_one_bag_in_two_ways():
-    def dropped(bag):
-        return torch.nn.functional.dropout(bag, 0.5, training=True).mean(dim=0)[:2]
-
-    with pytest.warns(UserWarning, match=r"two answers for bag 'bag_0'.*model\.eval\(\)"):
-        gcemil.audit(dropped, make_bags(2))
+def dropped(bag):
+    return torch.nn.functional.dropout(bag, 0.5, training=True).mean(dim=0)[:2]
 
 
-def test_an_audit_warns_of_outputs_that_are_probabilities():
-    with pytest.warns(UserWarning, match="look like probabilities"):
-        gcemil.audit(lambda bag: bag.mean(dim=0)[:2].softmax(dim=0), make_bags(2))
-
-
-def test_the_verdict_of_an_audit_is_a_sentence_with_an_interval():
-    def model(features):
-        lesion = features[:, 0].max() - 3
-        return torch.stack([-lesion, lesion])
-
-    table = gcemil.audit(model, make_bags(8)[1::2], {"true": lambda bag: bag[:, 0]}, budget=0.1)
-    assert table.attrs["verdict"] == (
-        "true: its patches are sufficient and necessary on 4 of 4 bags (100 %, 95 % interval 51 to 100 %), random ones on 0."
-    )
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (dropped, r"two answers for bag 'bag_0'.*model\.eval\(\)"),
+        (lambda bag: bag.mean(dim=0)[:2].softmax(dim=0), "look like probabilities"),
+    ],
+)
+def test_an_audit_warns_of_models_that_it_cannot_judge(model, words):
+    with pytest.warns(UserWarning, match=words):
+        gcemil.audit(model, make_bags(2))
 
 
 def test_an_audit_of_gates_measures_recoverability():
-    def model(features):
-        lesion = features[:, 0].max() - 3
-        return torch.stack([-lesion, lesion])
-
-    table = gcemil.audit(
-        model, make_bags(4)[1::2], lambda bag: (bag[:, 0] > 3).float(), budget=0.1, gates=True
-    )
+    gates = lambda bag: (bag[:, 0] > 3).float()  # noqa: E731
+    table = gcemil.audit(lesion_model, make_bags(4)[1::2], gates, budget=0.1, gates=True)
     own = table[table.rule == "scores"]
     assert (own.recoverability_gap < 1e-6).all()
     assert own["recoverable@0.01"].all()

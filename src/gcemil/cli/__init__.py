@@ -1,1 +1,1 @@
-"""One file per command; `main.py` lists them. Heavy imports happen inside the commands, so that --help answers at once."""
+"""One file per group of commands. Heavy imports happen inside the commands: --help is quick."""

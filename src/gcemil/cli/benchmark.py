@@ -1,4 +1,4 @@
-"""Grids of runs: gcemil benchmark plans, executes and resumes them, gcemil tables prints what they found."""
+"""Grids of runs: gcemil benchmark runs and resumes them, gcemil tables prints results."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from gcemil.cli.options import ADDRESS, ENGINE, JSON, Engine, find_cluster, jobs_option, seed_option
+from gcemil.cli import options
+from gcemil.cli.console import print_json, print_records, say
 
 if TYPE_CHECKING:
     from gcemil.benchmark.grid import Grid, Key
@@ -24,18 +25,14 @@ def benchmark(
     out: Path = typer.Option(
         ..., help="The results folder; what it holds already is not done again."
     ),
-    engine: Engine = ENGINE,
-    jobs: int | None = jobs_option(
-        "runs", otherwise="what cores and memory carry", old="--workers"
-    ),
-    address: str | None = ADDRESS,
-    seed: int | None = seed_option("one training seed, in place of the grid's", None),
-    dry_run: bool = typer.Option(
-        False, "--dry-run", help="Show the plan and an estimate, and run nothing."
-    ),
-    as_json: bool = JSON,
+    engine: options.Engine = "local",
+    jobs: int | None = options.jobs("runs", otherwise="as cores and memory allow", old="--workers"),
+    address: options.Address = None,
+    seed: int | None = options.seed("one training seed, in place of the grid's", None),
+    dry_run: bool = options.flag("--dry-run", "Show the plan and an estimate, and run nothing."),
+    as_json: options.Json = False,
 ) -> None:
-    """Train and diagnose every fold of a grid; if it is stopped, run it again to continue.
+    """Train and diagnose every fold of a grid; run it again to continue.
 
     Example: gcemil benchmark grids/smoke.yaml --out results/smoke
     """
@@ -52,9 +49,8 @@ def benchmark(
     from gcemil.benchmark.results import Results
     from gcemil.benchmark.runner import check_diagnostics, check_own_hosts
     from gcemil.benchmark.summary import write_summary
-    from gcemil.cli.console import print_json
 
-    cluster = find_cluster(engine, address)
+    cluster = options.find_cluster(engine, address)
     grid = Grid.load(grid_file)
     if seed is not None:
         grid = grid.model_copy(update={"seeds": (seed,)})
@@ -99,7 +95,6 @@ def _print_plan(
     from gcemil.benchmark.engines import affordable_workers
     from gcemil.benchmark.grid import RunKey, plan_work
     from gcemil.benchmark.progress import duration
-    from gcemil.cli.console import print_json, print_table, say
 
     plan, left = plan_work(grid), set(todo)
     if as_json:
@@ -113,21 +108,28 @@ def _print_plan(
     rows = []
     for name, settings in grid.cohorts.items():
         folds = [key for key in plan if isinstance(key, RunKey) and key.cohort == name]
-        source = settings.folder or f"simulated '{settings.profile}', {settings.size}"
         seconds = times.total([key for key in todo if key.cohort == name])
-        time_left = "-" if seconds is None else duration(seconds)
-        rows.append((name, source, len(folds), sum(key in left for key in folds), time_left))
-    columns = ("cohort", "from", "folds", "to train", "one worker")
-    print_table(f"Grid '{grid.name}' into {results.folder}", columns, rows)
+        rows.append(
+            {
+                "cohort": name,
+                "from": settings.folder or f"simulated '{settings.profile}', {settings.size}",
+                "folds": len(folds),
+                "to train": sum(key in left for key in folds),
+                "one worker": "-" if seconds is None else duration(seconds),
+            }
+        )
+    print_records(f"Grid '{grid.name}' into {results.folder}", rows)
     say(
-        f"hosts {', '.join(grid.hosts)} · arms {', '.join((*grid.arms, *grid.variants, *grid.trials))} · "
-        f"seeds {', '.join(map(str, grid.seeds))} · diagnostics {', '.join(grid.diagnostics) or 'none'}"
+        f"hosts {', '.join(grid.hosts)} · arms "
+        f"{', '.join((*grid.arms, *grid.variants, *grid.trials))} · seeds "
+        f"{', '.join(map(str, grid.seeds))} · diagnostics {', '.join(grid.diagnostics) or 'none'}"
     )
     seconds, workers = times.total(todo), workers or affordable_workers(grid.resources)
     expected = (
         "how long they take is known once one of each kind has finished"
         if seconds is None
-        else f"about {duration(seconds)} for one worker, {duration(seconds / workers)} for {workers}"
+        else f"about {duration(seconds)} for one worker, {duration(seconds / workers)} for "
+        f"{workers}"
     )
     say(f"{len(todo)} of {len(plan)} steps left: {expected}.")
 
@@ -136,45 +138,43 @@ def _print_results(
     grid: Grid, results: Results, summary: dict[str, Any], outcomes: dict[Key, Outcome]
 ) -> None:
     """The task metric of every arm by cohort and host, then what failed."""
-    from gcemil.cli.console import print_table, say
     from gcemil.metrics import TASKS
     from gcemil.tables import format_spread
 
+    def is_of_grid(row: dict[str, Any]) -> bool:
+        return row["cohort"] in grid.cohorts and row["host"] in grid.hosts
+
     rows = []
-    for row in summary["means"]:
+    for row in filter(is_of_grid, summary["means"]):
         # Test figures of single trials would tempt to choose by them.
-        if (
-            row["cohort"] in grid.cohorts
-            and row["host"] in grid.hosts
-            and row["variant"] not in grid.trials
-        ):
-            mode = next(one for one in ("gce", "soft", "full") if one in row["metrics"])
-            name = next(task.lead for task in TASKS.values() if task.lead in row["metrics"][mode])
-            value = row["metrics"][mode][name]
-            text = format_spread(value["mean"], value["std"], row["runs"])
-            rows.append(
-                (row["cohort"], row["host"], row["variant"] or row["arm"], row["runs"], name, text)
-            )
-    print_table(
-        f"{results.summary}", ("cohort", "host", "arm", "folds", "metric", "mean ± std"), rows
-    )
-    if grid.search:
-        chosen = [
-            row
-            for row in summary["search"]
-            if row["cohort"] in grid.cohorts and row["host"] in grid.hosts
-        ]
-        columns = ("cohort", "host", "seed", "fold", "chosen on validation", "validation", "run")
-        lines = [
-            (
-                *(row[name] for name in ("cohort", "host", "seed", "fold")),
-                ", ".join(f"{name}={value}" for name, value in row["settings"].items()),
-                f"{row['validation']:.3f}",
-                row["run"],
-            )
-            for row in chosen
-        ]
-        print_table("Search", columns, lines)
+        if row["variant"] in grid.trials:
+            continue
+        mode = next(one for one in ("gce", "soft", "full") if one in row["metrics"])
+        name = next(task.lead for task in TASKS.values() if task.lead in row["metrics"][mode])
+        value = row["metrics"][mode][name]
+        rows.append(
+            {
+                "cohort": row["cohort"],
+                "host": row["host"],
+                "arm": row["variant"] or row["arm"],
+                "folds": row["runs"],
+                "metric": name,
+                "mean ± std": format_spread(value["mean"], value["std"], row["runs"]),
+            }
+        )
+    if rows:
+        print_records(str(results.summary), rows)
+    searched = [
+        {
+            **{name: row[name] for name in ("cohort", "host", "seed", "fold")},
+            "chosen on validation": ", ".join(f"{k}={v}" for k, v in row["settings"].items()),
+            "validation": f"{row['validation']:.3f}",
+            "run": row["run"],
+        }
+        for row in filter(is_of_grid, summary["search"] if grid.search else ())
+    ]
+    if searched:
+        print_records("Search", searched)
     for key, outcome in outcomes.items():
         if outcome.ending == "failed":
             say(f"failed: {key.path}: {outcome.reason}")
@@ -190,17 +190,11 @@ Format = Literal["markdown", "latex", "csv"]
 
 def tables(
     results: Path = typer.Argument(help="A results folder of 'gcemil benchmark', or a run folder."),
-    table: list[str] = typer.Option(
-        [],
-        "--table",
-        help="task or a diagnostic; of a run folds or review; may be repeated, all by default.",
-    ),
-    metric: list[str] = typer.Option(
-        [], "--metric", help="A metric; may be repeated, all by default."
-    ),
+    table: list[str] = typer.Option([], help="task or a diagnostic; of a run folds or review."),
+    metric: list[str] = typer.Option([], help="A metric; all by default."),
     form: Format = typer.Option("markdown", "--format", help="csv has one line per cell."),
 ) -> None:
-    """Print means and intervals of a grid by cohort, host and arm, or of a run over its folds.
+    """Print means and intervals of a grid, or of a run over its folds.
 
     Example: gcemil tables results/smoke --table task --metric macro_f1 --format latex
     """

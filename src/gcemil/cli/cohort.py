@@ -5,31 +5,23 @@ from __future__ import annotations
 import shlex
 from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import typer
 
+from gcemil.cli import options
 from gcemil.cli.console import print_json, print_table, progress, say
-from gcemil.cli.options import (
-    CLASSES,
-    JSON,
-    LABELS,
-    TARGET,
-    TASK,
-    Task,
-    parse_parts,
-    require,
-    seed_option,
-)
 from gcemil.errors import CohortError, InputError, UsageError
 from gcemil.wording import SHOWN_LINES
 
 
 def inspect(
     path: Path = typer.Argument(help="Any file or folder."),
-    as_json: bool = JSON,
+    as_json: options.Json = False,
 ) -> None:
-    """Tell what a file or folder is (CLAM, TRIDENT, STAMP, torchmil, gcemil), and which command to run next.
+    """Tell what a file or folder is, and which command to run next.
+
+    Known are features of CLAM, TRIDENT, STAMP, torchmil and gcemil.
 
     Example: gcemil inspect trident_job/20x_256px_0px_overlap/features_uni_v1
     """
@@ -53,70 +45,56 @@ def import_(
     context: typer.Context,
     source: Path = typer.Argument(help="A features folder of CLAM, TRIDENT, STAMP or torchmil."),
     out: Path | None = typer.Option(None, help="The cohort folder to write."),
-    labels: Path | None = LABELS,
+    labels: options.Labels = None,
     slide_table: Path | None = typer.Option(
         None, help="STAMP: the table that joins patients and files."
     ),
-    recipe: str | None = typer.Option(
-        None, help="A dataset of the paper, such as bracs: its official table and classes."
-    ),
-    task: Task | None = TASK,
-    target: str | None = TARGET,
+    recipe: str | None = typer.Option(None, help="A dataset of the paper, such as bracs."),
+    task: options.Task = None,
+    target: options.Target = None,
     time: str | None = typer.Option(None, help="The time column, where there are several."),
     event: str | None = typer.Option(None, help="The event column, where there are several."),
     endpoint: str | None = typer.Option(None, help="The survival endpoint, such as os or dss."),
     slide_column: str | None = typer.Option(None, help="The column of slides, under any name."),
-    case_column: str | None = typer.Option(
-        None, help="The column of cases or patients, under any name."
-    ),
+    case_column: str | None = typer.Option(None, help="The column of cases, under any name."),
     sheet: str | None = typer.Option(
         None, help="The sheet of an Excel table; the first by default."
     ),
-    force: bool = typer.Option(
-        False,
-        "--force",
-        help="Replace the cohort at --out, but for its anchors; runs trained on it need it as it was.",
+    force: bool = options.flag(
+        "--force", "Replace the cohort at --out, but for its anchors; its runs need the old one."
     ),
-    skip_broken: bool = typer.Option(
-        False,
-        "--skip-broken",
-        help="Leave out slides that cannot be read or have NaN, and record them in cohort.yaml.",
+    skip_broken: bool = options.flag(
+        "--skip-broken", "Leave out slides that cannot be read or have NaN; cohort.yaml lists them."
     ),
-    classes: str | None = CLASSES,
+    classes: options.Classes = None,
     splits: Path | None = typer.Option(None, help="The split files of the tool."),
-    official_split: bool = typer.Option(
-        False,
-        "--official-split",
-        help="Recipe with an official test set (camelyon16): take it as fold 0.",
-    ),
-    copy: bool = typer.Option(False, "--copy", help="Copy features instead of linking to them."),
+    official_split: bool = options.flag("--official-split", "camelyon16: the official test set."),
+    copy: bool = options.flag("--copy", "Copy features instead of linking to them."),
     patch_size: int | None = typer.Option(
         None, min=1, help="Patch size in level-0 pixels, if no file states it."
     ),
     mpp: str | None = typer.Option(
         None,
-        help="Micrometres per level-0 pixel, or a table of slide_id, mpp; for coordinates in micrometres.",
+        help="Micrometres per level-0 pixel, or a table of "
+        "slide_id, mpp, for coordinates in micrometres.",
     ),
-    encoder: str | None = typer.Option(
-        None, help="Which features, where a job has those of several encoders."
-    ),
+    encoder: str | None = typer.Option(None, help="Which features, if there are several."),
     coords_dir: Path | None = typer.Option(None, help="CLAM: the folder of coordinate files."),
-    repack: bool = typer.Option(
-        False,
-        "--repack",
-        help="Import nothing: rewrite the HDF5 files of SOURCE that are chunked row by row or compressed, which "
-        "read an order of magnitude slower, as contiguous ones.",
+    repack: bool = options.flag(
+        "--repack", "Only rewrite the HDF5 files of SOURCE that read slowly."
     ),
-    as_json: bool = JSON,
+    as_json: options.Json = False,
 ) -> None:
-    """Write a cohort from another tool's features and labels; every assumption is printed and recorded.
+    """Write a cohort from another tool's features and labels.
+
+    Every assumption is printed and recorded.
 
     Example: gcemil import trident_job --labels labels.csv --out cohorts/mine
     """
     if repack:
         _repack(source)
         return
-    out = require(out, "--out", context)
+    out = options.require(out, "--out", context)
 
     from gcemil.bags.foreign.cohort_import import import_cohort
     from gcemil.bags.foreign.datasets import import_dataset
@@ -125,41 +103,29 @@ def import_(
     from gcemil.bags.foreign.stamp import parse_mpp
     from gcemil.units import LevelZeroPx
 
-    options = ReadOptions(
+    reading = ReadOptions(
         None if patch_size is None else LevelZeroPx(patch_size),
         None if mpp is None else parse_mpp(mpp),
         encoder,
         coords_dir,
         [] if skip_broken else None,
     )
-    if recipe is not None:
-        report = import_dataset(
-            recipe,
-            source,
-            out,
-            labels=labels,
-            splits=splits,
-            official_split=official_split,
-            copy=copy,
-            force=force,
-            options=options,
-        )
-    elif official_split:
+    if official_split and recipe is None:
         raise UsageError(
             "--official-split is that of a dataset of the paper: add --recipe camelyon16."
         )
+    common: dict[str, Any] = {"labels": labels, "splits": splits, "copy": copy, "force": force}
+    common["options"] = reading
+    if recipe is not None:
+        report = import_dataset(recipe, source, out, official_split=official_split, **common)
     else:
         report = import_cohort(
             source,
             out,
-            labels=labels,
             slide_table=slide_table,
             choice=Choice(task, target, time, event, endpoint, slide_column, case_column, sheet),
             classes=None if classes is None else classes.split(","),
-            splits=splits,
-            copy=copy,
-            force=force,
-            options=options,
+            **common,
         )
     if as_json:
         print_json(asdict(report))
@@ -178,11 +144,11 @@ def import_(
 
 def validate(
     cohort: Path = typer.Argument(help="A cohort folder."),
-    as_json: bool = JSON,
+    as_json: options.Json = False,
 ) -> None:
     """Check a cohort before training: files, values, ids, labels, leakage, survival coding.
 
-    Exits with 1 when there is an error; warnings alone exit with 0.
+    Exits with 1 if there is an error; warnings alone exit with 0.
 
     Example: gcemil validate cohorts/bracs
     """
@@ -197,12 +163,11 @@ def validate(
     errors = checks.select_errors(problems)
     if as_json:
         print_json([asdict(problem) for problem in problems])
-    elif problems:
-        rows = [
-            (one.level, one.where, one.what, one.remedy) for one in checks.group_problems(problems)
-        ]
-        print_table(f"{cohort}", ("level", "where", "what", "remedy"), rows)
-    if not as_json:
+    else:
+        names = ("level", "where", "what", "remedy")
+        if groups := checks.group_problems(problems):
+            rows = [[getattr(one, name) for name in names] for one in groups]
+            print_table(str(cohort), names, rows)
         say(f"{cohort}: {len(errors)} errors, {len(problems) - len(errors)} warnings.")
     raise typer.Exit(1 if errors else 0)
 
@@ -219,19 +184,18 @@ def split(
     unit: Unit = typer.Option(
         "case", help="What stays together. 'slide' may put one case into train and test."
     ),
-    seed: int = seed_option("which case goes where"),
-    force: bool = typer.Option(False, "--force", help="Replace folds that exist already."),
+    seed: int = options.seed("which case goes where"),
+    force: bool = options.flag("--force", "Replace folds that exist already."),
     parts: str | None = typer.Option(
-        None,
-        help="One fold of so many cases to train, validate and test on, such as 90,30,300, in place of --folds.",
+        None, help="One fold of so many cases to train, validate and test on, such as 90,30,300."
     ),
-    official: bool = typer.Option(
-        False,
-        "--official",
-        help="Make no folds: declare those that are there as published splits, which need not test every slide once.",
+    official: bool = options.flag(
+        "--official", "Only declare the folds that are there as published ones."
     ),
 ) -> None:
-    """Write splits/fold_<k>.csv: whole cases, stratified by label, by quartile of the value, or by event and time.
+    """Divide a cohort into folds: whole cases, stratified by the label.
+
+    Values are stratified by quartile, survival by event and time. Writes splits/fold_<k>.csv.
 
     Example: gcemil split cohorts/bracs --folds 5
     """
@@ -255,7 +219,9 @@ def split(
         raise UsageError(f"{cohort / 'splits'} already holds folds. Add --force to replace them.")
     if parts is not None:
         new_folds = [
-            fold_maker.make_parts(loaded, parse_parts(parts), generator=np.random.default_rng(seed))
+            fold_maker.make_parts(
+                loaded, options.parse_parts(parts), generator=np.random.default_rng(seed)
+            )
         ]
     else:
         new_folds = fold_maker.make_folds(loaded, n_folds=folds, unit=unit, seed=seed)
@@ -263,8 +229,9 @@ def split(
         {case for fold in new_folds for case in fold_maker.leaking_cases(loaded, fold)}
     ):
         raise CohortError(
-            f"{cohort}: with --unit slide {len(leaks)} cases (the first is '{leaks[0]}') would stand in train and test at once, "
-            "so the test set would not be unseen. Use --unit case."
+            f"{cohort}: with --unit slide {len(leaks)} cases (the first is '{leaks[0]}') would "
+            "stand in train and test at once, so the test set would not be unseen. Use --unit "
+            "case."
         )
     fold_maker.write_folds(loaded, new_folds, kind="partition" if parts is None else "official")
     rows = [
@@ -298,5 +265,6 @@ def _repack(path: Path) -> None:
         sources = sorted({str(file.resolve().parent) for file in links})
         typed = " ".join(f"'gcemil import --repack {shlex.quote(source)}'" for source in sources)
         say(
-            f"Links point to another tool's files: run {typed} if they may be changed, or import again with --copy."
+            f"Links point to another tool's files: run {typed} if they may be changed, or import "
+            "again with --copy."
         )

@@ -1,4 +1,4 @@
-"""What the commands print: tables, JSON for scripts, a progress bar on a terminal and plain lines elsewhere."""
+"""Printing: tables, JSON for scripts, a progress bar on a terminal and plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ PLAIN_INTERVAL_S = 5.0
 QUIET, VERBOSE = "GCEMIL_QUIET", "GCEMIL_VERBOSE"
 """Set to 1 by --quiet and --verbose: no progress, or a line for every step."""
 PIPE_WIDTH = 100
-"""Columns of a file or a pipe, which have no width of their own: what most editors and terminals show."""
+"""Columns of a file or a pipe, which have no width of their own."""
 WORD = 24
 """Columns that running text needs at least; figures are never broken."""
 HEADING, WRAPPED_HEADING = 16, 12
@@ -56,7 +56,7 @@ def print_json(value: object) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """A title on a line of its own, never wrapped so that a path in it can be copied, and the table below.
+    """A title that is never wrapped, so that a path in it can be copied, and the table below.
 
     What is wider than the terminal becomes several tables, each beginning with the first column.
     """
@@ -77,6 +77,11 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
             # Text and not str: rich would read square brackets in a slide id as markup.
             table.add_row(*[Text(row[number]) for number in chosen])
         terminal.print(table)
+
+
+def print_records(title: str, records: Sequence[Mapping[str, object]]) -> None:
+    """A table with a row for each record, all of which have the same keys."""
+    print_table(title, list(records[0]), [list(one.values()) for one in records])
 
 
 def _split_columns(

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from gcemil.cli.console import Advance, print_table, progress, say
-from gcemil.cli.options import seed_option
+from gcemil.cli import options
+from gcemil.cli.console import print_records, progress, say
 
 PROFILE = "nsclc"
 SLIDES = 100
 FOLDS = (0, 1)
 MIN_STEPS, MAX_PATCHES = 700, 512
-"""Enough at width 128 on slides this clear, and less than the default, so that the demo stays below two minutes."""
+"""Less than the default: enough on slides this clear, and the demo stays below two minutes."""
 RIVALS = ["attention", "contribution", "occlusion", "single"]
 OPTIONS: dict[str, dict[str, Any]] = {
     "budget": {"attributions": RIVALS},
@@ -29,9 +29,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 def demo(
     out: Path = typer.Option(Path("demo"), help="Where cohort and runs are written."),
-    seed: int = seed_option("the cohort and the training"),
+    seed: int = options.seed("the cohort and the training"),
 ) -> None:
-    """Simulate a cohort with known evidence, train a host with the wrapper, and compare its evidence with attention.
+    """Simulate slides with known evidence, train on them, explain them and write a report.
 
     Example: gcemil demo --out demo
     """
@@ -55,18 +55,23 @@ def demo(
     write_folds(cohort, make_folds(cohort, seed=seed))
     refuse_errors(cohort_folder, validate(cohort_folder))
     say(
-        f"cohort    {cohort_folder}: {len(cohort.slides)} slides, simulated '{PROFILE}', evidence known"
+        f"cohort    {cohort_folder}: {len(cohort.slides)} slides, simulated '{PROFILE}', evidence "
+        "known"
     )
 
-    run, settings = (
-        out / "run",
-        TrainSettings(
-            evidence=EvidenceSettings(), min_steps=MIN_STEPS, max_patches=MAX_PATCHES, seed=seed
-        ),
+    run = out / "run"
+    settings = TrainSettings(
+        evidence=EvidenceSettings(), min_steps=MIN_STEPS, max_patches=MAX_PATCHES, seed=seed
     )
     with progress("training") as advance:
-        report = _count_epochs(advance, planned_epochs(cohort, settings, FOLDS))
-        train_run(cohort_folder, run, settings, folds=FOLDS, on_epoch=report)
+        n_epochs, epochs = planned_epochs(cohort, settings, FOLDS), count(1)
+        train_run(
+            cohort_folder,
+            run,
+            settings,
+            folds=FOLDS,
+            on_epoch=lambda _fold, _record: advance(next(epochs), n_epochs),
+        )
     say(f"trained   {run}")
     _print_predictions(run)
     with progress("diagnosing") as advance:
@@ -81,39 +86,23 @@ def demo(
     say(f"{time.monotonic() - started:.0f} s in all.")
 
 
-def _count_epochs(advance: Advance, total: int) -> Callable[[int, dict[str, Any]], None]:
-    """Counts epochs of all folds towards the total."""
-    done = 0
-
-    def report(_fold: int, _record: dict[str, Any]) -> None:
-        nonlocal done
-        done += 1
-        advance(done, total)
-
-    return report
-
-
 def _print_predictions(run: Path) -> None:
-    """Task metrics of the host, of host and evidence together, and of the evidence alone.
-
-    The wrapper leaves the host as it was, so the host of this run is the plain host.
-    """
+    """Task metrics of the host, of host and evidence together, and of the evidence alone."""
     from gcemil.files import read_json
     from gcemil.runs.folder import Run
-
-    summary = read_json(Run(run).summary)
-    rows = [
-        ("host, all patches", *_format_metrics(summary["full"])),
-        ("host + evidence (GCE)", *_format_metrics(summary["gce"])),
-        ("host + evidence, from the evidence alone", *_format_metrics(summary["discrete"])),
-    ]
-    print_table("Prediction on test slides", ("bag", "accuracy", "Macro-F1", "AUC"), rows)
-
-
-def _format_metrics(values: dict[str, dict[str, Any]]) -> tuple[str, ...]:
     from gcemil.tables import format_spread
 
-    return tuple(
-        format_spread(values[name]["mean"], values[name]["std"], len(values[name]["folds"]))
-        for name in ("accuracy", "macro_f1", "auc")
-    )
+    summary = read_json(Run(run).summary)
+    modes = {
+        "host, all patches": "full",
+        "host + evidence (GCE)": "gce",
+        "host + evidence, from the evidence alone": "discrete",
+    }
+    records = []
+    for words, mode in modes.items():
+        record = {"bag": words}
+        for column, name in {"accuracy": "accuracy", "Macro-F1": "macro_f1", "AUC": "auc"}.items():
+            value = summary[mode][name]
+            record[column] = format_spread(value["mean"], value["std"], len(value["folds"]))
+        records.append(record)
+    print_records("Prediction on test slides", records)

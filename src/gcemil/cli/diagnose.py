@@ -1,33 +1,20 @@
-"""Evidence measured: gcemil diagnose, by intervention; gcemil review, by a pathologist's marks; gcemil audit, of any model."""
+"""Evidence measured: gcemil diagnose, by intervention; review, by marks; audit, of any model."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from gcemil.cli.console import print_json, print_table, progress, say, warn_of_model
-from gcemil.cli.options import (
-    ADDRESS,
-    DEVICE,
-    ENGINE,
-    FOLDS,
-    JSON,
-    TRUST_HOST,
-    Engine,
-    find_cluster,
-    jobs_option,
-    one_target,
-    parse_folds,
-    seed_option,
-)
+from gcemil.cli import options
+from gcemil.cli.console import print_json, print_records, print_table, progress, say, warn_of_model
 from gcemil.errors import UsageError
 
 if TYPE_CHECKING:
     from gcemil.findings import Finding, Row
-    from gcemil.tables import Table
 
 
 FEW_FIGURES = 5
@@ -36,30 +23,27 @@ FEW_FIGURES = 5
 
 def diagnose(
     runs: list[Path] = typer.Argument(
-        help="A run folder, of several targets each in turn; further runs of other seeds add to its stability."
+        help="A run folder, of several targets each in turn; further runs of other seeds add to "
+        "its stability."
     ),
-    against: Path | None = typer.Option(
-        None, help="The run of the plain host on the same cohort: more rivals."
-    ),
+    against: Path | None = typer.Option(None, help="The run of the plain host, for more rivals."),
     only: str | None = typer.Option(
-        None, help="Names such as snr,budget; by default all but sanity."
+        None, help="Names such as snr,budget; all but sanity by default."
     ),
-    folds: str = FOLDS,
-    everything: bool = typer.Option(
-        False,
-        "--all",
-        help="Print every row and every figure, not only those that answer the question.",
-    ),
-    jobs: int | None = jobs_option("folds"),
-    device: str | None = DEVICE,
-    engine: Engine = ENGINE,
-    address: str | None = ADDRESS,
-    again: bool = typer.Option(False, "--again", help="Measure again what is already there."),
-    seed: int = seed_option("random subsets and perturbations"),
-    trust_host: list[str] = TRUST_HOST,
-    as_json: bool = JSON,
+    folds: options.Folds = "all",
+    everything: bool = options.flag("--all", "Print every row and every figure."),
+    jobs: int | None = options.jobs("folds"),
+    device: options.Device = None,
+    engine: options.Engine = "local",
+    address: options.Address = None,
+    again: bool = options.flag("--again", "Measure again what is already there."),
+    seed: int = options.seed("random subsets and perturbations"),
+    trust_host: options.TrustHost = None,
+    as_json: options.Json = False,
 ) -> None:
-    """Measure sufficiency, necessity, recoverability and more by intervention; oracle and random beside every rule.
+    """Measure by intervention whether the evidence is sufficient, necessary and recoverable.
+
+    Oracle and random patches stand beside every rule.
 
     Example: gcemil diagnose runs/bracs_gce --against runs/bracs_host --only snr,budget
     """
@@ -70,7 +54,7 @@ def diagnose(
     targets = Run(runs[0]).targets
     # The same target of every run; a run of one target is itself.
     below = [Path("targets", name) for name in targets] or [Path()]
-    cluster = find_cluster(engine, address)
+    cluster = options.find_cluster(engine, address)
     answers = {}
     for place in below:
         first, *others = (run / place for run in runs)
@@ -81,7 +65,7 @@ def diagnose(
             found = diagnose_run(
                 comparison,
                 names=None if only is None else only.split(","),
-                folds=parse_folds(folds),
+                folds=options.parse_folds(folds),
                 again=again,
                 jobs=jobs,
                 cluster=cluster,
@@ -97,7 +81,8 @@ def diagnose(
             if finding.name != "snr" or everything:
                 print_finding(finding, everything=everything)
         say(
-            f"Findings of each fold, slide by slide: {first}/fold_<k>/diagnostics; joined: {first}/diagnostics"
+            f"Findings of each fold, slide by slide: {first}/fold_<k>/diagnostics; joined: "
+            f"{first}/diagnostics"
         )
     if as_json:
         print_json(answers if targets else answers[""])
@@ -113,42 +98,35 @@ def print_answer(run: Path) -> None:
     claim = read_run_data(run).claim
     rules = claim.rules if claim else ()
     knows_truth = any(one.mean("precision") is not None for one in rules)
-    rows = [
-        (
-            one.words,
-            one.count("sufficient").words,
-            one.count("necessary").words,
-            one.both.words,
-            _format_mean(one.mean("cd_gap"), "{:.3f}"),
-            _format_mean(one.mean("evidence_fraction"), "{:.1%}"),
-            *([_format_mean(one.mean("precision"), "{:.3f}")] if knows_truth else []),
+    records = []
+    for one in rules:
+        record = {
+            "patches chosen by": one.words,
+            "Sufficient": one.count("sufficient").words,
+            "Necessary": one.count("necessary").words,
+            "Both": one.both.words,
+            "Recoverable: C-D gap": _format_mean(one.mean("cd_gap"), ".3f"),
+            "Size": _format_mean(one.mean("evidence_fraction"), ".1%"),
+        }
+        if knows_truth:
+            record["Precision"] = _format_mean(one.mean("precision"), ".3f")
+        records.append(record)
+    if records:
+        print_records(
+            f"{run}: does the evidence hold? Test slides, the same number of patches for every "
+            "rule; more is better, but for the C-D gap",
+            records,
         )
-        for one in rules
-    ]
-    columns = [
-        "patches chosen by",
-        "Sufficient",
-        "Necessary",
-        "Both",
-        "Recoverable: C-D gap",
-        "Size",
-    ]
-    print_table(
-        f"{run}: does the evidence hold? Test slides, the same number of patches for every rule; more is better, but for "
-        "the C-D gap",
-        [*columns, "Precision"] if knows_truth else columns,
-        rows,
-    )
     for text in claim.describe() if claim else ():
         say(text)
 
 
 def _format_mean(value: float | None, form: str) -> str:
-    return "-" if value is None else form.format(value)
+    return "-" if value is None else f"{value:{form}}"
 
 
 def print_finding(finding: Finding, *, everything: bool = False) -> None:
-    """Its rows as tables, arrows saying which way is better, and its notes below.
+    """Print its rows as tables, and its notes below.
 
     Rows with different figures stand in different tables, so that no column is mostly empty.
     """
@@ -168,7 +146,7 @@ def print_finding(finding: Finding, *, everything: bool = False) -> None:
 
 
 def _choose_rows(finding: Finding) -> list[Row]:
-    """What answers the question of a diagnostic: one network where both are one, no smoothed rules, one size."""
+    """The main rows: one network if both are the same, no smoothed rules, one size."""
     from gcemil.rules import SMOOTHED
 
     rows = [row for row in finding.rows if not row.labels.get("rule", "").endswith(SMOOTHED)]
@@ -184,61 +162,54 @@ def _print_rows(title: str, rows: Sequence[Row], most: int | None) -> None:
     from gcemil.metrics import METRICS
     from gcemil.tables import format_spread
 
-    labels = list(dict.fromkeys(name for row in rows for name in row.labels))
+    labels = dict.fromkeys(name for row in rows for name in row.labels)
     # A label that all rows share goes into the title.
-    shared = [
-        name
-        for name in labels
-        if len({row.labels.get(name) for row in rows}) == 1 and len(rows) > 1
-    ]
-    title = ", ".join([title, *(rows[0].labels[name] for name in shared if name in rows[0].labels)])
-    labels = [name for name in labels if name not in shared]
+    shared = [name for name in labels if len({row.labels.get(name) for row in rows}) == 1]
+    shared = shared if len(rows) > 1 else []
+    title = ", ".join([title, *(rows[0].labels[name] for name in shared)])
+    own = [name for name in labels if name not in shared]
     figures = list(
         dict.fromkeys(
             name for row in rows for name, value in row.values.items() if value is not None
         )
     )
     chosen = figures[:most]
-    table = [
-        (
-            " · ".join(row.labels.get(name, "") for name in labels if row.labels.get(name)),
-            *(
-                format_spread(row.values.get(name), row.deviations.get(name) or None)
-                for name in chosen
-            ),
+    table = []
+    for row in rows:
+        spreads = (
+            format_spread(row.values.get(name), row.deviations.get(name) or None) for name in chosen
         )
-        for row in rows
-    ]
+        table.append((" · ".join(filter(None, map(row.labels.get, own))), *spreads))
     columns = [f"{METRICS[name].label} {METRICS[name].arrow}".strip() for name in chosen]
-    print_table(title, (" · ".join(labels), *columns), table)
+    print_table(title, (" · ".join(own), *columns), table)
     if len(figures) > len(chosen):
         say(f"  {len(figures) - len(chosen)} more figures per row with --all.")
 
 
 def review(
-    run: Path | None = typer.Argument(None, help="A run folder.", callback=one_target),
+    run: Path | None = options.run_argument("A run folder.", None),
     marks: list[Path] = typer.Argument(
         None,
-        help="<slide>.geojson as QuPath exports it, folders of such files, or reviews that the viewer saved. "
-        "By default the reviews that the viewer saved in the run.",
+        help="<slide>.geojson as QuPath exports it, folders of such files, or reviews that the "
+        "viewer saved; by default those of the run.",
     ),
     against: Path | None = typer.Option(
-        None, help="The run of the plain host on the same cohort: its attention is judged too."
+        None, help="The run of the plain host, to judge its attention."
     ),
-    seed: int = seed_option("the bootstrap and the random patches"),
+    seed: int = options.seed("the bootstrap and the random patches"),
     resamples: int = typer.Option(2000, min=1, help="Draws of the bootstrap."),
     script: Path | None = typer.Option(
-        None,
-        help="Write the QuPath script that shows evidence and exports marks to this file, and leave.",
+        None, help="Only write the QuPath script for marks to this file."
     ),
-    trust_host: list[str] = TRUST_HOST,
-    as_json: bool = JSON,
+    trust_host: options.TrustHost = None,
+    as_json: options.Json = False,
 ) -> None:
-    """Measure how far a reviewer agrees with the evidence, and with attention at the same number of patches.
+    """Measure how far a reviewer agrees with the evidence, and with attention.
 
-    Marks are regions or points of the class accept, reject or missed. A patch is judged when marks cover at least half of
-    it: positive under accept or missed, negative under reject. Precision, recall and Cohen's kappa come with bootstrap
-    intervals, over all slides and slide by slide. Slides that no trained fold tests are listed, and the command then exits with 1.
+    Marks are regions or points of the class accept, reject or missed. A patch is judged if marks
+    cover at least half of it: positive under accept or missed, negative under reject. Precision,
+    recall and Cohen's kappa come with bootstrap intervals, over all slides and slide by slide.
+    Slides that no trained fold tests are listed, and the command then exits with 1.
 
     Example: gcemil review runs/bracs_abmil reviews/
     """
@@ -253,7 +224,8 @@ def review(
         return
     if run is None:
         raise UsageError(
-            "Name the run that was reviewed: gcemil review RUN MARKS. For the QuPath script: --script FILE."
+            "Name the run that was reviewed: gcemil review RUN MARKS. For the QuPath script: "
+            "--script FILE."
         )
     finding, left_out = review_run(
         run, marks or (), against=against, seed=seed, resamples=resamples
@@ -261,64 +233,55 @@ def review(
     if as_json:
         print_json(without_nan({**finding.to_json(), "left_out": left_out}))
     else:
-        _print_review(review_table(finding))
-        _print_review(review_slide_table(finding))
+        for table in (review_table(finding), review_slide_table(finding)):
+            columns = [f"{one.header} {one.arrow}".strip() for one in table.columns]
+            rows = [(*line.row_labels, *(cell.text for cell in line.cells)) for line in table.lines]
+            print_table(table.title, (*table.row_labels, *columns), rows)
         for note in finding.notes:
             say(f"note: {note}")
         say(f"wrote {run / 'diagnostics' / 'review.json'}")
     raise typer.Exit(1 if left_out else 0)
 
 
-def _print_review(table: Table) -> None:
-    """One table of a review."""
-    columns = [f"{column.header} {column.arrow}".strip() for column in table.columns]
-    rows = [(*line.row_labels, *(cell.text for cell in line.cells)) for line in table.lines]
-    print_table(table.title, (*table.row_labels, *columns), rows)
-
-
 Part = Literal["train", "val", "test", "all"]
-"""Bags of a fold, or all bags."""
-
-
 Arrays = Literal["torch", "numpy"]
-"""What a callable is handed."""
 
 
 def audit(
     cohort: Path = typer.Argument(help="A cohort folder; truth/ in it adds the oracle."),
     model: str = typer.Option(
         ...,
-        help="A run folder, whose fold is audited; or pkg.module:callable, whose module is imported, "
-        "which RUNS ITS CODE: name only code you trust.",
+        help="A run folder, whose fold is audited; or pkg.module:callable, whose module is "
+        "imported, which RUNS ITS CODE: name only code you trust.",
     ),
     scores: list[Path] = typer.Option(
         [],
-        help="A folder of <slide_id>.h5, .csv or .npy with one score per patch; may be given several times.",
+        help="A folder of <slide_id>.h5, .csv or .npy with one score per patch; may be repeated.",
     ),
     column: str | None = typer.Option(None, help="Dataset or column of the score files."),
-    gates: bool = typer.Option(
-        False, "--gates", help="The score files hold gates in [0, 1]: measure recoverability too."
+    gates: bool = options.flag(
+        "--gates", "The scores are gates in [0, 1]: measure recoverability too."
     ),
-    part: Part = typer.Option("test", help="Which bags of the fold; all needs no folds."),
+    part: Part = typer.Option("test", help="Bags of the fold; all needs no folds."),
     fold: int = typer.Option(0, min=0, help="The fold the model was not trained on."),
-    budget: float = typer.Option(0.05, min=0, max=1, help="Share of patches every rule may keep."),
+    budget: float = typer.Option(0.05, min=0, max=1, help="Share of patches of every rule."),
     arrays: Arrays = typer.Option("torch", help="What the callable receives."),
     repeats: int = typer.Option(
         3, min=0, help="Changed versions of each bag, for stability; 0 leaves it out."
     ),
-    device: str | None = DEVICE,
+    device: options.Device = None,
     out: Path = typer.Option(Path("audit.json"), help="Where the finding is written."),
-    html: Path | None = typer.Option(
-        None, help="Also write a page with the verdict, curves and tables."
-    ),
-    seed: int = seed_option("random subsets and perturbations"),
-    as_json: bool = JSON,
+    html: Path | None = typer.Option(None, help="Also write a page with verdict and curves."),
+    seed: int = options.seed("random subsets and perturbations"),
+    as_json: options.Json = False,
 ) -> None:
-    """Test an explanation of any model: keep and remove its patches, beside random patches and, if known, the true ones.
+    """Test an explanation of any model: keep and remove its patches.
 
-    The callable gets float32 features (n, d) and integer coords (n, 2) of one bag, all of it or some of its patches, and
-    returns logits (one per class, in the order of cohort.yaml, or one risk), or the tuple (logits, scores) with one score
-    per patch. Without scores of its own or from --scores, the slope of its output by each patch is audited.
+    Random patches and, if known, the true ones stand beside it. The callable gets float32 features
+    (n, d) and integer coords (n, 2) of one bag, all of it or some of its patches, and returns
+    logits (one per class, in the order of cohort.yaml, or one risk), or the tuple (logits, scores)
+    with one score per patch. Without scores of its own or from --scores, the slope of its output by
+    each patch is audited.
 
     Example: gcemil audit cohorts/bracs --model my_lab.models:predict --scores attention/ --fold 0
     """
@@ -354,24 +317,13 @@ def audit(
     if as_json:
         print_json(without_nan(finding.to_json()))
         return
-    _print_audit(finding, out)
-    if html is not None:
-        say(f"wrote {html}")
-
-
-def _print_audit(finding: Finding, out: Path) -> None:
-    """One table per comparison, then what follows from them."""
-    from dataclasses import replace
-
     for comparison in dict.fromkeys(row.labels["comparison"] for row in finding.rows):
         rows = tuple(
             replace(row, labels={"rule": row.labels["rule"]})
             for row in finding.rows
             if row.labels["comparison"] == comparison
         )
-        print_finding(
-            replace(finding, name=f"audit, {comparison}", rows=rows, notes=()), everything=True
-        )
-    for note in finding.notes:
-        say(note)
-    say(f"wrote {out}")
+        part_of = replace(finding, name=f"audit, {comparison}", rows=rows, notes=())
+        print_finding(part_of, everything=True)
+    for line in (*finding.notes, f"wrote {out}", *([f"wrote {html}"] if html else [])):
+        say(line)

@@ -8,8 +8,8 @@ import platform
 
 import typer
 
+from gcemil.cli import options
 from gcemil.cli.console import print_json, print_table
-from gcemil.cli.options import JSON
 
 EXTRAS = {
     "wsi": ("openslide", "tifffile"),
@@ -31,7 +31,7 @@ EXTRAS = {
 CORE = ("torch", "numpy", "h5py", "scikit-learn", "scipy", "entmax", "safetensors", "pydantic")
 
 
-def doctor(as_json: bool = JSON) -> None:
+def doctor(as_json: options.Json = False) -> None:
     """Check this machine: versions, device, optional extras, write access.
 
     Example: gcemil doctor

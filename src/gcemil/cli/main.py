@@ -1,20 +1,19 @@
 """The `gcemil` command, and how it ends.
 
-Exit code 0 is fine, 1 a problem was found, 2 the command was not understood, 130 it was stopped with Ctrl-C. Whatever
-goes wrong is one sentence on standard error; `--debug` (or GCEMIL_DEBUG=1) shows the traceback before it.
+Exit code 0 is fine, 1 a problem was found, 2 the command was not understood, 130 it was stopped
+with Ctrl-C. An error is one sentence on standard error; `--debug` (or GCEMIL_DEBUG=1) shows the
+traceback before it.
 """
 
 from __future__ import annotations
 
-import inspect
 import os
 import shlex
 import sys
 import traceback
 from collections.abc import Callable
-from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -41,7 +40,10 @@ DEBUG = "GCEMIL_DEBUG"
 """Set to 1 it shows tracebacks; worker processes inherit it."""
 STOPPED = 130
 """What a shell expects of a command that Ctrl-C ended."""
-RESUMING = frozenset({"adopt", "annotate", "benchmark", "compose", "demo", "diagnose", "encode", "import", "predict", "prefilter", "report", "simulate", "train"})  # fmt: skip
+RESUMING = frozenset(
+    ("adopt", "annotate", "benchmark", "compose", "demo", "diagnose", "encode", "import", "predict",
+     "prefilter", "report", "simulate", "train")
+)  # fmt: skip
 """Commands that continue where they stopped when they are given again."""
 ALIASES = {
     "config": ("train", "--print-config"),
@@ -52,30 +54,38 @@ ALIASES = {
 """Old names of commands, and what they are now. They work until the next release."""
 
 
+TYPE_WORDS = {"int": "NUMBER", "float": "NUMBER", "path": "PATH", "Path": "PATH", "str": "TEXT"}
+"""A word for what an option takes, in place of a type of Python."""
+
+
+def _name_values(params: list[Any], context: Any) -> list[Any]:
+    """The options and arguments with a word for their values; a flag has none."""
+    for param in params:
+        if param.param_type_name == "argument":
+            param.metavar = param.metavar or param.name.upper() + "..." * (param.nargs != 1)
+            param.display_type_rich = lambda ctx: None
+        elif param.is_flag:
+            param.metavar = ""
+        elif param.metavar is None:
+            kind = param.display_type(context).strip("<>").removeprefix("list[").rstrip("]")
+            param.metavar = TYPE_WORDS.get(kind.split()[0], kind)
+    return params
+
+
 class Command(TyperCommand):
-    """One command; its help shows flags without a value."""
+    """One command."""
 
     def get_params(self, ctx: Any) -> Any:
-        """Options and arguments, with nothing after a flag."""
-        return _bare_flags(super().get_params(ctx))
-
-
-def _bare_flags(params: list[Any]) -> list[Any]:
-    for param in params:
-        if getattr(param, "is_flag", False):
-            param.metavar = ""
-        elif param.param_type_name == "argument":
-            # Its name says what it is; typer shows a type of Python beside it.
-            param.display_type_rich = lambda ctx: None
-    return params
+        """Its options and arguments."""
+        return _name_values(super().get_params(ctx), ctx)
 
 
 class Commands(TyperGroup):
     """The commands; one that is stopped with Ctrl-C says how to go on."""
 
     def get_params(self, ctx: Any) -> Any:
-        """The options of the group itself, with nothing after a flag."""
-        return _bare_flags(super().get_params(ctx))
+        """The options of the group itself."""
+        return _name_values(super().get_params(ctx), ctx)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command of a name or of an old name."""
@@ -86,14 +96,11 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            again = (
-                "; run the same command again to go on"
-                if ctx.invoked_subcommand in RESUMING
-                else ""
-            )
+            resumes = ctx.invoked_subcommand in RESUMING
+            again = "; run the same command again to go on" if resumes else ""
             print(f"\ngcemil: stopped{again}.", file=sys.stderr)
             # A caller from Python has no command line to repeat.
-            if again and Path(sys.argv[0]).name.startswith("gcemil"):
+            if resumes and Path(sys.argv[0]).name.startswith("gcemil"):
                 print(f"  gcemil {printable(shlex.join(sys.argv[1:]))}", file=sys.stderr)
             raise typer.Exit(STOPPED) from None
 
@@ -102,16 +109,17 @@ app = typer.Typer(
     name="gcemil",
     cls=Commands,
     help="Faithful evidence for multiple-instance learning on whole-slide images.",
-    epilog="--quiet, --verbose and --debug can be given before or after any command. 'gcemil COMMAND --help' has an example of each.",
+    epilog="--quiet, --verbose and --debug can be given before or after any command. "
+    "'gcemil COMMAND --help' has an example of each.",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-WELCOME = f"""gcemil {__version__}: faithful evidence for multiple-instance learning on whole-slide images.
+WELCOME = f"""gcemil {__version__}: faithful evidence for MIL on whole-slide images
 
-  gcemil demo               train on simulated slides and write a report; a few minutes, nothing to download
-  gcemil inspect PATH       what your features are (TRIDENT, CLAM, STAMP, torchmil), and the command to use them
-  gcemil doctor             what is installed on this machine, and what is missing
+  gcemil demo           train on simulated slides and write a report: minutes, no download
+  gcemil inspect PATH   what your features are, and the command to use them
+  gcemil doctor         what is installed on this machine, and what is missing
 
 'gcemil --help' lists all commands; 'gcemil COMMAND --help' has an example of each."""
 
@@ -151,32 +159,11 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
 """The commands as '--help' groups them."""
 
 
-def _name_values(function: Callable[..., None]) -> Callable[..., None]:
-    """The command with a word for what each option takes, in place of a type of Python."""
-    types = get_type_hints(function)
-    for name, parameter in inspect.signature(function).parameters.items():
-        declared, parts = parameter.default, get_args(types[name])
-        kind = types[name] if not parts or get_origin(types[name]) is Literal else parts[0]
-        if getattr(declared, "metavar", "given") is not None:
-            continue
-        if type(declared).__name__ == "ArgumentInfo":
-            declared.metavar = name.upper() + ("..." if get_origin(types[name]) is list else "")
-        elif get_origin(kind) is Literal or issubclass(kind, StrEnum):
-            declared.metavar = "|".join(get_args(kind) or list(kind))
-        else:
-            declared.metavar = {Path: "PATH", int: "NUMBER", float: "NUMBER", bool: ""}.get(
-                kind, "TEXT"
-            )
-    return function
-
-
 for _group, _commands in GROUPS.items():
     for _name, _function in _commands.items():
-        app.command(_name, cls=Command, rich_help_panel=_group)(_name_values(_function))
+        app.command(_name, cls=Command, rich_help_panel=_group)(_function)
     if _group == "Make a cohort":
         for _info in anchors.app.registered_commands:
-            if _info.callback is not None:
-                _name_values(_info.callback)
             _info.cls = Command
         app.add_typer(anchors.app, name="anchors", rich_help_panel=_group)
 
@@ -200,11 +187,11 @@ def global_options(
 
 
 ANYWHERE = {"--debug": DEBUG, "--quiet": QUIET, "--verbose": VERBOSE}
-"""Flags that may stand before or after a command, where one adds them to a command that was just given."""
+"""Flags that may stand before or after a command."""
 
 
 def main() -> None:
-    """Run a command; an error is one sentence on standard error, with its traceback under --debug."""
+    """Run a command; an error is one sentence on standard error."""
     arguments = sys.argv[1:]
     for flag, variable in ANYWHERE.items():
         if flag in arguments:
@@ -217,7 +204,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(STOPPED)
     except BrokenPipeError:
-        # The reader of our output, such as `head`, has gone. Python flushes once more when it exits.
+        # The reader of our output, such as `head`, has gone. Python flushes again when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:
@@ -229,11 +216,10 @@ def print_error(error: Exception) -> None:
     """What happened, in one sentence."""
     if is_set(DEBUG):
         traceback.print_exception(error)
-    sentence = (
-        describe_misuse(error) if hasattr(error, "format_message") else describe_fault(error)
-    ) or (
-        f"unexpected {type(error).__name__}: {error_text(error)}. This is a mistake in gcemil, not yours: "
-        "run the same command with --debug and report what it prints."
+    describe = describe_misuse if hasattr(error, "format_message") else describe_fault
+    sentence = describe(error) or (
+        f"unexpected {type(error).__name__}: {error_text(error)}. This is a mistake in gcemil, "
+        "not yours: run the same command with --debug and report what it prints."
     )
     print(f"gcemil: {printable(sentence)}", file=sys.stderr)
 
@@ -259,10 +245,10 @@ MEANT_OPTIONS = {
 
 
 def describe_misuse(error: Any) -> str:
-    """What the parser of the command line did not understand, and the command that explains more."""
-    said = " ".join(error.format_message().split()).replace("Value error, ", "")
+    """What the parser of the command line did not understand, and where to read more."""
+    text = " ".join(error.format_message().split()).replace("Value error, ", "").removesuffix(".")
     if meant := MEANT_OPTIONS.get(getattr(error, "option_name", None) or ""):
-        said = f"No such option: {error.option_name}. Did you mean {meant}?"
+        text = f"No such option: {error.option_name}. Did you mean {meant}?"
     context = getattr(error, "ctx", None)
     command = "gcemil" if context is None else context.command_path
-    return f"{said.rstrip('.')}{'' if said.endswith('?') else '.'} See '{command} --help'."
+    return f"{text}{'' if text.endswith('?') else '.'} See '{command} --help'."

@@ -1,17 +1,19 @@
 """Options that several commands share: one name, one meaning, one default.
 
---seed     the random seed; the same seed gives the same result
---jobs     how many pieces of the work run in parallel
---device   where the network computes: auto, cpu, cuda, cuda:1 or mps
---precision   in which numbers: 32 or bf16
+--seed       the random seed; the same seed gives the same result
+--jobs       how many pieces of the work run in parallel
+--device     where the network computes: auto, cpu, cuda, cuda:1 or mps
+--precision  in which numbers: 32 or bf16
+
+A shared option is a type: `device: options.Device = None`. Names of settings stand here a second
+time, because --help must not wait for the modules that define them; a test compares them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
@@ -24,129 +26,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-Recipe = Literal["default", "joint", "taught", "paper", "paper_constrained", "paper_budget"]
-"""Names of config.RECIPES."""
+def flag(name: str, what: str) -> Any:
+    """An option without a value, off by default."""
+    return typer.Option(False, name, help=what)
 
 
-Preset = Literal["common", "published"]
-"""Whose training recipe is followed."""
-
-
-Tracker = Literal["tensorboard", "mlflow", "wandb", "none"]
-"""Names of training.trackers.TRACKERS."""
-
-
-def _trust_hosts(names: list[str]) -> list[str]:
-    """Consent to import these classes where a run names them."""
-    from gcemil.hosts.own import trust_in_command
-
-    for name in names:
-        trust_in_command(name)
-    return names
-
-
-TRUST_HOST: Any = typer.Option(
-    [],
-    "--trust-host",
-    metavar="PACKAGE.MODULE:CLASS",
-    callback=_trust_hosts,
-    help="A run trained with a host of your own: let it import this class, which RUNS ITS CODE. Remembered for this run.",
-)
-HOST: Any = typer.Option(
-    "abmil",
-    metavar="NAME",
-    help=f"{', '.join(HOSTS)}; or a class of yours as package.module:Class, whose code is run.",
-)
-GCE: Any = typer.Option(
-    True, "--gce/--no-gce", help="Wrap the host with evidence, or train it plain."
-)
-RECIPE: Any = typer.Option(
-    "default",
-    help="default; joint (formerly taught): the evidence also trains the host; paper...: the paper read literally, with a free or a constrained bridge.",
-)
-PRESET: Any = typer.Option(
-    "common", help="The common recipe, or how the authors of the host train it."
-)
-CONFIG: Any = typer.Option(
-    None,
-    help="Settings from a YAML file (see --print-config), or those of a run: RUN or RUN/config.yaml.",
-)
-SETTING: Any = typer.Option(
-    [],
-    "--set",
-    metavar="KEY=VALUE",
-    help="One setting, such as evidence.budget=0.1; may be repeated.",
-)
-EPOCHS: Any = typer.Option(
-    None,
-    min=1,
-    help="Passes over the training slides, in place of the number that the settings give.",
-)
-FOLDS: Any = typer.Option("all", metavar="NUMBERS", help="all, or numbers such as 0,2.")
-DEVICE: Any = typer.Option(
-    None,
-    metavar="NAME",
-    help="Where the network computes: auto, cpu, cuda, cuda:1 or mps; auto takes a GPU where there is one.",
-)
-Precision = Literal["32", "bf16"]
-"""Names of config.Precision, which is not imported for --help."""
-PRECISION: Any = typer.Option(
-    None,
-    help="Numbers of the matrix products: float32, or bfloat16 where the processor has it; weights and losses stay in float32.",
-)
-
-
-def one_target(run: Path | None) -> Path | None:
-    """Refuse a run of several targets."""
-    from gcemil.runs.folder import Run
-
-    if run is not None:
-        Run(run).refuse_targets()
-    return run
-
-
-RUN: Any = typer.Argument(help="A run folder.", callback=one_target)
-JSON: Any = typer.Option(False, "--json", help="Print the result as JSON.")
-WEIGHTS: Any = typer.Option(None, help="A local copy of the encoder's page, in place of the hub.")
-TRUST_REMOTE_CODE: Any = typer.Option(
-    False, "--trust-remote-code", help="Run the Python code that comes with the encoder's page."
-)
-LABELS: Any = typer.Option(
-    None, help="The label table (CSV, TSV, XLSX), in any of the known dialects."
-)
-TARGET: Any = typer.Option(
-    None,
-    help="The label column, where there are several; with --task multilabel all of them: ER,PR,HER2.",
-)
-CLASSES: Any = typer.Option(None, help="Class names in order, separated by commas.")
-SUFFICIENCY: Any = typer.Option(0.05, min=0, help="Largest change that still counts as sufficient.")
-NECESSITY: Any = typer.Option(0.05, min=0, help="Smallest change that counts as necessary.")
-RECOVERABILITY: Any = typer.Option(0.01, min=0, help="Largest gap between gates and evidence.")
-
-
-Engine = Literal["local", "ray"]
-"""Where jobs are done."""
-ENGINE: Any = typer.Option("local", help="Processes on this machine, or tasks on a Ray cluster.")
-ADDRESS: Any = typer.Option(
-    None, help="Ray: the address of an existing cluster; without it a local one is started."
-)
-
-
-def find_cluster(engine: Engine, address: str | None) -> str | None:
-    """The address of the Ray cluster, "local" for a new one on this machine; None for processes."""
-    if address is not None and engine != "ray":
-        raise UsageError("--address is the address of a Ray cluster: add --engine ray.")
-    return (address or "local") if engine == "ray" else None
-
-
-def seed_option(what: str, default: int | None = 0) -> Any:
+def seed(what: str, default: int | None = 0) -> Any:
     """--seed, which means the same everywhere; `what` is what it decides here."""
-    return typer.Option(
-        default, "--seed", min=0, help=f"Random seed ({what}); the same seed gives the same result."
-    )
+    text = f"Random seed ({what}); the same seed gives the same result."
+    return typer.Option(default, "--seed", min=0, help=text)
 
 
-def jobs_option(
+def jobs(
     what: str, *, default: int | None = None, otherwise: str = "one per core", old: str = ""
 ) -> Any:
     """--jobs, which means the same everywhere; `what` is what runs in parallel here."""
@@ -155,56 +46,150 @@ def jobs_option(
     return typer.Option(default, *names, min=1, help=f"How many run in parallel: {what}{tail}.")
 
 
-def refuse_beside_config(context: typer.Context, config: Path | None) -> None:
-    """Refuse options that contradict a settings file."""
-    settings = {"host": "host.name=NAME", "gce": "evidence=null", "recipe": "evidence.KEY=VALUE"}
-    for name, instead in settings.items():
-        if config is not None and str(context.get_parameter_source(name)).endswith("COMMANDLINE"):
-            raise UsageError(
-                f"--{name} and --config both say how to train. Leave --{name} out, or change the file's settings with --set {instead}."
-            )
+def _refuse_targets(run: Path | None) -> Path | None:
+    from gcemil.runs.folder import Run
+
+    if run is not None:
+        Run(run).refuse_targets()
+    return run
 
 
-Task = Literal["classification", "survival", "regression", "multilabel"]
-"""What a label table is read for."""
+def run_argument(what: str, default: Any = ...) -> Any:
+    """A run folder; a run of several targets is refused."""
+    return typer.Argument(default, help=what, callback=_refuse_targets)
 
 
-TASK: Any = typer.Option(
-    None, help="What the table is read for, where it allows several; regression predicts numbers."
-)
+def _trust_hosts(names: list[str] | None) -> list[str] | None:
+    """Consent to import these classes where a run names them."""
+    from gcemil.hosts.own import trust_in_command
+
+    for name in names or ():
+        trust_in_command(name)
+    return names
 
 
-Unit = Literal["patch", "region"]
-"""What is kept and removed (exports.explain.Unit)."""
+HEATMAPS = ("evidence", "gate", "attention", "marginal_gain", "fold_share", "class")
+"""Measurements that can be drawn as a heat map (exports.evidence.HEATMAPS)."""
+_LONG_NAMES = {"evidence": "evidence_score", "attention": "attention_score"}
 
 
-class HeatMapName(StrEnum):
-    """Measurements that can be drawn as a heat map (exports.slide_export.HEATMAPS); typer has no lists of Literal."""
-
-    evidence = "evidence"
-    gate = "gate"
-    attention = "attention"
-    marginal_gain = "marginal_gain"
-    fold_share = "fold_share"
-    class_ = "class"
-    evidence_score = "evidence_score"
-    attention_score = "attention_score"
-
-    @property
-    def measurement(self) -> str:
-        """The measurement, also of the short names."""
-        return f"{self.value}_score" if self.value in ("evidence", "attention") else self.value
+def _read_heatmaps(names: list[str] | None) -> tuple[str, ...]:
+    """The measurements, by their full names."""
+    known = (*HEATMAPS, *_LONG_NAMES.values())
+    for name in names or ():
+        if name not in known:
+            raise UsageError(f"--heatmap is one of {', '.join(HEATMAPS)}; got '{name}'.")
+    return tuple(dict.fromkeys(_LONG_NAMES.get(name, name) for name in names or ()))
 
 
-UNIT: Any = typer.Option(
-    "patch",
-    help="region: every connected region of the evidence is kept and removed by itself too.",
-)
-HEATMAP: Any = typer.Option(
-    [],
-    "--heatmap",
-    help="Also write this measurement of all patches as a pyramidal OME-TIFF that lies on the slide (class: a map of every class); may be given several times.",
-)
+RunFolder = Annotated[Path, typer.Argument(help="A run folder.", callback=_refuse_targets)]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+TrustHost = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PACKAGE.MODULE:CLASS",
+        callback=_trust_hosts,
+        help="A run trained with a host of your own: let it import this class, which RUNS ITS "
+        "CODE. Remembered for this run.",
+    ),
+]
+
+Device = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Where the network computes: auto, cpu, cuda, cuda:1 or mps; auto takes a GPU where "
+        "there is one.",
+    ),
+]
+Precision = Annotated[
+    Literal["32", "bf16"] | None,
+    typer.Option(
+        help="Numbers of the matrix products: float32, or bfloat16 where the processor has it; "
+        "weights and losses stay in float32."
+    ),
+]
+Engine = Annotated[
+    Literal["local", "ray"],
+    typer.Option(help="Processes on this machine, or tasks on a Ray cluster."),
+]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        help="Ray: the address of an existing cluster; without it a local one is started."
+    ),
+]
+Folds = Annotated[str, typer.Option(metavar="NUMBERS", help="all, or numbers such as 0,2.")]
+
+HOST_HELP = f"{', '.join(HOSTS)}; or a class of yours as package.module:Class, whose code is run."
+RecipeName = Literal["default", "joint", "taught", "paper", "paper_constrained", "paper_budget"]
+
+Weights = Annotated[
+    Path | None,
+    typer.Option(help="A local copy of the encoder's page, in place of the hub."),
+]
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code", help="Run the Python code that comes with the encoder's page."
+    ),
+]
+
+Task = Annotated[
+    Literal["classification", "survival", "regression", "multilabel"] | None,
+    typer.Option(
+        help="What the table is read for, where it allows several; regression predicts numbers."
+    ),
+]
+Labels = Annotated[
+    Path | None,
+    typer.Option(help="The label table (CSV, TSV, XLSX), in any of the known dialects."),
+]
+Target = Annotated[
+    str | None,
+    typer.Option(
+        help="The label column, where there are several; with --task multilabel all of them: "
+        "ER,PR,HER2."
+    ),
+]
+Classes = Annotated[str | None, typer.Option(help="Class names in order, separated by commas.")]
+
+UnitName = Literal["patch", "region"]
+Unit = Annotated[
+    UnitName,
+    typer.Option(
+        help="region: every connected region of the evidence is kept and removed by itself too."
+    ),
+]
+HeatMaps = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--heatmap",
+        metavar="|".join(HEATMAPS),
+        callback=_read_heatmaps,
+        help="Also write this measurement of all patches as a pyramidal OME-TIFF that lies on the "
+        "slide (class: a map of every class); may be given several times.",
+    ),
+]
+Sufficiency = Annotated[
+    float, typer.Option(min=0, help="Largest change that still counts as sufficient.")
+]
+Necessity = Annotated[float, typer.Option(min=0, help="Smallest change that counts as necessary.")]
+Recoverability = Annotated[
+    float, typer.Option(min=0, help="Largest gap between gates and evidence.")
+]
+
+
+def find_cluster(engine: str, address: str | None) -> str | None:
+    """The address of the Ray cluster, "local" for a new one on this machine; None for processes."""
+    if address is not None and engine != "ray":
+        raise UsageError("--address is the address of a Ray cluster: add --engine ray.")
+    return (address or "local") if engine == "ray" else None
+
+
+def is_given(context: typer.Context, name: str) -> bool:
+    """Whether an option stands on the command line."""
+    return str(context.get_parameter_source(name)).endswith("COMMANDLINE")
 
 
 def require(value: T | None, name: str, context: typer.Context) -> T:
@@ -221,13 +206,10 @@ def resolve_settings(
     gce: bool = True,
     recipe: str = "default",
     preset: Any = "common",
-    epochs: int | None = None,
-    seed: int | None = None,
     overrides: Sequence[str] = (),
-    device: str | None = None,
-    precision: str | None = None,
+    **options: Any,
 ) -> TrainSettings:
-    """Settings from the file or the preset, then the options, then the assignments."""
+    """Settings from the file or the preset, then the options given, then the assignments."""
     from gcemil.config import HostSettings, TrainSettings, read_train_settings
     from gcemil.hosts.own import check_trust
 
@@ -242,13 +224,8 @@ def resolve_settings(
         host_spec(host)
         settings = with_recipe(TrainSettings(host=HostSettings(name=host)), recipe, plain=not gce)
         settings = with_preset(settings, preset)
-    changes = {"epochs": epochs, "seed": seed}
-    settings = settings.model_copy(
-        update={key: value for key, value in changes.items() if value is not None}
-    )
-    given = {"device": device, "precision": precision}
-    options = [f"{name}={value}" for name, value in given.items() if value is not None]
-    settings = with_overrides(settings, [*overrides, *options])
+    given = [f"{name}={value}" for name, value in options.items() if value is not None]
+    settings = with_overrides(settings, [*given, *overrides])
     host_spec(settings.host.name)
     return settings
 
@@ -267,17 +244,17 @@ def parse_numbers(text: str, form: str) -> list[int]:
 
 
 def parse_pairs(texts: list[str], form: str, read: Callable[[str], T]) -> dict[str, T]:
-    """Options written NAME=VALUE, by name; `form` says how they are written where `read` raises a ValueError."""
-    found = {}
+    """Options written NAME=VALUE, by name; `form` says how they are written."""
+    pairs = {}
     for text in texts:
         name, _, value = text.rpartition("=")
         try:
             if not name:
                 raise ValueError
-            found[name] = read(value)
+            pairs[name] = read(value)
         except ValueError as error:
             raise UsageError(f"{form}, got '{text}'.") from error
-    return found
+    return pairs
 
 
 def parse_parts(text: str) -> tuple[int, int, int]:

@@ -1,37 +1,17 @@
-"""New slides: gcemil predict, through a trained run and with evidence, and gcemil prefilter, a student that spares most patches the encoder."""
+"""New slides: gcemil predict, with evidence, and gcemil prefilter, which encodes fewer patches."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from gcemil.cli.console import print_json, print_table, progress, say, warn_of_model
-from gcemil.cli.options import (
-    ADDRESS,
-    DEVICE,
-    ENGINE,
-    HEATMAP,
-    JSON,
-    PRECISION,
-    TRUST_HOST,
-    TRUST_REMOTE_CODE,
-    UNIT,
-    WEIGHTS,
-    Engine,
-    HeatMapName,
-    Precision,
-    Unit,
-    find_cluster,
-    jobs_option,
-    one_target,
-    parse_folds,
-    seed_option,
-)
+from gcemil.cli import options
+from gcemil.cli.console import print_json, print_records, progress, say, warn_of_model
 from gcemil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -45,12 +25,14 @@ Mode = Literal["full", "gce", "soft", "discrete", "prefilter"]
 def predict(
     run: Path = typer.Argument(help="A run folder; one of several targets predicts each of them."),
     slides: list[Path] = typer.Argument(
-        help="Slides (.svs, .tif ...), features (.h5 or .pt of gcemil, CLAM, TRIDENT or STAMP), folders of both, or patterns."
+        help="Slides (.svs, .tif ...), features (.h5 or .pt of gcemil, CLAM, TRIDENT or STAMP), "
+        "folders of both, or patterns."
     ),
     mode: Mode | None = typer.Option(
         None,
-        help="gce: host and evidence together; full: the host alone; soft, discrete: gce under gates, from the evidence alone; prefilter: only "
-        "promising patches of a slide file are encoded. By default the main prediction of the run: gce, or full for a plain or a given host.",
+        help="gce: host and evidence together; full: the host alone; soft, discrete: gce under "
+        "gates, from the evidence alone; prefilter: only promising patches of a slide file are "
+        "encoded. By default gce, or full for a plain or a given host.",
     ),
     folds: str = typer.Option(
         "all",
@@ -62,39 +44,35 @@ def predict(
     out: Path | None = typer.Option(
         None, help="Where predictions.csv and the evidence go; by default RUN/predictions."
     ),
-    explain: bool = typer.Option(
-        False,
-        "--explain",
-        help="Also write everything 'gcemil explain' writes, in a folder per slide.",
+    explain: bool = options.flag(
+        "--explain", "Also write everything that 'gcemil explain' writes."
     ),
-    unit: Unit = UNIT,
-    heatmap: list[HeatMapName] = HEATMAP,
-    all_patches: bool = typer.Option(
-        False, "--all-patches", help="With --explain: the GeoJSON shows unselected patches too."
-    ),
+    unit: options.Unit = "patch",
+    heatmap: options.HeatMaps = None,
+    all_patches: bool = options.flag("--all-patches", "The GeoJSON shows unselected patches too."),
     mpp: float | None = typer.Option(
-        None,
-        help="Micrometres per level-0 pixel, for slides and STAMP features that do not state it.",
+        None, help="Micrometres per level-0 pixel, for a file that does not state it."
     ),
-    weights: Path | None = WEIGHTS,
-    trust_remote_code: bool = TRUST_REMOTE_CODE,
-    again: bool = typer.Option(False, "--again", help="Do slides again that are done."),
-    device: str | None = DEVICE,
-    precision: Precision | None = PRECISION,
-    jobs: int = jobs_option("slides", default=1),
-    engine: Engine = ENGINE,
-    address: str | None = ADDRESS,
-    trust_host: list[str] = TRUST_HOST,
-    as_json: bool = JSON,
+    weights: options.Weights = None,
+    trust_remote_code: options.TrustRemoteCode = False,
+    again: bool = options.flag("--again", "Do slides again that are done."),
+    device: options.Device = None,
+    precision: options.Precision = None,
+    jobs: int = options.jobs("slides", default=1),
+    engine: options.Engine = "local",
+    address: options.Address = None,
+    trust_host: options.TrustHost = None,
+    as_json: options.Json = False,
 ) -> None:
-    """Predict slides that were not in the cohort, from their features or from the slides themselves.
+    """Predict new slides, from their features or from the slides themselves.
 
-    The prediction is the mean over the folds. A slide of the run's own cohort is predicted by the folds that did not see
-    it, and marked 'train' where all folds were trained on it.
+    The prediction is the mean over the folds. A slide of the run's own cohort is predicted by the
+    folds that did not see it, and marked 'train' if all folds were trained on it.
 
-    A slide file is patched and encoded as the cohort of the run was. With --mode prefilter only the patches that the
-    student of 'gcemil prefilter' keeps are encoded, and the rest where its answer is not certified. A slide that fails
-    is a line of predictions.csv with its reason, and the exit code is 1; slides that are done are not done again.
+    A slide file is patched and encoded as the cohort of the run was. With --mode prefilter only the
+    patches that the model of 'gcemil prefilter' keeps are encoded, and the rest if its answer is
+    not certified. A slide that fails is a line of predictions.csv with its reason, and the exit
+    code is 1; slides that are done are not done again.
 
     Example: gcemil predict runs/bracs_abmil new_slides/ --explain
     """
@@ -112,13 +90,14 @@ def predict(
         raise UsageError(
             "--unit, --heatmap and --all-patches are about explanations: add --explain."
         )
-    cluster = find_cluster(engine, address)
-    options = PredictOptions(
+    cluster = options.find_cluster(engine, address)
+    numbers = options.parse_folds(folds)
+    plan = PredictOptions(
         mode=mode,
-        folds=None if (numbers := parse_folds(folds)) is None else tuple(numbers),
+        folds=None if numbers is None else tuple(numbers),
         mpp=mpp,
         explain=ExplainOptions(unit=unit) if explain else None,
-        heatmaps=tuple(dict.fromkeys(name.measurement for name in heatmap)),
+        heatmaps=tuple(heatmap or ()),
         all_patches=all_patches,
         precision=precision,
     )
@@ -126,32 +105,30 @@ def predict(
     inputs = find_inputs(slides, out=target)
     source = WeightSource(weights, trust_remote_code)
     targets = Run(run).targets
-    answers: dict[str, list[NewPrediction]] = {}
+    predictions: dict[str, list[NewPrediction]] = {}
     for name, one_run in (targets or {"": Run(run)}).items():
-        opened = NewSlides.open(one_run.path, options, source=source, device=device or "auto")
-        place = target / name
+        opened = NewSlides.open(one_run.path, plan, source=source, device=device or "auto")
         with progress("predicting slides") as advance:
-            found = opened.predict(
+            predictions[name] = opened.predict(
                 inputs.files,
-                place,
+                target / name,
                 again=again,
                 jobs=jobs,
                 device=device or "auto",
                 cluster=cluster,
                 on_slide=advance,
             )
-        answers[name] = found
         if not as_json:
-            _print_run(opened, found, inputs.notes, place)
+            _print_run(opened, predictions[name], inputs.notes, target / name)
     if targets:
-        joined = write_joined_predictions(target, answers)
+        joined = write_joined_predictions(target, predictions)
     if as_json:
         # Evidence is given as rows of the feature file or of the slide's grid.
-        records = {name: [_make_record(one) for one in found] for name, found in answers.items()}
+        records = {name: [_make_record(one) for one in some] for name, some in predictions.items()}
         print_json(records if targets else records[""])
     elif targets:
         say(f"wrote {joined}: the probability of every target")
-    everything = [one for found in answers.values() for one in found]
+    everything = [one for some in predictions.values() for one in some]
     for reason in dict.fromkeys(
         f"{one.slide_id}: {one.reason}" for one in everything if one.reason
     ):
@@ -162,88 +139,74 @@ def predict(
 
 
 def _make_record(one: NewPrediction) -> dict[str, object]:
-    """What is printed of a slide as JSON."""
-    return {
-        name: value for name, value in vars(one).items() if name not in ("values", "key")
-    } | one.values
+    """One slide as JSON."""
+    facts = {name: value for name, value in vars(one).items() if name not in ("values", "key")}
+    return facts | one.values
 
 
 def _print_run(
-    opened: NewSlides, found: Sequence[NewPrediction], notes: Sequence[str], out: Path
+    opened: NewSlides, predictions: Sequence[NewPrediction], notes: Sequence[str], out: Path
 ) -> None:
-    """What a run says of all slides."""
+    """The table of a run, and what a reader must know of slides that it was made with."""
     warn_of_model(opened.model_warning)
-    _print_predictions(
-        f"{opened.run}, {opened.mode}", [one for one in found if one.status != "failed"]
-    )
-    if before := [one for one in found if one.status == "already done"]:
+    done = [one for one in predictions if one.status != "failed"]
+    if done:
+        _print_predictions(f"{opened.run}, {opened.mode}", done)
+    if before := [one for one in done if one.status == "already done"]:
         say(
-            f"{len(before)} of {len(found)} slides were done before and left alone (--again does them again)."
+            f"{len(before)} of {len(predictions)} slides were done before and left alone (--again "
+            "does them again)."
         )
-    for note in (*notes, *_describe_parts(found)):
+    for note in notes:
         say(note)
+    parts = Counter(one.part for one in done)
+    if n_unseen := parts["test"]:
+        say(
+            f"{n_unseen} slides are of the run's own cohort: each is predicted by the folds that "
+            "did not see it."
+        )
+    if n_seen := parts["train"] + parts["val"]:
+        say(
+            f"{n_seen} slides were used to train these folds, or to choose their epoch (column "
+            "part): their predictions do not show how the model does on new slides."
+        )
     say(f"wrote {out / 'predictions.csv'}")
 
 
-def _print_predictions(title: str, found: Sequence[NewPrediction]) -> None:
-    """A table; what was encoded has columns where slide files were given."""
-    if not found:
-        return
-    names = [name for name in found[0].values if not name.startswith(("host_", "evidence_"))]
-    beside = [one for one in ("host", "evidence") if f"{one}_{names[0]}" in found[0].values]
-    any_file = any(one.n_encoded is not None for one in found)
+def _print_predictions(title: str, predictions: Sequence[NewPrediction]) -> None:
+    """A table; slide files have columns for what was encoded."""
+    values = predictions[0].values
+    names = [name for name in values if not name.startswith(("host_", "evidence_"))]
+    beside = [one for one in ("host", "evidence") if f"{one}_{names[0]}" in values]
+    is_encoded = any(one.n_encoded is not None for one in predictions)
+    words = {None: "-", True: "certified", False: "fell back to all patches"}
     rows = []
-    for one in found:
-        share = "-" if one.evidence is None else f"{len(one.evidence) / (one.n_patches or 1):.3f}"
-        main = max(names, key=lambda name, one=one: one.values[name])  # type: ignore[misc]
-        row = [
-            one.slide_id,
-            *(f"{one.values[name]:.3f}" for name in names),
-            "-" if one.spread is None else f"{one.spread:.3f}",
-            *(f"{one.values[f'{prefix}_{main}']:.3f}" for prefix in beside),
-            share,
-            one.verdict or "-",
-            one.part,
-        ]
-        if any_file:
-            filtered = {None: "-", True: "certified", False: "fell back to all patches"}[
-                one.certified
-            ]
-            row += [
-                str(one.n_patches),
-                "-" if one.n_encoded is None else str(one.n_encoded),
-                filtered,
-            ]
+    for one in predictions:
+        share = None if one.n_selected is None else one.n_selected / (one.n_patches or 1)
+        main = max(names, key=one.values.__getitem__)
+        row: dict[str, object] = {
+            "slide": one.slide_id,
+            **{name: _show(one.values[name]) for name in names},
+            "spread over folds": _show(one.spread),
+            **{f"{name} alone": _show(one.values[f"{name}_{main}"]) for name in beside},
+            "patches in evidence": _show(share),
+            "verdict": one.verdict or "-",
+            "part": one.part,
+        }
+        if is_encoded:
+            row["patches"] = one.n_patches
+            row["encoded"] = "-" if one.n_encoded is None else one.n_encoded
+            row["prefilter"] = words[one.certified]
         rows.append(row)
-    alone = (f"{prefix} alone" for prefix in beside)
-    columns = (
-        "slide",
-        *names,
-        "spread over folds",
-        *alone,
-        "patches in evidence",
-        "verdict",
-        "part",
-    )
-    print_table(title, (*columns, "patches", "encoded", "prefilter") if any_file else columns, rows)
+    print_records(title, rows)
 
 
-def _describe_parts(found: Sequence[NewPrediction]) -> Iterator[str]:
-    """What a reader must know of slides that the run was made with."""
-    parts = Counter(one.part for one in found if one.status != "failed")
-    if n_unseen := parts["test"]:
-        yield f"{n_unseen} slides are of the run's own cohort: each is predicted by the folds that did not see it."
-    if n_seen := parts["train"] + parts["val"]:
-        yield (
-            f"{n_seen} slides were used to train these folds, or to choose their epoch (column part): "
-            "their predictions do not show how the model does on new slides."
-        )
+def _show(value: float | None, form: str = ".3f") -> str:
+    return "-" if value is None else f"{value:{form}}"
 
 
 def prefilter(
-    run: Path = typer.Argument(
-        help="A run folder, trained with evidence on encoded slides.", callback=one_target
-    ),
+    run: Path = options.run_argument("A run folder, trained with evidence on encoded slides."),
     slides: list[Path] = typer.Argument(help="The slide files of its cohort, or folders of them."),
     fold: int | None = typer.Option(None, min=0, help="One fold instead of all."),
     utility: float = typer.Option(
@@ -257,23 +220,21 @@ def prefilter(
         max=0.999,
         help="Largest chance that a certified answer is not that of all patches.",
     ),
-    view_mpp: float = typer.Option(4.0, help="Micrometres per pixel of the view the student sees."),
-    epochs: int = typer.Option(10, min=1, help="Passes of the student over the training slides."),
-    measure: bool = typer.Option(
-        False,
-        "--measure",
-        help="Also time the test slides with and without the prefilter, for the cost table.",
+    view_mpp: float = typer.Option(
+        4.0, help="Micrometres per pixel of the view that the model sees."
     ),
-    device: str | None = DEVICE,
-    seed: int = seed_option("the training of the student"),
-    trust_host: list[str] = TRUST_HOST,
-    as_json: bool = JSON,
+    epochs: int = typer.Option(10, min=1, help="Passes over the training slides."),
+    measure: bool = options.flag("--measure", "Also time the test slides with and without it."),
+    device: options.Device = None,
+    seed: int = options.seed("the training of the student"),
+    trust_host: options.TrustHost = None,
+    as_json: options.Json = False,
 ) -> None:
     """Train a small model per fold that selects at low magnification which patches to encode.
 
-    The keep rate, and how doubtful an answer from kept patches may be, are settled on the validation slides. Then
-    'gcemil predict RUN slide.svs --mode prefilter' encodes only the patches the student keeps, and all of them where
-    the answer is too doubtful.
+    The keep rate, and how doubtful an answer from kept patches may be, are chosen on the validation
+    slides. Then 'gcemil predict RUN slide.svs --mode prefilter' encodes only the patches that the
+    model keeps, and all of them if the answer is too doubtful.
 
     Example: gcemil prefilter runs/mine slides/
     """
@@ -285,7 +246,7 @@ def prefilter(
     from gcemil.prefilter.student import PrefilterSettings
     from gcemil.runs.folder import Run
 
-    found = find_slides(slides)
+    files = find_slides(slides)
     folds = [one.number for one in Run(run).trained_folds()] if fold is None else [fold]
     sight = PrefilterSettings(view_mpp=view_mpp, epochs=epochs, seed=seed)
     promise = CertificateSettings(utility_share=utility, risk=risk)
@@ -293,42 +254,31 @@ def prefilter(
     with lock_folder(run):
         for index in folds:
             with progress(f"fitting the prefilter of fold {index}") as advance:
-                reports.append(
-                    fit_prefilter(
-                        run, index, found, sight, promise, device=device or "auto", on_slide=advance
-                    )
+                report = fit_prefilter(
+                    run, index, files, sight, promise, device=device or "auto", on_slide=advance
                 )
+                reports.append(report)
             if measure:
                 with progress(f"timing the test slides of fold {index}") as advance:
-                    costs.append(measure_cost(run, index, found, on_slide=advance))
+                    costs.append(measure_cost(run, index, files, on_slide=advance))
     if as_json:
-        print_json(
-            {
-                "folds": [asdict(report) for report in reports],
-                "cost": [cost.to_json() for cost in costs],
-            }
-        )
+        content = {"folds": [asdict(one) for one in reports]}
+        print_json(content | {"cost": [cost.to_json() for cost in costs]})
         return
     rows = [
-        (
-            report.fold,
-            f"{report.chosen.keep_rate:g}",
-            "-" if report.chosen.doubt_limit is None else f"{report.chosen.doubt_limit:.3f}",
-            "-"
-            if report.chosen.relative_utility is None
-            else f"{report.chosen.relative_utility:.3f}",
-            f"{report.chosen.fall_back:.2f}",
-            f"{report.chosen.cost:.3f}",
-            f"{report.chosen.recall:.2f}",
-            report.n_val,
-        )
+        {
+            "fold": report.fold,
+            "keep rate": f"{report.chosen.keep_rate:g}",
+            "doubt up to": _show(report.chosen.doubt_limit),
+            "relative utility": _show(report.chosen.relative_utility),
+            "fall back": _show(report.chosen.fall_back, ".2f"),
+            "patches encoded": _show(report.chosen.cost),
+            "recall of evidence": _show(report.chosen.recall, ".2f"),
+            "slides": report.n_val,
+        }
         for report in reports
     ]
-    print_table(
-        f"{run}, on validation slides",
-        ("fold", "keep rate", "doubt up to", "relative utility", "fall back", "patches encoded", "recall of evidence", "slides"),
-        rows,
-    )  # fmt: skip
+    print_records(f"{run}, on validation slides", rows)
     for note in dict.fromkeys(note for report in reports for note in report.notes):
         say(note)
     for cost in costs:

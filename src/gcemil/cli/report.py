@@ -8,17 +8,8 @@ from pathlib import Path
 
 import typer
 
+from gcemil.cli import options
 from gcemil.cli.console import print_json, progress, say
-from gcemil.cli.options import (
-    DEVICE,
-    JSON,
-    NECESSITY,
-    RECOVERABILITY,
-    RUN,
-    SUFFICIENCY,
-    TRUST_HOST,
-    seed_option,
-)
 from gcemil.errors import MissingExtraError
 
 
@@ -37,20 +28,18 @@ def report(
     run: Path = typer.Argument(help="A run folder, or a results folder of 'gcemil benchmark'."),
     against: Path | None = typer.Option(None, help="The run of the plain host on the same cohort."),
     out: Path | None = typer.Option(
-        None, help="A file, or a folder for report.html; by default RUN."
+        None, help="A file, or a folder for report.html; RUN by default."
     ),
-    representations: bool = typer.Option(
-        False,
-        "--representations",
-        help="First pass the validation and test bags through the networks and store what their heads see, for the t-SNE.",
+    representations: bool = options.flag(
+        "--representations", "First compute what the t-SNE shows."
     ),
-    seed: int = seed_option("the t-SNE"),
-    trust_host: list[str] = TRUST_HOST,
-    as_json: bool = JSON,
+    seed: int = options.seed("the t-SNE"),
+    trust_host: options.TrustHost = None,
+    as_json: options.Json = False,
 ) -> None:
-    """Write an HTML report that opens from disk, needs no network, and says what is missing.
+    """Write an HTML report of a run, which opens from disk without a network.
 
-    Figures are also written to RUN/figures as PNG and SVG.
+    It says what is missing. Figures are also written to RUN/figures as PNG and SVG.
 
     Example: gcemil report runs/bracs_gce --against runs/bracs_host
     """
@@ -72,38 +61,32 @@ def report(
     if as_json:
         print_json({"report": str(path), "bytes": size, "figures": str(run / "figures")})
         return
-    figures = (
-        "; a report of each target beside it"
-        if Run(run).targets
-        else f"; figures in {run / 'figures'}"
-    )
+    figures = f"; figures in {run / 'figures'}"
+    if Run(run).targets:
+        figures = "; a report of each target beside it"
     say(f"wrote {path} ({size / 1e6:.1f} MB){figures}")
 
 
 def figures(
-    run: Path = RUN,
-    out: Path | None = typer.Option(None, help="The folder to write, by default RUN/publication."),
+    run: options.RunFolder,
+    out: Path | None = typer.Option(None, help="By default RUN/publication."),
     formats: str = typer.Option(
         "svg,pdf", "--format", metavar="NAMES", help="svg, pdf or png, several separated by commas."
     ),
     against: Path | None = typer.Option(
-        None,
-        help="The run of the plain host on the same cohort, for a further line in every curve.",
+        None, help="The run of the plain host, for a further curve."
     ),
     slide: list[str] = typer.Option(
-        [],
-        "--slide",
-        help="A test slide whose evidence is drawn; may be repeated. By default a typical one and the worst one.",
+        [], help="A test slide to draw; may be repeated. By default a typical one and the worst."
     ),
-    dpi: int = typer.Option(
-        300, min=72, max=1200, help="Pixels per inch of tissue, and of PNG files."
-    ),
-    seed: int = seed_option("the bootstrap"),
-    as_json: bool = JSON,
+    dpi: int = typer.Option(300, min=72, max=1200, help="Pixels per inch."),
+    seed: int = options.seed("the bootstrap"),
+    as_json: options.Json = False,
 ) -> None:
-    """Write the figures and tables of a paper: curves with intervals, confusion, calibration, survival, evidence on tissue.
+    """Write the figures and tables of a paper.
 
-    Tables are written as LaTeX, Markdown and CSV. captions.md says what each file shows and what the run does not hold.
+    Curves with intervals, confusion, calibration, survival, evidence on tissue; tables as LaTeX,
+    Markdown and CSV. captions.md says what each file shows and what the run does not hold.
 
     Example: gcemil figures runs/bracs_gce --out paper --format pdf
     """
@@ -130,30 +113,31 @@ def figures(
 
 
 def view(
-    run: Path = RUN,
-    fold: int | None = typer.Option(
-        None, min=0, help="By default the first trained fold; its test slides are shown."
-    ),
+    run: options.RunFolder,
+    fold: int | None = typer.Option(None, min=0, help="By default the first trained fold."),
     slides: Path | None = typer.Option(
-        None, help="A folder of slide files, where they do not lie beside the features."
+        None, help="A folder of slide files, if they do not lie beside the features."
     ),
     port: int = typer.Option(0, min=0, max=65535, help="By default any free port."),
     browser: bool = typer.Option(
-        True, "--browser/--no-browser", help="Open the page, or print its address only."
+        True, "--browser/--no-browser", help="Open the page, or print its address."
     ),
-    device: str | None = DEVICE,
-    trust_host: list[str] = TRUST_HOST,
-    sufficiency: float = SUFFICIENCY,
-    necessity: float = NECESSITY,
-    recoverability: float = RECOVERABILITY,
+    device: options.Device = None,
+    trust_host: options.TrustHost = None,
+    sufficiency: options.Sufficiency = 0.05,
+    necessity: options.Necessity = 0.05,
+    recoverability: options.Recoverability = 0.01,
 ) -> None:
     """Look at a run in the browser, and keep and remove patches by hand.
 
-    Listens on this machine alone; the address works once, and a new one is printed when a used one is opened again.
-    Ctrl-C ends it. Reviews are saved in RUN/fold_<k>/reviews, nothing else is written.
+    Listens on this machine alone; the address works once, and a new one is printed when a used one
+    is opened again. Ctrl-C ends it. Reviews are saved in RUN/fold_<k>/reviews, nothing else is
+    written.
 
     Example: gcemil view runs/bracs_gce
     """
+    import webbrowser
+
     from gcemil.diagnostics.snr import Tolerances
 
     try:
@@ -172,20 +156,17 @@ def view(
         )
         seen = sum(session.slide_file(slide_id) is not None for slide_id in session.specs)
         say(
-            f"{run.name}, fold {session.fold.fold}: {len(session.specs)} test slides, tissue of {seen}. "
-            "Ctrl-C ends the viewer."
+            f"{run.name}, fold {session.fold.fold}: {len(session.specs)} test slides, tissue of "
+            f"{seen}. Ctrl-C ends the viewer."
         )
         if not seen and slides is None:
             say("To see tissue name the folder of the slide files with --slides.")
-        is_first = True
+        addresses: list[str] = []
 
         def show(address: str) -> None:
-            nonlocal is_first
-            say(address if is_first else f"A new address: {address}")
-            if is_first and browser:
-                import webbrowser
-
+            say(f"A new address: {address}" if addresses else address)
+            if browser and not addresses:
                 webbrowser.open(address)
-            is_first = False
+            addresses.append(address)
 
         serve(session, listener, on_address=show)

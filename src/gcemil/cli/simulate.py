@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
+from gcemil.cli import options
 from gcemil.cli.console import print_json, progress, say
-from gcemil.cli.options import JSON, WEIGHTS, parse_pairs, parse_parts, seed_option
 from gcemil.errors import UsageError
 from gcemil.resources import shipped_names
 
@@ -32,23 +32,15 @@ def simulate(
         None, min=5, help="Number of slides, in place of the size's."
     ),
     dim: int | None = typer.Option(None, min=8, help="Feature width, in place of the size's."),
-    dial: list[str] = typer.Option(
-        [], help="A dial of the simulator as name=value; may be repeated."
+    dial: list[str] = typer.Option([], help="A dial as name=value; may be repeated."),
+    seed: int = options.seed("each seed is a new cohort"),
+    pixels: bool = options.flag("--pixels", "Draw H&E-like slides in place of features."),
+    multilabel: bool = options.flag(
+        "--multilabel", "Every class with a cause is a target of its own."
     ),
-    seed: int = seed_option("each seed is a new cohort"),
-    pixels: bool = typer.Option(
-        False, "--pixels", help="Draw H&E-like slides with pixel truth in place of features."
-    ),
-    multilabel: bool = typer.Option(
-        False,
-        "--multilabel",
-        help="Every class that has a cause becomes a target of its own, with its own evidence.",
-    ),
-    force: bool = typer.Option(
-        False, "--force", help="Write into a folder that holds something else."
-    ),
+    force: bool = options.flag("--force", "Write into a folder that is not empty."),
 ) -> None:
-    """Simulate a cohort with known evidence: features, labels, anchors, pairs, and the truth per patch.
+    """Simulate a cohort with known evidence: features, labels, anchors, pairs, truth per patch.
 
     If a simulation is stopped, run the same command again to continue.
 
@@ -59,7 +51,7 @@ def simulate(
     from gcemil.simulation.profile import as_targets, load_profile, resolve_dials
     from gcemil.simulation.simulate import simulate as simulate_cohort
 
-    overrides = parse_pairs(
+    overrides = options.parse_pairs(
         dial,
         "A dial is written name=value",
         lambda value: parse_yaml(value, f"The value {value!r} of a dial"),
@@ -91,29 +83,31 @@ def simulate(
             on_slide=advance,
         )
     say(
-        f"{out}: {len(cohort.slides)} slides, {len(cohort.bags)} bags, width {cohort.card.feature_dim}."
+        f"{out}: {len(cohort.slides)} slides, {len(cohort.bags)} bags, width "
+        f"{cohort.card.feature_dim}."
     )
 
 
 def compose(
     patches: Path = typer.Argument(
-        help="A folder with one folder of images per class, or an HDF5 file with features, labels and perhaps patients."
+        help="A folder with one folder of images per class, or an HDF5 file with features, labels "
+        "and perhaps patients."
     ),
     out: Path = typer.Option(..., help="The cohort folder to write."),
     recipe: Path | None = typer.Option(
         None, help="A YAML file with any of the settings below; options overrule it."
     ),
     background: list[str] = typer.Option(
-        [],
-        help="A class of patches unrelated to the label, as NAME or NAME=share; may be repeated.",
+        [], help="A class unrelated to the label, as NAME or NAME=share; may be repeated."
     ),
     label: list[str] = typer.Option(
         [],
-        help="A slide label and its evidence, as NAME=CLASS,CLASS (any of them; A+B: both) or NAME=; may be repeated.",
+        help="A slide label and its evidence, as NAME=CLASS,CLASS "
+        "(any of them; A+B: both) or NAME=; may be repeated.",
     ),
     hazard: list[str] = typer.Option(
         [],
-        help="Survival in place of labels: CLASS=weight, negative where it protects; may be repeated.",
+        help="Survival in place of labels: CLASS=weight, negative if it protects; may be repeated.",
     ),
     slides: int | None = typer.Option(None, min=5, help="Number of slides; 150 by default."),
     bag: str | None = typer.Option(
@@ -125,67 +119,64 @@ def compose(
     folds: int | None = typer.Option(None, min=3, help="Folds of cross-validation; 5 by default."),
     parts: str | None = typer.Option(
         None,
-        help="One split in place of folds: slides to train, validate and test on, such as 90,30,300.",
+        help="One split in place of folds: slides to train, "
+        "validate and test on, such as 90,30,300.",
     ),
     examples_per_class: int | None = typer.Option(
-        None,
-        min=0,
-        help="Patches of each class to hold out of all bags, for 'gcemil anchors from-examples'.",
+        None, min=0, help="Patches of each class to hold out, for 'gcemil anchors from-examples'."
     ),
-    text_like: bool = typer.Option(
-        False,
-        "--text-like",
-        help="Also write a stand-in for a text bank with pairs, from held-out patches.",
+    text_like: bool = options.flag(
+        "--text-like", "Also write a stand-in for a text bank with pairs."
     ),
     encoder: str = typer.Option(
         "efficientnet_lite0", help="Images only: an encoder of docs/encoders.md."
     ),
-    weights: Path | None = WEIGHTS,
+    weights: options.Weights = None,
     patient_pattern: str | None = typer.Option(
         None,
-        help="Images only: a regular expression whose group is the patient in the name of an image.",
+        help="Images only: a regular expression "
+        "whose group is the patient in the name "
+        "of an image.",
     ),
     save_patches: Path | None = typer.Option(
         None,
-        help="Images only: keep their features as this .h5 file, which can be given in place of the images.",
+        help="Images only: keep their features as this .h5 file, to give in place of the images.",
     ),
-    seed: int = seed_option("which patches make which slide"),
-    force: bool = typer.Option(
-        False, "--force", help="Write into a folder that holds something else."
-    ),
-    as_json: bool = JSON,
+    seed: int = options.seed("which patches make which slide"),
+    force: bool = options.flag("--force", "Write into a folder that is not empty."),
+    as_json: options.Json = False,
 ) -> None:
-    """Compose slides from labelled patches of real tissue, so that their evidence is known.
+    """Compose slides with known evidence from labelled patches of real tissue.
 
     No patch of a test slide, and no patient if they are known, is on a training slide.
 
-    Example: gcemil compose patches.h5 --background normal --label healthy= --label cancer=tumour --out cohorts/composed
+    Example: gcemil compose tiles.h5 --background normal --label ok= --label cancer=tumour --out co
     """
     from gcemil.files import lock_folder
     from gcemil.simulation.compose import compose as compose_cohort
 
+    if text_like and examples_per_class is None:
+        examples_per_class = 30
     chosen = _read_recipe(
         recipe,
         {
-            "background": parse_pairs(
+            "background": options.parse_pairs(
                 [text if "=" in text else f"{text}=1" for text in background],
                 "A background class is written CLASS=number",
                 float,
             ),
-            "labels": parse_pairs(
+            "labels": options.parse_pairs(
                 label,
                 "A label is written NAME=CLASS,CLASS, or NAME= for background alone",
                 lambda classes: [name for name in classes.split(",") if name],
             ),
-            "hazards": parse_pairs(hazard, "A hazard is written CLASS=number", float),
+            "hazards": options.parse_pairs(hazard, "A hazard is written CLASS=number", float),
             "slides": slides,
             "patches": _parse_range(bag, int, "--bag"),
             "evidence": _parse_range(evidence, float, "--evidence"),
             "folds": folds,
-            "parts": None if parts is None else parse_parts(parts),
-            "examples_per_class": 30
-            if text_like and examples_per_class is None
-            else examples_per_class,
+            "parts": None if parts is None else options.parse_parts(parts),
+            "examples_per_class": examples_per_class,
             "text_like": text_like or None,
         },
     )
@@ -194,19 +185,15 @@ def compose(
         composed = compose_cohort(
             pool, chosen, out, seed=seed, replace_files=force, on_slide=advance
         )
+    n_slides = len(composed.cohort.slides)
     if as_json:
-        print_json(
-            {
-                "cohort": str(out),
-                "slides": len(composed.cohort.slides),
-                "assumptions": composed.notes,
-            }
-        )
+        print_json({"cohort": str(out), "slides": n_slides, "assumptions": composed.notes})
         return
     for note in composed.notes:
         say(note)
     say(
-        f"{out}: {len(composed.cohort.slides)} slides of width {composed.cohort.card.feature_dim}, with truth and splits."
+        f"{out}: {n_slides} slides of width {composed.cohort.card.feature_dim}, with truth and "
+        "splits."
     )
     if chosen.examples_per_class and not chosen.text_like:
         say(f"next: gcemil anchors from-examples {out} --examples {out}/examples.h5")
@@ -224,12 +211,11 @@ def _read_recipe(path: Path | None, options: dict[str, Any]) -> ComposeSettings:
         )
     given = {name: value for name, value in options.items() if value not in (None, {}, [])}
     if "labels" in given or "hazards" in given:
-        values = {
-            name: value for name, value in values.items() if name not in ("labels", "hazards")
-        }
+        values = {key: values[key] for key in values if key not in ("labels", "hazards")}
     if "background" not in values and "background" not in given:
         raise UsageError(
-            "Say which classes of patches are background: --background NAME, or 'background' in a --recipe."
+            "Say which classes of patches are background: --background NAME, or 'background' in a "
+            "--recipe."
         )
     return ComposeSettings.from_values({**values, **given}, path or "The recipe")
 
@@ -246,7 +232,8 @@ def _load_pool(
     if not patches.is_dir():
         if patient_pattern is not None or save_patches is not None:
             raise UsageError(
-                f"{patches} is not a folder of images: leave --patient-pattern and --save-patches out."
+                f"{patches} is not a folder of images: leave --patient-pattern and --save-patches "
+                "out."
             )
         return read_pool(patches)
     from gcemil.features.encoders import load_encoder

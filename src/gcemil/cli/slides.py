@@ -4,31 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
+from gcemil.cli import options
 from gcemil.cli.console import print_json, print_table, progress, say
-from gcemil.cli.options import (
-    ADDRESS,
-    CLASSES,
-    DEVICE,
-    ENGINE,
-    JSON,
-    LABELS,
-    PRECISION,
-    TARGET,
-    TASK,
-    TRUST_REMOTE_CODE,
-    WEIGHTS,
-    Engine,
-    Precision,
-    Task,
-    find_cluster,
-    jobs_option,
-    parse_numbers,
-    parse_pairs,
-)
 from gcemil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -44,58 +25,50 @@ def encode(
     slides: list[Path] = typer.Argument(help="Slide files, or folders of them."),
     out: Path = typer.Option(..., help="The cohort folder to write."),
     encoder: str = typer.Option(
-        "efficientnet_lite0",
-        help="An encoder of docs/encoders.md, or any model of timm as timm:<name>.",
+        "efficientnet_lite0", help="A name of docs/encoders.md, or timm:<name>."
     ),
     batch_size: int = typer.Option(32, min=1, help="Patches the model sees at once."),
-    jobs: int = jobs_option(
+    jobs: int = options.jobs(
         "threads that read patches ahead of the model", default=2, old="--workers"
     ),
     dtype: Dtype = typer.Option("float16", help="Type of the features on disk."),
-    device: str | None = DEVICE,
-    precision: Precision | None = PRECISION,
-    engine: Engine = ENGINE,
-    address: str | None = ADDRESS,
-    weights: Path | None = WEIGHTS,
-    trust_remote_code: bool = TRUST_REMOTE_CODE,
+    device: options.Device = None,
+    precision: options.Precision = None,
+    engine: options.Engine = "local",
+    address: options.Address = None,
+    weights: options.Weights = None,
+    trust_remote_code: options.TrustRemoteCode = False,
     patch_size: int | None = typer.Option(
         None,
         min=8,
-        help="Side of a patch in pixels: that of the patches in --out, else the encoder's own.",
+        help="Side of a patch in pixels; by default that in --out, or the encoder's own.",
     ),
     target_mpp: float = typer.Option(0.5, help="Micrometres per pixel of a patch: 0.5 is 20x."),
     mpp: str | None = typer.Option(
-        None,
-        help="Micrometres per level-0 pixel for slides that do not state it, or a table of slide_id, mpp that overrules them.",
+        None, help="Micrometres per level-0 pixel, or a table of slide_id, mpp."
     ),
-    patches_only: bool = typer.Option(
-        False,
-        "--patches-only",
-        help="Encode nothing: find the tissue, write where the patches lie and draw contact sheets to check them.",
+    patches_only: bool = options.flag(
+        "--patches-only", "Only find the tissue and write its patches."
     ),
     overlap: int = typer.Option(
         0, min=0, help="With --patches-only: pixels that neighbouring patches share."
     ),
-    min_tissue: float = typer.Option(
-        0.25, help="With --patches-only: smallest share of tissue in a patch that is kept."
-    ),
+    min_tissue: float = typer.Option(0.25, help="With --patches-only: smallest share of tissue."),
     masks: Path | None = typer.Option(
-        None,
-        help="With --patches-only: a folder of masks, <slide>.png or <slide>.geojson, in place of the tissue segmenter.",
+        None, help="With --patches-only: a folder of tissue masks, <slide>.png or <slide>.geojson."
     ),
-    labels: Path | None = LABELS,
-    task: Task | None = TASK,
-    target: str | None = TARGET,
-    classes: str | None = CLASSES,
-    force: bool = typer.Option(
-        False, "--force", help="Do slides again that were done with other settings."
-    ),
-    as_json: bool = JSON,
+    labels: options.Labels = None,
+    task: options.Task = None,
+    target: options.Target = None,
+    classes: options.Classes = None,
+    force: bool = options.flag("--force", "Do slides again that had other settings."),
+    as_json: options.Json = False,
 ) -> None:
-    """Turn the patches of every slide into feature vectors; slides without patches are patched first.
+    """Turn slides into patch features; slides without patches are patched first.
 
-    Patches have a physical size, whatever the scanner. A slide that fails is listed at the end and does not stop the
-    others; the command then exits with 1. Run again, it continues where it stopped. One folder never mixes encoders.
+    Patches have a physical size, whatever the scanner. A slide that fails is listed at the end and
+    does not stop the others; the command then exits with 1. Run again, it continues where it
+    stopped. One folder never mixes encoders.
 
     Example: gcemil encode slides/ --out cohorts/mine --labels labels.csv
     """
@@ -107,8 +80,8 @@ def encode(
         return
     if overlap or min_tissue != 0.25 or masks is not None:
         raise UsageError(
-            "--overlap, --min-tissue and --masks decide where patches lie: write the patches with --patches-only "
-            "first, then encode them."
+            "--overlap, --min-tissue and --masks decide where patches lie: write the patches with "
+            "--patches-only first, then encode them."
         )
 
     from gcemil.bags.foreign.dialects import Choice
@@ -121,9 +94,9 @@ def encode(
     from gcemil.features.patching import PatchingRules, find_slides
     from gcemil.files import lock_folder
 
-    cluster = find_cluster(engine, address)
+    cluster = options.find_cluster(engine, address)
     device = str(pick_device(device or "auto"))
-    found = find_slides(slides)
+    files = find_slides(slides)
     patches = choose_patches(
         out, find_encoder_spec(encoder), patch_size=patch_size, target_mpp=target_mpp
     )
@@ -132,7 +105,7 @@ def encode(
     network = load_encoder(encoder, source=source, device=device, precision=precision)
     with lock_folder(out), progress("encoding slides") as advance:
         encoded = encode_cohort(
-            found,
+            files,
             out,
             network,
             PatchingRules(patches=patches, mpp=None if mpp is None else parse_mpp(mpp)),
@@ -146,25 +119,13 @@ def encode(
             source=source,
         )
     report, tables = encoded.report, encoded.tables
-    failures = {slide.slide_id: slide.message for slide in report.problems}
     if as_json:
-        cohort = None if tables is None else asdict(tables)
-        print_json(
-            {
-                "slides": [asdict(slide) for slide in report.slides],
-                "notes": encoded.notes,
-                "cohort": cohort,
-            }
-        )
+        content = {"slides": [asdict(slide) for slide in report.slides], "notes": encoded.notes}
+        print_json({**content, "cohort": None if tables is None else asdict(tables)})
     else:
         total = sum(slide.patches for slide in report.slides)
         say(f"{out}: {total} patches of {len(report.usable)} slides as {network.name} features.")
-        if failures:
-            print_table(
-                f"Slides without features: {len(failures)}",
-                ("slide", "why and what to do"),
-                [*failures.items()],
-            )
+        _print_problems(report, "features")
         for line in (*encoded.notes, *(tables.lines if tables else ())):
             say(line)
         if tables is not None or (out / "cohort.yaml").is_file():
@@ -184,7 +145,7 @@ def _write_patches(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Write coordinates in TRIDENT's layout and contact sheets; exit with 1 where a slide failed."""
+    """Write coordinates in TRIDENT's layout and contact sheets; exit with 1 if a slide failed."""
     from gcemil.bags.foreign.stamp import parse_mpp
     from gcemil.features.patching import PatchingRules, patch_slides
     from gcemil.files import lock_folder
@@ -202,52 +163,50 @@ def _write_patches(
         total = sum(slide.patches for slide in report.slides)
         fine = len(report.slides) - len(report.problems)
         say(f"{out}: {total} patches of {fine} slides. Look at {out / 'contact_sheets'}.")
-        if report.problems:
-            rows = [(slide.slide_id, slide.status, slide.message) for slide in report.problems]
-            print_table(
-                f"Slides without patches: {len(rows)}",
-                ("slide", "status", "why and what to do"),
-                rows,
-            )
+        _print_problems(report, "patches")
         for note in report.notes:
             say(note)
     raise typer.Exit(1 if report.problems or report.notes else 0)
 
 
+def _print_problems(report: Any, what: str) -> None:
+    """Slides that failed, and why."""
+    rows = [(slide.slide_id, slide.message) for slide in report.problems]
+    if rows:
+        title = f"Slides without {what}: {len(rows)}"
+        print_table(title, ("slide", "why and what to do"), rows)
+
+
 def annotate(
     cohort: Path = typer.Argument(help="A cohort folder with coordinates."),
     annotations: Path = typer.Argument(
-        help="A folder with <slide>.xml (ASAP), <slide>.geojson (QuPath), or <slide>_mask or <slide> as .tif, .tiff or .png."
+        help="A folder with <slide>.xml (ASAP), <slide>.geojson (QuPath), or <slide>_mask or "
+        "<slide> as .tif, .tiff or .png."
     ),
     negative_class: str | None = typer.Option(
-        None,
-        help="The class whose slides have no lesion, such as normal; their files may be missing.",
+        None, help="The class whose slides have no lesion, such as normal; they need no file."
     ),
-    min_overlap: float = typer.Option(
-        0.01, help="Share of a patch inside the annotation that makes it evidence."
-    ),
+    min_overlap: float = typer.Option(0.01, help="Annotated share that makes evidence."),
     group: list[str] = typer.Option(
         [],
-        help="What a group of an ASAP file or a class of a GeoJSON file means, as name=tumour or name=exclusion; may be repeated. "
-        "All classes of a GeoJSON file are tumour until one is named so.",
+        help="What a group or class means, as name=tumour or "
+        "name=exclusion; may be repeated. All classes of a "
+        "GeoJSON file are tumour until one is named.",
     ),
-    downsample: float | None = typer.Option(
-        None, help="Level-0 pixels per pixel of a mask; a pyramid knows it by itself."
-    ),
+    downsample: float | None = typer.Option(None, help="Level-0 pixels per pixel of a mask."),
     tumour_values: str | None = typer.Option(
-        None, help="Values of a mask that mean tumour, such as 2 or 1,2; white on black needs none."
+        None, help="Values of a mask that mean tumour, such as 1,2; white on black needs none."
     ),
     mpp: str | None = typer.Option(
-        None,
-        help="Micrometres per level-0 pixel, or a table of slide_id, mpp; by default what the feature files say.",
+        None, help="Micrometres per level-0 pixel, or a table of slide_id, mpp."
     ),
-    force: bool = typer.Option(False, "--force", help="Replace truth that exists already."),
-    as_json: bool = JSON,
+    force: bool = options.flag("--force", "Replace truth that exists already."),
+    as_json: options.Json = False,
 ) -> None:
-    """Write truth/<slide>.h5 from annotations, so that 'gcemil diagnose' can say whether evidence lies on the lesions.
+    """Write truth/<slide>.h5 from annotations, to compare the evidence with lesions.
 
-    Training never reads it. Slides without a file are left without truth, unless their label is the negative class; they
-    are listed, and the command then exits with 1.
+    Training never reads it. Slides without a file are left without truth, unless their label is the
+    negative class; they are listed, and the command then exits with 1.
 
     Example: gcemil annotate cohorts/camelyon16 annotations/ --negative-class normal
     """
@@ -255,17 +214,17 @@ def annotate(
     from gcemil.bags.cohort import Cohort
     from gcemil.bags.foreign.stamp import parse_mpp
 
-    values = (
-        None
-        if tumour_values is None
-        else parse_numbers(tumour_values, "--tumour-values are whole numbers such as 2 or 1,2")
-    )
+    values = None
+    if tumour_values is not None:
+        form = "--tumour-values are whole numbers such as 2 or 1,2"
+        values = options.parse_numbers(tumour_values, form)
+    form = "A group is written name=tumour or name=exclusion"
     report = write_truth(
         Cohort.load(cohort),
         annotations,
         negative_class=negative_class,
         min_overlap=min_overlap,
-        roles=parse_pairs(group, "A group is written name=tumour or name=exclusion", _parse_role),
+        roles=options.parse_pairs(group, form, _parse_role),
         downsample=downsample,
         tumour_values=values,
         microns_per_pixel=None if mpp is None else parse_mpp(mpp),
@@ -277,8 +236,8 @@ def annotate(
         for note in report.notes:
             say(note)
         say(
-            f"{cohort}: {len(report.annotated)} slides annotated, {len(report.normal)} without a lesion, "
-            f"{len(report.missing)} without truth."
+            f"{cohort}: {len(report.annotated)} slides annotated, {len(report.normal)} without a "
+            f"lesion, {len(report.missing)} without truth."
         )
         if report.missing:
             say(f"Neither annotated nor of the negative class: {', '.join(report.missing)}.")

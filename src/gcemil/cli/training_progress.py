@@ -1,4 +1,4 @@
-"""What is printed of a training: a bar on a terminal, a line per epoch elsewhere, warnings, and the summary."""
+"""Progress of a training: a bar on a terminal, a line per epoch elsewhere; and its summary."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gcemil.tables import UNDEFINED, format_spread
 from gcemil.training.epochs import warning_kind
 
 FIRST_WORD_S = 10.0
-"""Seconds after which a training without a terminal says how long it will take, be the first epoch over or not."""
+"""Seconds after which a training without a terminal says how long it will take."""
 FIRST_BAGS = 5
 """Bags after the first by which the time that is left is known."""
 BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -76,14 +76,14 @@ class TrainingWatch:
         write_text(self._run.log, before + "".join(f"{printable(line)}\n" for line in lines))
 
     def bag(self, fold: int, done: int, total: int) -> None:
-        """So many bags of the epoch under way are done: time left is known long before the first epoch ends."""
+        """Count the bags of an epoch, by which the time left is known before it ends."""
         self._partial[fold] = min(1.0, done / max(1, total))
         self._bar.update(
             self._task, completed=self._before + self._done + sum(self._partial.values())
         )
         waited = time.monotonic() - self._started
         if self._first is None:
-            # The first bag takes longer than others: nothing is cached, and the anchors may have to be made.
+            # The first bag takes longer than others: nothing is cached yet.
             self._first = time.monotonic(), sum(self._partial.values())
         if (
             not self._is_announced
@@ -172,7 +172,8 @@ def print_summary(out: Path, summary: dict[str, Any]) -> None:
         n_test = sum(one["n_test"] for one in counts)
         promised = counts[0]["promised_rate"]
         say(
-            f"confirmed evidence on '{counts[0]['class']}' slides: {n_false} of {n_test} (at most {promised:.0%} intended)"
+            f"confirmed evidence on '{counts[0]['class']}' slides: {n_false} of {n_test} (at most "
+            f"{promised:.0%} intended)"
         )
     if summary["anchors"] != ["None"]:
         say(f"anchors: {', '.join(summary['anchors'])}")

@@ -1,1 +1,1 @@
-"""The evidence of one slide as files: HDF5, JSON, QuPath GeoJSON, overlay, and its keep/remove certificate."""
+"""The evidence of one slide as files: HDF5, JSON, QuPath GeoJSON, pictures and a certificate."""

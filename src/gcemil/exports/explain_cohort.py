@@ -1,7 +1,7 @@
 """Slides of a run's cohort explained: one, or many in one go.
 
   all        every slide that a trained fold tests
-  failures   those of them that 'gcemil diagnose --only failures' names, under the rule that the run shows
+  failures   those of them that 'gcemil diagnose --only failures' names, under the rule of the run
   a file     a table with a column slide_id, or a list with one id per line
 
 A slide that fails is a line with its reason, and the others are done.
@@ -10,7 +10,6 @@ A slide that fails is a line with its reason, and the others are done.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,11 @@ from gcemil.bags.foreign.source import plain_id
 from gcemil.bags.tables import read_table
 from gcemil.config import Precision
 from gcemil.diagnostics.trained_fold import TrainedFold
-from gcemil.errors import CohortError, RunError, UsageError, describe_fault, error_text
-from gcemil.exports.certificate import CRITERIA, Certificate
+from gcemil.errors import CohortError, RunError, UsageError, describe_failure
+from gcemil.exports.certificate import CRITERIA
+from gcemil.exports.evidence import ExplainedSlide
 from gcemil.exports.explain import ExplainOptions, SourceBag, explain_bag_slide
 from gcemil.exports.overlay import read_cohort_place
-from gcemil.exports.slide_export import ExplainedSlide
 from gcemil.files import read_text, write_table
 from gcemil.findings import read_finding
 from gcemil.metrics import FAILURE_TYPES
@@ -35,33 +34,6 @@ from gcemil.runs.folder import Run
 from gcemil.wording import did_you_mean
 
 COLUMNS = ("slide_id", "fold", "status", "n_patches", "n_selected", *CRITERIA, "folder", "reason")
-
-
-@dataclass(frozen=True)
-class ExplainOutcome:
-    """The result of one of many slides."""
-
-    slide_id: str
-    fold: int | None = None
-    certificate: Certificate | None = None
-    folder: Path | None = None
-    reason: str = ""
-
-    def to_row(self) -> dict[str, Any]:
-        """The line of explained.csv."""
-        made = self.certificate
-        row: dict[str, Any] = {
-            "slide_id": self.slide_id,
-            "fold": "" if self.fold is None else self.fold,
-            "status": "failed" if made is None else "explained",
-            "folder": "" if self.folder is None else self.folder,
-            "reason": self.reason,
-        }
-        if made is not None:
-            row |= {"n_patches": made.subject.n_patches, "n_selected": made.subject.n_selected}
-            words = {True: "yes", False: "no", None: ""}
-            row |= {name: words[made.verdicts[name].held] for name in CRITERIA}
-        return row
 
 
 def explain_cohort_slide(
@@ -77,8 +49,8 @@ def explain_cohort_slide(
     opened = Run(run).open_cohort()
     index = choose_fold(run, opened[1], slide_id, fold)
     with one_thread():
-        found = TrainedFold.open(run, index, opened=opened, device=device, precision=precision)
-        return explain_fold_slide(found, slide_id, options or ExplainOptions())
+        network = TrainedFold.open(run, index, opened=opened, device=device, precision=precision)
+        return explain_fold_slide(network, slide_id, options or ExplainOptions())
 
 
 def explain_fold_slide(fold: TrainedFold, slide_id: str, options: ExplainOptions) -> ExplainedSlide:
@@ -94,13 +66,12 @@ def explain_fold_slide(fold: TrainedFold, slide_id: str, options: ExplainOptions
     size = fold.cohort.card.patch_size_level0
     if coords is not None and (size := fold.cohort.slide_patch_size(slide_id, coords)) is None:
         raise CohortError(
-            f"Slide '{slide_id}': the size of its patches is not known, and they are no grid to read it from. "
-            f"Write patch_size_level0 into {fold.cohort.folder / 'cohort.yaml'}."
+            f"Slide '{slide_id}': the size of its patches is not known, and they form no grid to "
+            f"read it from. Write patch_size_level0 into {fold.cohort.folder / 'cohort.yaml'}."
         )
     folder = Run(fold.run).fold(fold.fold).explained(slide_id)
-    return explain_bag_slide(
-        source, slide_id, size, options, read_cohort_place(fold.cohort, slide_id), folder
-    )
+    place = read_cohort_place(fold.cohort, slide_id)
+    return explain_bag_slide(source, slide_id, size, place, folder)
 
 
 def explain_slides(
@@ -114,8 +85,8 @@ def explain_slides(
     precision: Precision = "32",
     table: Path,
     on_slide: Callable[[int, int], None] | None = None,
-) -> list[ExplainOutcome]:
-    """Every slide, its files by `write`, which says where they are."""
+) -> list[dict[str, Any]]:
+    """Explain every slide and write explained.csv; `write` writes its files into a folder."""
     opened = Run(run).open_cohort()
     # Every fold is opened once.
     open_fold = cache(
@@ -123,27 +94,30 @@ def explain_slides(
             run, number, opened=opened, device=device, precision=precision
         )
     )
-    outcomes: list[ExplainOutcome] = []
+    rows: list[dict[str, Any]] = []
     for slide_id in slide_ids:
-        index = None
+        row: dict[str, Any] = {"slide_id": slide_id, "fold": ""}
         try:
-            index = choose_fold(run, opened[1], slide_id, fold)
+            row["fold"] = choose_fold(run, opened[1], slide_id, fold)
             with one_thread():
-                made = explain_fold_slide(open_fold(index), slide_id, options or ExplainOptions())
-                folder = write(made)
-            outcomes.append(ExplainOutcome(slide_id, index, made.certificate, folder))
-        except (
-            Exception
-        ) as error:  # Whatever goes wrong with a slide is its own; the others must be done.
-            reason = (
-                describe_fault(error, path=slide_id)
-                or f"{type(error).__name__}: {error_text(error)}"
-            )
-            outcomes.append(ExplainOutcome(slide_id, index, reason=reason))
+                made = explain_fold_slide(
+                    open_fold(row["fold"]), slide_id, options or ExplainOptions()
+                )
+                row["folder"] = write(made)
+            words = {True: "yes", False: "no", None: ""}
+            row |= {name: words[made.judgement.verdicts[name].held] for name in CRITERIA}
+            subject = made.certificate["subject"]
+            row |= {name: subject[name] for name in ("n_patches", "n_selected")}
+            row |= {"status": "explained", "reason": ""}
+        # Whatever goes wrong with a slide, the others must be done.
+        except Exception as error:
+            reason = describe_failure(error, slide_id)
+            row |= {"status": "failed", "folder": "", "reason": reason}
+        rows.append(row)
         if on_slide:
-            on_slide(len(outcomes), len(slide_ids))
-    write_table(table, COLUMNS, [one.to_row() for one in outcomes])
-    return outcomes
+            on_slide(len(rows), len(slide_ids))
+    write_table(table, COLUMNS, rows)
+    return rows
 
 
 def choose_slides(run: Path, what: str, *, fold: int | None = None) -> list[str]:
@@ -176,8 +150,8 @@ def _list_failures(run: Path, fold: int | None) -> Iterator[str]:
         path = Run(run).fold(number).finding("failures")
         if not path.is_file():
             raise UsageError(
-                f"{path} is not there, so it is not known which slides fail. "
-                f"Run 'gcemil diagnose {run} --only failures' first."
+                f"{path} is not there, so it is not known which slides fail. Run 'gcemil diagnose "
+                f"{run} --only failures' first."
             )
         records = [one for one in read_finding(path).slides if one.get("network") == "wrapped"]
         rules = {one.get("rule") for one in records}
@@ -194,7 +168,7 @@ def _read_ids(path: Path) -> list[str]:
             f"--slides is 'all', 'failures' or a file of slide ids; '{path}' is none of these."
         )
     lines = [line.strip() for line in read_text(path).splitlines()]
-    if "slide_id" in lines[0].split(",") if lines else False:
+    if lines and "slide_id" in lines[0].split(","):
         return [row["slide_id"] for row in read_table(path, ("slide_id",))]
     return [line for line in lines if line]
 
@@ -205,8 +179,9 @@ def choose_fold(run: Path, cohort: Cohort, slide_id: str, fold: int | None) -> i
     if slide_id not in known:
         meant = did_you_mean(plain_id(slide_id), known)
         raise UsageError(
-            f"{cohort.folder / 'slides.csv'} has no slide '{slide_id}'.{meant} For a slide outside the cohort use "
-            f"'gcemil explain {run} FILE', FILE being the slide or its features."
+            f"{cohort.folder / 'slides.csv'} has no slide '{slide_id}'.{meant} For a slide "
+            f"outside the cohort use 'gcemil explain {run} FILE', FILE being the slide or its "
+            "features."
         )
     trained = list_trained_folds(run, fold)
     tests = (index for index in trained if read_fold(cohort, index).part_of[slide_id] == "test")

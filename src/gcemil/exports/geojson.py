@@ -1,7 +1,7 @@
-"""Patches and regions as QuPath objects: a FeatureCollection of tiles, or of annotations, with classes, colours and measurements.
+"""Patches and regions as QuPath objects in a GeoJSON FeatureCollection.
 
 What QuPath wants of every object, and what happens otherwise:
-  objectType inside `properties`            it becomes an annotation: slow by the thousand, no measurement maps
+  objectType inside `properties`            it becomes an annotation: slow, no measurement maps
   a classification has a name and a colour  the whole file is refused
   NaN is the string "NaN"                   a bare NaN is not JSON
   the id is a UUID                          it is ignored
@@ -10,9 +10,9 @@ What QuPath wants of every object, and what happens otherwise:
 
 An id is made of slide, model and patch (UUID version 5), so the same evidence gives the same file.
 
-Patches are tiles; a region, the patches that touch, is an annotation, which people can select, rename and measure. Its outline
-is exact, with holes, also where patches overlap or lie on shifted grids. Patches that touch at a corner only make one region of
-two polygons.
+Patches are tiles; a region, the patches that touch, is an annotation, which people can select,
+rename and measure. Its outline is exact, with holes, also where patches overlap or lie on shifted
+grids. Patches that touch at a corner only make one region of two polygons.
 """
 
 from __future__ import annotations
@@ -81,9 +81,10 @@ def describe_patches(
     unselected_class: PatchClass | None = None,
     bounds: Bounds = (0, 0),
 ) -> Iterator[dict[str, Any]]:
-    """One GeoJSON feature per selected patch, numbered from the highest `ranked_by`; others too, if they have a class.
+    """One feature per selected patch, numbered from the highest `ranked_by`.
 
-    Arguments are checked at once; the features are made one by one, because they are far larger than the arrays.
+    The others are shown if they have a class. Arguments are checked at once; the features are made
+    one by one, because they are far larger than the arrays.
     """
     corners = coords.astype(np.int64) - np.array(bounds, dtype=np.int64)
     _check_inside(corners, patch_size, bounds, slide_id)
@@ -141,7 +142,7 @@ def _square_ring(x: int, y: int, side: int) -> list[list[int]]:
 def encode_list(
     head: Mapping[str, Any], name: str, entries: Iterable[Mapping[str, Any]]
 ) -> Iterator[str]:
-    """A JSON object whose last member is a list, in parts; an entry per line, so that two files can be compared."""
+    """A JSON object whose last member is a list, in parts; an entry per line."""
     yield json.dumps({**head, name: []}, allow_nan=False).removesuffix("]}")
     lines, start = (json.dumps(entry, allow_nan=False) for entry in entries), "\n"
     while block := list(islice(lines, BLOCK)):
@@ -166,8 +167,8 @@ def write_geojson(path: Path, features: Iterable[Mapping[str, Any]]) -> Path:
 
 
 def name_measurements(evidence: SlideEvidence) -> dict[str, PerPatch]:
-    """Everything a record knows of each patch, by the name QuPath will show."""
-    found: dict[str, PerPatch] = {
+    """The values of each patch, by the name that QuPath shows."""
+    values: dict[str, PerPatch] = {
         "gate": evidence.gates,
         "attention_score": evidence.scores,
         "evidence_score": evidence.evidence_scores,
@@ -176,8 +177,8 @@ def name_measurements(evidence: SlideEvidence) -> dict[str, PerPatch]:
     for anchor, prompt in enumerate(evidence.prompts):
         name = f"anchor: {prompt}"
         # Two anchors may carry one prompt, two measurements may not carry one name.
-        found[name if name not in found else f"{name} ({anchor})"] = evidence.responses[:, anchor]
-    return found
+        values[f"{name} ({anchor})" if name in values else name] = evidence.responses[:, anchor]
+    return values
 
 
 def list_rows(
@@ -190,7 +191,7 @@ def list_rows(
 
 
 def round_numbers(values: PerPatch) -> list[float | int | str]:
-    """JSON numbers with the digits of a float32, and QuPath's names for those that JSON does not have."""
+    """JSON numbers with the digits of a float32, and QuPath's names for NaN and infinity."""
     if values.dtype.kind != "f":
         return [int(value) for value in values.tolist()]
     return [
@@ -208,8 +209,9 @@ def _check_inside(
     if len(outside):
         x, y = corners[outside[0]].tolist()
         raise BagError(
-            f"Slide '{slide_id}': with bounds {bounds[0]}, {bounds[1]} patch {outside[0]} would lie at ({x}, {y}), outside "
-            "the image. These bounds are of another slide, or the coordinates already count from them: use 0, 0."
+            f"Slide '{slide_id}': with bounds {bounds[0]}, {bounds[1]} patch {outside[0]} would "
+            f"lie at ({x}, {y}), outside the image. These bounds are of another slide, or the "
+            "coordinates already count from them: use 0, 0."
         )
 
 
@@ -233,11 +235,11 @@ class SlideRegions:
 
     def list_regions(self) -> list[dict[str, Any]]:
         """Every region with its verdict and its patches."""
-        return [{**vars(one), "patches": rows.tolist()} for one, rows in self.with_rows()]
+        return [{**vars(one), "patches": self.rows_of(one).tolist()} for one in self.verdicts]
 
-    def with_rows(self) -> Iterator[tuple[RegionVerdict, Int[np.ndarray, "_"]]]:
-        """Every region with the rows of its patches."""
-        return ((one, np.flatnonzero(self.number == one.number)) for one in self.verdicts)
+    def rows_of(self, region: RegionVerdict) -> Int[np.ndarray, "_"]:
+        """The rows of its patches."""
+        return np.flatnonzero(self.number == region.number)
 
 
 def describe_regions(
@@ -253,11 +255,15 @@ def describe_regions(
 ) -> Iterator[dict[str, Any]]:
     """One GeoJSON feature per region; measurements of its patches are given as means."""
     corners = coords.astype(np.int64) - np.array(bounds, dtype=np.int64)
-    for one, rows in regions.with_rows():
+    for one in regions.verdicts:
+        rows = regions.rows_of(one)
         polygons = [
             [[*ring.tolist(), ring[0].tolist()] for ring in rings]
             for rings in outline_squares(corners[rows], patch_size)
         ]
+        geometry = {"type": "MultiPolygon", "coordinates": polygons}
+        if len(polygons) == 1:
+            geometry = {"type": "Polygon", "coordinates": polygons[0]}
         facts = {
             "patches": one.n_patches,
             "score mass": one.mass,
@@ -269,9 +275,7 @@ def describe_regions(
         }
         yield _describe_feature(
             f"{slide_id}\n{model}\nregion {int(rows[0])}",
-            {"type": "Polygon", "coordinates": polygons[0]}
-            if len(polygons) == 1
-            else {"type": "MultiPolygon", "coordinates": polygons},
+            geometry,
             "annotation",
             f"{region_class.name} region {one.number}",
             region_class,

@@ -1,11 +1,12 @@
 """A heat map that opens as an image of its own and lies on the slide: a pyramidal OME-TIFF.
 
-  pixels       RGB, colours of the overlay; gates by value, scores by rank, because raw scores of different hosts share no scale
-  canvas       the image as QuPath shows it: from the corner of the scanned part, as large as that where its size is known
-  downsample   level-0 pixels per pixel: a patch is 16 pixels wide, fewer on slides that would be more than 8192 pixels long
-  levels       halved until a side is at most 512 pixels, in SubIFDs, as Bio-Formats and QuPath read them
-  OME          PhysicalSizeX and Y in micrometres (where the slide's pixel size is known), PositionX and Y of the corner in the
-               file, and the downsample as an annotation
+  pixels       RGB, colours of the overlay; gates by value, scores by rank, because raw scores of
+               different hosts share no scale
+  canvas       the image as QuPath shows it: the scanned part, as far as its size is known
+  downsample   level-0 pixels per pixel: a patch is 16 pixels wide, fewer on slides that would be
+               more than 8192 pixels long
+  levels       halved until a side is at most 512 pixels, in SubIFDs
+  OME          pixel size and position in micrometres, if known, and the downsample
 
 Equal values give equal bytes. Where no patch lies the map is white.
 """
@@ -113,33 +114,26 @@ def _describe_resolution(heatmap: HeatMap, factor: int) -> dict[str, Any]:
 
 
 def _describe_image(heatmap: HeatMap, slide_id: str, model: str) -> dict[str, Any]:
-    """What the OME header says; an id of slide, model and measurement instead of a random one."""
-    found: dict[str, Any] = {
+    """The OME header, with an id of slide, model and measurement instead of a random one."""
+    place, name = heatmap.place, heatmap.name
+    header: dict[str, Any] = {
         "axes": "YXS",
-        "UUID": str(uuid.uuid5(NAMESPACE, f"{slide_id}\n{model}\nheatmap {heatmap.name}")),
+        "UUID": str(uuid.uuid5(NAMESPACE, f"{slide_id}\n{model}\nheatmap {name}")),
         "Creator": "gcemil",
-        "Name": f"{slide_id} {heatmap.name}",
+        "Name": f"{slide_id} {name}",
         "MapAnnotation": {
             "slide_id": slide_id,
-            "measurement": heatmap.name,
+            "measurement": name,
             "downsample": repr(heatmap.downsample),
-            "bounds_x": str(heatmap.place.bounds[0]),
-            "bounds_y": str(heatmap.place.bounds[1]),
+            "bounds_x": str(place.bounds[0]),
+            "bounds_y": str(place.bounds[1]),
         },
     }
-    mpp = heatmap.place.mpp
-    if mpp is not None:
-        left, top = (corner * mpp for corner in heatmap.place.bounds)
-        found |= {
-            "PhysicalSizeX": mpp * heatmap.downsample,
-            "PhysicalSizeXUnit": "µm",
-            "PhysicalSizeY": mpp * heatmap.downsample,
-            "PhysicalSizeYUnit": "µm",
-            "Plane": {
-                "PositionX": [left],
-                "PositionXUnit": ["µm"],
-                "PositionY": [top],
-                "PositionYUnit": ["µm"],
-            },
-        }
-    return found
+    if place.mpp is not None:
+        plane = header["Plane"] = {}
+        for axis, corner in zip("XY", place.bounds, strict=True):
+            header[f"PhysicalSize{axis}"] = place.mpp * heatmap.downsample
+            header[f"PhysicalSize{axis}Unit"] = "µm"
+            plane[f"Position{axis}"] = [corner * place.mpp]
+            plane[f"Position{axis}Unit"] = ["µm"]
+    return header

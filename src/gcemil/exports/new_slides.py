@@ -1,11 +1,12 @@
-"""Slides outside the cohort through a trained run: files, folders and patterns in, one predictions.csv out.
+"""Slides outside the cohort through a trained run: files, folders or patterns to predictions.csv.
 
-OUT/predictions.csv             one line per slide of the command: prediction, mode, verdict of the evidence, status, reason
-OUT/<slide>.h5                  the evidence; with an explanation OUT/<slide>/ holds it and everything 'gcemil explain' writes
-OUT/records/<slide>.json        what is known of the slide, and the key under which it was made
+OUT/predictions.csv        one line per slide: prediction, mode, verdict, status, reason
+OUT/<slide>.h5             the evidence; OUT/<slide>/ has all files of an explanation
+OUT/records/<slide>.json   the result, and the key under which it was made
 
-The key is a hash of the input, of the checkpoints of all folds, and of all options. A slide whose record has the
-key of today, and whose files are there, is not done again. One that fails is a line with its reason; the others are done.
+The key is a hash of the input, of the checkpoints of all folds, and of all options. A slide whose
+record has this key, and whose files are there, is not done again. A slide that fails is a line with
+its reason; the others are done.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from gcemil import __version__
 from gcemil.bags.bag import Bag
@@ -25,9 +26,9 @@ from gcemil.bags.foreign.source import plain_id
 from gcemil.config import Precision
 from gcemil.device import pick_device
 from gcemil.errors import GcemilError, RunError, UsageError, describe_failure
+from gcemil.exports.evidence import ExplainedSlide
 from gcemil.exports.explain import ExplainOptions, explain_new_slide
 from gcemil.exports.overlay import read_feature_place, read_slide_place
-from gcemil.exports.slide_export import ExplainedSlide
 from gcemil.features.loaders import WeightSource
 from gcemil.files import lock_folder, read_record, write_json, write_table
 from gcemil.prefilter.slide_files import (
@@ -44,7 +45,6 @@ from gcemil.runs.environment import one_thread
 from gcemil.runs.folder import Run, RunFold, main_mode
 from gcemil.runs.predict import (
     FoldModel,
-    Mode,
     SlidePrediction,
     available_modes,
     load_fold_models,
@@ -59,33 +59,17 @@ from gcemil.slides.reader import ANY_EXTENSIONS, IMAGE_EXTENSIONS
 FEATURE_EXTENSIONS = (".h5", ".hdf5", ".pt")
 """In the order of preference where a slide has several."""
 KNOWN_FILES = f"Known are files that end in {', '.join((*FEATURE_EXTENSIONS, *ANY_EXTENSIONS))}."
-FEATURE_MODES: dict[FileMode, Mode] = {
-    "full": "full",
-    "gce": "gce",
-    "soft": "soft",
-    "discrete": "discrete",
-}
-WILDCARDS = "*?["
 LAST_COLUMNS = (
-    "spread",
-    "folds",
-    "part",
-    "mode",
-    "verdict",
-    "n_patches",
-    "n_selected",
-    "n_encoded",
-    "status",
-    "reason",
+    *("spread", "folds", "part", "mode", "verdict"),
+    *("n_patches", "n_selected", "n_encoded", "status", "reason"),
 )
 
 
-@dataclass(frozen=True)
-class FoundInputs:
+class FoundInputs(NamedTuple):
     """The files of a command, by slide id, and what was left out."""
 
     files: dict[str, Path]
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -93,7 +77,7 @@ class PredictOptions:
     """How every slide is predicted and explained."""
 
     mode: FileMode | None = None
-    """None is the main prediction of the run: host and evidence together, or the host alone where it is plain or given."""
+    """None is the main prediction: host and evidence together, or a plain or given host alone."""
     folds: tuple[int, ...] | None = None
     """None is the mean over all."""
     mpp: float | None = None
@@ -101,13 +85,13 @@ class PredictOptions:
     heatmaps: tuple[str, ...] = ()
     all_patches: bool = False
     precision: Precision | None = None
-    """Numbers in which slides are encoded and embedded; None is float32, and on a GPU what the encoder is used in."""
+    """For encoding and embedding; None is float32, and on a GPU the encoder's own."""
 
     def __post_init__(self) -> None:
         if self.explain is not None and self.mode == "prefilter":
             raise UsageError(
-                "An explanation keeps and removes patches of the whole slide, which --mode prefilter does not encode. "
-                "Use --mode discrete with --explain."
+                "An explanation keeps and removes patches of the whole slide, which --mode "
+                "prefilter does not encode. Use --mode discrete with --explain."
             )
 
 
@@ -120,7 +104,7 @@ class NewPrediction:
     mode: str
     status: Literal["done", "already done", "failed"]
     values: dict[str, float] = field(default_factory=dict)
-    """prob_<class>, risk or value: the mean over the folds; then the same of the host and of the evidence alone."""
+    """Mean over the folds of prob_<class>, risk or value; then of host and evidence alone."""
     per_fold: list[list[float]] = field(default_factory=list)
     spread: float | None = None
     """Deviation over the folds of the probability of the predicted class, or of the number."""
@@ -144,7 +128,7 @@ class NewPrediction:
     key: str = ""
 
     def to_row(self) -> dict[str, Any]:
-        """The line of predictions.csv, which says what a slide has and not which command gave it."""
+        """The line of predictions.csv."""
         row = {name: getattr(self, name) for name in ("slide_id", "file", *LAST_COLUMNS)}
         row |= {**self.values, "status": "failed" if self.status == "failed" else "done"}
         row["folds"] = "|".join(map(str, self.folds))
@@ -157,9 +141,10 @@ class NewPrediction:
 
 
 def find_inputs(sources: Sequence[Path], *, out: Path | None = None) -> FoundInputs:
-    """Slides and feature files named, in folders (and those below, where it holds none), or matching a pattern.
+    """The slides and feature files of paths, folders (or the folders below) and patterns.
 
-    Of several files of one slide features are taken before the slide, HDF5 before a tensor. Nothing below `out` is an input.
+    If a slide has several files, features come before the slide and HDF5 before a tensor. Files
+    below `out` are no inputs.
     """
     taken: dict[str, Path] = {}
     beside: list[Path] = []
@@ -170,48 +155,52 @@ def find_inputs(sources: Sequence[Path], *, out: Path | None = None) -> FoundInp
             continue
         if _preference(other) == _preference(path):
             raise UsageError(
-                f"{other} and {path} would both be slide '{slide_id}'. Name one of them, or the folder of one."
+                f"{other} and {path} would both be slide '{slide_id}'. Name one of them, or the "
+                "folder of one."
             )
         taken[slide_id], worse = sorted((other, path), key=_preference)
         beside.append(worse)
-    first = beside[0] if beside else None
-    notes = (
-        f"{len(beside)} files lie beside better ones of the same slide and were left out ('{first}').",
-    )
-    return FoundInputs(dict(sorted(taken.items())), notes if beside else ())
+    notes = []
+    if beside:
+        notes.append(
+            f"{len(beside)} files lie beside better ones of the same slide and were left out "
+            f"('{beside[0]}')."
+        )
+    return FoundInputs(dict(sorted(taken.items())), tuple(notes))
 
 
 def _expand(source: Path, out: Path | None) -> list[Path]:
     """The inputs that a file, a folder or a pattern stands for, sorted."""
 
-    def list_known(paths: Iterable[Path]) -> list[Path]:
-        """Slides and feature files that are not hidden and do not lie below `out`."""
-        files = (
-            one for one in paths if is_known(one) and not one.name.startswith(".") and one.is_file()
-        )
-        found = sorted(
-            one for one in files if out is None or out.resolve() not in one.resolve().parents
-        )
-        # Beside slides and features a picture is a thumbnail or a mask.
-        return [one for one in found if not one.name.lower().endswith(IMAGE_EXTENSIONS)] or found
-
     def is_known(path: Path) -> bool:
         return path.name.lower().endswith(FEATURE_EXTENSIONS) or is_slide_file(path)
 
+    def select(paths: Iterable[Path]) -> list[Path]:
+        files = sorted(
+            one
+            for one in paths
+            if is_known(one)
+            and not one.name.startswith(".")
+            and one.is_file()
+            and (out is None or out.resolve() not in one.resolve().parents)
+        )
+        # Beside slides and features a picture is a thumbnail or a mask.
+        return [one for one in files if not one.name.lower().endswith(IMAGE_EXTENSIONS)] or files
+
     if source.is_dir():
-        if files := list_known(source.iterdir()) or list_known(source.rglob("*")):
+        if files := select(source.iterdir()) or select(source.rglob("*")):
             return files
         raise UsageError(f"{source} holds neither slides nor features. {KNOWN_FILES}")
     if source.exists():
         if is_known(source):
             return [source]
         raise UsageError(f"{source} is neither a slide nor a feature file. {KNOWN_FILES}")
-    if not set(str(source)) & set(WILDCARDS):
+    if not set(str(source)) & set("*?["):
         raise UsageError(
             f"{source} does not exist. Give slides, feature files, folders of them, or a pattern."
         )
     root = Path(source.anchor or ".")
-    if files := list_known(root.glob(str(source.relative_to(source.anchor)))):
+    if files := select(root.glob(str(source.relative_to(source.anchor)))):
         return files
     raise UsageError(f"The pattern '{source}' matches neither a slide nor a feature file.")
 
@@ -235,7 +224,6 @@ class NewSlides:
     seen: SeenSlides = field(default_factory=SeenSlides)
     """The slides that the run was made with."""
     device: str = "cpu"
-    _predictor: SlidePredictor | GcemilError | None = None
 
     @classmethod
     def open(
@@ -277,11 +265,12 @@ class NewSlides:
         cluster: str | None = None,
         on_slide: Callable[[int, int], None] | None = None,
     ) -> list[NewPrediction]:
-        """Every slide, those done before left alone, and predictions.csv; of a single slide the error is raised.
+        """Predict every slide that is not done and write predictions.csv.
 
-        With `jobs` workers, or on a Ray cluster, each worker opens the run on `device` for itself.
+        The error of a single slide is raised. With `jobs` workers, or on a Ray cluster, each worker
+        opens the run on `device` for itself.
         """
-        found: list[NewPrediction] = []
+        predictions: list[NewPrediction] = []
         with lock_folder(out):
             if len(files) == 1:
                 ((slide_id, path),) = files.items()
@@ -291,39 +280,34 @@ class NewSlides:
             elif jobs > 1 or cluster is not None:
                 opening = (self.run.resolve(), self.options, self.source, device)
                 work = partial(_predict_in_worker, opening, out.resolve(), again)
-                found_at = [(name, path.resolve()) for name, path in files.items()]
-                ended = run_jobs(work, found_at, jobs, cluster=cluster, gpus=1)
+                resolved = [(name, path.resolve()) for name, path in files.items()]
+                ended = run_jobs(work, resolved, jobs, cluster=cluster, gpus=1)
                 results = (replace(result, file=str(files[name])) for (name, _), result in ended)
             else:
                 results = (self.try_predict(*file, out, again) for file in files.items())
             for result in results:
-                found.append(result)
+                predictions.append(result)
                 if on_slide:
-                    on_slide(len(found), len(files))
-            found.sort(key=lambda one: one.slide_id)
-            names = value_names(self.models, self.mode)
-            write_table(
-                out / "predictions.csv",
-                ("slide_id", "file", *names, *LAST_COLUMNS),
-                [one.to_row() for one in found],
-            )
-        return found
+                    on_slide(len(predictions), len(files))
+            predictions.sort(key=lambda one: one.slide_id)
+            columns = ("slide_id", "file", *value_names(self.models, self.mode), *LAST_COLUMNS)
+            rows = [one.to_row() for one in predictions]
+            write_table(out / "predictions.csv", columns, rows)
+        return predictions
 
     def try_predict(self, slide_id: str, path: Path, out: Path, again: bool) -> NewPrediction:
-        """One slide of several; where it fails, a line with its reason."""
+        """One slide of several; one that fails is a line with its reason."""
         try:
             return self._predict_unless_done(slide_id, path, out, again)
         # A format can break a library in ways no list foresees; the others must be done.
         except Exception as error:
-            return NewPrediction(
-                slide_id, str(path), self.mode, "failed", reason=describe_failure(error, path)
-            )
+            reason = describe_failure(error, path)
+            return NewPrediction(slide_id, str(path), self.mode, "failed", reason=reason)
 
     def explain(self, path: Path, options: ExplainOptions) -> ExplainedSlide:
         """One slide under the folds that are open, as far as they have not seen it."""
         _, models = self._least_seen(path)
-        bag, _, _ = self._answer(path, models)
-        return self._explain_bag(path, bag, options, models)
+        return self._explain_bag(path, self._answer(path, models)[0], options, models)
 
     def _least_seen(self, path: Path) -> tuple[SlidePart, tuple[FoldModel, ...]]:
         """The folds that saw least of a slide, and its part in them."""
@@ -339,85 +323,74 @@ class NewSlides:
         if known is not None:
             # The file may have been moved since; its content is the same.
             return replace(known, file=str(path), status="already done")
-        found = self._predict(path, out, key)
-        write_json(record, asdict(found))
-        return found
+        prediction = self._predict(path, out, key)
+        write_json(record, asdict(prediction))
+        return prediction
 
     def _predict(self, path: Path, out: Path, key: str) -> NewPrediction:
         part, models = self._least_seen(path)
         bag, answer, note = self._answer(path, models)
         files = self._write_files(path, bag, answer, out, models)
-        names = value_names(models, self.mode)
-        evidence, verdict = answer.evidence, ""
-        if evidence is not None:
+        verdict, rows, coords = "", None, None
+        if (evidence := answer.evidence) is not None:
             verdict = certify(evidence.verdict, self.model_warning)
-        coords = (
-            None
-            if evidence is None or evidence.coords is None
-            else evidence.coords[evidence.indices]
-        )
-        found = NewPrediction(
+            rows = evidence.indices.tolist()
+            if evidence.coords is not None:
+                coords = evidence.coords[evidence.indices].tolist()
+        facts: dict[str, Any] = {"n_patches": len(bag or ()), "evidence": rows}
+        if isinstance(answer, SlideFilePrediction):
+            names = ("n_patches", "n_encoded", "certified", "seconds")
+            facts |= {name: getattr(answer, name) for name in names}
+            facts["evidence"] = None if evidence is None else answer.evidence_rows
+        return NewPrediction(
             slide_id=answer.slide_id,
             file=str(path),
             mode=self.mode,
             status="done",
-            values={name: answer.values[name] for name in names},
+            values={name: answer.values[name] for name in value_names(models, self.mode)},
             per_fold=answer.per_fold,
             spread=answer.spread,
             folds=[number for one in models if (number := one.number) is not None],
             part=part,
             verdict=verdict,
-            evidence=None if evidence is None else evidence.indices.tolist(),
-            evidence_coords=None if coords is None else coords.tolist(),
-            n_patches=len(bag or ()),
+            evidence_coords=coords,
             reason=note,
             files={name: str(file.relative_to(out)) for name, file in files.items()},
             key=key,
-        )
-        if not isinstance(answer, SlideFilePrediction):
-            return found
-        return replace(
-            found,
-            evidence=None if evidence is None else answer.evidence_rows,
-            n_patches=answer.n_patches,
-            n_encoded=answer.n_encoded,
-            certified=answer.certified,
-            seconds=answer.seconds,
+            **facts,
         )
 
     def _answer(
         self, path: Path, models: tuple[FoldModel, ...]
     ) -> tuple[Bag | None, SlidePrediction, str]:
-        """The bag where all of it is known, what the run says of it, and what a reader must know."""
-        options = self.options
+        """The bag if all of it is encoded, its prediction, and a note on the file."""
         if is_slide_file(path):
-            found = self._require_predictor().use_folds(models).predict(path, mpp=options.mpp)
-            return found.bag, found, ""
-        if options.mode == "prefilter":
+            if isinstance(self._predictor, GcemilError):
+                raise self._predictor
+            prediction = self._predictor.use_folds(models).predict(path, mpp=self.options.mpp)
+            return prediction.bag, prediction, ""
+        if self.mode == "prefilter":
             raise UsageError(
-                f"{path} is no slide file: its patches are encoded already, and there is nothing to filter. "
-                "Give the slide itself, or predict with --mode discrete."
+                f"{path} is not a slide file: its patches are encoded already, and there is "
+                "nothing to filter. Give the slide itself, or predict with --mode discrete."
             )
-        bag, note = read_new_slide(path, models[0].meta, mpp=options.mpp)
-        return bag, predict_new_bag(models, bag, FEATURE_MODES[self.mode]), note
+        bag, note = read_new_slide(path, models[0].meta, mpp=self.options.mpp)
+        return bag, predict_new_bag(models, bag, self.mode), note
 
-    def _require_predictor(self) -> SlidePredictor:
-        """The encoder, loaded once; where that fails every slide file fails for the same reason."""
-        if self._predictor is None:
-            try:
-                self._predictor = SlidePredictor.open(
-                    self.run,
-                    mode=self.mode,
-                    source=self.source,
-                    folds=self.models,
-                    device=str(pick_device(self.device)),
-                    precision=self.options.precision,
-                )
-            except GcemilError as error:
-                self._predictor = error
-        if isinstance(self._predictor, GcemilError):
-            raise self._predictor
-        return self._predictor
+    @cached_property
+    def _predictor(self) -> SlidePredictor | GcemilError:
+        """The encoder, loaded once; if that fails every slide file fails for the same reason."""
+        try:
+            return SlidePredictor.open(
+                self.run,
+                mode=self.mode,
+                source=self.source,
+                folds=self.models,
+                device=str(pick_device(self.device)),
+                precision=self.options.precision,
+            )
+        except GcemilError as error:
+            return error
 
     def _write_files(
         self,
@@ -429,14 +402,13 @@ class NewSlides:
     ) -> dict[str, Path]:
         options = self.options
         if options.explain is not None:
-            made = self._explain_bag(path, bag, options.explain, models)
-            return made.write_files(
+            return self._explain_bag(path, bag, options.explain, models).write_files(
                 out / answer.slide_id, all_patches=options.all_patches, heatmaps=options.heatmaps
             )
         if answer.evidence is None:
             return {}
         target = out / f"{answer.slide_id}.h5"
-        write_evidence(target, answer.evidence, self._hash_inputs(path, models))
+        write_evidence(target, answer.evidence, _hash_inputs(path, models))
         return {"hdf5": target}
 
     def _explain_bag(
@@ -446,36 +418,21 @@ class NewSlides:
             raise RunError(
                 f"{path}: not all patches were encoded, so nothing can be kept and removed."
             )
-        mpp = self.options.mpp
-        place = (
-            read_slide_place(path, mpp=mpp)
-            if is_slide_file(path)
-            else read_feature_place(path, mpp=mpp)
-        )
-        hashes = {
-            name: value
-            for name, value in self._hash_inputs(path, models).items()
-            if name != "model"
-        }
+        read_place = read_slide_place if is_slide_file(path) else read_feature_place
+        place = read_place(path, mpp=self.options.mpp)
+        hashes = _hash_inputs(path, models)
+        del hashes["model"]
         with one_thread():
             return explain_new_slide(models, bag, place, hashes, options)
-
-    def _hash_inputs(self, path: Path, models: tuple[FoldModel, ...]) -> dict[str, str]:
-        own = (
-            {"slide": file_fingerprint(path)}
-            if is_slide_file(path)
-            else {"features": content_hash(path)}
-        )
-        return {"model": join_hashes([content_hash(one.checkpoint) for one in models]), **own}
 
     def _key(self, path: Path) -> str:
         """A hash of everything that the result depends on."""
         networks = [content_hash(one.checkpoint) for one in self.models]
-        if self.options.mode == "prefilter":
+        if self.mode == "prefilter":
             fitted = (one.folder / PREFILTER_FILE for one in self.models)
             networks += [content_hash(path) for path in fitted if path.is_file()]
         parts = {
-            "input": self._hash_inputs(path, self.models),
+            "input": _hash_inputs(path, self.models),
             "networks": networks,
             "options": asdict(self.options),
             "gcemil": __version__,
@@ -483,8 +440,16 @@ class NewSlides:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
+def _hash_inputs(path: Path, models: Sequence[FoldModel]) -> dict[str, str]:
+    """Fingerprints of the networks and of the slide or its features."""
+    hashes = {"model": join_hashes([content_hash(one.checkpoint) for one in models])}
+    if is_slide_file(path):
+        return {**hashes, "slide": file_fingerprint(path)}
+    return {**hashes, "features": content_hash(path)}
+
+
 def write_joined_predictions(out: Path, answers: Mapping[str, Sequence[NewPrediction]]) -> Path:
-    """OUT/predictions.csv of several targets: a line per slide, and for each target its probability and evidence."""
+    """OUT/predictions.csv of several targets: per slide the probability and evidence of each."""
     rows: dict[str, dict[str, Any]] = {}
     for target, found in answers.items():
         for one in found:
@@ -497,13 +462,8 @@ def write_joined_predictions(out: Path, answers: Mapping[str, Sequence[NewPredic
                 f"verdict_{target}": one.verdict,
             }
             row["status"] = "failed" if one.status == "failed" else row["status"]
-    path = out / "predictions.csv"
-    write_table(
-        path,
-        list(dict.fromkeys(name for row in rows.values() for name in row)),
-        list(rows.values()),
-    )
-    return path
+    columns = dict.fromkeys(name for row in rows.values() for name in row)
+    return write_table(out / "predictions.csv", columns, rows.values())
 
 
 @lru_cache(maxsize=1)
@@ -530,8 +490,8 @@ def _read_finished(path: Path, key: str, out: Path) -> NewPrediction | None:
     if not path.is_file():
         return None
     try:
-        found = read_record(path, NewPrediction, error=RunError, remedy="")
+        record = read_record(path, NewPrediction, error=RunError, remedy="")
     except GcemilError:
         return None
-    is_whole = all((out / name).is_file() for name in found.files.values())
-    return found if found.key == key and is_whole else None
+    is_whole = all((out / name).is_file() for name in record.files.values())
+    return record if record.key == key and is_whole else None

@@ -1,12 +1,12 @@
 """A trained fold as one ONNX file, for programs without Python or torch (extra `onnx`).
 
   in    features     (n, d) float32, any number of patches
-  out   logits       (c,) of the main prediction: softmax gives class probabilities, a risk is read as it is
+  out   logits       (c,) of the main prediction: softmax gives class probabilities, a risk is raw
         host_logits  (c,) of the host alone
         scores       (n,) the host's raw patch scores
-  metadata "gcemil"  JSON: classes, task, encoder, width and patch size of the features, host, version
+  metadata "gcemil"  JSON: classes, task, encoder, width and patch size, host, version
 
-The file is compared with the network on bags of several sizes before it gets its name; one that differs is not written.
+The file is compared with the network on bags of several sizes before it gets its name.
 """
 
 from __future__ import annotations
@@ -33,26 +33,16 @@ from gcemil.runs.checkpoint import LoadedNetwork, load_network
 
 EXTRA = "onnx"
 TRACED_SIZE, COMPARED_SIZES = 37, (1, 3, 900, 2100)
-"""Patches of the bag that is traced, and of those by which the file is compared with the network."""
+"""Patches of the bag that is traced, and of those that compare file and network."""
 TOLERANCE = 1e-4
 """Largest difference between file and network, relative to the largest number they give."""
 OUTPUTS = ("logits", "host_logits", "scores")
 
 
 def write_onnx(checkpoint: Path, path: Path) -> Path:
-    """Write the network of a checkpoint, or of an exported fold, as an ONNX file.
+    """Write a checkpoint, or an exported fold, as a new ONNX file.
 
-    Args:
-        checkpoint: A checkpoint.safetensors of a fold, or a folder of `save_pretrained`.
-        path: The new file, by convention *.onnx.
-
-    Returns:
-        The path of the file.
-
-    Raises:
-        MissingExtraError: onnx, onnxruntime or onnxscript is not installed.
-        RunError: The host computes in a way that ONNX cannot follow for every number of patches.
-        UsageError: The file exists.
+    A host whose computation ONNX cannot follow for every number of patches is refused.
     """
     if path.exists():
         raise UsageError(f"{path} exists. Give a new file, or remove it.")
@@ -97,7 +87,7 @@ class _Prediction(nn.Module):
 
 
 def _coverage(head: EvidenceHead, responses: Tensor) -> Tensor:
-    """`head.coverage` of a whole slide with k as a tensor, since a number would be that of the traced bag."""
+    """`head.coverage` with k as a tensor: a number would be that of the traced bag."""
     place = torch.ones_like(responses[:, 0], dtype=torch.float64).cumsum(0)
     k = (TOP_SHARE * place.max()).round().clamp_min(FEWEST_TOP)
     ranked = responses.sort(dim=0, descending=True).values
@@ -143,29 +133,23 @@ def _compare(network: nn.Module, in_dim: int, path: Path) -> float:
 
 
 def _describe(record: dict[str, Any]) -> str:
-    known = ("task", "classes", "encoder", "in_dim", "patch_size_level0")
-    host = record["settings"]["host"]["name"]
-    return json.dumps(
-        {
-            "gcemil": __version__,
-            "host": host,
-            **{name: record[name] for name in known},
-            "outputs": OUTPUTS,
-        }
-    )
+    names = ("task", "classes", "encoder", "in_dim", "patch_size_level0")
+    facts = {"gcemil": __version__, "host": record["settings"]["host"]["name"]}
+    return json.dumps({**facts, **{name: record[name] for name in names}, "outputs": OUTPUTS})
 
 
 def _refusal(path: Path, record: dict[str, Any], reason: str) -> RunError:
     host = record["settings"]["host"]["name"]
     return RunError(
-        f"{path} was not written: ONNX cannot follow host '{host}' for every number of patches ({reason}). "
-        "Hosts that pool each patch once can be written, such as abmil or clam_sb; for others serve gcemil.load(RUN)."
+        f"{path} was not written: ONNX cannot follow host '{host}' for every number of patches "
+        f"({reason}). Hosts that pool each patch once can be written, such as abmil or clam_sb; "
+        "for others serve gcemil.load(RUN)."
     )
 
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """The exporter talks on every channel; what matters of it is in the exception."""
+    """The exporter prints on every channel; what matters is in the exception."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:

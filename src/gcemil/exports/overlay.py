@@ -1,8 +1,9 @@
 """Two pictures of one slide side by side: where the host looked, and what the evidence is.
 
-Left, every patch in the colour of its score's rank: the darker, the higher. Ranks, because raw scores of different hosts
-share no scale. Right, the selected patches in the colour they have in QuPath. Patches lie on the slide's thumbnail
-where there is one; else on white, and the unselected are grey. A key below each names its colours. Drawn with numpy, in time linear in the number of patches.
+Left, every patch in the colour of its score's rank: the darker, the higher. Ranks, because raw
+scores of different hosts share no scale. Right, the selected patches in the colour they have in
+QuPath. Patches lie on the slide's thumbnail if there is one; else on white, and the unselected are
+grey. A key below each names its colours.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from gcemil.bags.arrays import Bounds, stated_bounds, stated_number
 from gcemil.bags.cohort import Cohort, read_slide_attributes
 from gcemil.errors import InputError, UsageError
 from gcemil.exports.geojson import EVIDENCE, PatchClass
-from gcemil.files import read_picture, write_bytes
+from gcemil.files import read_picture
 from gcemil.slides.reader import open_slide
 from gcemil.slides.thumbnails import LONGEST_SIDE
 from gcemil.slides.thumbnails import read_thumbnail as draw_thumbnail
@@ -119,25 +120,16 @@ class SlideFrame:
     def paint(self, colors: Colors, importance: PerPatch, members: Mask | None = None) -> Canvas:
         """Squares in these colours; over a thumbnail they let it shine through."""
         chosen = np.ones(len(colors), dtype=bool) if members is None else members
+        patches = self.corners[chosen], colors[chosen], importance[chosen], self.side
         opacity = 1.0 if self.thumbnail is None else OPACITY
-        return paint_patches(
-            self.draw_background(),
-            self.corners[chosen],
-            colors[chosen],
-            importance[chosen],
-            self.side,
-            opacity=opacity,
-        )
+        return paint_patches(self.draw_background(), *patches, opacity=opacity)
 
     def mask_patches(self, members: Mask) -> Bool[np.ndarray, "height width"]:
         """The pixels of these patches."""
         ink = np.zeros((self.frame.height, self.frame.width, 3), dtype=np.uint8)
         colors = np.full((int(members.sum()), 3), 255, dtype=np.uint8)
-        order = np.zeros(len(colors))
-        return (
-            paint_patches(ink, self.corners[members], colors, order, self.side, opacity=1.0)[..., 0]
-            > 0
-        )
+        patches = self.corners[members], colors, np.zeros(len(colors)), self.side
+        return paint_patches(ink, *patches, opacity=1.0)[..., 0] > 0
 
 
 def draw_attention(place: SlideFrame, scores: PerPatch) -> Canvas:
@@ -149,7 +141,7 @@ def draw_attention(place: SlideFrame, scores: PerPatch) -> Canvas:
 def draw_evidence(
     place: SlideFrame, selected: Mask, color: tuple[int, int, int], fewer: Mask | None = None
 ) -> Canvas:
-    """The selected patches, those that fewer folds chose paler; the others grey where there is no tissue to see."""
+    """The selected patches, those that fewer folds chose paler, the others grey on white."""
     paler = np.zeros_like(selected) if fewer is None else fewer
     colors = np.where(selected[:, None], color, np.where(paler[:, None], lighten(color), GREY))
     importance = selected + 0.5 * paler
@@ -179,12 +171,12 @@ def draw_overlay(
         raise UsageError(f"A patch measures at least 1 level-0 pixel, got {patch_size}.")
     place = SlideFrame.of(fit_frame(coords, patch_size, thumbnail), coords, patch_size, thumbnail)
     ramp = (color_ramp(np.linspace(0.0, 1.0, RAMP_WIDTH)), "lowest to highest")
-    fewer = None if fold_share is None else (fold_share > 0) & ~selected
-    shown = {"selected": patch_class.color} | (
-        {} if thumbnail is not None else {"other patches": GREY}
-    )
-    if fewer is not None:
-        shown = {"chosen by most folds": patch_class.color, "by fewer": lighten(patch_class.color)}
+    fewer, color = None, patch_class.color
+    if fold_share is not None:
+        fewer = (fold_share > 0) & ~selected
+        shown = {"chosen by most folds": color, "by fewer": lighten(color)}
+    else:
+        shown = {"selected": color} | ({} if thumbnail else {"other patches": GREY})
     swatches = [
         (np.full((SWATCH, 3), color, dtype=np.uint8), name) for name, color in shown.items()
     ]
@@ -193,14 +185,9 @@ def draw_overlay(
         heading,
         [
             ("attention score, light to dark by rank", draw_attention(place, scores), [ramp]),
-            (title, draw_evidence(place, selected, patch_class.color, fewer), swatches),
+            (title, draw_evidence(place, selected, color, fewer), swatches),
         ],
     )
-
-
-def write_overlay(path: Path, image: Image.Image) -> Path:
-    """Write the picture as PNG."""
-    return write_bytes(path, encode_image(image, "PNG", optimize=True))
 
 
 def encode_image(image: Image.Image, form: str, **options: int | bool) -> bytes:
@@ -217,7 +204,7 @@ def read_thumbnail(
     level0_width: float | None = None,
     origin: tuple[int, int] = (0, 0),
 ) -> Thumbnail:
-    """A picture of the slide or of its scanned part; its scale is given, or follows from the width of what it shows."""
+    """A picture of the slide or of its scanned part, with its scale or the width it shows."""
     try:
         pixels = read_picture(path, "RGB")
     except InputError as error:
@@ -225,7 +212,8 @@ def read_thumbnail(
     found = downsample if level0_width is None else level0_width / pixels.shape[1]
     if found is None or not found > 0:
         raise UsageError(
-            f"{path} needs a scale: level-0 pixels per pixel of the thumbnail, above 0, got {found}."
+            f"{path} needs a scale: level-0 pixels per pixel of the thumbnail, above 0, got "
+            f"{found}."
         )
     return Thumbnail(pixels, found, origin)
 
@@ -250,7 +238,7 @@ def frame_patches(
     *,
     whole_pixels: bool,
 ) -> Frame:
-    """The box around all patches with at most so many pixels along a side, and so many to a patch."""
+    """The box around all patches, limited in pixels along a side and per patch."""
     left, top = coords.min(axis=0).tolist()
     extent = (coords.max(axis=0) + patch_size - np.array([left, top])).tolist()
     scale = min(largest / max(extent), most_per_patch / patch_size)
@@ -311,37 +299,38 @@ def _join_panels(heading: str, panels: Sequence[tuple[str, Canvas, Key]]) -> Ima
     def measure(text: str) -> int:
         return math.ceil(font.getlength(text))
 
-    keys = [
-        sum(len(colors) + gap + measure(name) + MARGIN for colors, name in key)
-        for _, _, key in panels
-    ]
+    def measure_key(key: Key) -> int:
+        return sum(len(colors) + gap + measure(name) + MARGIN for colors, name in key)
+
     widths = [
-        max(canvas.shape[1], measure(title), key)
-        for (title, canvas, _), key in zip(panels, keys, strict=True)
+        max(canvas.shape[1], measure(title), measure_key(key)) for title, canvas, key in panels
     ]
     top = MARGIN + 2 * TITLE_HEIGHT
     bottom = top + max(canvas.shape[0] for _, canvas, _ in panels) + MARGIN
     total = max(sum(widths) + MARGIN * (len(panels) + 1), measure(heading) + 2 * MARGIN)
     sheet = Image.new("RGB", (total, bottom + KEY_HEIGHT), "white")
-    draw = ImageDraw.Draw(sheet)
-    draw.text((MARGIN, MARGIN), heading, fill=INK, font=font)
+
+    def write(left: int, top: int, text: str) -> None:
+        ImageDraw.Draw(sheet).text((left, top), text, fill=INK, font=font)
+
+    write(MARGIN, MARGIN, heading)
     left = MARGIN
     for (title, canvas, key), width in zip(panels, widths, strict=True):
-        draw.text((left, MARGIN + TITLE_HEIGHT), title, fill=INK, font=font)
+        write(left, MARGIN + TITLE_HEIGHT, title)
         sheet.paste(Image.fromarray(canvas), (left, top))
         place = left
         for colors, name in key:
             swatch = Image.fromarray(np.repeat(colors[None], SWATCH, axis=0))
             sheet.paste(swatch, (place, bottom + (KEY_HEIGHT - SWATCH) // 2))
             place += len(colors) + gap
-            draw.text((place, bottom + (KEY_HEIGHT - FONT_SIZE) // 2), name, fill=INK, font=font)
+            write(place, bottom + (KEY_HEIGHT - FONT_SIZE) // 2, name)
             place += measure(name) + MARGIN
         left += width + MARGIN
     return sheet
 
 
 def read_own_thumbnail(cohort: Path, slide_id: str) -> Thumbnail | None:
-    """The picture of the scanned part; None where there is none, or where its place on the slide is not known."""
+    """The picture of the scanned part; None if it, or its place on the slide, is not known."""
     path = cohort / "thumbnails" / f"{slide_id}.jpg"
     place = read_place(path, read_slide_attributes(cohort, slide_id))
     if not path.is_file() or place.size is None:
@@ -379,7 +368,7 @@ def read_place(
 ) -> SlidePlace:
     """What the attributes of a feature file say; `mpp` serves where they do not say it."""
     bounds = stated_bounds(attributes, str(source)) or (0, 0)
-    # A file that names no size of the scanned part shows the whole slide, unless the part begins elsewhere.
+    # Without a size of the scanned part the file shows the whole slide, unless it begins elsewhere.
     whole = "bounds" if "bounds_width" in attributes else "level0" if bounds == (0, 0) else None
     width, height = (stated_number(attributes, f"{whole}_{side}") for side in ("width", "height"))
     return SlidePlace(
@@ -429,7 +418,7 @@ def read_slide_place(
 def choose_thumbnail(
     place: SlidePlace, path: Path | None, downsample: float | None
 ) -> Thumbnail | None:
-    """The picture given, with its scale from `downsample` or the slide's width; without one, the slide's own."""
+    """The given picture, scaled by `downsample` or the slide's width; else the slide's own."""
     own = place.thumbnail_file
     if path is None or (downsample is None and own is not None and path.resolve() == own.resolve()):
         return place.thumbnail
@@ -437,6 +426,7 @@ def choose_thumbnail(
         return read_thumbnail(path, downsample=downsample)
     if place.level0_width is None:
         raise UsageError(
-            f"{place.source} does not say how wide the slide is, so {path} has no scale. Give --downsample."
+            f"{place.source} does not say how wide the slide is, so {path} has no scale. Give "
+            "--downsample."
         )
     return read_thumbnail(path, level0_width=place.level0_width)

@@ -1,12 +1,12 @@
-"""The evidence of a run's test slides as SpatialData: <slide>.zarr as wsidata and LazySlide read it (extra `wsidata`).
+"""The evidence of a run's test slides as SpatialData: <slide>.zarr (extra `wsidata`).
 
-  shapes/tiles        one square per patch in level-0 pixels of the whole file: tile_id, x, y, tissue_id, and the evidence as
-                      gce_evidence, gce_gate, gce_attention, gce_score, gce_gain
-  tables/gce_tiles    responses (n, anchors) of every patch, a column per anchor; the same columns in obs; slide, fold,
-                      verdict and hashes in uns
-  attrs               tile_spec: how the tiles lie
+  shapes/tiles       one square per patch in level-0 pixels of the whole file: tile_id, x, y,
+                     tissue_id, gce_evidence, gce_gate, gce_attention, gce_score, gce_gain
+  tables/gce_tiles   responses (n, anchors) of every patch; the same columns in obs; slide, fold,
+                     verdict and hashes in uns
+  attrs              tile_spec: how the tiles lie
 
-Read from RUN/fold_<k>/evidence: no network is needed. Everything is checked before the first store is written.
+Read from RUN/fold_<k>/evidence: no network is needed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int
 
 from gcemil.bags.bag import grid_stride
 from gcemil.bags.cohort import Cohort
@@ -41,7 +40,8 @@ def write_wsidata(run: Path, folder: Path, *, fold: int | None = None) -> list[P
     }
     if not todo:
         raise RunError(
-            f"{run} has no evidence files. A plain host has none; make others with 'gcemil train {run} --again'."
+            f"{run} has no evidence files. A plain host has none; make others with 'gcemil train "
+            f"{run} --again'."
         )
     targets = {slide_id: folder / f"{slide_id}.zarr" for slide_id in todo}
     if there := [path for path in targets.values() if path.exists()]:
@@ -70,7 +70,8 @@ def describe_slide(cohort: Cohort, fold: RunFold, evidence: SlideEvidence) -> An
         size = cohort.slide_patch_size(evidence.slide_id, coords)
     if coords is None or size is None:
         raise UsageError(
-            f"Slide '{evidence.slide_id}' has no coordinates or no patch size, so its patches cannot be tiles."
+            f"Slide '{evidence.slide_id}' has no coordinates or no patch size, so its patches "
+            "cannot be tiles."
         )
     columns = {
         "gce_evidence": evidence.selected,
@@ -110,25 +111,18 @@ def describe_slide(cohort: Cohort, fold: RunFold, evidence: SlideEvidence) -> An
         uns={"gcemil": facts},
     )
     parsed = TableModel.parse(table, region=TILES, region_key="library_id", instance_key="tile_id")
-    found = SpatialData(
+    step = round(grid_stride(coords) or size)
+    slide = SpatialData(
         shapes={TILES: ShapesModel.parse(tiles)}, tables={f"{EVIDENCE_TABLE}_{TILES}": parsed}
     )
-    found.attrs["tile_spec"] = {TILES: _tile_spec(size, coords)}
-    return found
-
-
-def _tile_spec(size: int, coords: Int[np.ndarray, "n 2"]) -> dict[str, Any]:
-    """Tiles cut at level 0, as far apart as most of them lie."""
-    step = round(grid_stride(coords) or size)
-    return {
-        "height": size,
-        "width": size,
-        "stride_height": step,
-        "stride_width": step,
-        "mpp": None,
-        "ops_level": 0,
-        "ops_downsample": 1.0,
-        "base_level": 0,
-        "base_downsample": 1.0,
-        "tissue_name": None,
+    # Tiles cut at level 0, as far apart as most of them lie.
+    slide.attrs["tile_spec"] = {
+        TILES: {
+            **dict.fromkeys(("height", "width"), size),
+            **dict.fromkeys(("stride_height", "stride_width"), step),
+            **dict.fromkeys(("ops_level", "base_level"), 0),
+            **dict.fromkeys(("ops_downsample", "base_downsample"), 1.0),
+            **dict.fromkeys(("mpp", "tissue_name")),
+        }
     }
+    return slide

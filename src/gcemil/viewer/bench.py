@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -34,10 +34,10 @@ from gcemil.diagnostics.snr import BagOutcome, Tolerances
 from gcemil.diagnostics.subsets import Sufficiency, find_disjoint_sets
 from gcemil.errors import UsageError
 from gcemil.evidence.coverage import anchor_coverage
-from gcemil.exports.certificate import Prediction, Predictions, describe_direction
-from gcemil.exports.explain import judge_outputs, name_output, name_prediction
+from gcemil.exports.certificate import describe_direction
+from gcemil.exports.evidence import SlideExport
+from gcemil.exports.explain import describe_prediction, judge_outputs, name_output
 from gcemil.exports.geojson import PatchClass, encode_features, encode_list
-from gcemil.exports.slide_export import SlideExport
 from gcemil.shapes import Logits, Selected
 from gcemil.viewer.session import OpenedSlide
 
@@ -154,9 +154,7 @@ def judge_set(
     removed = None if kept is None else slide.kept(~selected)
     versions = {"full": slide.full.logits, "gated": slide.gated, "kept": kept, "removed": removed}
     live = _prediction(slide, slide.kept(present))
-    predictions: dict[str, Any] = {
-        name: _prediction(slide, logits) for name, logits in versions.items()
-    }
+    predictions = {name: _prediction(slide, logits) for name, logits in versions.items()}
     verdicts, direction = [], ""
     if kept is not None:
         fraction = float(selected.double().mean())
@@ -166,13 +164,13 @@ def judge_set(
             {"name": name, "held": verdict.held, "sentence": verdict.sentence(name)}
             for name, verdict in judged.items()
         ]
-        direction = describe_direction(Predictions(**predictions))
+        direction = describe_direction(predictions)
     return {
         "n_selected": int(selected.sum()),
         "n_present": int(present.sum()),
         "output_name": name_output(slide.fold.task, slide.full.logits),
-        "live": live and asdict(live),
-        "predictions": {name: one and asdict(one) for name, one in predictions.items()},
+        "live": live,
+        "predictions": predictions,
         "verdicts": verdicts,
         "direction": direction,
         "is_evidence": bool((selected == slide.chosen).all()),
@@ -192,12 +190,9 @@ def _measure_coverage(slide: OpenedSlide, selected: Selected) -> list[float] | N
     return covered
 
 
-def _prediction(slide: OpenedSlide, logits: Logits | None) -> Prediction | None:
-    if logits is None:
-        return None
-    fold = slide.fold
-    output = fold.output_scale("wrapped").output(slide.full.logits, logits)
-    return Prediction(name_prediction(fold.task, logits), output)
+def _prediction(slide: OpenedSlide, logits: Logits | None) -> dict[str, Any] | None:
+    scale = slide.fold.output_scale("wrapped")
+    return describe_prediction(slide.fold.task, scale, slide.full.logits, logits)
 
 
 EDITED = PatchClass("Evidence edited by hand", (230, 160, 0))

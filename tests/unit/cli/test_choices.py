@@ -7,8 +7,8 @@ import typer.main
 
 from gcemil.cli import benchmark, main, options, predict, simulate, train
 from gcemil.config import RECIPES, TrackerName
+from gcemil.exports.evidence import HEATMAPS
 from gcemil.exports.explain import Unit
-from gcemil.exports.slide_export import HEATMAPS
 from gcemil.prefilter.slide_files import FileMode
 from gcemil.simulation.profile import SIZES
 from gcemil.tables import FORMATS
@@ -18,14 +18,14 @@ from gcemil.training.trackers import TRACKERS
 @pytest.mark.parametrize(
     ("choices", "known"),
     [
-        (train.Recipe, RECIPES),
+        (options.RecipeName, RECIPES),
         (train.Tracker, TRACKERS),
         (train.Tracker, get_args(TrackerName)),
         (simulate.Size, SIZES),
         (benchmark.Format, FORMATS),
         (predict.Mode, get_args(FileMode)),
-        (list(dict.fromkeys(name.measurement for name in options.HeatMapName)), HEATMAPS),
-        (options.Unit, get_args(Unit)),
+        (options._read_heatmaps(options.HEATMAPS), HEATMAPS),
+        (options.UnitName, get_args(Unit)),
     ],
 )
 def test_a_command_offers_what_its_table_holds(choices, known):

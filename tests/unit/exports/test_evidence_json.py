@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from builders.reports import toy_evidence
+from gcemil.exports.evidence import SlideExport
 from gcemil.exports.geojson import BLOCK, EVIDENCE, NO_EVIDENCE, encode_list
-from gcemil.exports.slide_export import SlideExport
 
 
 def export(coords, selected=(False, True)):
@@ -25,8 +25,8 @@ def export(coords, selected=(False, True)):
 
 
 def test_selected_patches_are_listed_with_place_and_numbers(tmp_path):
-    path = export(np.array([[0, 0], [256, 512]])).write_json(tmp_path / "e.json")
-    found = json.loads(path.read_text())
+    export(np.array([[0, 0], [256, 512]])).write_json(tmp_path / "e.json")
+    found = json.loads((tmp_path / "e.json").read_text())
     assert found["patches"] == [{"index": 1, "x": 256, "y": 512, "attention_score": 0.9}]
     assert (found["fraction"], found["n_patches"]) == pytest.approx((0.5, 2))
 
