@@ -11,7 +11,7 @@ from torchmil.models import ABMIL, CLAM_SB, DSMIL
 from torchmil.nn import AttentionPool
 
 from gcemil.hosts.abmil import Abmil
-from gcemil.hosts.clam_sb import ClamSb, instance_loss
+from gcemil.hosts.clam import ClamSb, instance_loss
 from gcemil.hosts.dsmil import Dsmil
 from gcemil.hosts.dtfd import Dtfd, group_of
 

@@ -34,7 +34,7 @@ from gcemil.hosts.attention import (
     init_xavier,
     read_means_without_each,
 )
-from gcemil.hosts.clam_sb import instance_loss
+from gcemil.hosts.clam import instance_loss
 from gcemil.hosts.host import (
     ClosedForm,
     Embedded,

@@ -89,7 +89,7 @@ HOSTS: dict[str, HostSpec] = {
         },
     ),
     "clam_sb": HostSpec(
-        "gcemil.hosts.clam_sb", "ClamSb", "paper", parameters=790_791,
+        "gcemil.hosts.clam", "ClamSb", "paper", parameters=790_791,
         published={
             "learning_rate": 2e-4, "weight_decay": 1e-5, **UNTIL_LOSS_RISES, "host.options": {"dropout": 0.25},
         },
@@ -147,7 +147,7 @@ HOSTS: dict[str, HostSpec] = {
         },
     ),
     "clam_mb": HostSpec(
-        "gcemil.hosts.clam_mb", "ClamMb", "paper", parameters=791_048,
+        "gcemil.hosts.clam", "ClamMb", "paper", parameters=791_048,
         published={
             "learning_rate": 2e-4, "weight_decay": 1e-5, **UNTIL_LOSS_RISES, "host.options": {"dropout": 0.25},
         },
@@ -160,9 +160,9 @@ HOSTS: dict[str, HostSpec] = {
         },
     ),
     "additive": HostSpec("gcemil.hosts.additive", "Additive", "paper", parameters=787_843),
-    "mean": HostSpec("gcemil.hosts.mean", "Mean", "paper", parameters=525_826),
-    "max": HostSpec("gcemil.hosts.max", "Max", "paper", parameters=525_826),
-    "linear": HostSpec("gcemil.hosts.mean", "Linear", "paper", parameters=2_050),
+    "mean": HostSpec("gcemil.hosts.baselines", "Mean", "paper", parameters=525_826),
+    "max": HostSpec("gcemil.hosts.baselines", "Max", "paper", parameters=525_826),
+    "linear": HostSpec("gcemil.hosts.baselines", "Linear", "paper", parameters=2_050),
 }  # fmt: skip
 
 

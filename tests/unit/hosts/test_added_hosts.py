@@ -5,7 +5,7 @@ import torch
 
 from builders.wrappers import prepared_host, tensor_bag
 from gcemil.hosts.acmil import masked_at_random, mean_cosine
-from gcemil.hosts.clam_sb import extremes, instance_loss
+from gcemil.hosts.clam import extremes, instance_loss
 from gcemil.hosts.host import closed_form, embedded_bag
 from gcemil.hosts.table import create_host
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gcemil.hosts.attention import AttentionEmbedded
-from gcemil.hosts.clam_sb import ClamSb
+from gcemil.hosts.clam import ClamSb
 
 
 def softplus(x):
