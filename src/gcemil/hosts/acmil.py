@@ -45,7 +45,6 @@ class Acmil(BranchPoolHost):
         n_branches: int = 5,
         n_masked: int = 10,
         masked_share: float = 0.6,
-        diversity_weight: float = 1.0,
     ) -> None:
         super().__init__(in_dim, n_outputs, gate_mode)
         if n_branches < 1 or n_masked < 0 or not 0 <= masked_share < 1:
@@ -58,7 +57,6 @@ class Acmil(BranchPoolHost):
         self.branch_heads = nn.ModuleList(nn.Linear(width, n_outputs) for _ in range(n_branches))
         self.head = nn.Linear(width, n_outputs)
         self.n_masked, self.masked_share = n_masked, masked_share
-        self.diversity_weight = diversity_weight
         self.task_weights = {"bag": 1.0} | {
             f"branch_{k}": 1 / n_branches for k in range(n_branches)
         }
@@ -83,7 +81,7 @@ class Acmil(BranchPoolHost):
         branch_features = weights.T @ embedded.tokens
         losses = {}
         if target is not None:
-            losses["diversity"] = self.diversity_weight * mean_cosine(weights)
+            losses["diversity"] = mean_cosine(weights)
         return HostOutput(
             logits=logits,
             bag_feature=bag_feature,

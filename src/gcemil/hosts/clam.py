@@ -53,6 +53,9 @@ class Clam(MilHost[Any]):
 
     lrp_constants = ("attention",)
     branch_per_output = False
+    project: nn.Module
+    attention: nn.Module
+    head: nn.Linear
 
     def __init__(
         self,

@@ -343,6 +343,7 @@ GATED_CLAM = (
     "attention_net.3.attention_c",
 )
 PLAIN_CLAM = ("attention_net.0", "attention_net.3.0", None, "attention_net.3.3")
+CLAM_PLACES: tuple[tuple[str, str, str | None, str], ...] = (GATED_CLAM, PLAIN_CLAM)
 HDMIL = attention_pool(
     *GATED_CLAM,
     (
@@ -527,10 +528,9 @@ CAMIL = WeightLayout(
 
 LAYOUTS: dict[str, tuple[WeightLayout, ...]] = {
     "abmil": abmil_layouts(),
-    "clam_sb": tuple(attention_pool(*names, CLAM_SB_HEADS) for names in (GATED_CLAM, PLAIN_CLAM)),
+    "clam_sb": tuple(attention_pool(*names, CLAM_SB_HEADS) for names in CLAM_PLACES),
     "clam_mb": tuple(
-        attention_pool(*names, CLAM_MB_HEADS, branches="n_outputs")
-        for names in (GATED_CLAM, PLAIN_CLAM)
+        attention_pool(*names, CLAM_MB_HEADS, branches="n_outputs") for names in CLAM_PLACES
     ),
     "acmil": (ACMIL,),
     "transmil": (TRANSMIL,),
