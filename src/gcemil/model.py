@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from gcemil.bags.cohort import Task
 from gcemil.config import EvidenceSettings
 from gcemil.errors import UsageError
-from gcemil.evidence.anchors import AnchorBank, create_response
-from gcemil.evidence.bridge import create_bridge
+from gcemil.evidence.anchors import AnchorBank, CalibratedResponse, PaperResponse
+from gcemil.evidence.bridge import BRIDGES
 from gcemil.evidence.coverage import (
     ClassUtility,
     RiskPathways,
@@ -158,13 +158,13 @@ class GceMil(nn.Module):
         # The class without a lesion (-1: none), and what evidence must exceed to be confirmed; set after training.
         self.register_buffer("negative_class", torch.tensor(-1))
         self.register_buffer("confirmation_threshold", torch.tensor(0.0))
-        self.bridge = create_bridge(
-            bridge_kind(settings, anchors, in_dim),
-            in_dim,
-            anchors.anchor_dim,
-            rank=settings.bridge_rank,
+        kind = bridge_kind(settings, anchors, in_dim)
+        self.bridge = BRIDGES[kind](in_dim, anchors.anchor_dim, rank=settings.bridge_rank)
+        self.response: PaperResponse | CalibratedResponse = (
+            PaperResponse()
+            if settings.responses == "paper"
+            else CalibratedResponse(anchors.n_anchors)
         )
-        self.response = create_response(settings.responses, anchors.n_anchors)
         self.selector = Selector(
             in_dim,
             adapter_rank=settings.adapter_rank,
