@@ -8,20 +8,21 @@ Recovery ends with the subset of patches that is the evidence:
   while some anchor has v_m(S) < target_m:
       S <- S + argmax_{i not in S} [U(S + i) - U(S)]
 
-The paper's loop has no exit when an anchor is out of reach. Ours ends in one of five ways and says which. Two options
-keep it from chasing what cannot or need not be covered:
+The paper's loop has no exit when an anchor is out of reach. Ours ends in one of five ways and says
+which. Two options exclude what cannot or need not be covered:
 
   reachable          target_m = coverage_target * v_m(whole bag), instead of coverage_target
-  min_weight_share   anchors with alpha_m below this share of the largest weight are left out of targets and gains
+  min_weight_share   anchors with alpha_m below this share of the largest weight do not count
 
 The best candidate is found exactly, without looking at every patch in every step:
 
   gain_i(S) = sum_m r_im alpha_m prod_{j in S} (1 - r_jm)      a candidate's own gate is 0: nothing to leave out
   i* = argmax_i gain_i(S)                                      ties to the lower index
 
-Lazy evaluation: the patches of highest gain form a pool, and only the pool is evaluated. Gains never grow, and a patch
-outside gains at most max_m missed_m(now) / missed_m(then) times what it gained when the pool was filled. While the best
-of the pool beats that, it is the best of the bag; otherwise the pool is filled again.
+Lazy evaluation: the patches of highest gain form a pool, and only the pool is evaluated. Gains never
+grow, and a patch outside gains at most max_m missed_m(now) / missed_m(then) times what it gained when
+the pool was filled. While the best of the pool beats that, it is the best of the bag; otherwise the
+pool is filled again.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class StopReason(StrEnum):
     COVERED = "covered"
     """Every anchor that counts has reached its target."""
     CAPPED = "capped"
-    """The subset is as large as allowed; when the threshold alone went past the cap, the lowest gates were dropped."""
+    """The subset is as large as allowed; above the cap, the lowest gates were dropped."""
     NO_GAIN = "no_gain"
     """A target is missed, and no remaining patch would add anything."""
     EXHAUSTED = "exhausted"
@@ -154,18 +155,20 @@ def _check_bag(
 ) -> None:
     if responses.ndim != 2 or 0 in responses.shape or not responses.is_floating_point():
         raise BagError(
-            f"Responses are probabilities in floating point, (patches, anchors), got {responses.dtype} of shape "
-            f"{tuple(responses.shape)}."
+            "Responses are probabilities in floating point, (patches, anchors), "
+            f"got {responses.dtype} of shape {tuple(responses.shape)}."
         )
     n_patches, n_anchors = responses.shape
     if gates.shape != (n_patches,) or anchor_weights.shape != (n_anchors,):
         raise BagError(
-            f"Responses of {n_patches} patches to {n_anchors} anchors need as many gates and anchor weights, got "
-            f"{tuple(gates.shape)} and {tuple(anchor_weights.shape)}. Pass the weights of the predicted class."
+            f"Responses of {n_patches} patches to {n_anchors} anchors need as many gates and anchor "
+            f"weights, got {tuple(gates.shape)} and {tuple(anchor_weights.shape)}. "
+            "Pass the weights of the predicted class."
         )
     if shortlist is not None and (shortlist.dtype != torch.bool or shortlist.shape != gates.shape):
         raise BagError(
-            f"A shortlist is a bool mask over {n_patches} patches, got {shortlist.dtype} {tuple(shortlist.shape)}."
+            f"A shortlist is a bool mask over {n_patches} patches, "
+            f"got {shortlist.dtype} {tuple(shortlist.shape)}."
         )
     for name, values, highest in (
         ("Gates", gates, 1.0),

@@ -176,6 +176,8 @@ class FreeBridge(Bridge):
                 f"{self.in_dim} to {self.anchor_dim}. Use the patch encoder and the anchors of "
                 "this cohort."
             )
+        if ridge <= 0:
+            raise InputError(f"The ridge must be positive, got {ridge}. 0.01 is a usual choice.")
         left, right, bias = reduced_rank_fit(features, anchor_space, ridge=ridge, rank=self.rank)
         self.left.copy_(left)
         self.right.copy_(right)
