@@ -33,7 +33,7 @@ def run_of(source: object) -> Path | None:
 
 
 def hash_module(name: str) -> str | None:
-    """Hash of the file of a module and of the packages around it, none of which is imported; None if not found."""
+    """Hash of the files of a module and the packages around it, without importing; None if missing."""
     places, found = [*sys.path, str(Path.cwd())], hashlib.sha256()
     parts = name.split(".")
     for count in range(1, len(parts) + 1):
@@ -41,16 +41,13 @@ def hash_module(name: str) -> str | None:
         if spec is None:
             return None
         if spec.origin is not None:
-            try:
-                found.update(Path(spec.origin).read_bytes())
-            except OSError:
-                return None
+            found.update(Path(spec.origin).read_bytes())
         places = list(spec.submodule_search_locations or [])
     return found.hexdigest()
 
 
 def remember_consent(host: str, run: Path) -> None:
-    """Keep that this run may import its host, as the files are now; where nothing can be written it asks again."""
+    """Keep that this run may import its host, as the files are now."""
     known, digest = _read(), hash_module(host.partition(":")[0])
     if digest is None or known.get(str(run), {}).get(host) == digest:
         return
@@ -69,10 +66,9 @@ def recall_consent(host: str, run: Path) -> bool | None:
 
 
 def _read() -> dict[str, dict[str, str]]:
-    """Every consent; a file that cannot be understood holds none."""
+    """Every consent; a damaged file holds none."""
     try:
-        found = json.loads(consent_file().read_text())
+        known: dict[str, dict[str, str]] = json.loads(consent_file().read_text())
     except (OSError, ValueError):
         return {}
-    runs = found.items() if isinstance(found, dict) else []
-    return {run: dict(hosts) for run, hosts in runs if isinstance(hosts, dict)}
+    return known
