@@ -7,9 +7,9 @@
   F(X), F(X_pi)                               host and evidence head together, ungated and gated
   f(X)                                        the host's own prediction
 
-`model(...)` is a pure function: no search, and the same in training and evaluation but for dropout and
-the temperature of the gates. Which patches are the evidence, and whether they hold, is decided in
-explanation.py.
+`model(...)` is a pure function: no search, and the same in training and evaluation but for dropout
+and the temperature of the gates. Which patches are the evidence, and whether they hold, is decided
+in explanation.py.
 """
 
 from __future__ import annotations
@@ -249,7 +249,8 @@ class GceMil(nn.Module):
         if not bool(torch.isfinite(evidence.scores).all()):
             raise not_finite_error(
                 features,
-                "The selector returned NaN or infinite scores for finite features: it has diverged.",
+                "The selector returned NaN or infinite scores for finite features: "
+                "it has diverged.",
             )
         if self.host.reweights_features:
             soft = self.host(features, coords, gates=evidence.log_gates.exp())
@@ -292,7 +293,7 @@ class GceMil(nn.Module):
         full: HostOutput | None,
         patch_size: int | None,
     ) -> Evidence:
-        """Scores, gates, responses and coverage; `full` is the ungated view, if the score reads it."""
+        """Scores, gates, responses and coverage; `full` is the ungated prediction."""
         settings, reads_likeness = self.settings, full is not None and self.reads_likeness
         # One matrix product serves the selector, the bridge and the class directions.
         reads = [*self.selector.reads(), self.bridge.read(self.anchors)]
@@ -328,7 +329,7 @@ class GceMil(nn.Module):
     def gate_scores(
         self, scores: Scores, responses: Responses, count: int | None = None
     ) -> Evidence:
-        """Gates and coverage that follow from scores; `count` patches open in place of the budget's."""
+        """Gates and coverage of these scores; `count` patches open, or the budget's."""
         gate = self.gate(scores, temperature=float(self.temperature), count=count)
         if not self.training:
             gate = gate.shut()
@@ -357,7 +358,7 @@ class GceMil(nn.Module):
     def patch_shares(
         self, full: HostOutput, embedded: Embedded, coords: Tensor | None
     ) -> Scores | None:
-        """How much each patch supports the prediction: its contribution, or the logit lost without it."""
+        """Support of each patch: its contribution, or the logit lost without it."""
         if full.contributions is not None:
             return self.output_kind.shares(full.contributions)
         form = closed_form(self.host)
@@ -386,12 +387,12 @@ class GceMil(nn.Module):
         return self.response(self.bridge.cosines(features, self.anchors))
 
     def anchor_weights(self, logits: Logits, asked: AskedOutput | None = None) -> AnchorWeights:
-        """How much each anchor matters to the predicted class, the one asked about, or the number."""
+        """Weights of the anchors for the predicted class, an asked one, or the number."""
         return self._class_weights[logits.argmax() if asked is None else asked.target]
 
     @property
     def _class_weights(self) -> ClassAnchorWeights:
-        """alpha_cm, or |beta_m| in one row: of the head if it votes on these anchors, else learned."""
+        """alpha_cm, or |beta_m| in one row; of the head if it votes on these anchors."""
         if self.head.has_vote and self.is_grounded:
             return self.head.weights.abs()
         return self.utility.anchor_weights

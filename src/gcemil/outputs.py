@@ -111,7 +111,7 @@ class AskedOutput(ClassOutput):
         return float(before - after)
 
     def prefers(self, logits: Logits) -> bool:
-        """Whether the target is predicted, or is at least as likely as the class it is asked against."""
+        """Whether the target is predicted, or at least as likely as `against`."""
         if self.against is None:
             return int(logits.argmax()) == self.target
         return bool(logits[self.target] >= logits[self.against])
@@ -123,7 +123,7 @@ class AskedOutput(ClassOutput):
 
 @dataclass(frozen=True)
 class ClassQuestion:
-    """Why this class, or why this class and not another; read from names before a bag is predicted."""
+    """Why this class, or why this class and not another."""
 
     names: tuple[str, ...]
     target: int | None
@@ -139,7 +139,8 @@ class ClassQuestion:
             return None
         if len(names) < 2:
             raise UsageError(
-                "The model predicts one number and has no classes to ask about. Leave the class out."
+                "The model predicts one number and has no classes to ask about. "
+                "Leave the class out."
             )
 
         def find(one: str | int | None) -> int | None:
@@ -209,7 +210,7 @@ class NumberOutput:
     def calibrate(
         self, logits: Float[Tensor, "*n 1"], scale: Float[Tensor, "2"]
     ) -> Float[Tensor, "*n 1"]:
-        """A risk in deviations from its mean over the training slides; a value corrected by a slope."""
+        """A risk in deviations from the training mean; a value corrected by a slope."""
         return (logits - scale[0]) * scale[1]
 
     def contrast(self, weights: ClassAnchorWeights, logits: Logits) -> AnchorWeights:
@@ -293,7 +294,7 @@ class Verdict:
 
     @property
     def is_faithful(self) -> bool:
-        """Sufficient and necessary, and of the same class, since two may lie within the tolerance."""
+        """Sufficient, necessary and of the same class."""
         return self.is_sufficient and self.is_necessary and self.keeps_class
 
     @property
@@ -312,7 +313,7 @@ class Verdict:
 def judge(
     output: Output, full: Logits, kept: Logits, removed: Logits | None, tolerances: Tolerances
 ) -> Verdict:
-    """Compare the three predictions; `removed` is None if no patch is left: nothing is necessary."""
+    """Compare the three predictions; `removed` is None if no patch is left."""
     gap = output.gap(full, kept)
     return Verdict(
         is_sufficient=gap <= tolerances.sufficiency,

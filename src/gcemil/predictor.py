@@ -1,4 +1,4 @@
-"""F, host and evidence head together, behind the contract of a host (evidence/head.py has the equations)."""
+"""F, host and evidence head together, behind the contract of a host."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ class GcePredictor:
     def _contributions(
         self, output: HostOutput, embedded: GceEmbedded, logits: Logits
     ) -> Scores | None:
-        """Share of each patch in F: the host's, where it predicts the same, and the head's marginal."""
+        """Share of each patch in F: the host's, if it agrees, and the head's marginal."""
         if output.contributions is None:
             return None
         head, weight = self.head, self.head.weight

@@ -1,11 +1,11 @@
 """A bag in blocks of rows: what treats every patch on its own never needs the whole bag at once.
 
-A slide of 200,000 patches of width 1024 takes 0.4 GB in half precision, 0.8 GB in single, and as much
-again for each temporary of a layer. So outside training a large bag stays as it is stored, and its
-rows are converted to float32 and mapped block after block.
+A slide of 200,000 patches of width 1024 takes 0.4 GB in half precision, 0.8 GB in single, and as
+much again for each temporary of a layer. So outside training a large bag stays as it is stored, and
+its rows are converted to float32 and mapped block after block.
 
-Several linear maps of one bag are one matrix product and one pass for the norms: the selector and the
-bridge each need some inner products of h_i with a few rows and perhaps |h_i|^2.
+Several linear maps of one bag are one matrix product and one pass for the norms: the selector and
+the bridge each need some inner products of h_i with a few rows and perhaps |h_i|^2.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def row_blocks(n_rows: int, size: int) -> Iterator[slice]:
 def mapped_rows(function: Callable[..., Sequence[Tensor]], *inputs: Tensor) -> list[Tensor]:
     """Apply the function to the rows in float32; in blocks where no gradient is wanted.
 
-    The function treats every row on its own, and gives tensors whose first axis is that of the rows.
+    The function treats every row on its own, and gives tensors whose first axis is that of the
+    rows.
     """
     n_rows = len(inputs[0])
     if torch.is_grad_enabled() or not is_large(n_rows):

@@ -1,11 +1,12 @@
 """The anchor bank, M frozen concept embeddings a_m with their prompts; and how patches respond.
 
-Control banks keep the size and, where it says so, the geometry, and take the meaning away. Permuting
-the rows would not do that: the class-anchor weights are learned, so they follow any permutation.
+Control banks keep the size and, where it says so, the geometry, and take the meaning away.
+Permuting the rows would not do that: the class-anchor weights are learned, so they follow any
+permutation.
 
 Responses r_im in (0, 1), from the cosines of the bridge:
 
-  paper       r = sigma(gamma (cos - delta)),   gamma = 8, delta = 0.15                       (Eq. 2)
+  paper       r = sigma(gamma (cos - delta)),   gamma = 8, delta = 0.15                  (Eq. 2)
   calibrated  r = sigma(4 (cos - delta_m) / s_m), delta_m the 95 % quantile and s_m the standard
               deviation over reference patches
 
@@ -16,10 +17,11 @@ sets their mean apart:
 
   mu, Sigma   mean and covariance of the reference patches of the training fold
   B(h)        = h - mu
-  a_m         = (Sigma + lambda I)^-1 (mean of the patches of concept m - mu),   lambda = 3 tr(Sigma) / d
+  a_m         = (Sigma + lambda I)^-1 (mean of the patches of concept m - mu)
+  lambda      = 3 tr(Sigma) / d
 
-Features of one encoder share a large mean, and most of their spread is common to all tissue; cosines
-of raw features see little else. The bridge is fixed: anchors live in feature space.
+Features of one encoder share a large mean, and most of their spread is common to all tissue;
+cosines of raw features see little else. The bridge is fixed: anchors live in feature space.
 """
 
 import hashlib
@@ -70,8 +72,8 @@ class AnchorBank:
         )
         if len(self.prompts) != len(self.embeddings) or not self.prompts:
             raise InputError(
-                f"An anchor bank ({self.provenance}) needs one prompt per embedding and at least one, "
-                f"got {len(self.prompts)} prompts for {len(self.embeddings)} embeddings."
+                f"An anchor bank ({self.provenance}) needs one prompt per embedding and at least "
+                f"one, got {len(self.prompts)} prompts for {len(self.embeddings)} embeddings."
             )
         norms = self.embeddings.norm(dim=1)
         usable = torch.isfinite(norms) & (norms > 0)
@@ -177,7 +179,7 @@ class AnchorBank:
         *,
         source: str = "given patches",
     ) -> "AnchorBank":
-        """Make one anchor per concept: the direction that sets its examples apart from other patches.
+        """Make one anchor per concept, the direction that sets its examples apart.
 
         Args:
             examples: Name of a concept to its example patches, (examples, width).
@@ -261,8 +263,8 @@ class CalibratedResponse(nn.Module):
         if not (scale > 1e-7).all():
             worst = int(np.flatnonzero(~(scale > 1e-7))[0])
             raise InputError(
-                f"The {len(reference)} reference patches have no spread of cosines for anchor {worst}. "
-                f"Use at least two different patches."
+                f"The {len(reference)} reference patches have no spread of cosines for anchor "
+                f"{worst}. Use at least two different patches."
             )
         # numpy, because torch.quantile refuses more than 16 million values.
         self.offset.copy_(torch.from_numpy(np.quantile(reference, REFERENCE_QUANTILE, axis=0)))
@@ -277,7 +279,7 @@ RIDGE = 3.0
 def directions_of_means(
     means: Float[Tensor, "m d"], reference: Float[Tensor, "p d"], *, ridge: float = RIDGE
 ) -> Float[Tensor, "m d"]:
-    """(Sigma + lambda I)^-1 (mean - mu): what sets each mean of patches apart from the reference patches."""
+    """(Sigma + lambda I)^-1 (mean - mu) over reference patches."""
     wide = reference.double()
     centred = wide - wide.mean(dim=0)
     covariance = centred.T @ centred / len(wide)

@@ -1,4 +1,4 @@
-"""The bridge B from patch features h into the anchor space, and the cosines of Eq. 2: cos(B(h_i), a_m).
+"""The bridge B from features h into the anchor space, and cos(B(h_i), a_m) of Eq. 2.
 
   free        B(h) = L R h + b, unconstrained; a random start unless it is fitted
   proximal    the same map, fitted on pairs and held near the fit by |B - B0|^2 / |W0|^2
@@ -119,7 +119,8 @@ class CentredBridge(IdentityBridge):
         m, squared_centre = len(directions), self.centre @ self.centre
 
         def finish(products: Float[Tensor, "n r"], squared_norms: SquaredNorms) -> Responses:
-            # |h - mu|^2 = |h|^2 - 2 (h - mu) mu - |mu|^2; the offsets have taken mu off the products.
+            # |h - mu|^2 = |h|^2 - 2 (h - mu) mu - |mu|^2; the offsets have taken mu off the
+            # products.
             squared = squared_norms() - 2 * products[:, m] - squared_centre
             return _quotient(products[:, :m], squared)
 
@@ -200,7 +201,7 @@ class ProximalBridge(FreeBridge):
     first_right: Tensor
     first_bias: Tensor
     first_weight: Tensor
-    """W0 = L0 R0, which every step compares with: made from the saved factors, so it is not saved itself."""
+    """W0 = L0 R0, made from the saved factors."""
 
     def __init__(self, in_dim: int, anchor_dim: int, *, rank: int = DEFAULT_BRIDGE_RANK) -> None:
         super().__init__(in_dim, anchor_dim, rank=rank)

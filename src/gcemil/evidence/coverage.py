@@ -4,7 +4,7 @@
   U_c(pi) = sum_m alpha_cm v_m(pi),  alpha_cm >= 0           utility of class c    (Eq. 5)
   U_c(pi | pi_i = 1) - U_c(pi | pi_i = 0)
     = sum_m alpha_cm r_im prod_{j != i} (1 - pi_j r_jm)      marginal gain of patch i
-  x_m(pi) = -log(1 - v_m(pi)) / sum_i pi_i                   coverage rate: what one open patch adds, in logs
+  x_m(pi) = -log(1 - v_m(pi)) / sum_i pi_i                   coverage rate of one open patch
 
 The class weights are learned from the rate, not from v: a hundred open patches cover every anchor,
 so v is near 1 for all; the rate does not saturate and does not grow with the slide.
@@ -36,7 +36,7 @@ from torch.nn import functional as F
 from gcemil.shapes import AnchorWeights, ClassAnchorWeights, Coverage, Gates, Logits, Responses
 
 WEIGHT_GAIN = 10.0
-"""A few hundred steps of Adam move a parameter by tenths; these weights must move by whole units."""
+"""Adam moves a parameter by tenths; these weights must move by whole units."""
 
 
 def anchor_coverage(gates: Gates, responses: Responses) -> Coverage:
@@ -46,7 +46,8 @@ def anchor_coverage(gates: Gates, responses: Responses) -> Coverage:
 
 def coverage_rate(gates: Gates, responses: Responses) -> Coverage:
     """x_m: -log(1 - v_m) per open patch, so that slides of any size are comparable."""
-    # A response of exactly 1 would make the rate infinite; 1 - 1e-6 already counts as 14 patches at 0.6.
+    # A response of exactly 1 would make the rate infinite; 1 - 1e-6 already counts as 14 patches at
+    # 0.6.
     log_missed = torch.log1p(-gates.unsqueeze(1) * responses.clamp(max=1 - 1e-6)).sum(dim=0)
     return -log_missed / gates.sum().clamp_min(torch.finfo(gates.dtype).tiny)
 
@@ -126,7 +127,7 @@ class RiskPathways(nn.Module):
 
     @property
     def effects(self) -> AnchorWeights:
-        """beta_m: log hazard ratio of one deviation of the coverage rate, or of a covered pathway."""
+        """beta_m: log hazard ratio of a deviation of the rate, or of a covered pathway."""
         return WEIGHT_GAIN * self.raw_effects
 
     def logits(self, rate: Coverage) -> Logits:
@@ -143,14 +144,15 @@ class RiskPathways(nn.Module):
 
     @property
     def anchor_weights(self) -> ClassAnchorWeights:
-        """|beta_m| in one row: repair covers the pathways that move the risk, in either direction."""
+        """|beta_m| in one row: pathways that move the risk in either direction."""
         return self.effects.abs().unsqueeze(0)
 
 
 class _NoisyOr(torch.autograd.Function):
     """1 - prod_i (1 - hit_im) with its true gradient.
 
-    Autograd through the logarithm divides 0 by 0 at a hit of exactly 1, which a saturated sigmoid does reach.
+    Autograd through the logarithm divides 0 by 0 at a hit of exactly 1, which a saturated sigmoid
+    does reach.
     """
 
     @staticmethod
@@ -168,7 +170,8 @@ class _NoisyOr(torch.autograd.Function):
 def _product_of_the_others(hits: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
     """prod_{j != i} (1 - hit_jm)."""
     certain = hits == 1
-    # "Total minus own" would be -inf + inf at a factor of 0, so zeros are counted and only the rest is summed.
+    # "Total minus own" would be -inf + inf at a factor of 0, so zeros are counted and only the rest
+    # is summed.
     log_factors = torch.log1p(-hits).masked_fill(certain, 0.0)
     others = torch.exp(log_factors.sum(dim=0) - log_factors)
     certain_others = certain.sum(dim=0) - certain.int()

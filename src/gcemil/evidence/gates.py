@@ -1,7 +1,7 @@
 """Gates pi from scores s: the rows of the paper's selector table.
 
   sigmoid_threshold  sigma(s - nu), temperature 1, never annealed
-  top_k              the k largest scores open, the rest closed; straight-through gradient of sigma((s - nu) / T)
+  top_k              the k largest scores open; gradient of sigma((s - nu) / T)
   gumbel_sigmoid     sigma(s - nu + logistic noise), temperature 1; no noise outside training
   concrete           sigma((s - nu + logistic noise) / T), annealed; no noise outside training
   sparsemax          p / max p, p = sparsemax(s / T); selected where p > 0
@@ -9,8 +9,8 @@
   consecutive        sigma((s - nu) / T), annealed (Eq. 3): the selector of the paper
 
 nu_x is 0 (the paper) or per slide: midway between the k-th and (k+1)-th largest score, k =
-max(floor, round(rho N)), all open when N <= k. Log-gates come from logsigmoid: where a gate underflows
-to 0, its logarithm is still right.
+max(floor, round(rho N)), all open when N <= k. Log-gates come from logsigmoid: where a gate
+underflows to 0, its logarithm is still right.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ Centre = Literal["zero", "slide"]
 CLOSED_GATE = 1e-6
 """What a closed patch weighs in a straight-through pass: a gradient needs some pi to act on."""
 SHUT = 1e-3
-"""Gates below this are 0 at inference: thousands of tiny gates would influence transformer hosts."""
+"""Gates below this are 0 at inference: many tiny gates would influence transformers."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def budget_count(n_patches: int, *, budget: float, floor: int = 1) -> int:
 
 @torch.no_grad()
 def slide_centre(scores: Scores, count: int) -> Float[Tensor, ""]:
-    """nu_x midway between the k-th and (k+1)-th largest score; -inf, so that all open, for N <= k."""
+    """nu_x midway between the k-th and (k+1)-th largest score; -inf for N <= k."""
     if len(scores) <= count:
         return scores.new_tensor(-torch.inf)
     last_in, first_out = scores.topk(count + 1).values[-2:]
@@ -137,7 +137,7 @@ def simplex_gates(probabilities: Scores) -> GateOutput:
 
 
 def straight_through(gates: Gates, selected: Selected) -> GateOutput:
-    """Hard gates forward, the gradient of the soft ones backward, for open and closed patches alike.
+    """Hard gates forward, the gradient of the soft ones backward.
 
     A true log-gate of -inf passes no gradient. A weight pi e^z / Z has d/d pi = e^z / Z at pi = 0
     too; a log-gate of log(CLOSED_GATE) with slope 1 / CLOSED_GATE reproduces it.

@@ -10,10 +10,11 @@
   F(S)   = (1 - w) host(S) + w h(S)                 risks in deviations of the training slides,
                                                     values each with a slope and an offset
 
-v_m never falls when a patch is added, and k is that of the whole slide, so removing patches can only
-lower it. nu_m is the lower quartile of v_m over the training slides: an anchor of which S holds
-nothing counts as on a slide that does not show it. Noisy-OR coverage saturates on slides of hundreds
-of patches: with the responses of Eq. 2 a random 5 % covers every anchor (docs/ablations.md).
+v_m never falls when a patch is added, and k is that of the whole slide, so removing patches can
+only lower it. nu_m is the lower quartile of v_m over the training slides: an anchor of which S
+holds nothing counts as on a slide that does not show it. Noisy-OR coverage saturates on slides of
+hundreds of patches: with the responses of Eq. 2 a random 5 % covers every anchor
+(docs/ablations.md).
 
 T, t and w are chosen on validation slides, on which neither host nor head was trained. Under a flat
 prior over (0, 1] the posterior mean of w is taken; where the host alone explains the validation
@@ -221,13 +222,13 @@ class Slides(NamedTuple):
 
     coverage: Coverages
     labels: Float[np.ndarray, "n *t"] | Int[np.ndarray, "n"]
-    """Class indices, (time, event) or values in deviations of the training labels from their mean."""
+    """Class indices, (time, event), or values in deviations from the training mean."""
     host: Float[np.ndarray, "n c"]
     """The host's logits."""
 
 
 def fit_vote(task: Task, train: Slides, val: Slides) -> HeadFit:
-    """Weights from training slides; calibration and the weight of the vote from validation slides."""
+    """Weights from training slides; calibration and vote from validation slides."""
     likelihood = LIKELIHOODS[task]
     weights, bias = likelihood.fit_weights(train.coverage, train.labels, train.host.shape[1])
     host_scale, host_bias = likelihood.calibrate(train.host, val.host, val.labels)
@@ -368,7 +369,7 @@ class GaussianLikelihood:
 
     @staticmethod
     def calibrate(train: Array, val: Array, labels: Array) -> tuple[Array, Array]:
-        """Slope a and offset o of a (value + o), ridged towards 1 and 0 as the biases of classes."""
+        """Slope a and offset o of a (value + o), ridged towards 1 and 0."""
         errors = labels - val[:, 0]
         noise = max(float(np.square(errors).mean()), 1e-6)
         inputs = np.concatenate([val, np.ones_like(val)], axis=1) / np.sqrt(noise)

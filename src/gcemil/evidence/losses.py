@@ -1,10 +1,11 @@
-"""The terms of the training objective beside the task's and the host's own (Eq. 6), one pure function each.
+"""The terms of the training objective beside the task's and the host's own (Eq. 6).
 
-budget      ReLU(mean pi - rho)^2
-grounding   KL(q || pi / sum pi), q_i ~ 1 - prod_m (1 - r_im)^{w_m}, q detached
-literal     mean (pi_i - (1 - prod_m (1 - r_im)))^2, as the paper words it
-necessity   -sum_c t_c log f_c(X_notS), t ~ nu^2, nu the running mean of the complement's predictions
-            survival: squared distance of the complement's risk from the mean training risk
+One pure function each:
+  budget      ReLU(mean pi - rho)^2
+  grounding   KL(q || pi / sum pi), q_i ~ 1 - prod_m (1 - r_im)^{w_m}, q detached
+  literal     mean (pi_i - (1 - prod_m (1 - r_im)))^2, as the paper words it
+  necessity   -sum_c t_c log f_c(X_notS), t ~ nu^2, nu the mean of the complement's predictions
+              survival: squared distance of the complement's risk from the mean training risk
 """
 
 import math

@@ -3,17 +3,18 @@
   s = [MLP(e, coords)] + w_z z(log a) + w_k Phi^-1((rank k - 1/2) / N) + w_q logit q + l,
       then half smoothing on the grid; 3 l where no anchors act on the score
 
-a is the host's attention on the ungated bag, z standardises it per bag and clips to [-3, 6]; k is the
-signed contribution of the patch to the predicted output; q is how present the concepts of the likely
-classes are in the patch; l how similar it is to the patches that decided the training slides of these
-classes. All are detached. The MLP is the paper's own score; with a hundred slides it learns the slides
-and not the concepts, so the default recipe leaves it out.
+a is the host's attention on the ungated bag, z standardises it per bag and clips to [-3, 6]; k is
+the signed contribution of the patch to the predicted output; q is how present the concepts of the
+likely classes are in the patch; l how similar it is to the patches that decided the training slides
+of these classes. All are detached. The MLP is the paper's own score; with a hundred slides it
+learns the slides and not the concepts, so the default recipe leaves it out.
 
 e comes from the low-rank residual adapter of the paper's section on anchor grounding:
 
   e = LayerNorm((I + U V^T) h),   U, V of shape (d, r), r = 32, near zero at the start
 
-`linear` reads L(e) for a linear map L, so that e is never held. With C the centring matrix, z = V^T h and y = C h + C U z,
+`linear` reads L(e) for a linear map L, so that e is never held. With C the centring matrix, z = V^T
+h and y = C h + C U z,
   e = g * y / sqrt(|y|^2 / d + eps) + beta
   |y|^2 = |C h|^2 + 2 (U^T C h) . z + z^T (U^T C U) z
 so L(e) is one narrow matrix product and a scale per patch.
@@ -142,7 +143,7 @@ def standardised_attention(attention_logits: Scores) -> Scores:
 
 @torch.no_grad()
 def normal_rank(values: Scores) -> Scores:
-    """Phi^-1((rank - 1/2) / N), the rank counted from the smallest; equal values share their mean rank."""
+    """Phi^-1((rank - 1/2) / N), ranks from the smallest; equal values share theirs."""
     n_values = len(values)
     ordered, order = values.sort()
     place = torch.arange(n_values + 1, device=values.device)
@@ -191,8 +192,8 @@ class LowRankAdapter(nn.Module):
     ) -> Float[Tensor, "n h"]:
         rank = len(overlap_gram)
         outputs, z, overlap, means = torch.split(products, [len(constant), rank, rank, 1], dim=1)
-        # Tensor.var is forty times slower than the norm, and features are near enough to centred for
-        # the difference |h|^2 - d mean^2 to keep its digits.
+        # Tensor.var is forty times slower than the norm, and features are near enough to centred
+        # for the difference |h|^2 - d mean^2 to keep its digits.
         squared = squared_norms() - self.in_dim * means.squeeze(1).square()
         squared = squared + ((2 * overlap + z @ overlap_gram) * z).sum(dim=1)
         scale = (squared.clamp_min(0) / self.in_dim + self.norm.eps).rsqrt()
@@ -213,7 +214,7 @@ class Neighbourhood:
 
     @classmethod
     def of(cls, coords: Coords, step: int | None = None) -> "Neighbourhood":
-        """Neighbours on the grid of the given step, by default the one the coordinates themselves show."""
+        """Neighbours on the grid of the given step, or of the coordinates' own."""
         step = common_step(coords) if step is None else step
         keys, width = _cell_keys(coords, step)
         cells, cell_of_patch, counts = torch.unique(keys, return_inverse=True, return_counts=True)
@@ -236,7 +237,8 @@ def smoothed(scores: Scores, neighbourhood: Neighbourhood, *, share: float = 0.5
 def common_step(coords: Coords) -> int:
     """The smallest gap in a row or column that is at least half as frequent as the commonest gap.
 
-    The minimum fails on slides tiled contour by contour, where two grids may lie a few pixels apart.
+    The minimum fails on slides tiled contour by contour, where two grids may lie a few pixels
+    apart.
     """
     x, y = coords[:, 0], coords[:, 1]
     gaps = torch.cat([_gaps_within_lines(y, x), _gaps_within_lines(x, y)])
@@ -249,7 +251,7 @@ def common_step(coords: Coords) -> int:
 
 
 def normalised_coords(coords: Coords) -> Float[Tensor, "n 2"]:
-    """Centred on the bounding box, longer side from -1 to 1: shifting or scaling the slide changes nothing."""
+    """Centred on the bounding box, longer side from -1 to 1."""
     low = coords.amin(dim=0)
     extent = coords.amax(dim=0) - low
     # Integers until the division, so that a shift is exact even at 200,000 pixels.
@@ -274,7 +276,8 @@ def _cell_keys(coords: Coords, step: int) -> tuple[Int[Tensor, "n"], int]:
 
 def _cells_around(cells: Int[Tensor, "cells"], width: int) -> Int[Tensor, "cells 9"]:
     """Position in the sorted `cells` of each of the nine keys around every cell."""
-    # The cells are sorted and distinct, so the three of a row lie side by side: one search finds them all.
+    # The cells are sorted and distinct, so the three of a row lie side by side: one search finds
+    # them all.
     rows = width * torch.tensor([-1, 0, 1]).to(cells)
     keys = cells.unsqueeze(1) + rows - 1
     place = torch.searchsorted(cells, keys)

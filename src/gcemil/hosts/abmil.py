@@ -39,7 +39,8 @@ class Abmil(AttentionPoolHost):
     """
 
     lrp_constants = ("attention",)
-    # Named here because a shortcut holds only for the class that names it: a subclass may pool in another way.
+    # Named here because a shortcut holds only for the class that names it: a subclass may pool in
+    # another way.
     linear_form = AttentionPoolHost.linear_form
 
     def __init__(

@@ -1,11 +1,12 @@
-"""ACMIL: attention branches kept apart, and the strongest patches masked at random (Zhang et al., 2024).
+"""ACMIL: attention branches kept apart, strong patches masked (Zhang et al., 2024).
 
-  m_i = relu(E h_i), E without bias;  z_ik = gated attention of branch k = 1..K;  A_k = softmax_i(z_ik)
+  m_i = relu(E h_i), E without bias;  z_ik = gated attention of branch k
+  A_k = softmax_i(z_ik)
   branch logits_k = head_k(sum_i A_ik m_i)
   a = mean_k A_k,  M = sum_i a_i m_i,  logits = head(M)
   total = task loss(logits) + mean_k task loss(branch logits_k) + mean_{k<l} cos(A_k, A_l)
-In training each branch forgets a random `masked_share` of its `n_masked` patches of largest z. A patch's score is
-log sum_k A_ik. This is the gated variant (GA) of the authors.
+In training each branch forgets a random `masked_share` of its `n_masked` patches of largest z. A
+patch's score is log sum_k A_ik. This is the gated variant (GA) of the authors.
 
 Deviation. The authors let n_masked follow K; here it is 10, as their paper says.
 """

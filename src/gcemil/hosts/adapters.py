@@ -1,19 +1,20 @@
 """A class of a user, or any callable over a bag, as a host (also torchmil's models).
 
-A black box has one place for a gate, its input. So a soft gate multiplies the features in both modes,
-and in deletion mode (the default here) a gate of exactly 0 removes the row.
+A black box has one place for a gate, its input. So a soft gate multiplies the features in both
+modes, and in deletion mode (the default here) a gate of exactly 0 removes the row.
 
 Patch scores, by the option `scores`, unless the model returns them:
   model     the model returns (logits, scores)
-  slope     (default) d output_c / d pi_i at pi = 1, c the predicted output: one backward pass for all
-            patches; needs a differentiable model
+  slope     (default) d output_c / d pi_i at pi = 1, c the predicted output: one backward pass;
+            needs a differentiable model
   keep-one  output_c of the bag {i}: one call per patch, for models without gradients
 
 One logit for two classes is the log-odds of class 1: (0, logit). The bag feature of a black box is
 its logits.
 
-gcemil gives `in_dim`, `n_outputs` and `gate_mode` under these names, as far as the constructor takes
-them; everything else comes from the options. A class that is not ours is first tried on a small bag.
+gcemil gives `in_dim`, `n_outputs` and `gate_mode` under these names, as far as the constructor
+takes them; everything else comes from the options. A class that is not ours is first tried on a
+small bag.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ def match_batch_axis(
 
 
 class TorchmilHost(CallableHost):
-    """A torchmil model through its `predict`; `adjacency` makes the graph for models that need one."""
+    """A torchmil model through its `predict`; `adjacency` makes the graph for some."""
 
     def __init__(
         self,
@@ -316,7 +317,7 @@ def adapt_module(
 
 
 def check_host(name: str, host: Any, given: Mapping[str, Any]) -> None:
-    """Check its sizes, the attributes of the protocol, and the shape of its output on a small bag."""
+    """Check sizes, attributes of the protocol, and the output on a small bag."""
     if missing := [attribute for attribute in ATTRIBUTES if not hasattr(host, attribute)]:
         raise UsageError(
             f"Host '{name}' has no '{missing[0]}', which the Host protocol names. "
@@ -346,8 +347,8 @@ def check_host(name: str, host: Any, given: Mapping[str, Any]) -> None:
             raise
         except Exception as error:
             raise UsageError(
-                f"Host '{name}' failed on a bag of {PROBED_PATCHES} patches of width {given['in_dim']} "
-                f"({describe_failure(error)})."
+                f"Host '{name}' failed on a bag of {PROBED_PATCHES} patches of width "
+                f"{given['in_dim']} ({describe_failure(error)})."
             ) from error
         finally:
             host.train(trains)

@@ -44,7 +44,7 @@ class Additive(AttentionPoolHost):
         self.head = nn.Linear(reading_width, n_outputs)
 
     def embed(self, features: Features) -> AttentionEmbedded:
-        """Attention reads m, the head relu(W_1 m): both for every patch alone, psi being homogeneous."""
+        """Attention reads m and the head relu(W_1 m), since psi is homogeneous."""
         embedded = self.project(features)
         tokens = self.read(embedded)
         return AttentionEmbedded(

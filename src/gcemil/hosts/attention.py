@@ -3,7 +3,7 @@
   a = softmax_n(z + log pi),   M = sum_i a_i m_i,   logits = W M + b
 A log-gate on the logit is exact deletion: weight_i = pi_i e^{z_i} / sum_j pi_j e^{z_j}.
 
-Linear form: z_i and u_i, what the head reads of patch i, are all that the prediction of any subset needs.
+Linear form: z_i and u_i, what the head reads of patch i, give the prediction of any subset.
 Closed form of leaving one out:
 
   M_-i = sum_{j != i} a_j m_j / (1 - a_i) = M + a_i / (1 - a_i) (M - m_i)
@@ -42,7 +42,8 @@ class GatedAttention(nn.Module):
         self.content = nn.Linear(width, hidden)
         self.gate = nn.Linear(width, hidden)
         self.score = nn.Linear(hidden, heads)
-        # Dropping each factor with p is dropping their product with 1 - (1 - p)^2: one mask instead of two.
+        # Dropping each factor with p is dropping their product with 1 - (1 - p)^2: one mask instead
+        # of two.
         self.dropout = nn.Dropout(1 - (1 - dropout) ** 2)
 
     def forward(self, tokens: Float[Tensor, "n w"]) -> Float[Tensor, "n h"]:
@@ -56,7 +57,7 @@ class GatedAttention(nn.Module):
 def attention_weights(
     attention_logits: Float[Tensor, "n *b"], log_gates: LogGates | None = None
 ) -> Float[Tensor, "n *b"]:
-    """Softmax over the patches, of every branch where there are several; a gate enters before it."""
+    """Softmax over the patches, of every branch; the gate enters before it."""
     if log_gates is not None:
         is_one = attention_logits.ndim == 1
         attention_logits = attention_logits + (log_gates if is_one else log_gates.unsqueeze(1))
@@ -169,7 +170,7 @@ class AttentionPoolHost(MilHost[AttentionEmbedded]):
         )
 
     def read_patches(self, tokens: Float[Tensor, "n w"]) -> Float[Tensor, "n c"] | None:
-        """The head's reading of each patch; None where the logits are not linear in the bag feature."""
+        """The head's reading of each patch; None where the logits are not linear in M."""
         return patch_values(tokens, self.head)
 
     def read_bag(self, bag_feature: Float[Tensor, "w"]) -> Logits:

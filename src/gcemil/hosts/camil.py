@@ -10,12 +10,12 @@ row, 1 for a lone patch. Directed.
 
 Deviations: a projection in front, because the original reads 512-d features only (width=None leaves
 it out); the value convolution runs along the sequence, as the paper draws it, where the original
-code runs it across heads (convolution="heads" does); a KD-tree and a weighted gather in place of
-N x N matrices, the same numbers; equally distant neighbours are ranked by their offset (row, then
-column), so the graph does not depend on the order of rows; identical features are similarity 1 where
-the original divides 0 by 0. Without coordinates the rows count as one line of patches, since bags
-are stored in raster order. The graph comes from ungated features, and is built again on what is left
-when rows are removed.
+code runs it across heads (convolution="heads" does); a KD-tree and a weighted gather in place of N
+x N matrices, the same numbers; equally distant neighbours are ranked by their offset (row, then
+column), so the graph does not depend on the order of rows; identical features are similarity 1
+where the original divides 0 by 0. Without coordinates the rows count as one line of patches, since
+bags are stored in raster order. The graph comes from ungated features, and is built again on what
+is left when rows are removed.
 
 In deletion mode gates act in the Nyström layer (see nystrom.py), scale a neighbour's share A_ij by
 pi_j, and enter both softmaxes as log pi.
@@ -166,7 +166,7 @@ def fusion(local: Float[Tensor, "n w"], glob: Float[Tensor, "n w"]) -> Float[Ten
 
 
 def neighbour_graph(features: Features, coords: Coords | None) -> Graph:
-    """Self and the nearest patches with their similarities; made on the CPU like all preparation of data."""
+    """Self and the nearest patches with their similarities, on the CPU."""
     if coords is None:
         line = torch.arange(len(features))
         coords = torch.stack([line, torch.zeros_like(line)], dim=1)
@@ -182,7 +182,7 @@ def neighbour_graph(features: Features, coords: Coords | None) -> Graph:
 
 
 def nearest_patches(coords: Int[np.ndarray, "n 2"]) -> Int[np.ndarray, "n k"]:
-    """Each patch and then up to 15 others by distance, ties by offset (row, column), then by index."""
+    """Each patch, then up to 15 others by distance; ties by offset (row, column), index."""
     coords = coords.astype(np.int64)
     # Twice as many candidates as needed: on a grid a ring of equal distances is then never cut.
     candidates = cKDTree(coords).query(

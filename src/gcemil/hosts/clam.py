@@ -1,4 +1,4 @@
-"""CLAM: attention pooling with instance clustering (Lu et al., 2021); SB has one branch, MB one per class.
+"""CLAM: attention pooling with instance clustering (Lu et al., 2021).
 
   m_i = relu(W h_i),  z_i = gated attention,  a = softmax(z)
   clam_sb   M = sum a_i m_i,  logits = head(M)
@@ -186,6 +186,6 @@ def extremes(ranking: Scores, n_side: int) -> tuple[Int[Tensor, "k"], Int[Tensor
 def instance_loss(
     scores: Float[Tensor, "... 2"], positive: Bool[Tensor, "..."], margin: float = 1.0
 ) -> Float[Tensor, "..."]:
-    """softplus(margin + x_other - x_target) of every row; the target is column 1 where `positive`."""
+    """softplus(margin + x_other - x_target); the target is column 1 where `positive`."""
     excess = scores[..., 1] - scores[..., 0]
     return F.softplus(margin + torch.where(positive, -excess, excess))

@@ -1,6 +1,7 @@
-"""Consent to import the host of a run, kept on this machine: the run, the import path, and a hash of its files.
+"""Consent to import the host of a run, kept on this machine with a hash of its files.
 
-A file that has changed since is another piece of code and asks again. Nothing in a run folder can give consent.
+A file that has changed since is another piece of code and asks again. Nothing in a run folder can
+give consent.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def run_of(source: object) -> Path | None:
 
 
 def hash_module(name: str) -> str | None:
-    """Hash of the files of a module and the packages around it, without importing; None if missing."""
+    """Hash of the files of a module and its packages, not imported; None if missing."""
     places, found = [*sys.path, str(Path.cwd())], hashlib.sha256()
     parts = name.split(".")
     for count in range(1, len(parts) + 1):
@@ -60,7 +61,7 @@ def remember_consent(host: str, run: Path) -> None:
 
 
 def recall_consent(host: str, run: Path) -> bool | None:
-    """Whether the host is the one consented to; False if its files have changed, None without consent."""
+    """Whether the host has consent; False if its files have changed, None without any."""
     digest = _read().get(str(run), {}).get(host)
     return None if digest is None else digest == hash_module(host.partition(":")[0])
 

@@ -1,4 +1,4 @@
-"""DSMIL: a max stream finds each class's critical patch, attention pools around it (Li et al., 2021).
+"""DSMIL: attention pools around each class's critical patch (Li et al., 2021).
 
   c_ik = W_k h_i + b_k                      instance logits;  max logits_k = c at the critical patch
   m_k = argmax_i (c_ik + log pi_i)          the critical patch
@@ -13,8 +13,8 @@ part in the choice of the critical patch: otherwise a closed patch, whose instan
 bias, could become critical.
 
 Deviations. Classes exclude each other, so both streams are softmax logits rather than one sigmoid
-per class. A patch's score is z for the predicted class. Weights start orthogonal and biases at 0, as
-in the authors' training script.
+per class. A patch's score is z for the predicted class. Weights start orthogonal and biases at 0,
+as in the authors' training script.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Dsmil(MilHost[TwoStreamEmbedded]):
     def _contributions(
         self, weights: Float[Tensor, "n c"], tokens: Float[Tensor, "n w"], logits: Logits
     ) -> Scores:
-        """sum_k' A_ik' (W[k, k'] h_i + b_k / C), centred over the outputs k when there are several."""
+        """sum_k' A_ik' (W[k, k'] h_i + b_k / C), centred over several outputs k."""
         predicted = logits.argmax().unsqueeze(0)
         direction = self.head.weight.index_select(0, predicted).squeeze(0)
         offset = self.head.bias.index_select(0, predicted).squeeze(0)

@@ -249,7 +249,8 @@ def group_of(place: Int[Tensor, "n p"], n_groups: int) -> Int[Tensor, "n"]:
     mixed = torch.zeros(len(place), dtype=torch.int64, device=place.device)
     for column in place.long().unbind(dim=1):
         mixed = (mixed ^ column) * ODD_MULTIPLIER
-        # Coordinates are multiples of the patch size, so only the high bits differ after the product.
+        # Coordinates are multiples of the patch size, so only the high bits differ after the
+        # product.
         mixed = mixed ^ ((mixed >> 32) & 0xFFFFFFFF)
     return mixed % n_groups
 

@@ -1,9 +1,11 @@
 """HDMIL: attention branches that learn which patches to drop (Dong et al., 2025); its DMIN network.
 
   m_i = relu(E h_i),  z_ic = w_c (tanh(V m_i) * sigmoid(U m_i)),  one branch per output c
-  full path      A_c = softmax_n(z_c),                       M_c  = sum_i A_ic m_i,   logit_c  = KAN_c(M_c)
-  selected path  A'_c = k_c e^{z_c} / sum_n k_nc e^{z_nc},   M'_c = sum_i A'_ic m_i,  logit'_c = KAN_c(M'_c)
-  training    k = 1[z + g1 - g2 > 0], g Gumbel noise, straight-through at temperature 0.7; logits are the full path's
+  full path      A_c = softmax_n(z_c)
+                 M_c = sum_i A_ic m_i,   logit_c = KAN_c(M_c)
+  selected path  A'_c = k_c e^{z_c} / sum_n k_nc e^{z_nc},   M', logit' as above
+  training    k = 1[z + g1 - g2 > 0], g Gumbel noise, straight-through at temperature 0.7;
+              logits are the full path's
   evaluation  k = 1[z + log pi > 0]; logits are the selected path's
   KAN(x)_o = sum_i sum_{d <= 12} coef_iod T_d(tanh x_i), T_d the Chebyshev polynomials
   loss = 0.7 CE(logits) + 0.3 L_instance + 0.5 KL(logits || logits') + 0.5 MSE(M', M)
@@ -13,10 +15,9 @@ Deviations: the image pre-screener needs pixels and is left out. The original no
 patches and classes jointly in training and per class in evaluation; ours is per class in both, so
 that they agree. A branch that keeps nothing keeps its best patch instead of answering KAN(0). The
 kept rate is the union over all branches, not over two. With one output (risk) the bag loss has
-weight 1, (logit - logit')^2 replaces the KL and there is no instance loss.
-A log-gate is added to z before both the weights and the keep decision of evaluation: a closed patch
-must neither weigh nor crowd out an open one. So a gate of 1/2 also moves the host's own threshold by
-log 2.
+weight 1, (logit - logit')^2 replaces the KL and there is no instance loss. A log-gate is added to z
+before both the weights and the keep decision of evaluation: a closed patch must neither weigh nor
+crowd out an open one. So a gate of 1/2 also moves the host's own threshold by log 2.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class BranchEmbedded(Embedded):
 
 
 class ChebyshevHeads(nn.Module):
-    """Independent Chebyshev-KAN layers, one per branch, each from `width` inputs to `outputs` numbers."""
+    """Independent Chebyshev-KAN layers, one per branch."""
 
     def __init__(self, branches: int, width: int, outputs: int, *, degree: int) -> None:
         super().__init__()
@@ -101,7 +102,8 @@ class Hdmil(MilHost[BranchEmbedded]):
             )
         if normalisation not in NORMALISATIONS:
             raise UsageError(
-                f"hdmil's normalisation is one of {', '.join(NORMALISATIONS)}, got '{normalisation}'."
+                f"hdmil's normalisation is one of {', '.join(NORMALISATIONS)}, "
+                f"got '{normalisation}'."
             )
         self.project = create_projection(in_dim, width, dropout)
         self.attention = GatedAttention(width, hidden, heads=n_outputs, dropout=dropout)
@@ -218,7 +220,7 @@ class Hdmil(MilHost[BranchEmbedded]):
         target: Tensor,
         k: int,
     ) -> Float[Tensor, ""]:
-        """Own branch: top patches are positive, bottom ones negative. Other branches: top negative."""
+        """Own branch: top positive, bottom negative. Other branches: top negative."""
         top: Int[Tensor, "c k"] = gated_logits.detach().topk(k, dim=0).indices.T
         bottom = gated_logits.detach()[:, target].topk(k, largest=False).indices
         own = F.one_hot(target, self.n_outputs).bool()
@@ -248,7 +250,7 @@ def chebyshev_kan(
 def chebyshev_sums(
     inputs: Float[Tensor, "k w"], coefficients: Float[Tensor, "degrees w"]
 ) -> Float[Tensor, "k"]:
-    """sum_i sum_d coef_di T_d(u_i) by Clenshaw's recurrence, which does not keep all T_d at once."""
+    """sum_i sum_d coef_di T_d(u_i) by Clenshaw's recurrence, without keeping all T_d."""
     doubled = 2 * inputs
     upper, lower = torch.zeros_like(inputs), torch.zeros_like(inputs)
     for degree in range(len(coefficients) - 1, 0, -1):
@@ -301,7 +303,7 @@ def union_rate(kept: BranchLogits) -> Float[Tensor, ""]:
 def straight_through_weights(
     gated_logits: BranchLogits, kept: BranchLogits, *, jointly: bool = False
 ) -> BranchLogits:
-    """kept_softmax for a decision with a gradient; `jointly` over all branches, as in the original."""
+    """kept_softmax for a decision with a gradient; `jointly` over all branches."""
     kept_logits = gated_logits.detach().masked_fill(kept.detach() < 0.5, -torch.inf)
     highest_kept = kept_logits.amax() if jointly else kept_logits.amax(dim=0)
     # A dropped patch may lie above every kept one: capped, its exponential cannot overflow.

@@ -1,8 +1,8 @@
 """The contract of a MIL host: patch features in, one prediction and one raw score per patch out.
 
 A host is two steps. `embed` works on every patch alone and without gates; `aggregate` pools the
-embedded patches under log-gates. Interventions, occlusion and subset search embed once and aggregate
-many times.
+embedded patches under log-gates. Interventions, occlusion and subset search embed once and
+aggregate many times.
 
 Two gate modes:
   deletion  a gate of 0 removes the patch, wherever the mathematics of the host allows it
@@ -13,7 +13,7 @@ output read its presence only.
 
 A class may offer shortcuts, which make diagnostics fast or possible; none is needed:
   linear_form(embedded)   softmax pooling as a few numbers per patch (attention.py)
-  subset_form(embedded, coords)   a function from a subset to its logits, where pooling is not linear
+  subset_form(embedded, coords)   a function from a subset to its logits
   closed_form()           one logit without, and with only, each patch, where there is no linear
                           form; None where the options rule it out
   lrp_constants           modules that make pooling weights, held constant by relevance propagation
@@ -149,7 +149,7 @@ class Host(Protocol):
 
 
 class MilHost(nn.Module, Generic[E]):
-    """Base of the built-in hosts, which write `embed` and `pool`: checks the bag, places the gate."""
+    """Base of the built-in hosts, which write `embed` and `pool`."""
 
     paper_gate: GatePosition = "logit"
     precision: Precision = "32"
@@ -281,7 +281,7 @@ class MilHost(nn.Module, Generic[E]):
 
 
 def embedded_bag(host: Any, features: Features, factors: Gates | None = None) -> Any:
-    """The embedding of a whole bag, each row times its factor; outside training in blocks of rows."""
+    """The embedding of a bag, each row times its factor; outside training in blocks."""
     if (embed_bag := getattr(host, "embed_bag", None)) is not None:
         return embed_bag(features)
     pieces: list[Embedded] = []

@@ -1,4 +1,4 @@
-"""IBMIL: attention pooling deconfounded by a dictionary of bag prototypes (Lin et al., 2023), on an ABMIL base.
+"""IBMIL: ABMIL deconfounded by a dictionary of bag prototypes (Lin et al., 2023).
 
   m_i = relu(E h_i),  z_i = w tanh(V m_i),  a = softmax(z),  M = sum a_i m_i
   b = softmax_K( (W_k D) (W_q M) / sqrt(key width) ),  d = sum_k b_k D_k,  logits = head([M; d])
@@ -6,11 +6,12 @@ Stage "aggregator": D = 0, so d = 0 and the host is plain attention pooling.
 Stage "deconfounded": D = k-means of the training bags' M (rows normalised for the clustering,
 centroids the means of the un-normalised rows), frozen; every weight starts afresh but E, which is
 kept and frozen, because D lies in the space of M that E makes.
+
 Deviations: the projection E to 512 in front, as the other hosts have, with the dropout of ABMIL
 (width=None pools the features themselves, as the original does). Cross-entropy over exclusive
 classes where the original has one sigmoid per class. k-means of scikit-learn, from one random
-start, for faiss. One head of width 2 x 512 serves both stages. A dictionary with fewer clusters than
-slots repeats them. The logits are not linear in M, since d depends on it, so there are no
+start, for faiss. One head of width 2 x 512 serves both stages. A dictionary with fewer clusters
+than slots repeats them. The logits are not linear in M, since d depends on it, so there are no
 closed-form contributions.
 """
 
@@ -84,12 +85,13 @@ class Ibmil(AttentionPoolHost):
         return logits
 
     def linear_form(self, embedded: AttentionEmbedded) -> LinearPooling:
-        """The mixture depends on M through its query alone, so a patch needs a number per confounder."""
+        """The mixture depends on M through its query: a patch needs a number per confounder."""
         of_feature, of_confounder = self.head.weight.chunk(2, dim=1)
         keys = self.key(self.confounders) / math.sqrt(self.key.out_features)
         of_mixture = self.confounders @ of_confounder.T
         if torch.is_grad_enabled():
-            # The layer itself is called, so that relevance propagation can hold its answers constant.
+            # The layer itself is called, so that relevance propagation can hold its answers
+            # constant.
             values = F.linear(embedded.tokens, of_feature, self.head.bias)
             readings = torch.cat([values, self.query(embedded.tokens) @ keys.T], dim=1)
         else:

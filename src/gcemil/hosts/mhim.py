@@ -1,4 +1,4 @@
-"""MHIM-MIL: masked hard instances, a student taught by a slow teacher (Tang et al., 2023), v1 on an ABMIL base.
+"""MHIM-MIL v1: hard instances masked, a slow teacher (Tang et al., 2023), on ABMIL.
 
   m_i = relu(E h_i),  z_i = w relu(V m_i),  a = softmax(z),  M = sum a_i m_i,  logits = head(M)
 Stage "teacher" trains this base alone. Stage "student" starts a teacher and a student from its best
@@ -193,7 +193,7 @@ class Mhim(MilHost[MhimEmbedded]):
         return (Stage("teacher", prepares=True, keeps_best=True), Stage("student"))
 
     def begin_stage(self, stage: Stage, bag_features: Callable[[], Tensor], n_steps: int) -> None:
-        """The trained base becomes the teacher; the student keeps its projection and starts the rest afresh."""
+        """The trained base becomes the teacher; the student keeps its projection only."""
         self.student_stage.fill_(stage.name == "student")
         self.n_steps.fill_(n_steps)
         self.steps_done.zero_()
@@ -216,7 +216,7 @@ class Mhim(MilHost[MhimEmbedded]):
 def masked_patches(
     hardness: Scores, random_ratio: float, low_ratio: float, high_ratio: float, high_share: float
 ) -> Selected:
-    """A random part, the lowest part, and a random share of a correspondingly larger highest part."""
+    """A random part, the lowest part, and a random share of a larger highest part."""
     n_patches = len(hardness)
     hardest_first = hardness.argsort(descending=True)
     shuffled = torch.randperm(n_patches, device=hardness.device)
@@ -234,7 +234,7 @@ def masked_patches(
 
 
 def consistency(teacher: Float[Tensor, "w"], student: Float[Tensor, "w"]) -> Float[Tensor, ""]:
-    """Cross-entropy between the two bag features, each read as a distribution over its dimensions."""
+    """Cross-entropy between the bag features as distributions over their dimensions."""
     return -(
         torch.softmax(teacher / TEACHER_TEMPERATURE, dim=0) * torch.log_softmax(student, dim=0)
     ).sum()

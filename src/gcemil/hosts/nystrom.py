@@ -1,10 +1,11 @@
 """Nyström attention (Xiong et al., 2021): self-attention through a fixed number of landmark tokens.
 
   q~, k~ = means of q, k over consecutive segments of length l = ceil(L / m)
-  A1 = softmax(q k~),  A2 = softmax(q~ k~),  A3 = softmax(q~ k)            each over sqrt(head width)
+  A1 = softmax(q k~),  A2 = softmax(q~ k~),  A3 = softmax(q~ k)      each / sqrt(head width)
   output = A1 pinv(A2) (A3 v) + conv(v)
 The sequence is zero-padded at the front to m l tokens. A padded key is a zero logit, so it takes
-attention and gives nothing, as in the published layer. No product is L x L; A1 and A3 are not stored.
+attention and gives nothing, as in the published layer. No product is L x L; A1 and A3 are not
+stored.
 
 Landmarks of padding alone are all the same one, so it is kept once and counted c times: log c on
 its logits in every softmax. The numbers are those of m landmarks, while a bag of n < m patches
@@ -20,7 +21,8 @@ Landmarks choose the basis of the approximation only, so a segment of closed gat
 landmark. Padding has gate 1.
 
 The value convolution runs along the sequence, one kernel per head. Across the heads, it mixes the
-heads of every token on its own, in as many groups of channels as there are heads, as CAMIL's authors do.
+heads of every token on its own, in as many groups of channels as there are heads, as CAMIL's
+authors do.
 """
 
 from __future__ import annotations
@@ -63,7 +65,8 @@ class NystromAttention(nn.Module):
             channels, channels, (kernel, 1), padding=(kernel // 2, 0), groups=heads, bias=False
         )
         self.project = nn.Sequential(nn.Linear(heads * head_width, width), nn.Dropout(dropout))
-        # Queries and keys pass through here, so that relevance propagation can hold the attention constant.
+        # Queries and keys pass through here, so that relevance propagation can hold the attention
+        # constant.
         self.attention_inputs = nn.Identity()
 
     def forward(
@@ -75,7 +78,7 @@ class NystromAttention(nn.Module):
     def attend(
         self, projected: Sequence[Float[Tensor, "_ p"]], log_gates: Float[Tensor, "l"] | None = None
     ) -> Float[Tensor, "l w"]:
-        """The same for tokens that went through `qkv` already, given as consecutive parts of the sequence."""
+        """The same for tokens that went through `qkv`, as consecutive parts of the sequence."""
         n_tokens = sum(map(len, projected))
         plan = SequencePlan.of(n_tokens, self.landmarks)
         by_head = [
@@ -175,7 +178,7 @@ class SequencePlan:
     padding: int
     """Zero tokens in front that are kept."""
     copies: int
-    """How often the first landmark counts, being padding alone; 0 where there is none of that kind."""
+    """How often the first landmark counts; 0 where none is padding alone."""
 
     @classmethod
     def of(cls, n_tokens: int, landmarks: int) -> SequencePlan:
@@ -195,15 +198,15 @@ class SequencePlan:
         segments = rows.reshape(len(rows), -1, self.length, rows.shape[2])
         if log_gates is None:
             return segments.mean(dim=2)
-        # Landmarks are a basis, not evidence. The softmax within a segment renormalises: a segment of
-        # closed gates would pass on their slope of a million undiminished.
+        # Landmarks are a basis, not evidence. The softmax within a segment renormalises: a segment
+        # of closed gates would pass on their slope of a million undiminished.
         weights = torch.softmax(log_gates.detach().view(-1, 1, self.length), dim=2)
         return (weights @ segments).squeeze(2)
 
     def biases(
         self, like: Float[Tensor, "heads p d"], log_gates: Float[Tensor, "p"] | None
     ) -> tuple[Float[Tensor, "p"] | None, Float[Tensor, "m"] | None]:
-        """What is added to the logits of tokens and landmarks: log-gates, and log c for c copies."""
+        """Terms of the logits of tokens and landmarks: log-gates, and log c for c copies."""
         if self.copies <= 1:
             return log_gates, None
         n_tokens = like.shape[1]
@@ -219,7 +222,7 @@ def attended(
     value: Float[Tensor, "heads s d"],
     bias: Float[Tensor, "s"] | None = None,
 ) -> Float[Tensor, "heads r d"]:
-    """softmax(query key / sqrt(d) + bias) value; the fused kernel wants a batch axis and a whole bias."""
+    """softmax(query key / sqrt(d) + bias) value, in the fused kernel."""
     whole_bias = None if bias is None else bias.expand(1, 1, query.shape[1], -1)
     query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=whole_bias).squeeze(0)

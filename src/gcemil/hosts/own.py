@@ -5,9 +5,9 @@
 The class is a torch module. Either it honours the `Host` protocol, most easily as a subclass of
 `MilHost`; or it maps features (n, d) to logits, or to (logits, scores) (adapters.py).
 
-Importing a module runs its code. A user consents to a host by naming it in a command, in settings or
-in a grid. A run folder that names one opens only after consent, by --trust-host or GCEMIL_TRUST_HOSTS
-(SECURITY.md).
+Importing a module runs its code. A user consents to a host by naming it in a command, in settings
+or in a grid. A run folder that names one opens only after consent, by --trust-host or
+GCEMIL_TRUST_HOSTS (SECURITY.md).
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def check_trust(name: str, source: object, *, option: str = "--trust-host") -> N
 
 
 def import_object(name: str, what: str) -> Any:
-    """What an import path names; looked for among the installed packages, then in the working folder."""
+    """What an import path names, in an installed package or the working folder."""
     module_name, path = split_path(name, what)
     here = str(Path.cwd())
     if not {"", here} & set(sys.path):
@@ -150,7 +150,7 @@ def import_object(name: str, what: str) -> Any:
 
 
 def import_file(path: Path, what: str) -> str:
-    """Import a Python file, with its folder open to its own imports: the name under which it is a module."""
+    """Import a Python file that may import from its folder; its name as a module."""
     if not path.is_file():
         raise UsageError(f"{what} '{path}' is not there. Give the path of a Python file.")
     name = f"gcemil_file_{re.sub(r'[^0-9A-Za-z_]', '_', path.stem)}"

@@ -1,4 +1,4 @@
-"""The pseudo-inverse of Nyström attention: six third-order steps, as the Nyströmformer paper has them.
+"""The pseudo-inverse of Nyström attention: six third-order steps (Xiong et al., 2021).
 
   z_0 = A^T / k,   a_i = A z_i,   z_{i+1} = z_i c(a_i),   pinv(A) ~ z_6
   c(a) = (13 I - a (15 I - a (7 I - a))) / 4
@@ -41,7 +41,8 @@ class PseudoInverse:
     ) -> None:
         """The first landmark counts `copies` times."""
         self.iterations = iterations
-        # A matrix with NaN has no spectrum; the iteration passes it on to the check that names the bag.
+        # A matrix with NaN has no spectrum; the iteration passes it on to the check that names the
+        # bag.
         self.decomposes = (
             matrix.device.type == "cpu"
             and matrix.dtype in (torch.float32, torch.float64)
@@ -91,7 +92,7 @@ class PseudoInverse:
 
 
 class GramPolynomial(torch.autograd.Function):
-    """q(C C^T) r, with its exact slopes; in float32 also where other products are in half precision."""
+    """q(C C^T) r with its exact slopes, always in float32 or wider."""
 
     @staticmethod
     @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)  # type: ignore[untyped-decorator]

@@ -1,11 +1,12 @@
-"""The authors' weights under our names: one table per host, and a reader that names whatever does not fit.
+"""The authors' weights under our names: one table per host, and a strict reader.
 
 A row of a table is one tensor of the authors: its name, its shape in named sizes, and our name for
 it. `{c}` counts the outputs and `{k}` the branches; where our name has neither, the tensors of all
 of them are stacked. A size is what the first tensor that has it shows, and every later tensor must
 agree: `in_dim` and `n_outputs` make the host, others become its options.
 
-One sigmoid output for two classes becomes two logits (0, x): softmax(0, x) is (1 - sigmoid(x), sigmoid(x)).
+One sigmoid output for two classes becomes two logits (0, x): softmax(0, x) is (1 - sigmoid(x),
+sigmoid(x)).
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ Sizes = dict[str, int]
 Fit = Callable[[Tensor], Tensor]
 
 SMALL = 2.0**-100
-"""Scales exactly: DSMIL's negative class keeps the critical patch of the positive one, at logit 0."""
+"""Scales exactly: DSMIL's negative class keeps the critical patch, at logit 0."""
 OPEN = 30.0
-"""sigmoid(30) is 1 in float32, so a gated attention with this bias and no weight is the plain one."""
+"""sigmoid(30) is 1 in float32: with this bias and no weight the gate is open."""
 N_NAMED = 6
 """How many tensors of one kind a message names."""
 
@@ -150,7 +151,7 @@ def is_state_dict(part: object) -> bool:
 
 
 def rename_tensors(name: str, layout: WeightLayout, theirs: Tensors) -> tuple[Tensors, Sizes]:
-    """Our tensors, and the sizes read from theirs; everything that does not fit is listed at once."""
+    """Our tensors, and the sizes read from theirs; all misfits are listed at once."""
     sizes: Sizes = {}
     missing: list[str] = []
     misshapen: list[str] = []
@@ -244,7 +245,7 @@ def without_confounders(weight: Tensor) -> Tensor:
 
 
 def chosen(*names: str, **fixed: object) -> Callable[[Sizes], dict[str, object]]:
-    """Sizes that are options of our class under the same name, and options that are the same for all."""
+    """Sizes that are options under the same name, and fixed options."""
     return lambda sizes: {name: sizes[name] for name in names} | fixed
 
 
@@ -577,7 +578,7 @@ def dtfd_names(theirs: Tensors) -> Tensors:
 
 
 def mhim_names(theirs: Tensors) -> Tensors:
-    """The student is called 'model' in the authors' files, or stands alone; it is its own teacher then."""
+    """The student is called 'model' by the authors, or is alone and then its own teacher."""
     named = {
         (key if "/" in key else f"student/{key}").replace("model/", "student/", 1): tensor
         for key, tensor in theirs.items()

@@ -1,13 +1,13 @@
 """A slide encoder as a host: any callable from all patches to one vector, and a linear head on it.
 
   s = encoder(h_1 ... h_N, coords),  logits = head(s)
-TITAN, PRISM, GigaPath's slide encoder or a transformer of one's own: a black box over the whole bag.
-As in adapters.py, a soft gate multiplies the features and a gate of 0 removes the row.
+TITAN, PRISM, GigaPath's slide encoder or a transformer of one's own: a black box over the whole
+bag. As in adapters.py, a soft gate multiplies the features and a gate of 0 removes the row.
 
-Evidence by blocks. Removing one patch of ten thousand shows nothing and costs a pass. So the patches
-are split into at most `n_blocks` blocks of equal size, by halving along the longer side of the slide
-(along the rows where there are no coordinates), and a patch's score is what the predicted output
-loses without its block:
+Evidence by blocks. Removing one patch of ten thousand shows nothing and costs a pass. So the
+patches are split into at most `n_blocks` blocks of equal size, by halving along the longer side of
+the slide (along the rows where there are no coordinates), and a patch's score is what the predicted
+output loses without its block:
 
   score_i = f_c(X) - f_c(X without the block of i)
 The scores of a bag take `n_passes` = n_blocks + 1 passes of the encoder. Only a whole bag without
@@ -143,7 +143,7 @@ class SlideEncoderHost(CallableHost):
 
     @torch.no_grad()
     def block_losses(self, features: Features, coords: Coords | None, logits: Logits) -> Scores:
-        """What the predicted output loses without the block of each patch; 0 for a bag of one patch."""
+        """The predicted output's loss without each patch's block; 0 for a bag of one patch."""
         index = int(logits.argmax())
         blocks = halved_blocks(coords, len(features), self.n_blocks).to(features.device)
         scores = features.new_zeros(len(features))
@@ -156,7 +156,7 @@ class SlideEncoderHost(CallableHost):
 
 
 def halved_blocks(coords: Coords | None, n_patches: int, n_blocks: int) -> Int[Tensor, "n"]:
-    """The block of each patch: the largest block is halved along its longer side until there are enough."""
+    """The block of each patch; the largest is halved along its longer side, again and again."""
     places = torch.arange(n_patches).unsqueeze(1) if coords is None else coords.cpu()
     blocks = [torch.arange(n_patches)]
     while len(blocks) < min(n_blocks, n_patches):

@@ -41,7 +41,7 @@ class HostSpec:
     learning_rate: float = 5e-4
     """By default; the same at every feature width (docs/training.md)."""
     max_patches: int = 2048
-    """Patches sampled from a training bag by default; a step of a transformer costs twenty times more."""
+    """Patches sampled from a training bag by default; a transformer takes fewer."""
     temperature_end: float = 0.1
     """Final temperature of its gates; lower for a host that attends evenly."""
     options: Changes = field(default_factory=dict)
@@ -228,7 +228,8 @@ def create_host(
     mode = gate_mode or spec.default_gate_mode
     given = {"in_dim": in_dim, "n_outputs": n_outputs, "gate_mode": mode}
     if name not in HOSTS and own.is_import_path(name):
-        # Naming a class in a call is consent to run its code, also for runs that name the same class.
+        # Naming a class in a call is consent to run its code, also for runs that name the same
+        # class.
         own.trust_host(name)
     # Torch comes with the adapters, which a list of names must not need.
     make = import_module("gcemil.hosts.adapters").create_own if spec.is_own else construct
@@ -261,8 +262,8 @@ def construct(
     for key in accepted:
         if parameters[key].default is inspect.Parameter.empty and key not in arguments:
             raise UsageError(
-                f"Host '{name}' cannot be made: its constructor needs '{key}'. gcemil gives in_dim, "
-                "n_outputs and gate_mode under these names; give the rest with "
+                f"Host '{name}' cannot be made: its constructor needs '{key}'. gcemil gives "
+                "in_dim, n_outputs and gate_mode under these names; give the rest with "
                 f"--set host.options.{key}=VALUE."
             )
     try:
@@ -303,7 +304,7 @@ def patch_limit(settings: TrainSettings) -> int | None:
 
 
 def with_recipe(settings: TrainSettings, name: str, *, plain: bool = False) -> TrainSettings:
-    """The settings with a recipe's evidence, training and gates; `plain` leaves the evidence out."""
+    """The settings under a recipe; `plain` leaves the evidence out."""
     from gcemil.config import RECIPES
 
     recipe = RECIPES[name]
@@ -317,7 +318,8 @@ def with_recipe(settings: TrainSettings, name: str, *, plain: bool = False) -> T
 def with_preset(settings: TrainSettings, preset: Preset) -> TrainSettings:
     """The settings as they are, or with everything that the host's authors train otherwise.
 
-    A wrapped host is never chosen before its gates have cooled, however early its authors would stop.
+    A wrapped host is never chosen before its gates have cooled, however early its authors would
+    stop.
     """
     from gcemil.config import EARLIEST_SELECTABLE_EPOCH
 

@@ -8,11 +8,12 @@ Score of a patch: the class token's row of A1 pinv(A2) A3 in the second layer, m
 repeated patches added back to their sources. It can be negative and need not sum to 1.
 
 The order of rows matters (grid, landmarks, convolutions): bags are stored in raster order. Only the
-class token leaves the second layer, so only its row is computed there. The three kernels of PPEG are
-summed into one 7 x 7 kernel first. Both are exact.
+class token leaves the second layer, so only its row is computed there. The three kernels of PPEG
+are summed into one 7 x 7 kernel first. Both are exact.
 
 In deletion mode the gates act inside the attention (see nystrom.py) and scale what PPEG reads from
-neighbours. An exact 0 removes the row and lays the grid out again, so no soft gate can agree with it.
+neighbours. An exact 0 removes the row and lays the grid out again, so no soft gate can agree with
+it.
 """
 
 from __future__ import annotations
