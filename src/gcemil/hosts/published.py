@@ -291,43 +291,43 @@ def attention_pool(
 HEAD_OF_TWO: dict[str, Fit] = dict.fromkeys(("head.weight", "head.bias"), prepend_zero_logit)
 
 
-def abmil_layouts() -> tuple[WeightLayout, ...]:
-    """ABMIL by its authors, by MIL-Lab and by torchmil; each with a gate or without."""
-    places = (
-        ("feature_extractor_part2.0", "attention_V.0", "attention_U.0", "attention_w"),
-        ("feature_extractor_part2.0", "attention.0", None, "attention.2"),
-        (
-            "patch_embed.0",
-            "global_attn.attention_a.0",
-            "global_attn.attention_b.0",
-            "global_attn.attention_c",
-        ),
-        ("patch_embed.0", "global_attn.0", None, "global_attn.3"),
+ABMIL_PLACES: tuple[tuple[str | None, str, str | None, str, str], ...] = (
+    # The authors' names, with a gate and without; MIL-Lab's; torchmil's, with a projection or not.
+    ("feature_extractor_part2.0", "attention_V.0", "attention_U.0", "attention_w", "classifier.0"),
+    ("feature_extractor_part2.0", "attention.0", None, "attention.2", "classifier.0"),
+    (
+        "patch_embed.0",
+        "global_attn.attention_a.0",
+        "global_attn.attention_b.0",
+        "global_attn.attention_c",
+        "classifier",
+    ),
+    ("patch_embed.0", "global_attn.0", None, "global_attn.3", "classifier"),
+    ("feat_ext.0", "pool.fc1", "pool.fc_gated", "pool.fc2", "classifier"),
+    ("feat_ext.0", "pool.fc1", None, "pool.fc2", "classifier"),
+    (None, "pool.fc1", "pool.fc_gated", "pool.fc2", "classifier"),
+    (None, "pool.fc1", None, "pool.fc2", "classifier"),
+)
+TORCHMIL_CAVEAT = (
+    "Weights do not tell the activations: tanh in the attention, "
+    "and ReLU behind a layer in front of it."
+)
+
+
+def abmil_layout(
+    project: str | None, content: str, gate: str | None, score: str, head: str
+) -> WeightLayout:
+    of_torchmil = content == "pool.fc1"
+    return attention_pool(
+        project,
+        content,
+        gate,
+        score,
+        layer(head, "n_outputs width" if project else "n_outputs in_dim", "head"),
+        score_bias=not of_torchmil,
+        two_classes=HEAD_OF_TWO,
+        caveats=(TORCHMIL_CAVEAT,) if of_torchmil else (),
     )
-    heads = ("classifier.0", "classifier.0", "classifier", "classifier")
-    published = [
-        attention_pool(*names, layer(head, "n_outputs width", "head"), two_classes=HEAD_OF_TWO)
-        for names, head in zip(places, heads, strict=True)
-    ]
-    activations = (
-        "Weights do not tell the activations: tanh in the attention, "
-        "and ReLU behind a layer in front of it."
-    )
-    torchmil = [
-        attention_pool(
-            project,
-            "pool.fc1",
-            gate,
-            "pool.fc2",
-            layer("classifier", f"n_outputs {'width' if project else 'in_dim'}", "head"),
-            score_bias=False,
-            two_classes=HEAD_OF_TWO,
-            caveats=(activations,),
-        )
-        for gate in ("pool.fc_gated", None)
-        for project in ("feat_ext.0", None)
-    ]
-    return (*published, *torchmil)
 
 
 CLAM_INSTANCES = layer("instance_classifiers.{c}", "2 width", "instance_heads.{c}")
@@ -528,7 +528,7 @@ CAMIL = WeightLayout(
 )
 
 LAYOUTS: dict[str, tuple[WeightLayout, ...]] = {
-    "abmil": abmil_layouts(),
+    "abmil": tuple(abmil_layout(*names) for names in ABMIL_PLACES),
     "clam_sb": tuple(attention_pool(*names, CLAM_SB_HEADS) for names in CLAM_PLACES),
     "clam_mb": tuple(
         attention_pool(*names, CLAM_MB_HEADS, branches="n_outputs") for names in CLAM_PLACES
