@@ -243,12 +243,9 @@ class CalibratedResponse(nn.Module):
         self.register_buffer("offset", torch.zeros(n_anchors))
         self.register_buffer("scale", torch.ones(n_anchors))
         self.register_buffer("calibrated", torch.tensor(False))
-        self._has_reference = False
 
     def forward(self, cosines: Responses) -> Responses:
-        # Asked once: reading a number at every bag would stop the device.
-        self._has_reference = self._has_reference or bool(self.calibrated)
-        if not self._has_reference:
+        if not bool(self.calibrated):
             raise UsageError(
                 "These responses have no reference yet. Call calibrate() with reference cosines."
             )

@@ -36,7 +36,6 @@ class Bridge(nn.Module):
         super().__init__()
         self.in_dim, self.anchor_dim = in_dim, anchor_dim
         self.register_buffer("fitted", torch.tensor(not self.needs_fit))
-        self._has_fit = False
 
     def forward(self, features: Features) -> Float[Tensor, "n a"]:
         """B(h) itself; the cosines do not need it."""
@@ -66,9 +65,7 @@ class Bridge(nn.Module):
 
     def read(self, anchors: AnchorEmbeddings) -> LinearRead:
         """The cosines as a read, to be computed together with others of the same bag."""
-        # Asked once: reading a number at every bag would stop the device.
-        self._has_fit = self._has_fit or bool(self.fitted)
-        if not self._has_fit:
+        if not bool(self.fitted):
             raise UsageError(
                 f"This {type(self).__name__} was never fitted. Call fit() with pairs first."
             )

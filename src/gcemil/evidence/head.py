@@ -95,7 +95,7 @@ class EvidenceHead(nn.Module):
         # Class biases or the offset of a value; those of the head are in `bias`.
         self.register_buffer("host_bias", torch.zeros(n_outputs))
         self.register_buffer("weight", torch.zeros(()))
-        # Kept beside the buffers, so that they are not read off the device for every bag.
+        # Kept beside the buffers: not read off the device for every bag, and constant in an export.
         self._known: tuple[bool, float] | None = None
 
     @property
