@@ -28,7 +28,6 @@ LARGEST_SIZE = 65_536
 AnchorSource = Literal[
     "auto", "cohort", "prototypes", "examples", "generic", "unrelated", "shuffled", "random"
 ]
-# One word for each row of GATES in evidence/gates.py; a test holds them together.
 GateKind = Literal[
     "sigmoid_threshold",
     "top_k",

@@ -11,7 +11,7 @@ from gcemil.errors import UsageError
 
 
 def pick_device(name: str) -> torch.device:
-    """The device asked for, such as cpu, cuda or cuda:1; auto takes CUDA, then MPS, then the CPU."""
+    """A device such as cpu, cuda or cuda:1; auto takes CUDA, then MPS, then the CPU."""
     counts = {
         "cuda": torch.cuda.device_count(),
         "mps": int(torch.backends.mps.is_available()),

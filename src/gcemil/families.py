@@ -71,10 +71,3 @@ def read_family(path: Path) -> AnchorFamily:
         raise InputError(
             f"{path} is not an anchor family: {readable(error, AnchorFamily)}. It needs family, source, datasets and prompts with concept and wording."
         ) from error
-
-
-def least_related_family(name: str) -> AnchorFamily:
-    """The other organ that shares the fewest concepts with `name`, the first in the alphabet among equals."""
-    own = set(load_family(name).concepts)
-    others = [load_family(other) for other in ORGAN_FAMILIES if other != name]
-    return min(others, key=lambda family: (len(own & set(family.concepts)), family.family))

@@ -1,14 +1,15 @@
 """GCE-MIL: a host and the evidence wrapper around it. The only place where the two meet.
 
-  r = response(cos(B(h), a))                    response of each patch to each anchor              (Eq. 2)
-  s = selector(F's ungated view, r, coords)     one score per patch
-  pi = gate((s - nu_x) / T)                     continuous evidence                                (Eq. 3)
-  v = noisy-OR(pi, r)                           probability that the evidence shows each anchor           (Eq. 4)
-  F(X), F(X_pi)                                 host and evidence head together (evidence/head.py), ungated and gated
-  f(X)                                          the host's own prediction
+  r = response(cos(B(h), a))                  response of each patch to each anchor          (Eq. 2)
+  s = selector(F's ungated view, r, coords)   one score per patch
+  pi = gate((s - nu_x) / T)                   continuous evidence                            (Eq. 3)
+  v = noisy-OR(pi, r)                         probability that the evidence shows an anchor  (Eq. 4)
+  F(X), F(X_pi)                               host and evidence head together, ungated and gated
+  f(X)                                        the host's own prediction
 
-`model(...)` is a pure function: no search, and the same in training and evaluation but for dropout and the temperature of the gates. Which patches
-are the evidence, and whether they hold, is decided in explanation.py.
+`model(...)` is a pure function: no search, and the same in training and evaluation but for dropout
+and the temperature of the gates. Which patches are the evidence, and whether they hold, is decided
+in explanation.py.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from torch import Tensor, nn
 from gcemil.bags.cohort import Task
 from gcemil.config import EvidenceSettings
 from gcemil.errors import UsageError
-from gcemil.evidence.anchors import AnchorBank, create_response
-from gcemil.evidence.bridge import create_bridge
+from gcemil.evidence.anchors import AnchorBank, CalibratedResponse, PaperResponse
+from gcemil.evidence.bridge import BRIDGES
 from gcemil.evidence.coverage import (
     ClassUtility,
     RiskPathways,
@@ -97,7 +98,7 @@ class EvidenceOutput(GatedOutput):
     full: HostOutput
     """The host on the ungated bag X."""
     gce: HostOutput
-    """F on the ungated bag: host and evidence head together, or the host alone where the head has no vote."""
+    """F on the ungated bag; the host's prediction where the head has no vote."""
     head_logits: Logits | None
     """Logits of the evidence head alone; None before it is fitted."""
     answer: HostOutput
@@ -111,7 +112,16 @@ class EvidenceOutput(GatedOutput):
 
 
 class GceMil(nn.Module):
-    """Wraps any module that honours the Host protocol."""
+    """Wraps any module that honours the Host protocol.
+
+    Args:
+        host: The host.
+        anchors: Concept embeddings.
+        in_dim: Width of the features.
+        settings: How evidence is found; None takes the default recipe.
+        explains_host: The evidence is what the given host uses; F is only a second opinion.
+        task: What the host predicts; None takes one output as a risk.
+    """
 
     anchors: Tensor
     temperature: Tensor
@@ -130,15 +140,12 @@ class GceMil(nn.Module):
         explains_host: bool = False,
         task: Task | None = None,
     ) -> None:
-        """`explains_host`: the evidence is what the given host rests on; F is only a second opinion.
-
-        `task`: what the host predicts; None takes one output as a risk.
-        """
         super().__init__()
         settings = settings or EvidenceSettings()
         if in_dim != host.in_dim:
             raise UsageError(
-                f"The host takes features of width {host.in_dim}, the wrapper was given in_dim={in_dim}."
+                f"The host takes features of width {host.in_dim}, "
+                f"the wrapper was given in_dim={in_dim}."
             )
         self.host: Host = host
         self.explains_host = explains_host
@@ -151,20 +158,20 @@ class GceMil(nn.Module):
         """Whether the anchors act on scores, gates and repair, or are shown only."""
         self.register_buffer("anchors", anchors.embeddings.clone())
         self.register_buffer("temperature", torch.tensor(settings.temperature_start))
-        # The unit in which risks are compared; set after training, and of no use to classes and values.
+        # The unit in which risks are compared; set after training.
         self.register_buffer("risk_spread", torch.tensor(1.0))
-        # Where patches that decide a class lie; found after training (training/directions.py), zero before.
+        # Directions of patches that decide a class; set after training (training/directions.py).
         self.register_buffer("class_directions", torch.zeros(host.n_outputs, in_dim))
-        # The class without a lesion (-1: none), and what evidence must exceed to be confirmed; set after training.
+        # The class without a lesion (-1: none), and the threshold of confirmed evidence; set after.
         self.register_buffer("negative_class", torch.tensor(-1))
         self.register_buffer("confirmation_threshold", torch.tensor(0.0))
-        self.bridge = create_bridge(
-            bridge_kind(settings, anchors, in_dim),
-            in_dim,
-            anchors.anchor_dim,
-            rank=settings.bridge_rank,
+        kind = bridge_kind(settings, anchors, in_dim)
+        self.bridge = BRIDGES[kind](in_dim, anchors.anchor_dim, rank=settings.bridge_rank)
+        self.response: PaperResponse | CalibratedResponse = (
+            PaperResponse()
+            if settings.responses == "paper"
+            else CalibratedResponse(anchors.n_anchors)
         )
-        self.response = create_response(settings.responses, anchors.n_anchors)
         self.selector = Selector(
             in_dim,
             adapter_rank=settings.adapter_rank,
@@ -194,8 +201,8 @@ class GceMil(nn.Module):
         patch_size: int | None = None,
         target: Tensor | None = None,
     ) -> EvidenceOutput:
-        """Predict one bag; `patch_size` is the side of a patch in level-0 pixels, where it is known."""
-        # The user's door: shapes are checked here with a message, not by annotation.
+        """Predict one bag; `patch_size` is the side of a patch in level-0 pixels, if known."""
+        # Users call this: shapes are checked here with a message, not by annotation.
         check_bag(features, coords, in_dim=self.in_dim)
         embedded: Embedded = embedded_bag(self.host, features)
         full = self.host.aggregate(embedded, coords, target=target)
@@ -222,7 +229,7 @@ class GceMil(nn.Module):
 
     @property
     def explained(self) -> Host:
-        """What the evidence is evidence of: F, or a given host."""
+        """What the evidence explains: F, or a given host."""
         return self.host if self.explains_host else self.predictor
 
     @property
@@ -233,30 +240,25 @@ class GceMil(nn.Module):
     def gated(
         self, features: Tensor, coords: Tensor | None = None, *, patch_size: int | None = None
     ) -> GatedOutput:
-        """X_pi alone; where the score does without the host, the host sees the bag once."""
+        """X_pi alone; where the score does not read the host, the host sees the bag once."""
         if self.reads_host:
             return self(features, coords, patch_size=patch_size)
         check_bag(features, coords, in_dim=self.in_dim)
         evidence = self.evidence(features, coords, None, patch_size)
-        # A NaN score would close its gate unseen, so it is named before the host is asked.
+        # A NaN score would close its gate unnoticed.
         if not bool(torch.isfinite(evidence.scores).all()):
             raise not_finite_error(
                 features,
-                "The selector returned NaN or infinite scores for finite features: it has diverged.",
+                "The selector returned NaN or infinite scores for finite features: "
+                "it has diverged.",
             )
-        return GatedOutput(
-            **vars(evidence), soft=self._pooled_once(features, coords, evidence.log_gates)
-        )
-
-    def _pooled_once(
-        self, features: Tensor, coords: Tensor | None, log_gates: LogGates
-    ) -> HostOutput:
-        # A factor on the features embeds them anew, and an embedding of the ungated bag would be thrown away.
         if self.host.reweights_features:
-            return self.host(features, coords, gates=log_gates.exp())
-        soft = self.host.gated(features, embedded_bag(self.host, features), coords, log_gates)
-        check_finite(soft, features)
-        return soft
+            soft = self.host(features, coords, gates=evidence.log_gates.exp())
+        else:
+            embedded = embedded_bag(self.host, features)
+            soft = self.host.gated(features, embedded, coords, evidence.log_gates)
+            check_finite(soft, features)
+        return GatedOutput(**vars(evidence), soft=soft)
 
     @property
     def reads_host(self) -> bool:
@@ -271,7 +273,7 @@ class GceMil(nn.Module):
 
     @property
     def reads_likeness(self) -> bool:
-        """Whether the score depends on what decided the training slides: once that is known, and for classes only."""
+        """Whether the score depends on what decided the training slides; for classes only."""
         return (
             self.settings.likeness_term
             and not self.output_kind.is_number
@@ -291,7 +293,7 @@ class GceMil(nn.Module):
         full: HostOutput | None,
         patch_size: int | None,
     ) -> Evidence:
-        """Scores, gates, responses and coverage; `full` is the ungated view of the patches, if the score reads it."""
+        """Scores, gates, responses and coverage; `full` is the ungated prediction."""
         settings, reads_likeness = self.settings, full is not None and self.reads_likeness
         # One matrix product serves the selector, the bridge and the class directions.
         reads = [*self.selector.reads(), self.bridge.read(self.anchors)]
@@ -300,36 +302,34 @@ class GceMil(nn.Module):
             reads.append(plain_read(self.class_directions))
         products = apply_reads(features, reads)
         responses = self.response(products[n_hidden])
-        attention = contributions = presence = likeness = around = None
-        if full is not None and settings.attention_term:
-            attention = full.scores
-        if full is not None and settings.contribution_term and full.contributions is not None:
-            contributions = self.output_kind.shares(full.contributions)
-        if full is not None and self.reads_presence:
-            presence = self.presence(responses, full.logits)
-        if full is not None and reads_likeness:
-            likeness = class_likeness(products[-1], torch.softmax(full.logits.float(), dim=0))
-            likeness = (
-                likeness if self.reads_presence else LIKENESS_WEIGHT_WITHOUT_ANCHORS * likeness
-            )
+        terms: dict[str, Scores | None] = {}
+        if full is not None:
+            if settings.attention_term:
+                terms["attention_logits"] = full.scores
+            if settings.contribution_term and full.contributions is not None:
+                terms["contributions"] = self.output_kind.shares(full.contributions)
+            if self.reads_presence:
+                terms["presence"] = self.presence(responses, full.logits)
+            if reads_likeness:
+                likeness = class_likeness(products[-1], torch.softmax(full.logits.float(), dim=0))
+                weight = 1.0 if self.reads_presence else LIKENESS_WEIGHT_WITHOUT_ANCHORS
+                terms["likeness"] = weight * likeness
+        around = None
         if coords is not None and settings.smoothing > 0:
             around = Neighbourhood.of(coords, patch_size)
         scores = self.selector.scores(
             list(products[:n_hidden]),
             coords,
             n_patches=len(responses),
-            attention_logits=attention,
-            contributions=contributions,
-            presence=presence,
-            likeness=likeness,
             neighbourhood=around,
+            **terms,
         )
         return self.gate_scores(scores, responses)
 
     def gate_scores(
         self, scores: Scores, responses: Responses, count: int | None = None
     ) -> Evidence:
-        """Gates and coverage that follow from scores; `count` patches open in place of the budget's."""
+        """Gates and coverage of these scores; `count` patches open, or the budget's."""
         gate = self.gate(scores, temperature=float(self.temperature), count=count)
         if not self.training:
             gate = gate.shut()
@@ -344,23 +344,21 @@ class GceMil(nn.Module):
 
     @property
     def output_kind(self) -> Output:
-        """What the outputs mean: classes, a risk in units of the training risks, or a value in units of the training labels."""
+        """What the outputs mean: classes, a risk or a value."""
         return create_output(self.task, self.n_outputs, self.risk_spread)
 
     @property
     def tolerances(self) -> Tolerances:
         """What counts as sufficient, necessary and recoverable."""
-        recovery = self.settings.recovery
+        given = self.settings.recovery
         return Tolerances(
-            recovery.sufficiency_tolerance,
-            recovery.necessity_tolerance,
-            recovery.recoverability_tolerance,
+            given.sufficiency_tolerance, given.necessity_tolerance, given.recoverability_tolerance
         )
 
     def patch_shares(
         self, full: HostOutput, embedded: Embedded, coords: Tensor | None
     ) -> Scores | None:
-        """How much each patch supports the prediction: its contribution, or the fall of the predicted logit without it."""
+        """Support of each patch: its contribution, or the logit lost without it."""
         if full.contributions is not None:
             return self.output_kind.shares(full.contributions)
         form = closed_form(self.host)
@@ -374,8 +372,8 @@ class GceMil(nn.Module):
     def presence(self, responses: Responses, logits: Logits) -> Gates:
         """q_i: how present the concepts of the likely classes are in each patch.
 
-        Classes count by their probability on X. With the predicted class alone, one wrong prediction would point the
-        evidence at the wrong concepts altogether.
+        Classes count by their probability on X: with the predicted class alone, a wrong prediction
+        would point the evidence at the wrong concepts.
         """
         weights = self._class_weights
         tiny = torch.finfo(weights.dtype).tiny
@@ -389,12 +387,12 @@ class GceMil(nn.Module):
         return self.response(self.bridge.cosines(features, self.anchors))
 
     def anchor_weights(self, logits: Logits, asked: AskedOutput | None = None) -> AnchorWeights:
-        """How much each anchor matters to the predicted class, to one that is asked about, or to the number."""
+        """Weights of the anchors for the predicted class, an asked one, or the number."""
         return self._class_weights[logits.argmax() if asked is None else asked.target]
 
     @property
     def _class_weights(self) -> ClassAnchorWeights:
-        """alpha_cm, or |beta_m| in one row: those of the head if it votes on these anchors, else of the trained utility."""
+        """alpha_cm, or |beta_m| in one row; of the head if it votes on these anchors."""
         if self.head.has_vote and self.is_grounded:
             return self.head.weights.abs()
         return self.utility.anchor_weights
@@ -409,7 +407,7 @@ class GceMil(nn.Module):
 
 
 def bridge_kind(settings: EvidenceSettings, anchors: AnchorBank, in_dim: int) -> str:
-    """The bridge a bank needs: prototypes and patches live in feature space, a text bank is reached through pairs."""
+    """The bridge a bank needs: prototypes and patches live in feature space, text needs pairs."""
     if settings.bridge != "auto":
         return settings.bridge
     if anchors.kind in ("examples", "prompt_patches"):

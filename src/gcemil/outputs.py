@@ -1,11 +1,12 @@
-"""What the outputs of a network mean: logits of classes, one log-risk, or one value. Whatever depends on which stands here.
+"""What the outputs of a network mean: logits of classes, one log-risk, or one value.
 
-Phi(X')      classes: softmax(logits of X')_c, c the class predicted on X;  risk: (logit of X' - mean) / unit of the training risks;
-             value: the output itself, which is counted in standard deviations of the training labels from their mean
+Phi(X')      classes: softmax(logits of X')_c, c the class predicted on X
+             risk: (logit of X' - mean) / unit of the training risks
+             value: the output itself, in standard deviations of the training labels from their mean
 gap          |Phi(X') - Phi(X)|
 sufficient   gap of the kept patches <= delta_s;   necessary   gap without them >= delta_n
 
-Of a class that is asked about, predicted or not, only a fall counts: patches that show it more clearly alone do not fail.
+Of a class that is asked about, only a fall counts: patches may show it more clearly alone.
 
 Phi(X')      softmax(logits of X')_t, t the target;  against a class a: softmax over t and a alone
 gap          Phi(X) - Phi(X')
@@ -26,7 +27,7 @@ from gcemil.shapes import AnchorWeights, ClassAnchorWeights, Logits, Scores
 from gcemil.wording import did_you_mean
 
 NUMBER_MARGIN = 0.5
-"""A number that moves less than this, in units of Phi, is close enough in a search; beyond it the closest is best."""
+"""In a search a number that moves less than this is close enough; beyond it the closest is best."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ class ClassOutput:
 
     def gap(self, full: Logits, other: Logits) -> float:
         """|Phi(other) - Phi(full)|."""
-        return _gap(self.phi(full, torch.stack([full, other])))
+        before, after = self.phi(full, torch.stack([full, other])).tolist()
+        return float(abs(after - before))
 
     def same_class(self, full: Logits, other: Logits) -> bool:
         """Whether both predict the same class."""
@@ -72,7 +74,7 @@ class ClassOutput:
         return torch.log_softmax(logits * scale[1], dim=-1)
 
     def contrast(self, weights: ClassAnchorWeights, logits: Logits) -> AnchorWeights:
-        """Weights of the predicted class above the mean of all classes: what an anchor adds to its probability."""
+        """Weights of the predicted class above the mean of all classes."""
         return weights.index_select(0, logits.argmax().unsqueeze(0))[0] - weights.mean(dim=0)
 
     def supports(self, contrast: AnchorWeights) -> Tensor:
@@ -92,7 +94,7 @@ class AskedOutput(ClassOutput):
     against: int | None = None
 
     def phi(self, full: Logits, logits: Float[Tensor, "k c"]) -> Float[Tensor, "k"]:
-        """The probability of the target, among the two classes where it is asked against another."""
+        """The probability of the target, among two classes where it is asked against another."""
         return torch.sigmoid(self.margins(logits))
 
     def margins(self, logits: Float[Tensor, "k c"]) -> Float[Tensor, "k"]:
@@ -109,7 +111,7 @@ class AskedOutput(ClassOutput):
         return float(before - after)
 
     def prefers(self, logits: Logits) -> bool:
-        """Whether the target is predicted, or is at least as likely as the class it is asked against."""
+        """Whether the target is predicted, or at least as likely as `against`."""
         if self.against is None:
             return int(logits.argmax()) == self.target
         return bool(logits[self.target] >= logits[self.against])
@@ -121,7 +123,7 @@ class AskedOutput(ClassOutput):
 
 @dataclass(frozen=True)
 class ClassQuestion:
-    """Why this class, or why this class and not another; read from names before a bag is predicted."""
+    """Why this class, or why this class and not another."""
 
     names: tuple[str, ...]
     target: int | None
@@ -137,9 +139,22 @@ class ClassQuestion:
             return None
         if len(names) < 2:
             raise UsageError(
-                "The model predicts one number and has no classes to ask about. Leave the class out."
+                "The model predicts one number and has no classes to ask about. "
+                "Leave the class out."
             )
-        given = [None if one is None else _find_class(one, names) for one in (target, against)]
+
+        def find(one: str | int | None) -> int | None:
+            """The index of a class, given by its name or as an index."""
+            if one is None:
+                return None
+            if isinstance(one, int) and not isinstance(one, bool) and 0 <= one < len(names):
+                return one
+            if str(one) in names:
+                return list(names).index(str(one))
+            meant = did_you_mean(str(one), names)
+            raise UsageError(f"The model has no class '{one}', only: {', '.join(names)}.{meant}")
+
+        given = find(target), find(against)
         if given[0] == given[1]:
             raise UsageError(f"'{target}' against itself is no question. Name two classes.")
         return cls(tuple(names), *given)
@@ -149,24 +164,15 @@ class ClassQuestion:
         target = int(full.argmax()) if self.target is None else self.target
         if target == self.against:
             raise UsageError(
-                f"'{self.names[target]}' is the predicted class. Name the class to hold against it as well."
+                f"'{self.names[target]}' is the predicted class. "
+                "Name the class to hold against it as well."
             )
         return AskedOutput(len(self.names), target, self.against)
 
 
-def _find_class(one: str | int, names: Sequence[str]) -> int:
-    """The index of a class, given by its name or as an index."""
-    if isinstance(one, int) and not isinstance(one, bool) and 0 <= one < len(names):
-        return one
-    if str(one) in names:
-        return list(names).index(str(one))
-    meant = did_you_mean(str(one), names)
-    raise UsageError(f"The model has no class '{one}', only: {', '.join(names)}.{meant}")
-
-
 @dataclass(frozen=True)
 class NumberOutput:
-    """One number without classes: what risks and values have in common. Phi is counted from `mean` in units of `unit`."""
+    """One number without classes; Phi is counted from `mean` in units of `unit`."""
 
     unit: float | Tensor = 1.0
     mean: float = 0.0
@@ -180,7 +186,8 @@ class NumberOutput:
         return (logits[:, 0].double() - self.mean) / float(self.unit)
 
     def gap(self, full: Logits, other: Logits) -> float:
-        return _gap(self.phi(full, torch.stack([full, other])))
+        before, after = self.phi(full, torch.stack([full, other])).tolist()
+        return float(abs(after - before))
 
     def same_class(self, full: Logits, other: Logits) -> bool:
         """A number has no class to lose."""
@@ -203,7 +210,7 @@ class NumberOutput:
     def calibrate(
         self, logits: Float[Tensor, "*n 1"], scale: Float[Tensor, "2"]
     ) -> Float[Tensor, "*n 1"]:
-        """A risk in deviations from its mean over the training slides; a value corrected by a slope."""
+        """A risk in deviations from the training mean; a value corrected by a slope."""
         return (logits - scale[0]) * scale[1]
 
     def contrast(self, weights: ClassAnchorWeights, logits: Logits) -> AnchorWeights:
@@ -219,7 +226,7 @@ class NumberOutput:
 
 @dataclass(frozen=True)
 class RiskOutput(NumberOutput):
-    """One log-risk. Only a model's own training slides say what its unit is: their spread, counted from their mean."""
+    """One log-risk; its unit is the spread of the training risks, counted from their mean."""
 
     name = "risk"
     measures_unit = True
@@ -227,7 +234,7 @@ class RiskOutput(NumberOutput):
 
 @dataclass(frozen=True)
 class ValueOutput(NumberOutput):
-    """One value in standard deviations of the training labels from their mean, so Phi has its unit from the start."""
+    """One value in standard deviations of the training labels from their mean."""
 
     label_mean: float = 0.0
     label_deviation: float = 1.0
@@ -255,13 +262,9 @@ def guess_task(n_outputs: int) -> Task:
     return "survival" if n_outputs == 1 else "classification"
 
 
-def _gap(pair: Float[Tensor, "2"]) -> float:
-    return abs(float(pair[1] - pair[0]))
-
-
 @dataclass(frozen=True)
 class Tolerances:
-    """delta_s, delta_n and delta_r in units of Phi. The paper states none; these are ours, and every finding names them."""
+    """delta_s, delta_n and delta_r in units of Phi; the paper states none, so these are ours."""
 
     sufficiency: float = 0.05
     necessity: float = 0.05
@@ -291,7 +294,7 @@ class Verdict:
 
     @property
     def is_faithful(self) -> bool:
-        """Sufficient and necessary; two classes may lie closer than the tolerance, so the class must stay as well."""
+        """Sufficient, necessary and of the same class."""
         return self.is_sufficient and self.is_necessary and self.keeps_class
 
     @property
@@ -310,7 +313,7 @@ class Verdict:
 def judge(
     output: Output, full: Logits, kept: Logits, removed: Logits | None, tolerances: Tolerances
 ) -> Verdict:
-    """Compare the three predictions; `removed` is None if no patch is left, and then nothing was necessary."""
+    """Compare the three predictions; `removed` is None if no patch is left."""
     gap = output.gap(full, kept)
     return Verdict(
         is_sufficient=gap <= tolerances.sufficiency,

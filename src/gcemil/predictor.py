@@ -1,4 +1,4 @@
-"""F, host and evidence head together, behind the contract of a host (evidence/head.py has the equations)."""
+"""F, host and evidence head together, behind the contract of a host."""
 
 from __future__ import annotations
 
@@ -37,18 +37,13 @@ class GceEmbedded(Embedded):
     """Of the whole slide, also for a part of it."""
 
     def present(self) -> dict[str, Tensor]:
-        # The tokens are the host's own, and stand here once.
-        own = {f"host.{name}": one for name, one in self.host.present().items() if name != "tokens"}
-        return {"tokens": self.tokens, "responses": self.responses, **own}
+        # The host's tensors, its tokens among them, and the responses beside them.
+        return {**self.host.present(), "responses": self.responses}
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> GceEmbedded:
-        of_host = {
-            name.removeprefix("host."): one
-            for name, one in tensors.items()
-            if name.startswith("host.")
-        }
-        host = self.host.with_tensors({**of_host, "tokens": tensors["tokens"]})
-        return replace(self, tokens=tensors["tokens"], responses=tensors["responses"], host=host)
+        own = {name: one for name, one in tensors.items() if name != "responses"}
+        host = self.host.with_tensors(own)
+        return replace(self, tokens=host.tokens, responses=tensors["responses"], host=host)
 
 
 class GcePredictor:
@@ -173,12 +168,12 @@ class GcePredictor:
     def _contributions(
         self, output: HostOutput, embedded: GceEmbedded, logits: Logits
     ) -> Scores | None:
-        """Share of each patch in what F predicts: the host's, where it predicts the same, and the head's marginal."""
+        """Share of each patch in F: the host's, if it agrees, and the head's marginal."""
         if output.contributions is None:
             return None
         head, weight = self.head, self.head.weight
         rows = head.output_kind.contrast(head.weights, logits)
-        # What the host says of another class than the predicted one is not a share of this one.
+        # Contributions to another class than the predicted one are no share of this one.
         agrees = (output.logits.argmax() == logits.argmax()).to(output.contributions.dtype)
         shares = agrees * output.contributions * head.host_scale[1]
         marginals = head.marginals(embedded.responses, embedded.n_patches, rows)

@@ -1,6 +1,7 @@
-"""Sets of patches: by one score per patch, and by discrete recovery (Algorithm 1) from continuous gates.
+"""Sets of patches: by score, and by discrete recovery (Algorithm 1) from gates.
 
-Ties go to the lower index, everywhere. A fraction of a bag is one number of patches, everywhere: max(1, round(f N)).
+Ties go to the lower index, everywhere. A fraction of a bag is one number of patches, everywhere:
+max(1, round(f N)).
 
 Recovery ends with the subset of patches that is the evidence:
 
@@ -8,20 +9,21 @@ Recovery ends with the subset of patches that is the evidence:
   while some anchor has v_m(S) < target_m:
       S <- S + argmax_{i not in S} [U(S + i) - U(S)]
 
-The paper's loop has no exit when an anchor is out of reach. Ours ends in one of five ways and says which. Two options
-keep it from chasing what cannot or need not be covered:
+The paper's loop has no exit when an anchor is out of reach. Ours ends in one of five ways and says
+which. Two options exclude what cannot or need not be covered:
 
   reachable          target_m = coverage_target * v_m(whole bag), instead of coverage_target
-  min_weight_share   anchors with alpha_m below this share of the largest weight are left out of targets and gains
+  min_weight_share   anchors with alpha_m below this share of the largest weight do not count
 
 The best candidate is found exactly, without looking at every patch in every step:
 
-  gain_i(S) = sum_m r_im alpha_m prod_{j in S} (1 - r_jm)      a candidate's own gate is 0: nothing to leave out
+  gain_i(S) = sum_m r_im alpha_m prod_{j in S} (1 - r_jm)      a candidate's own gate is 0
   i* = argmax_i gain_i(S)                                      ties to the lower index
 
-Lazy evaluation: the patches of highest gain form a pool, and only the pool is evaluated. Gains never grow, and a patch
-outside gains at most max_m missed_m(now) / missed_m(then) times what it gained when the pool was filled. While the best
-of the pool beats that, it is the best of the bag; otherwise the pool is filled again.
+Lazy evaluation: the patches of highest gain form a pool, and only the pool is evaluated. Gains
+never grow, and a patch outside gains at most max_m missed_m(now) / missed_m(then) times what it
+gained when the pool was filled. While the best of the pool beats that, it is the best of the bag;
+otherwise the pool is filled again.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ class StopReason(StrEnum):
     COVERED = "covered"
     """Every anchor that counts has reached its target."""
     CAPPED = "capped"
-    """The subset is as large as allowed; when the threshold alone went past the cap, the lowest gates were dropped."""
+    """The subset is as large as allowed; above the cap, the lowest gates were dropped."""
     NO_GAIN = "no_gain"
     """A target is missed, and no remaining patch would add anything."""
     EXHAUSTED = "exhausted"
@@ -130,7 +132,7 @@ def recover(
 def _repair(
     greedy: LazyGreedy, targets: Coverage, *, room: int
 ) -> tuple[list[int], list[float], StopReason]:
-    """Add the best candidate until something stops it: the patches, their gains, and what that was."""
+    """Add the best candidate until something stops it: patches, gains and reason."""
     added: list[int] = []
     gains: list[float] = []
     if room < 0:
@@ -154,18 +156,20 @@ def _check_bag(
 ) -> None:
     if responses.ndim != 2 or 0 in responses.shape or not responses.is_floating_point():
         raise BagError(
-            f"Responses are probabilities in floating point, (patches, anchors), got {responses.dtype} of shape "
-            f"{tuple(responses.shape)}."
+            "Responses are probabilities in floating point, (patches, anchors), "
+            f"got {responses.dtype} of shape {tuple(responses.shape)}."
         )
     n_patches, n_anchors = responses.shape
     if gates.shape != (n_patches,) or anchor_weights.shape != (n_anchors,):
         raise BagError(
-            f"Responses of {n_patches} patches to {n_anchors} anchors need as many gates and anchor weights, got "
-            f"{tuple(gates.shape)} and {tuple(anchor_weights.shape)}. Pass the weights of the predicted class."
+            f"Responses of {n_patches} patches to {n_anchors} anchors need as many gates and "
+            f"anchor weights, got {tuple(gates.shape)} and {tuple(anchor_weights.shape)}. "
+            "Pass the weights of the predicted class."
         )
     if shortlist is not None and (shortlist.dtype != torch.bool or shortlist.shape != gates.shape):
         raise BagError(
-            f"A shortlist is a bool mask over {n_patches} patches, got {shortlist.dtype} {tuple(shortlist.shape)}."
+            f"A shortlist is a bool mask over {n_patches} patches, "
+            f"got {shortlist.dtype} {tuple(shortlist.shape)}."
         )
     for name, values, highest in (
         ("Gates", gates, 1.0),
@@ -182,7 +186,8 @@ def _check_bag(
 
 
 POOL_SIZE = 512
-# Far above the rounding of a sum over anchors, far below any difference between patches that matters.
+# Far above the rounding of a sum over anchors, far below any difference between patches that
+# matters.
 ROUNDING_SLACK = 1.0 + 1e-12
 
 
@@ -199,7 +204,8 @@ class LazyGreedy:
     ) -> None:
         self._dtype = responses.dtype
         candidates = candidates & ~selected
-        # float64 keeps 100,000 small additions from stalling. A row of zeros has no gain: nothing else needs a mask.
+        # float64 keeps 100,000 small additions from stalling. A row of zeros has no gain: nothing
+        # else needs a mask.
         self._responses = responses.double() * candidates.unsqueeze(1)
         self._weights = anchor_weights.double()
         self._log_missed = torch.log1p(-responses[selected].double()).sum(dim=0)
@@ -241,7 +247,8 @@ class LazyGreedy:
         return best, float(gains[best])
 
     def _gains(self, responses: Responses) -> Float[Tensor, "n"]:
-        # A BLAS product may round equal rows differently by their position, and a tie would not be one.
+        # A BLAS product may round equal rows differently by their position, and a tie would not be
+        # one.
         return (responses * self._demand).sum(dim=1)
 
     def _largest_gain_outside(self) -> float:
@@ -252,21 +259,12 @@ class LazyGreedy:
 
 def greedy_subset(responses: Responses, anchor_weights: AnchorWeights, k: int) -> Selected:
     """At most k patches, each the one of largest gain; fewer when the next would add nothing."""
-    _check_size(k, n_patches=len(responses))
+    device, responses = responses.device, responses.cpu()
     no_patch = torch.zeros(len(responses), dtype=torch.bool)
-    greedy = LazyGreedy(
-        responses.cpu(), anchor_weights.cpu(), selected=no_patch, candidates=~no_patch
-    )
-    chosen: list[int] = []
-    while len(chosen) < k:
-        patch, gain = greedy.best()
-        if gain <= 0.0:
-            break
-        greedy.add(patch)
-        chosen.append(patch)
-    return members(torch.tensor(chosen, dtype=torch.long), n_patches=len(responses)).to(
-        responses.device
-    )
+    greedy = LazyGreedy(responses, anchor_weights.cpu(), selected=no_patch, candidates=~no_patch)
+    # A target that no coverage reaches, so that only k or a gain of 0 ends it.
+    chosen, _, _ = _repair(greedy, torch.full_like(responses[0], 2.0), room=k)
+    return members(torch.tensor(chosen, dtype=torch.long), n_patches=len(responses)).to(device)
 
 
 # Sets by one score per patch
@@ -281,7 +279,11 @@ def subset_size(n_patches: int, fraction: float) -> int:
 
 def ranking(scores: Scores) -> Int[Tensor, "n"]:
     """Patch indices by decreasing score."""
-    _check_ranked(scores)
+    if bool(scores.isnan().any()):
+        wrong = int(scores.isnan().nonzero()[0])
+        raise BagError(
+            f"Patch {wrong} of {len(scores)} has score NaN, so the patches cannot be ranked."
+        )
     return scores.sort(descending=True, stable=True).indices
 
 
@@ -294,14 +296,14 @@ def rank_scores(order: Int[Tensor, "n"]) -> Scores:
 
 def top_k(scores: Scores, k: int) -> Selected:
     """The k patches of highest score."""
-    _check_size(k, n_patches=len(scores))
     return members(ranking(scores)[:k], n_patches=len(scores))
 
 
 def drop_free_riders(selected: Selected, importances: Sequence[Scores]) -> Selected:
-    """Drop patches until each one left is among the first |S| of the slide by one of the importances.
+    """Drop patches until each is among the first |S| of the slide by one importance.
 
-    A patch of importance 0 does not count. The last patches stay, whatever they mean: evidence is never empty.
+    A patch of importance 0 does not count. The last patches stay, whatever they mean: evidence is
+    never empty.
     """
     while True:
         size = int(selected.sum())
@@ -314,16 +316,12 @@ def drop_free_riders(selected: Selected, importances: Sequence[Scores]) -> Selec
 
 def above_threshold(scores: Scores, threshold: float) -> Selected:
     """Patches strictly above the threshold or, when there are none, the single best one."""
-    _check_ranked(scores)
     above = scores > threshold
-    return (
-        above if bool(above.any()) else members(scores.argmax().unsqueeze(0), n_patches=len(scores))
-    )
+    return above if bool(above.any()) else top_k(scores, 1)
 
 
 def random_k(n_patches: int, k: int, *, generator: torch.Generator) -> Selected:
     """k patches drawn without replacement."""
-    _check_size(k, n_patches=n_patches)
     order = torch.randperm(n_patches, generator=generator, device=generator.device)
     return members(order[:k], n_patches=n_patches)
 
@@ -333,18 +331,3 @@ def members(patches: Int[Tensor, "k"], *, n_patches: int) -> Selected:
     selected = torch.zeros(n_patches, dtype=torch.bool, device=patches.device)
     selected[patches] = True
     return selected
-
-
-def _check_ranked(scores: Scores) -> None:
-    if bool(scores.isnan().any()):
-        wrong = int(scores.isnan().nonzero()[0])
-        raise BagError(
-            f"Patch {wrong} of {len(scores)} has score NaN, so the patches cannot be ranked."
-        )
-
-
-def _check_size(k: int, *, n_patches: int) -> None:
-    if not 1 <= k <= n_patches:
-        raise UsageError(
-            f"A subset of {n_patches} patches holds 1 to {n_patches} of them, got k = {k}."
-        )

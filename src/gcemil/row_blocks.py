@@ -1,11 +1,11 @@
 """A bag in blocks of rows: what treats every patch on its own never needs the whole bag at once.
 
-A slide of 200,000 patches of width 1024 takes 0.4 GB as stored in half precision, 0.8 GB in single, and as much again for
-each temporary of a layer. So a large bag stays as it is stored. Outside training its rows are converted to float32 and mapped block
-after block, each result being written straight to its place.
+A slide of 200,000 patches of width 1024 takes 0.4 GB in half precision, 0.8 GB in single, and as
+much again for each temporary of a layer. So outside training a large bag stays as it is stored, and
+its rows are converted to float32 and mapped block after block.
 
-Several linear maps of one bag are computed in one matrix product and one pass for the norms. The adapter with the first layer of the selector, and the bridge with the anchors, each need some inner products of h_i
-with a few rows and perhaps |h_i|^2. Stacking the rows reads the bag once and holds nothing of its width.
+Several linear maps of one bag are one matrix product and one pass for the norms: the selector and
+the bridge each need some inner products of h_i with a few rows and perhaps |h_i|^2.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def row_blocks(n_rows: int, size: int) -> Iterator[slice]:
 def mapped_rows(function: Callable[..., Sequence[Tensor]], *inputs: Tensor) -> list[Tensor]:
     """Apply the function to the rows in float32; in blocks where no gradient is wanted.
 
-    The function treats every row on its own, and gives tensors whose first axis is that of the rows.
+    The function treats every row on its own, and gives tensors whose first axis is that of the
+    rows.
     """
     n_rows = len(inputs[0])
     if torch.is_grad_enabled() or not is_large(n_rows):
@@ -51,24 +52,19 @@ def mapped_rows(function: Callable[..., Sequence[Tensor]], *inputs: Tensor) -> l
     for part in row_blocks(n_rows, BLOCK_ROWS):
         results = function(*(to_float32(rows[part]) for rows in inputs))
         if not whole:
+            rows = inputs[0][part]
             whole = [
                 # Rows handed through as they are need no second copy.
                 inputs[0]
-                if is_same(result, inputs[0][part])
-                else result.new_empty(n_rows, *result.shape[1:])
-                for result in results
+                if (one.data_ptr(), one.shape, one.dtype)
+                == (rows.data_ptr(), rows.shape, rows.dtype)
+                else one.new_empty(n_rows, *one.shape[1:])
+                for one in results
             ]
         for target, result in zip(whole, results, strict=True):
             if target is not inputs[0]:
                 target[part] = result
     return whole
-
-
-def is_same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are the same place read in the same way."""
-    return (
-        one.data_ptr() == other.data_ptr() and one.shape == other.shape and one.dtype == other.dtype
-    )
 
 
 SquaredNorms = Callable[[], Tensor]

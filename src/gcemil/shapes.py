@@ -1,7 +1,7 @@
 """Tensor shapes by name; the test run checks every annotated signature.
 
-One letter per axis everywhere: n patches, d feature width, w embedding width, m anchors, a anchor width,
-c outputs (classes, or one for risk), k kept rows.
+One letter per axis everywhere: n patches, d feature width, w embedding width, m anchors, a anchor
+width, c outputs (classes, or one for risk), k kept rows.
 """
 
 from jaxtyping import Bool, Float, Int

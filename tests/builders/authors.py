@@ -12,7 +12,7 @@ from torch import Tensor
 
 from builders import grid_coords, make_cohort, write_slide
 from gcemil.bags.cohort import Cohort
-from gcemil.hosts.published import LAYOUTS, expected_length
+from gcemil.hosts.published import LAYOUTS, expected_length, number
 
 PARITY = Path(__file__).parents[1] / "reference" / "parity"
 EXPECTED = {
@@ -96,9 +96,9 @@ def small_checkpoint(name: str, *, in_dim: int, seed: int = 0) -> dict[str, Tens
     sizes |= {"key_width": 8, "n_confounders": 3, "n_branches": 2}
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
-    for row in LAYOUTS[name][-1 if name != "ibmil" else 0].rows:
+    for row in LAYOUTS[name][0].rows:
         shape = [expected_length(text, sizes) or 0 for text in row.shape.split()]
-        for c in range(2 if "{c}" in row.theirs else 1):
-            key = row.theirs.replace("{c}", str(c))
+        for place in range(2 if row.counted else 1):
+            key = number(row.theirs, place)
             tensors[key] = torch.randn(shape, generator=generator) / max(1, shape[-1]) ** 0.5
     return tensors

@@ -3,19 +3,12 @@
 import pytest
 import torch
 
+from builders.wrappers import prepared_host as make_host
+from builders.wrappers import tensor_bag as make_bag
 from gcemil.errors import BagError, GcemilError, UsageError
 from gcemil.hosts.table import HOSTS, create_host
 
 every_host = pytest.mark.parametrize("name", list(HOSTS))
-
-
-def make_host(name, mode=None):
-    return create_host(name, in_dim=16, n_outputs=3, gate_mode=mode).eval()
-
-
-def make_bag(n):
-    features = torch.randn(n, 16, generator=torch.Generator().manual_seed(0))
-    return features, 256 * torch.stack([torch.arange(n) % 7, torch.arange(n) // 7], dim=1)
 
 
 @every_host
@@ -53,7 +46,7 @@ def test_one_nan_patch_among_many_is_named(name):
 
 @every_host
 def test_a_bag_without_an_open_gate_is_refused(name):
-    host, (features, coords) = make_host(name, "deletion"), make_bag(5)
+    host, (features, coords) = make_host(name, mode="deletion"), make_bag(5)
     with pytest.raises(BagError, match="All 5 gates are 0"):
         host(features, coords, gates=torch.zeros(5))
 

@@ -142,16 +142,6 @@ def test_a_bag_of_one_patch_is_its_own_evidence(name, mode, n_outputs, with_coor
 
 @every_host
 @every_mode
-def test_without_coordinates_the_spatial_parts_are_off_and_the_rest_works(name, mode):
-    model, (features, _) = make_model(name, mode=mode), tensor_bag(40)
-    rough = make_model(name, mode=mode, smoothing=0.0)
-    with torch.no_grad():
-        assert_close(name, model(features).scores, rough(features).scores)
-        assert 2 <= int(model(features).opened.sum()) <= 4
-
-
-@every_host
-@every_mode
 @every_task
 def test_the_gated_door_agrees_with_forward_with_and_without_the_hosts_view(name, mode, n_outputs):
     features, coords = tensor_bag(40)

@@ -256,8 +256,8 @@ def test_a_host_that_cannot_be_made_begins_no_run(cohort, tmp_path):
         ("test_own_host:HalfAHost", {}, "honours the Host protocol in part: it has no 'aggregate'"),
         ("test_own_host:Forgetful", {}, "has no 'in_dim', which the Host protocol names"),
         ("test_own_host:Narrow", {}, "should have in_dim 12 and has 11"),
-        ("test_own_host:WrongForm", {}, r"scores of shape \(15,\) for 16 patches and 2 outputs; it is to be \(16,\)"),
-        ("test_own_host:Bare", {}, "answers a bag with Tensor, not with gcemil.HostOutput"),
+        ("test_own_host:WrongForm", {}, r"scores of shape \(15,\) for 16 patches and 2 outputs; the shape must be \(16,\)"),
+        ("test_own_host:Bare", {}, "returns Tensor for a bag, not gcemil.HostOutput"),
         ("test_own_host:Failing", {}, r"failed on a bag of 16 patches of width 12 \(RuntimeError: .*test_own_host.py line"),
     ],
 )  # fmt: skip

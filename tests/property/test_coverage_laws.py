@@ -7,24 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from builders.strategies import UNITS, anchored_bags
 from gcemil.diagnostics.bounds import greedy_bound_factor, total_curvature
 from gcemil.evidence.coverage import anchor_coverage, marginal_gains, utility
 from gcemil.recovery import greedy_subset
-
-units = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(0.0, 1.0, allow_subnormal=False))
-
-
-@st.composite
-def bags(draw: st.DrawFn, max_patches: int = 8) -> tuple[Tensor, Tensor, Tensor]:
-    """Gates (n,), responses (n, m) and anchor weights (m,)."""
-    n, m = draw(st.integers(1, max_patches)), draw(st.integers(1, 4))
-    row = st.lists(units, min_size=m, max_size=m)
-    gates = draw(st.lists(units, min_size=n, max_size=n))
-    responses = draw(st.lists(row, min_size=n, max_size=n))
-    weights = draw(st.lists(st.floats(0.0, 5.0, allow_subnormal=False), min_size=m, max_size=m))
-    return tuple(
-        torch.tensor(values, dtype=torch.float64) for values in (gates, responses, weights)
-    )
 
 
 def with_gate(gates: Tensor, patch: int, value: float) -> Tensor:
@@ -40,7 +26,7 @@ def best_utility(responses: Tensor, weights: Tensor, size: int) -> float:
 
 
 @settings(deadline=None)
-@given(bags())
+@given(anchored_bags())
 def test_coverage_is_a_probability_and_the_product_form(bag):
     gates, responses, _ = bag
     coverage = anchor_coverage(gates, responses)
@@ -50,18 +36,18 @@ def test_coverage_is_a_probability_and_the_product_form(bag):
 
 
 @settings(deadline=None)
-@given(bags(), st.data())
+@given(anchored_bags(), st.data())
 def test_opening_a_gate_never_lowers_coverage(bag, data):
     gates, responses, _ = bag
     patch = data.draw(st.integers(0, len(gates) - 1))
-    wider = with_gate(gates, patch, max(float(gates[patch]), data.draw(units)))
+    wider = with_gate(gates, patch, max(float(gates[patch]), data.draw(UNITS)))
     assert bool(
         (anchor_coverage(wider, responses) >= anchor_coverage(gates, responses) - 1e-12).all()
     )
 
 
 @settings(deadline=None)
-@given(bags())
+@given(anchored_bags())
 def test_a_patch_gains_less_in_a_larger_set(bag):
     gates, responses, weights = bag
     smaller = (gates > 0.5).double()
@@ -72,7 +58,7 @@ def test_a_patch_gains_less_in_a_larger_set(bag):
 
 
 @settings(deadline=None)
-@given(bags())
+@given(anchored_bags())
 def test_marginal_gain_is_utility_on_minus_utility_off(bag):
     gates, responses, weights = bag
     gains = marginal_gains(gates, responses, weights)
@@ -83,7 +69,7 @@ def test_marginal_gain_is_utility_on_minus_utility_off(bag):
 
 
 @settings(deadline=None)
-@given(bags())
+@given(anchored_bags())
 def test_gradient_of_the_utility_is_the_marginal_gain(bag):
     gates, responses, weights = bag
     (gradient,) = torch.autograd.grad(utility(gates.requires_grad_(), responses, weights), gates)
@@ -91,7 +77,7 @@ def test_gradient_of_the_utility_is_the_marginal_gain(bag):
 
 
 @settings(deadline=None)
-@given(bags(max_patches=12), st.data())
+@given(anchored_bags(max_patches=12), st.data())
 def test_greedy_keeps_its_guarantee_against_every_subset(bag, data):
     _, responses, weights = bag
     size = data.draw(st.integers(1, len(responses)))

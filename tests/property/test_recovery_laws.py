@@ -5,31 +5,17 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from builders.strategies import UNITS, anchored_bags
 from gcemil.evidence.coverage import anchor_coverage, marginal_gains
 from gcemil.recovery import Recovery, StopReason, recover, subset_size
 
-units = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(0.0, 1.0, allow_subnormal=False))
-
-
-@st.composite
-def bags(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor]:
-    """Gates (n,), responses (n, m) and anchor weights (m,)."""
-    n, m = draw(st.integers(1, 20)), draw(st.integers(1, 4))
-    row = st.lists(units, min_size=m, max_size=m)
-    gates = draw(st.lists(units, min_size=n, max_size=n))
-    responses = draw(st.lists(row, min_size=n, max_size=n))
-    weights = draw(st.lists(units, min_size=m, max_size=m))
-    return tuple(
-        torch.tensor(values, dtype=torch.float64) for values in (gates, responses, weights)
-    )
-
-
+bags = anchored_bags(max_patches=20, max_weight=1.0)
 options = st.fixed_dictionaries(
     {
         "coverage_target": st.floats(0.01, 1.0),
         "max_fraction": st.floats(0.01, 1.0),
         "reachable": st.booleans(),
-        "min_weight_share": units,
+        "min_weight_share": UNITS,
     }
 )
 
@@ -41,7 +27,7 @@ def gains_left(recovery: Recovery, responses: Tensor, weights: Tensor, chosen: d
 
 
 @settings(deadline=None)
-@given(bags(), options)
+@given(bags, options)
 def test_recovery_ends_for_the_reason_it_gives(bag, chosen):
     gates, responses, weights = bag
     recovery = recover(gates, responses, weights, **chosen)
@@ -64,7 +50,7 @@ def test_recovery_ends_for_the_reason_it_gives(bag, chosen):
 
 
 @settings(deadline=None)
-@given(bags(), options)
+@given(bags, options)
 def test_reported_coverage_is_that_of_the_subset(bag, chosen):
     gates, responses, weights = bag
     recovery = recover(gates, responses, weights, **chosen)
@@ -73,7 +59,7 @@ def test_reported_coverage_is_that_of_the_subset(bag, chosen):
 
 
 @settings(deadline=None)
-@given(bags(), options)
+@given(bags, options)
 def test_selected_is_the_threshold_and_what_was_added(bag, chosen):
     gates, responses, weights = bag
     recovery = recover(gates, responses, weights, **chosen)
@@ -88,7 +74,7 @@ def test_selected_is_the_threshold_and_what_was_added(bag, chosen):
 
 
 @settings(deadline=None)
-@given(bags(), options)
+@given(bags, options)
 def test_repair_takes_the_steps_of_recomputing_every_marginal(bag, chosen):
     gates, responses, weights = bag
     recovery = recover(gates, responses, weights, **chosen)
@@ -121,7 +107,7 @@ def test_permuting_the_patches_permutes_the_evidence(seed, n_patches, scale, cho
 
 
 @settings(deadline=None)
-@given(bags(), options, st.data())
+@given(bags, options, st.data())
 def test_a_shortlist_confines_what_repair_adds(bag, chosen, data):
     gates, responses, weights = bag
     shortlist = torch.tensor(

@@ -64,7 +64,7 @@ from gcemil.errors import UsageError
 from gcemil.evidence.selector import common_step
 from gcemil.hosts.adapters import CallableHost
 from gcemil.hosts.attention import LinearPooling
-from gcemil.hosts.clam_sb import ClamSb
+from gcemil.hosts.clam import ClamSb
 from gcemil.hosts.host import ClosedForm, Host, closed_form, shortcut
 from gcemil.hosts.nystrom import NystromAttention
 from gcemil.row_blocks import is_large, mapped_rows, row_blocks, to_float32

@@ -1,23 +1,27 @@
-"""The anchor bank: M frozen concept embeddings a_m, their prompts and where they came from; and how patches respond to them.
+"""The anchor bank, M frozen concept embeddings a_m with their prompts; and how patches respond.
 
-Control banks keep the size and, where it says so, the geometry, and take the meaning away. Permuting the rows would
-not do that: the class-anchor weights are learned, so they follow any permutation.
+Control banks keep the size and, where it says so, the geometry, and take the meaning away.
+Permuting the rows would not do that: the class-anchor weights are learned, so they follow any
+permutation.
 
 Responses r_im in (0, 1), from the cosines of the bridge:
 
-  paper       r = sigma(gamma (cos - delta)),   gamma = 8, delta = 0.15                                      (Eq. 2)
-  calibrated  r = sigma(4 (cos - delta_m) / s_m), delta_m the 95 % quantile and s_m the sd over reference patches
+  paper       r = sigma(gamma (cos - delta)),   gamma = 8, delta = 0.15                  (Eq. 2)
+  calibrated  r = sigma(4 (cos - delta_m) / s_m), delta_m the 95 % quantile and s_m the standard
+              deviation over reference patches
 
 With the paper's constants a patch at a right angle to every anchor already responds 0.23 to each.
 
-An anchor made of patches, whether somebody named them or a prompt found them, is the direction that sets their mean apart:
+An anchor made of patches, which somebody named or which respond to a prompt, is the direction that
+sets their mean apart:
 
   mu, Sigma   mean and covariance of the reference patches of the training fold
   B(h)        = h - mu
-  a_m         = (Sigma + lambda I)^-1 (mean of the patches of concept m - mu),   lambda = 3 tr(Sigma) / d
+  a_m         = (Sigma + lambda I)^-1 (mean of the patches of concept m - mu)
+  lambda      = 3 tr(Sigma) / d
 
-Features of one encoder share a large mean, and most of their spread is common to all tissue; cosines of raw features see little
-else. The bridge is fixed and costs nothing: anchors live in feature space.
+Features of one encoder share a large mean, and most of their spread is common to all tissue;
+cosines of raw features see little else. The bridge is fixed: anchors live in feature space.
 """
 
 import hashlib
@@ -36,7 +40,7 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor, nn
 
 from gcemil.errors import InputError, UsageError
-from gcemil.families import GENERIC_FAMILY, AnchorFamily, least_related_family, load_family
+from gcemil.families import load_family
 from gcemil.shapes import AnchorEmbeddings, Features, Responses
 
 if TYPE_CHECKING:
@@ -45,8 +49,9 @@ if TYPE_CHECKING:
 PAPER_SHARPNESS, PAPER_OFFSET = 8.0, 0.15
 SHARPNESS, REFERENCE_QUANTILE = 4.0, 0.95
 BankKind = Literal["text", "prototypes", "examples", "prompt_patches"]
-"""text: embedded prompts; prototypes: centres of tissue without a meaning; examples: means of patches that somebody named;
-prompt_patches: prompts represented by the training patches closest to them. All but text live in feature space."""
+"""text: embedded prompts; prototypes: centres of tissue without a meaning; examples: named patches;
+prompt_patches: prompts represented by the training patches closest to them. All but text live in
+feature space."""
 TextEncoder = Callable[[Sequence[str]], npt.NDArray[np.floating[Any]]]
 
 
@@ -67,15 +72,16 @@ class AnchorBank:
         )
         if len(self.prompts) != len(self.embeddings) or not self.prompts:
             raise InputError(
-                f"An anchor bank ({self.provenance}) needs one prompt per embedding and at least one, "
-                f"got {len(self.prompts)} prompts for {len(self.embeddings)} embeddings."
+                f"An anchor bank ({self.provenance}) needs one prompt per embedding and at least "
+                f"one, got {len(self.prompts)} prompts for {len(self.embeddings)} embeddings."
             )
         norms = self.embeddings.norm(dim=1)
         usable = torch.isfinite(norms) & (norms > 0)
         if not bool(usable.all()):
             worst = int((~usable).nonzero()[0])
             raise InputError(
-                f"Anchor {worst} ('{self.prompts[worst]}', {self.provenance}) is zero or not finite. Embed it again."
+                f"Anchor {worst} ('{self.prompts[worst]}', {self.provenance}) is zero or not "
+                "finite. Embed it again."
             )
 
     @property
@@ -106,25 +112,23 @@ class AnchorBank:
     def from_family(
         cls, family: str, encoder: TextEncoder | str, *, source: "WeightSource | None" = None
     ) -> "AnchorBank":
-        """The prompts of a disease family, embedded once by a function or by a text encoder of this name."""
-        return cls._embedded(load_family(family), encoder, f"family {family}", source)
+        """The prompts of a disease family, embedded once by a function or a named text encoder."""
+        prompts = load_family(family)
+        if isinstance(encoder, str):
+            # As 'gcemil anchors embed'. Imported here so that the mathematics needs no encoder.
+            from gcemil.features.text_encoders import embed_prompts, load_text_encoder
 
-    @classmethod
-    def generic(
-        cls, encoder: TextEncoder | str, *, source: "WeightSource | None" = None
-    ) -> "AnchorBank":
-        """Control: pathology prompts that name no disease."""
-        return cls._embedded(load_family(GENERIC_FAMILY), encoder, "generic prompts", source)
-
-    @classmethod
-    def unrelated(
-        cls, family: str, encoder: TextEncoder | str, *, source: "WeightSource | None" = None
-    ) -> "AnchorBank":
-        """Control: the prompts of the organ that shares the fewest concepts with `family`."""
-        other = least_related_family(family)
-        return cls._embedded(
-            other, encoder, f"unrelated to {family}: family {other.family}", source
-        )
+            name = encoder
+            embeddings = embed_prompts(prompts, load_text_encoder(name, source=source)).embeddings
+        else:
+            name = getattr(encoder, "__name__", type(encoder).__name__)
+            embeddings = np.asarray(encoder(prompts.wordings), dtype=np.float32)
+        if embeddings.ndim != 2:
+            raise InputError(
+                f"A text encoder returns (prompts, width), got shape {embeddings.shape}."
+            )
+        provenance = f"family {family}, text encoder {name}"
+        return cls(torch.from_numpy(embeddings), prompts.wordings, provenance)
 
     @classmethod
     def prototypes(cls, features: Features, n_anchors: int = 8, seed: int = 0) -> "AnchorBank":
@@ -146,20 +150,41 @@ class AnchorBank:
             >>> gcemil.anchors.prototypes(torch.randn(60, 8), 3).prompts
             ('prototype 1', 'prototype 2', 'prototype 3')
         """
-        centres = _cluster_centres(features.detach().cpu().numpy(), n_anchors, seed)
+        rows = features.detach().cpu().numpy().astype(np.float32)
+        if n_anchors < 1 or len(rows) < n_anchors:
+            raise InputError(
+                f"{n_anchors} prototypes need at least one prototype and as many patches, "
+                f"got {len(rows)}."
+            )
+        with warnings.catch_warnings():
+            # Too few distinct patches is reported below as an error instead.
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            clusters = KMeans(n_clusters=n_anchors, n_init=4, random_state=seed).fit(rows)
+        sizes = np.bincount(clusters.labels_, minlength=n_anchors)
+        if (sizes == 0).any():
+            raise InputError(
+                f"The {len(rows)} patches are too alike for {n_anchors} prototypes. Take fewer."
+            )
+        largest_first = np.argsort(-sizes, kind="stable")
+        centres = np.asarray(clusters.cluster_centers_[largest_first], dtype=np.float32)
         names = tuple(f"prototype {number}" for number in range(1, n_anchors + 1))
         provenance = f"prototypes of {len(features)} patches, seed {seed}"
         return cls(torch.from_numpy(centres), names, provenance, "prototypes")
 
     @classmethod
     def from_examples(
-        cls, examples: Mapping[str, Float[Tensor, "_ d"]], patches: Float[Tensor, "p d"]
+        cls,
+        examples: Mapping[str, Float[Tensor, "_ d"]],
+        patches: Float[Tensor, "p d"],
+        *,
+        source: str = "given patches",
     ) -> "AnchorBank":
-        """Make one anchor per concept: the direction that sets its examples apart from other patches.
+        """Make one anchor per concept, the direction that sets its examples apart.
 
         Args:
             examples: Name of a concept to its example patches, (examples, width).
             patches: Patches of training slides, (patches, width).
+            source: Where the examples come from, for readers.
 
         Returns:
             A bank in feature space.
@@ -173,7 +198,12 @@ class AnchorBank:
             >>> gcemil.anchors.from_examples(examples, torch.randn(60, 8)).prompts
             ('tumour', 'stroma')
         """
-        return bank_from_examples(examples, patches, source="given patches", note="")
+        means = torch.stack([rows.float().mean(dim=0) for rows in examples.values()])
+        counts = sorted({len(rows) for rows in examples.values()})
+        per_concept = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        provenance = f"examples: {per_concept} patches per concept, {source}"
+        directions = directions_of_means(means, patches)
+        return cls(directions, tuple(examples), provenance, "examples")
 
     @classmethod
     def random_like(cls, bank: "AnchorBank", generator: torch.Generator) -> "AnchorBank":
@@ -185,57 +215,10 @@ class AnchorBank:
 
     @classmethod
     def shuffled(cls, bank: "AnchorBank", generator: torch.Generator) -> "AnchorBank":
-        """Control: one permutation of the coordinates of all embeddings; norms and mutual angles stay, meaning goes."""
+        """Control: one permutation of all coordinates; norms and mutual angles stay."""
         order = torch.randperm(bank.anchor_dim, generator=generator)
         names = tuple(f"shuffled {prompt}" for prompt in bank.prompts)
         return cls(bank.embeddings[:, order], names, f"shuffled coordinates of {bank.provenance}")
-
-    @classmethod
-    def _embedded(
-        cls,
-        family: AnchorFamily,
-        encoder: TextEncoder | str,
-        provenance: str,
-        source: "WeightSource | None",
-    ) -> "AnchorBank":
-        if isinstance(encoder, str):
-            # What 'gcemil anchors embed' would write. Imported here so that the mathematics needs no encoder.
-            from gcemil.features.text_encoders import embed_prompts, load_text_encoder
-
-            name = encoder
-            embeddings = embed_prompts(family, load_text_encoder(name, source=source)).embeddings
-        else:
-            embeddings = np.asarray(encoder(family.wordings), dtype=np.float32)
-            name = getattr(encoder, "__name__", type(encoder).__name__)
-        if embeddings.ndim != 2:
-            raise InputError(
-                f"A text encoder returns (prompts, width), got shape {embeddings.shape}."
-            )
-        return cls(
-            torch.from_numpy(embeddings), family.wordings, f"{provenance}, text encoder {name}"
-        )
-
-
-def _cluster_centres(
-    features: npt.NDArray[np.floating[Any]], n_anchors: int, seed: int
-) -> npt.NDArray[np.float32]:
-    if n_anchors < 1 or len(features) < n_anchors:
-        raise InputError(
-            f"{n_anchors} prototypes need at least one prototype and as many patches, got {len(features)}."
-        )
-    with warnings.catch_warnings():
-        # Too few distinct patches is reported below as an error instead.
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        clusters = KMeans(n_clusters=n_anchors, n_init=4, random_state=seed).fit(
-            features.astype(np.float32)
-        )
-    sizes = np.bincount(clusters.labels_, minlength=n_anchors)
-    if (sizes == 0).any():
-        raise InputError(
-            f"The {len(features)} patches are too alike for {n_anchors} prototypes. Ask for fewer."
-        )
-    order = np.argsort(-sizes, kind="stable")
-    return np.asarray(clusters.cluster_centers_[order], dtype=np.float32)
 
 
 class PaperResponse(nn.Module):
@@ -249,7 +232,7 @@ class PaperResponse(nn.Module):
 
 
 class CalibratedResponse(nn.Module):
-    """Offset and scale per anchor, so that an unrelated patch does not respond; calibrate again when the bridge moves."""
+    """Offset and scale per anchor, so that an unrelated patch does not respond."""
 
     offset: Tensor
     scale: Tensor
@@ -260,14 +243,11 @@ class CalibratedResponse(nn.Module):
         self.register_buffer("offset", torch.zeros(n_anchors))
         self.register_buffer("scale", torch.ones(n_anchors))
         self.register_buffer("calibrated", torch.tensor(False))
-        self._has_reference = False
 
     def forward(self, cosines: Responses) -> Responses:
-        # Asked once: reading a number at every bag would stop the device.
-        self._has_reference = self._has_reference or bool(self.calibrated)
-        if not self._has_reference:
+        if not bool(self.calibrated):
             raise UsageError(
-                "These responses have no reference yet. Call calibrate() with reference cosines first."
+                "These responses have no reference yet. Call calibrate() with reference cosines."
             )
         return torch.sigmoid(SHARPNESS * (cosines - self.offset) / self.scale)
 
@@ -280,22 +260,13 @@ class CalibratedResponse(nn.Module):
         if not (scale > 1e-7).all():
             worst = int(np.flatnonzero(~(scale > 1e-7))[0])
             raise InputError(
-                f"The {len(reference)} reference patches have no spread of cosines for anchor {worst}. "
-                f"Use at least two different patches."
+                f"The {len(reference)} reference patches have no spread of cosines for anchor "
+                f"{worst}. Use at least two different patches."
             )
         # numpy, because torch.quantile refuses more than 16 million values.
         self.offset.copy_(torch.from_numpy(np.quantile(reference, REFERENCE_QUANTILE, axis=0)))
         self.scale.copy_(torch.from_numpy(scale))
         self.calibrated.fill_(True)
-
-
-def create_response(kind: str, n_anchors: int) -> PaperResponse | CalibratedResponse:
-    """The paper's curve or the calibrated one, by name."""
-    if kind == "paper":
-        return PaperResponse()
-    if kind == "calibrated":
-        return CalibratedResponse(n_anchors)
-    raise UsageError(f"There is no response curve '{kind}'. Choose paper or calibrated.")
 
 
 RIDGE = 3.0
@@ -305,32 +276,16 @@ RIDGE = 3.0
 def directions_of_means(
     means: Float[Tensor, "m d"], reference: Float[Tensor, "p d"], *, ridge: float = RIDGE
 ) -> Float[Tensor, "m d"]:
-    """(Sigma + lambda I)^-1 (mean - mu): what sets each mean of patches apart from the reference patches."""
+    """(Sigma + lambda I)^-1 (mean - mu) over reference patches."""
     wide = reference.double()
     centred = wide - wide.mean(dim=0)
     covariance = centred.T @ centred / len(wide)
     scale = covariance.diagonal().mean()
     if not bool(scale > 0):
         raise InputError(
-            f"The {len(reference)} reference patches are all alike, so nothing can be told apart by them."
+            f"The {len(reference)} reference patches are all alike, "
+            "so nothing can be told apart by them."
         )
     covariance.diagonal().add_(ridge * scale)
     offsets = means.double() - wide.mean(dim=0)
     return torch.linalg.solve(covariance, offsets.T).T.to(means.dtype)
-
-
-def bank_from_examples(
-    examples: Mapping[str, Float[Tensor, "_ d"]],
-    reference: Float[Tensor, "p d"],
-    *,
-    source: str,
-    note: str,
-) -> AnchorBank:
-    """One anchor per concept in feature space; the provenance says how many examples each has."""
-    means = torch.stack([rows.float().mean(dim=0) for rows in examples.values()])
-    counts = sorted({len(rows) for rows in examples.values()})
-    per_concept = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    provenance = f"examples: {per_concept} patches per concept, {source}{note}"
-    return AnchorBank(
-        directions_of_means(means, reference), tuple(examples), provenance, "examples"
-    )

@@ -1,18 +1,18 @@
-"""The bridge B from patch features h into the anchor space, and the cosines of Eq. 2: cos(B(h_i), a_m).
+"""The bridge B from features h into the anchor space, and cos(B(h_i), a_m) of Eq. 2.
 
   free        B(h) = L R h + b, unconstrained; a random start unless it is fitted
-  proximal    the same map, fitted on pairs and held near the fit by |B - B0|^2 / |W0|^2      "constrained"
-  frozen      the fit itself                                                                 "constrained"
+  proximal    the same map, fitted on pairs and held near the fit by |B - B0|^2 / |W0|^2
+  frozen      the fit itself
   identity    B(h) = h, for anchors that live in feature space (prototypes)
-  centred     B(h) = h - mu, for anchors made of patches: examples, and prompts read through patches (anchors.py)
+  centred     B(h) = h - mu, for anchors made of patches (anchors.py)
 
 A fit is made on pairs: the same patches seen by the patch encoder and by the text-aligned one.
 
-  ridge         min |Y - X W^T - b|^2 + lambda P s |W|^2, s the mean variance of a feature: lambda has no unit
+  ridge         min |Y - X W^T - b|^2 + lambda P s |W|^2, s the mean variance of a feature
   reduced rank  W_q = P P^T W, P the q leading principal directions of the fitted values
 
-No bridge forms B(h) for a cosine. The M inner products need M vectors in feature space. The norm needs |h| (identity,
-centred), or R h and the q x q Gram matrix of L (affine kinds).
+No bridge forms B(h) for a cosine. The M inner products need M vectors in feature space. The norm
+needs |h| (identity, centred), or R h and the q x q Gram matrix of L (affine kinds).
 """
 
 import torch
@@ -27,21 +27,15 @@ DEFAULT_BRIDGE_RANK = 128
 
 
 class Bridge(nn.Module):
-    """Base of the bridges: a subclass gives B(h), and inner products with squared norms in folded form."""
+    """Base of the bridges: a subclass gives B(h), and its cosines in folded form."""
 
     needs_fit = False
     fitted: Tensor
 
     def __init__(self, in_dim: int, anchor_dim: int, *, rank: int = DEFAULT_BRIDGE_RANK) -> None:
         super().__init__()
-        if min(in_dim, anchor_dim, rank) < 1:
-            raise UsageError(
-                f"A bridge needs widths and a rank of at least 1, got {in_dim}, {anchor_dim} and {rank}."
-            )
-        self.in_dim = in_dim
-        self.anchor_dim = anchor_dim
+        self.in_dim, self.anchor_dim = in_dim, anchor_dim
         self.register_buffer("fitted", torch.tensor(not self.needs_fit))
-        self._has_fit = False
 
     def forward(self, features: Features) -> Float[Tensor, "n a"]:
         """B(h) itself; the cosines do not need it."""
@@ -71,9 +65,7 @@ class Bridge(nn.Module):
 
     def read(self, anchors: AnchorEmbeddings) -> LinearRead:
         """The cosines as a read, to be computed together with others of the same bag."""
-        # Asked once: reading a number at every bag would stop the device.
-        self._has_fit = self._has_fit or bool(self.fitted)
-        if not self._has_fit:
+        if not bool(self.fitted):
             raise UsageError(
                 f"This {type(self).__name__} was never fitted. Call fit() with pairs first."
             )
@@ -87,8 +79,8 @@ class IdentityBridge(Bridge):
         super().__init__(in_dim, anchor_dim, rank=rank)
         if in_dim != anchor_dim:
             raise UsageError(
-                f"An identity bridge needs anchors as wide as the features, got {anchor_dim} and {in_dim}. "
-                f"Use prototypes, or a bridge fitted on pairs."
+                f"An identity bridge needs anchors as wide as the features, got {anchor_dim} and "
+                f"{in_dim}. Use prototypes, or a bridge fitted on pairs."
             )
 
     def forward(self, features: Features) -> Float[Tensor, "n a"]:
@@ -124,7 +116,8 @@ class CentredBridge(IdentityBridge):
         m, squared_centre = len(directions), self.centre @ self.centre
 
         def finish(products: Float[Tensor, "n r"], squared_norms: SquaredNorms) -> Responses:
-            # |h - mu|^2 = |h|^2 - 2 (h - mu) mu - |mu|^2; the offsets have taken mu off the products.
+            # |h - mu|^2 = |h|^2 - 2 (h - mu) mu - |mu|^2; the offsets have taken mu off the
+            # products.
             squared = squared_norms() - 2 * products[:, m] - squared_centre
             return _quotient(products[:, :m], squared)
 
@@ -156,13 +149,9 @@ class FreeBridge(Bridge):
         return (features @ self.right.T) @ self.left.T + self.bias
 
     def folded_cosines(self, directions: AnchorEmbeddings) -> LinearRead:
-        onto_anchors = self.left.T @ directions.T
-        on_bias = directions @ self.bias
-        gram, cross, constant = (
-            self.left.T @ self.left,
-            self.left.T @ self.bias,
-            self.bias @ self.bias,
-        )
+        onto_anchors, on_bias = self.left.T @ directions.T, directions @ self.bias
+        gram, cross = self.left.T @ self.left, self.left.T @ self.bias
+        constant = self.bias @ self.bias
 
         def finish(reduced: Float[Tensor, "n q"], _: SquaredNorms) -> Responses:
             squared = ((reduced @ gram + 2 * cross) * reduced).sum(dim=1) + constant
@@ -181,9 +170,12 @@ class FreeBridge(Bridge):
         widths = (features.shape[1], anchor_space.shape[1])
         if widths != (self.in_dim, self.anchor_dim):
             raise InputError(
-                f"Pairs of widths {widths[0]} and {widths[1]} do not fit a bridge from {self.in_dim} to "
-                f"{self.anchor_dim}. Use the patch encoder and the anchors of this cohort."
+                f"Pairs of widths {widths[0]} and {widths[1]} do not fit a bridge from "
+                f"{self.in_dim} to {self.anchor_dim}. Use the patch encoder and the anchors of "
+                "this cohort."
             )
+        if ridge <= 0:
+            raise InputError(f"The ridge must be positive, got {ridge}. 0.01 is a usual choice.")
         left, right, bias = reduced_rank_fit(features, anchor_space, ridge=ridge, rank=self.rank)
         self.left.copy_(left)
         self.right.copy_(right)
@@ -206,7 +198,7 @@ class ProximalBridge(FreeBridge):
     first_right: Tensor
     first_bias: Tensor
     first_weight: Tensor
-    """W0 = L0 R0, which every step compares with: made from the saved factors, so it is not saved itself."""
+    """W0 = L0 R0, made from the saved factors."""
 
     def __init__(self, in_dim: int, anchor_dim: int, *, rank: int = DEFAULT_BRIDGE_RANK) -> None:
         super().__init__(in_dim, anchor_dim, rank=rank)
@@ -234,7 +226,7 @@ class ProximalBridge(FreeBridge):
 
     def penalty(self) -> Float[Tensor, ""]:
         """|B - B0|^2 / |W0|^2, over weight and bias."""
-        # In single precision also where the rest is in half: a small move would drown in the rounding of W.
+        # In single precision: a small move would drown in the rounding of half precision.
         with torch.autocast(self.left.device.type, enabled=False):
             moved = (self.left @ self.right - self.first_weight).square().sum()
         moved = moved + (self.bias - self.first_bias).square().sum()
@@ -254,15 +246,6 @@ BRIDGES: dict[str, type[Bridge]] = {
 }
 
 
-def create_bridge(
-    kind: str, in_dim: int, anchor_dim: int, *, rank: int = DEFAULT_BRIDGE_RANK
-) -> Bridge:
-    """A bridge by name, `rank` being that of what it learns; the constrained kinds still need `fit` or a checkpoint."""
-    if kind not in BRIDGES:
-        raise UsageError(f"There is no bridge '{kind}'. Choose one of {', '.join(BRIDGES)}.")
-    return BRIDGES[kind](in_dim, anchor_dim, rank=rank)
-
-
 # Fits on pairs
 
 PairedFeatures = Float[Tensor, "p d"]
@@ -271,44 +254,30 @@ PairedAnchorSpace = Float[Tensor, "p a"]
 
 def ridge_fit(
     features: PairedFeatures, anchor_space: PairedAnchorSpace, ridge: float
-) -> tuple[Float[Tensor, "a d"], Float[Tensor, "a"]]:
-    """Weight and bias of the ridge regression from features to the anchor space."""
-    if ridge <= 0:
-        raise InputError(f"The ridge must be positive, got {ridge}. 0.01 is a usual choice.")
-    centred, anchor_centred = _centred_pairs(features, anchor_space)
-    gram = centred.T @ centred
+) -> Float[Tensor, "a d"]:
+    """The weight of the ridge regression from centred features to the centred anchor space."""
+    gram = features.T @ features
     gram.diagonal().add_(ridge * gram.diagonal().mean())
-    weight = torch.linalg.solve(gram, centred.T @ anchor_centred).T
-    bias = anchor_space.double().mean(dim=0) - weight @ features.double().mean(dim=0)
-    return weight.to(features.dtype), bias.to(features.dtype)
+    return torch.linalg.solve(gram, features.T @ anchor_space).T
 
 
 def reduced_rank_fit(
     features: PairedFeatures, anchor_space: PairedAnchorSpace, *, ridge: float, rank: int
 ) -> tuple[Float[Tensor, "a q"], Float[Tensor, "q d"], Float[Tensor, "a"]]:
-    """The ridge fit held to `rank` directions, left right h + bias; the same map when rank = min(d, a)."""
-    weight, _ = ridge_fit(features.double(), anchor_space.double(), ridge)
-    centred, _ = _centred_pairs(features, anchor_space)
+    """The ridge fit held to `rank` directions, left right h + bias."""
+    # Gram matrices square the condition number, so float32 would lose half the digits.
+    wide, wide_anchors = features.double(), anchor_space.double()
+    means = wide.mean(dim=0), wide_anchors.mean(dim=0)
+    centred, anchor_centred = wide - means[0], wide_anchors - means[1]
+    for side, name in ((centred, "feature"), (anchor_centred, "anchor-space")):
+        if len(side) < 2 or not bool(side.any()) or not bool(torch.isfinite(side).all()):
+            raise InputError(
+                f"The {name} side of the {len(side)} pairs is constant or not finite. "
+                "Embed the pairs again."
+            )
+    weight = ridge_fit(centred, anchor_centred, ridge)
     fitted = weight @ (centred.T @ centred) @ weight.T
     left = torch.linalg.eigh(fitted).eigenvectors[:, -rank:].flip(1)
     right = left.T @ weight
-    bias = anchor_space.double().mean(dim=0) - left @ (right @ features.double().mean(dim=0))
+    bias = means[1] - left @ (right @ means[0])
     return left.to(features.dtype), right.to(features.dtype), bias.to(features.dtype)
-
-
-def _centred_pairs(
-    features: PairedFeatures, anchor_space: PairedAnchorSpace
-) -> tuple[PairedFeatures, PairedAnchorSpace]:
-    """Both sides in float64 without their means."""
-    # Gram matrices square the condition number, so float32 would lose half the digits.
-    centred = features.double() - features.double().mean(dim=0)
-    anchor_centred = anchor_space.double() - anchor_space.double().mean(dim=0)
-    if len(features) < 2 or not bool(centred.any()) or not bool(torch.isfinite(centred).all()):
-        raise InputError(
-            f"A bridge needs at least two distinct, finite pairs, got {len(features)} rows."
-        )
-    if not bool(anchor_centred.any()) or not bool(torch.isfinite(anchor_centred).all()):
-        raise InputError(
-            "The anchor-space side of the pairs is constant or not finite. Embed the pairs again."
-        )
-    return centred, anchor_centred

@@ -4,23 +4,23 @@
   U_c(pi) = sum_m alpha_cm v_m(pi),  alpha_cm >= 0           utility of class c    (Eq. 5)
   U_c(pi | pi_i = 1) - U_c(pi | pi_i = 0)
     = sum_m alpha_cm r_im prod_{j != i} (1 - pi_j r_jm)      marginal gain of patch i
-  x_m(pi) = -log(1 - v_m(pi)) / sum_i pi_i                   coverage rate: what one open patch adds, in logs
+  x_m(pi) = -log(1 - v_m(pi)) / sum_i pi_i                   coverage rate of one open patch
 
-The class weights are learned from the rate, not from v: a hundred open patches cover every anchor, whatever they show,
-so v is near 1 for all and says nothing of the class; the rate does not saturate and does not grow with the slide.
+The class weights are learned from the rate, not from v: a hundred open patches cover every anchor,
+so v is near 1 for all; the rate does not saturate and does not grow with the slide.
 
-U_c is linear in every single gate, so the marginal gain is also its partial derivative: the same product of the others
-ranks patches in repair and carries the gradient in training.
+U_c is linear in every single gate, so the marginal gain is also its partial derivative: the same
+product of the others ranks patches in repair and carries the gradient in training.
 
-Products are sums of log1p. A factor 1 - 1e-9 is 1 in float32, and 100,000 of them would count for nothing;
-their logarithms add up to the 1e-4 they are worth.
+Products are sums of log1p. A factor 1 - 1e-9 is 1 in float32, and 100,000 of them would count for
+nothing; their logarithms add up to the 1e-4 they are worth.
 
-For survival, coverage is read as a Cox model of risk pathways (the paper's appendix on survival):
+For survival, coverage is a Cox model of risk pathways (the paper's appendix on survival):
 
-  P(z_m = 1 | S) = 1 - prod_{i in S} (1 - r_im) = v_m(S)            pathway m is present somewhere in S
+  P(z_m = 1 | S) = 1 - prod_{i in S} (1 - r_im) = v_m(S)            pathway m is present in S
   h(S) = sum_m beta_m v_m(S),   lambda(t | S) = lambda_0(t) e^h(S)
 
-beta is signed: a pathway may protect. The baseline hazard absorbs any constant, so there is no bias.
+beta is signed: a pathway may protect. The baseline hazard absorbs any constant: there is no bias.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from torch.nn import functional as F
 from gcemil.shapes import AnchorWeights, ClassAnchorWeights, Coverage, Gates, Logits, Responses
 
 WEIGHT_GAIN = 10.0
-"""A few hundred steps of Adam move a parameter by tenths; weights that are to tell anchors apart must move by whole units."""
+"""Adam moves a parameter by tenths; these weights must move by whole units."""
 
 
 def anchor_coverage(gates: Gates, responses: Responses) -> Coverage:
@@ -46,7 +46,8 @@ def anchor_coverage(gates: Gates, responses: Responses) -> Coverage:
 
 def coverage_rate(gates: Gates, responses: Responses) -> Coverage:
     """x_m: -log(1 - v_m) per open patch, so that slides of any size are comparable."""
-    # A response of exactly 1 would make the rate infinite; 1 - 1e-6 already counts as 14 patches at 0.6.
+    # A response of exactly 1 would make the rate infinite; 1 - 1e-6 already counts as 14 patches at
+    # 0.6.
     log_missed = torch.log1p(-gates.unsqueeze(1) * responses.clamp(max=1 - 1e-6)).sum(dim=0)
     return -log_missed / gates.sum().clamp_min(torch.finfo(gates.dtype).tiny)
 
@@ -69,7 +70,7 @@ def patch_concept_presence(responses: Responses, anchor_weights: AnchorWeights) 
 
 
 class RateScale(nn.Module):
-    """Rates of the bags seen so far: mean and spread per anchor, by which a rate is standardised."""
+    """Standardises rates by the running mean and spread per anchor."""
 
     mean: Tensor
     square: Tensor
@@ -84,20 +85,18 @@ class RateScale(nn.Module):
 
     def forward(self, rate: Coverage) -> Coverage:
         if self.training:
-            self._update(rate.detach())
+            seen = rate.detach()
+            self.seen.add_(1)
+            share = torch.maximum(1 / self.seen, torch.full_like(self.seen, 1 - self.momentum))
+            self.mean.add_(share * (seen - self.mean))
+            self.square.add_(share * (seen.square() - self.square))
         variance = (self.square - self.mean.square()).clamp_min(1e-8)
         # The first bags would be divided by almost no spread at all.
         return ((rate - self.mean) / variance.sqrt()).clamp(-4, 4)
 
-    def _update(self, rate: Coverage) -> None:
-        self.seen.add_(1)
-        share = torch.maximum(1 / self.seen, torch.full_like(self.seen, 1 - self.momentum))
-        self.mean.add_(share * (rate - self.mean))
-        self.square.add_(share * (rate.square() - self.square))
-
 
 class ClassUtility(nn.Module):
-    """Learnable class-anchor weights, kept non-negative by a softplus so that every U_c stays submodular."""
+    """Learnable class-anchor weights; a softplus keeps them >= 0 and every U_c submodular."""
 
     def __init__(self, n_classes: int, n_anchors: int) -> None:
         super().__init__()
@@ -114,14 +113,46 @@ class ClassUtility(nn.Module):
         return self.anchor_weights @ coverage
 
     def logits(self, rate: Coverage) -> Logits:
-        """Class logits from the coverage rate alone, by which the weights learn which anchors support which class."""
+        """Class logits from the coverage rate alone, by which the weights are learned."""
         return self.anchor_weights @ self.rate_scale(rate) + self.bias
+
+
+class RiskPathways(nn.Module):
+    """Log-risk as a sum over named anchors."""
+
+    def __init__(self, n_anchors: int) -> None:
+        super().__init__()
+        self.raw_effects = nn.Parameter(torch.zeros(n_anchors))
+        self.rate_scale = RateScale(n_anchors)
+
+    @property
+    def effects(self) -> AnchorWeights:
+        """beta_m: log hazard ratio of a deviation of the rate, or of a covered pathway."""
+        return WEIGHT_GAIN * self.raw_effects
+
+    def logits(self, rate: Coverage) -> Logits:
+        """The risk from the coverage rate alone, by which the effects are learned."""
+        return (self.effects @ self.rate_scale(rate)).reshape(1)
+
+    def forward(self, coverage: Coverage) -> Logits:
+        """h, with the one-output axis that a host's risk has."""
+        return self.contributions(coverage).sum(dim=0, keepdim=True)
+
+    def contributions(self, coverage: Coverage) -> Coverage:
+        """beta_m v_m: what each pathway adds to the log-risk."""
+        return self.effects * coverage
+
+    @property
+    def anchor_weights(self) -> ClassAnchorWeights:
+        """|beta_m| in one row: pathways that move the risk in either direction."""
+        return self.effects.abs().unsqueeze(0)
 
 
 class _NoisyOr(torch.autograd.Function):
     """1 - prod_i (1 - hit_im) with its true gradient.
 
-    Autograd through the logarithm divides 0 by 0 at a hit of exactly 1, which a saturated sigmoid does reach.
+    Autograd through the logarithm divides 0 by 0 at a hit of exactly 1, which a saturated sigmoid
+    does reach.
     """
 
     @staticmethod
@@ -139,39 +170,9 @@ class _NoisyOr(torch.autograd.Function):
 def _product_of_the_others(hits: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
     """prod_{j != i} (1 - hit_jm)."""
     certain = hits == 1
-    # "Total minus own" would be -inf + inf at a factor of 0, so zeros are counted and only the rest is summed.
+    # "Total minus own" would be -inf + inf at a factor of 0, so zeros are counted and only the rest
+    # is summed.
     log_factors = torch.log1p(-hits).masked_fill(certain, 0.0)
     others = torch.exp(log_factors.sum(dim=0) - log_factors)
     certain_others = certain.sum(dim=0) - certain.int()
     return others.masked_fill(certain_others > 0, 0.0)
-
-
-class RiskPathways(nn.Module):
-    """Log-risk as a sum over anchors, each term with a name a pathologist can read."""
-
-    def __init__(self, n_anchors: int) -> None:
-        super().__init__()
-        self.raw_effects = nn.Parameter(torch.zeros(n_anchors))
-        self.rate_scale = RateScale(n_anchors)
-
-    @property
-    def effects(self) -> AnchorWeights:
-        """beta_m: the log hazard ratio of one deviation of the coverage rate; with literal grounding, of a covered pathway."""
-        return WEIGHT_GAIN * self.raw_effects
-
-    def logits(self, rate: Coverage) -> Logits:
-        """The risk from the coverage rate alone, by which the effects are learned."""
-        return (self.effects @ self.rate_scale(rate)).reshape(1)
-
-    def forward(self, coverage: Coverage) -> Logits:
-        """h, with the one-output axis that a host's risk has."""
-        return self.contributions(coverage).sum(dim=0, keepdim=True)
-
-    def contributions(self, coverage: Coverage) -> Coverage:
-        """beta_m v_m: what each pathway adds to the log-risk."""
-        return self.effects * coverage
-
-    @property
-    def anchor_weights(self) -> ClassAnchorWeights:
-        """|beta_m| in one row: repair covers the pathways that move the risk, in either direction."""
-        return self.effects.abs().unsqueeze(0)

@@ -1,42 +1,40 @@
 """Gates pi from scores s: the rows of the paper's selector table.
 
   sigmoid_threshold  sigma(s - nu), temperature 1, never annealed
-  top_k              the k largest scores open, the rest closed; straight-through gradient of sigma((s - nu) / T)
+  top_k              the k largest scores open; gradient of sigma((s - nu) / T)
   gumbel_sigmoid     sigma(s - nu + logistic noise), temperature 1; no noise outside training
   concrete           sigma((s - nu + logistic noise) / T), annealed; no noise outside training
   sparsemax          p / max p, p = sparsemax(s / T); selected where p > 0
   entmax15           p / max p, p = entmax-1.5(s / T); selected where p > 0
   consecutive        sigma((s - nu) / T), annealed (Eq. 3): the selector of the paper
 
-nu_x is 0 (the paper) or per slide: midway between the k-th and (k+1)-th largest score, k = max(floor, round(rho N)),
-all open when N <= k. Log-gates come from logsigmoid: where a gate underflows to 0, its logarithm is still right.
+nu_x is 0 (the paper) or per slide: midway between the k-th and (k+1)-th largest score, k =
+max(floor, round(rho N)), all open when N <= k. Log-gates come from logsigmoid: where a gate
+underflows to 0, its logarithm is still right.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, get_args
 
 import torch
 from entmax import entmax15, sparsemax
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gcemil.errors import UsageError
+from gcemil.config import GateKind
 from gcemil.shapes import Gates, LogGates, Scores, Selected
 
 Centre = Literal["zero", "slide"]
 
 CLOSED_GATE = 1e-6
-"""What a closed patch weighs in a straight-through pass: the gradient of a weight pi e^z / Z needs some pi to act on."""
-
-
+"""What a closed patch weighs in a straight-through pass: a gradient needs some pi to act on."""
 SHUT = 1e-3
-"""Gates below this are set to 0 at inference; thousands of tiny gates would still influence transformer hosts."""
+"""Gates below this are 0 at inference: many tiny gates would influence transformers."""
 
 
 @dataclass(frozen=True)
 class GateOutput:
-    """Gates of one bag, their logarithms (-inf where a gate is truly 0), and the patches open before any repair."""
+    """Gates of one bag, their logarithms (-inf where a gate is truly 0), and the open patches."""
 
     log_gates: LogGates
     gates: Gates
@@ -52,27 +50,25 @@ class GateOutput:
         )
 
 
-Opener = Callable[["Gate", Scores, int, float, torch.Generator | None], GateOutput]
-"""From scores, the number of patches meant to open, temperature and generator to gates."""
+GATES = get_args(GateKind)
 
 
 class Gate(nn.Module):
     """Gates by one of the rules above.
 
     Args:
-        kind: A key of GATES.
+        kind: One of GATES.
         budget: Share of the patches meant to open.
         centre: What nu_x is: 0, or per slide.
         floor: Fewest patches meant to open.
     """
 
     def __init__(
-        self, kind: str, *, budget: float = 0.05, centre: Centre = "slide", floor: int = 1
+        self, kind: GateKind, *, budget: float = 0.05, centre: Centre = "slide", floor: int = 1
     ) -> None:
         super().__init__()
-        if kind not in GATES:
-            raise UsageError(f"There is no gate '{kind}'. Choose one of {', '.join(GATES)}.")
-        self.kind, self.budget, self.floor = kind, budget, floor
+        self.kind: GateKind = kind
+        self.budget, self.floor = budget, floor
         self.centre: Centre = centre
 
     def forward(
@@ -85,60 +81,36 @@ class Gate(nn.Module):
     ) -> GateOutput:
         """Gates at this temperature; only noisy gates in training draw from the generator.
 
-        `count` patches are meant to open in place of the budget's; a gate without a centre per slide decides by itself.
+        `count` patches are meant to open in place of the budget's.
         """
-        if not temperature > 0:
-            raise UsageError(f"The temperature of a gate is positive, got {temperature}.")
         if count is None:
             count = budget_count(len(scores), budget=self.budget, floor=self.floor)
-        return GATES[self.kind](self, scores, count, temperature, generator)
+        # A shift of the scores cancels in sparsemax and entmax, so they have no centre.
+        if self.kind == "sparsemax":
+            return simplex_gates(sparsemax(scores / temperature, dim=0))
+        if self.kind == "entmax15":
+            return simplex_gates(entmax15(scores / temperature, dim=0))
+        if self.kind == "top_k":
+            return self._open_top_k(scores, count, temperature)
+        margins = scores if self.centre == "zero" else scores - slide_centre(scores, count)
+        if self.kind in ("gumbel_sigmoid", "concrete") and self.training:
+            margins = margins + logistic_noise(margins, generator)
+        if self.kind in ("consecutive", "concrete"):
+            margins = margins / temperature
+        return GateOutput(
+            nn.functional.logsigmoid(margins), torch.sigmoid(margins), margins.detach() > 0
+        )
 
-    def centred(self, scores: Scores, count: int) -> Scores:
-        """s - nu_x."""
-        return scores if self.centre == "zero" else scores - slide_centre(scores, count)
-
-
-def _open_consecutive(
-    gate: Gate, scores: Scores, count: int, temperature: float, _: Any
-) -> GateOutput:
-    return sigmoid_gates(gate.centred(scores, count) / temperature)
-
-
-def _open_top_k(gate: Gate, scores: Scores, count: int, temperature: float, _: Any) -> GateOutput:
-    """Exactly k patches, ties to the lower index; the centre is per slide by construction."""
-    order = torch.argsort(scores.detach(), descending=True, stable=True)
-    selected = torch.zeros_like(scores, dtype=torch.bool)
-    selected[order[:count]] = True
-    if not gate.training:
-        gates = selected.to(scores.dtype)
-        return GateOutput(gates.log(), gates, selected)
-    soft = torch.sigmoid((scores - slide_centre(scores, count)) / temperature)
-    return straight_through(soft, selected)
-
-
-def _open_concrete(
-    gate: Gate, scores: Scores, count: int, temperature: float, generator: torch.Generator | None
-) -> GateOutput:
-    centred = gate.centred(scores, count)
-    if gate.training:
-        centred = centred + logistic_noise(centred, generator)
-    return sigmoid_gates(centred / temperature)
-
-
-# A shift of the scores cancels in sparsemax and entmax, so they have no centre.
-GATES: dict[str, Opener] = {
-    "sigmoid_threshold": lambda gate, scores, count, _, __: _open_consecutive(
-        gate, scores, count, 1.0, None
-    ),
-    "top_k": _open_top_k,
-    "gumbel_sigmoid": lambda gate, scores, count, _, draw: _open_concrete(
-        gate, scores, count, 1.0, draw
-    ),
-    "concrete": _open_concrete,
-    "sparsemax": lambda _, scores, __, heat, ___: simplex_gates(sparsemax(scores / heat, dim=0)),
-    "entmax15": lambda _, scores, __, heat, ___: simplex_gates(entmax15(scores / heat, dim=0)),
-    "consecutive": _open_consecutive,
-}
+    def _open_top_k(self, scores: Scores, count: int, temperature: float) -> GateOutput:
+        """Exactly k patches, ties to the lower index; the centre is per slide by construction."""
+        order = torch.argsort(scores.detach(), descending=True, stable=True)
+        selected = torch.zeros_like(scores, dtype=torch.bool)
+        selected[order[:count]] = True
+        if not self.training:
+            gates = selected.to(scores.dtype)
+            return GateOutput(gates.log(), gates, selected)
+        soft = torch.sigmoid((scores - slide_centre(scores, count)) / temperature)
+        return straight_through(soft, selected)
 
 
 def budget_count(n_patches: int, *, budget: float, floor: int = 1) -> int:
@@ -148,19 +120,12 @@ def budget_count(n_patches: int, *, budget: float, floor: int = 1) -> int:
 
 @torch.no_grad()
 def slide_centre(scores: Scores, count: int) -> Float[Tensor, ""]:
-    """nu_x midway between the k-th and (k+1)-th largest score, k the count; -inf, so that all open, when there is no (k+1)-th."""
+    """nu_x midway between the k-th and (k+1)-th largest score; -inf for N <= k."""
     if len(scores) <= count:
         return scores.new_tensor(-torch.inf)
     last_in, first_out = scores.topk(count + 1).values[-2:]
     # Halved before the sum: two large scores must not overflow.
     return last_in / 2 + first_out / 2
-
-
-def sigmoid_gates(margins: Scores) -> GateOutput:
-    """sigma and log sigma of the margins, selected above one half."""
-    return GateOutput(
-        nn.functional.logsigmoid(margins), torch.sigmoid(margins), margins.detach() > 0
-    )
 
 
 def simplex_gates(probabilities: Scores) -> GateOutput:
@@ -172,10 +137,10 @@ def simplex_gates(probabilities: Scores) -> GateOutput:
 
 
 def straight_through(gates: Gates, selected: Selected) -> GateOutput:
-    """Hard gates forward, the gradient of the soft ones backward, for open and closed patches alike.
+    """Hard gates forward, the gradient of the soft ones backward.
 
-    A true log-gate of -inf passes no gradient. A weight pi e^z / Z has d/d pi = e^z / Z at pi = 0 too; a log-gate of
-    log(CLOSED_GATE) with slope 1 / CLOSED_GATE reproduces it, for a millionth of weight left on a closed patch.
+    A true log-gate of -inf passes no gradient. A weight pi e^z / Z has d/d pi = e^z / Z at pi = 0
+    too; a log-gate of log(CLOSED_GATE) with slope 1 / CLOSED_GATE reproduces it.
     """
     passed = gates - gates.detach()
     slope = torch.where(selected, 1.0, 1.0 / CLOSED_GATE).to(gates.dtype)

@@ -1,31 +1,35 @@
 """The evidence head, and the prediction F in which host and evidence decide together.
 
-  z_im = (cos(h_i - mu, a_m) - delta_m) / s_m       excess of patch i over what 95 % of training patches show of anchor m
+  z_im = (cos(h_i - mu, a_m) - delta_m) / s_m       excess over 95 % of the training patches
   r_im = max(0, z_im)                               response of the head
-  v_m(S) = max(nu_m, (1/k) sum of the k largest r_im, i in S)     coverage that does not saturate; k = max(4, 0.5 % of the patches)
+  v_m(S) = max(nu_m, (1/k) sum of the k largest r_im, i in S)     k = max(4, 0.5 % of the patches)
   U_c(S) = sum_m alpha_cm v_m(S) + b_c, alpha >= 0  class utility (Eq. 5), trained on slide labels
-  h(S)   = sum_m beta_m v_m(S) [+ b]                for survival and regression: beta signed, b for regression alone
+  h(S)   = sum_m beta_m v_m(S) [+ b]                beta signed; b for regression alone
   F_c(S) = (1 - w) log p_host(c | S)  +  w log p_head(c | S),    one weight w in [0, 1]
-           log p(c | S) = log softmax(logits_c / T + t_c), a temperature and class biases for host and head each
-  F(S)   = (1 - w) host(S) + w h(S)                 risks in deviations of the training slides, values each with a slope and an offset
+           log p(c | S) = log softmax(logits_c / T + t_c), with T and t of host and head each
+  F(S)   = (1 - w) host(S) + w h(S)                 risks in deviations of the training slides,
+                                                    values each with a slope and an offset
 
-v_m never falls when a patch is added, and k is that of the whole slide, so removing patches can only lower it. nu_m is the lower quartile of v_m over
-the training slides: an anchor of which S holds nothing counts as on a slide that does not show it, not as less than any slide.
-Noisy-OR coverage saturates on slides of hundreds of patches: with the responses of Eq. 2 a random 5 % covers every anchor. Learned offsets
-cure that on simulated slides and overfit on tissue (docs/ablations.md has the comparison).
+v_m never falls when a patch is added, and k is that of the whole slide, so removing patches can
+only lower it. nu_m is the lower quartile of v_m over the training slides: an anchor of which S
+holds nothing counts as on a slide that does not show it. Noisy-OR coverage saturates on slides of
+hundreds of patches: with the responses of Eq. 2 a random 5 % covers every anchor
+(docs/ablations.md).
 
-T, t and w are chosen on validation slides, which neither host nor head was trained on. Under a flat prior over (0, 1] its posterior mean is taken; where
-the host alone explains the validation labels better than a mixture of unknown weight does, w is 0, and F is the host, bit for bit.
-The labels are explained by log p of their class, by the Cox likelihood, or by a Gaussian around F whose variance is that of the
-validation slides at this w.
+T, t and w are chosen on validation slides, on which neither host nor head was trained. Under a flat
+prior over (0, 1] the posterior mean of w is taken; where the host alone explains the validation
+labels better than a mixture of unknown weight does, w is 0, and F is the host, bit for bit. The
+labels are explained by log p of their class, by the Cox likelihood, or by a Gaussian around F whose
+variance is that of the validation slides at this w.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from jaxtyping import Float, Int
 from scipy.optimize import minimize
@@ -41,17 +45,18 @@ TOP_SHARE, FEWEST_TOP = 0.005, 4
 ABSENT_QUANTILE = 0.25
 """Of the coverage of training slides: what an anchor that is not shown counts as."""
 RIDGE = 0.03
-"""Of standardised coverage; cross-validation on training slides picks too little, since anchors are made of their patches."""
+"""Of standardised coverage; cross-validation picks too little, as anchors are training patches."""
 WEIGHTS = np.linspace(0.0, 1.0, 21)
 INVERSE_TEMPERATURES = (0.08, 7.4)
 BIAS_RIDGE = 10.0
-"""Of class biases in nats: a standard deviation of 0.3 before any slide was seen (docs/ablations.md)."""
+"""Of class biases in nats: a prior standard deviation of 0.3 (docs/ablations.md)."""
 
 Coverages = Float[np.ndarray, "_ m"]
+Array = npt.NDArray[Any]
 
 
 class EvidenceHead(nn.Module):
-    """Reads coverage off a bag and mixes its verdict with the host's; `weight` 0 until it is fitted.
+    """Reads coverage off a bag and mixes its prediction with the host's; `weight` 0 until fitted.
 
     Args:
         in_dim: Width of the features.
@@ -84,13 +89,13 @@ class EvidenceHead(nn.Module):
         self.register_buffer("absent", torch.zeros(n_anchors))
         self.register_buffer("weights", torch.zeros(n_outputs, n_anchors))
         self.register_buffer("bias", torch.zeros(n_outputs))
-        # Classes: inverse temperatures. Risks: mean and inverse deviation over the training slides. Values: slopes.
+        # Classes: inverse temperatures. Risks: mean and inverse deviation. Values: slopes.
         self.register_buffer("host_scale", torch.tensor([0.0, 1.0]))
         self.register_buffer("head_scale", torch.tensor([0.0, 1.0]))
-        # Class biases or the offset of a value, in units of the host's logits; those of the head are in `bias`.
+        # Class biases or the offset of a value; those of the head are in `bias`.
         self.register_buffer("host_bias", torch.zeros(n_outputs))
         self.register_buffer("weight", torch.zeros(()))
-        # Read often and set once, so they are kept beside the buffers and not read off the device for every bag.
+        # Kept beside the buffers: not read off the device for every bag, and constant in an export.
         self._known: tuple[bool, float] | None = None
 
     @property
@@ -122,7 +127,7 @@ class EvidenceHead(nn.Module):
         self.absent.zero_()
         cosines = self._standardised(reference).double().cpu().numpy()
         self.offset.copy_(torch.from_numpy(np.quantile(cosines, QUANTILE, axis=0)))
-        # An anchor to which every patch responds alike says nothing, and must not be divided by zero.
+        # An anchor to which every patch responds alike must not be divided by zero.
         self.scale.copy_(torch.from_numpy(np.maximum(cosines.std(axis=0), 1e-6)))
 
     def responses(self, features: Features) -> Float[Tensor, "n m"]:
@@ -168,7 +173,7 @@ class EvidenceHead(nn.Module):
     def marginals(
         self, responses: Float[Tensor, "n m"], n_patches: int, anchor_weights: Float[Tensor, "m"]
     ) -> Gates:
-        """What the utility loses without each patch, for one row of weights: its excess over the patch that takes its place."""
+        """What the utility loses without each patch, for one row of weights."""
         return self._losses_without_each(responses, n_patches) @ anchor_weights
 
     def coverage_without_each(
@@ -182,7 +187,7 @@ class EvidenceHead(nn.Module):
     def _losses_without_each(
         self, responses: Float[Tensor, "n m"], n_patches: int
     ) -> Float[Tensor, "n m"]:
-        """What the mean of the first responses loses without each patch: its excess over the one that takes its place."""
+        """What the mean of the first responses loses without each patch."""
         k = top_count(n_patches)
         top = responses.topk(min(k + 1, len(responses)), dim=0).values
         follower = top[k] if len(top) > k else torch.zeros_like(top[0])
@@ -212,161 +217,35 @@ class HeadFit:
     weight: float
 
 
-def fit_class_head(
-    train: Coverages,
-    labels: Int[np.ndarray, "n"],
-    val: Coverages,
-    val_labels: Int[np.ndarray, "k"],
-    val_host: Float[np.ndarray, "k c"],
-) -> HeadFit:
-    """Class weights from training slides; calibration and the weight of the vote from validation slides."""
-    weights, bias = fit_class_weights(train, labels, val_host.shape[1])
-    host_scale, host_bias = calibrate_logits(val_host, val_labels)
-    head_scale, head_bias = calibrate_logits(val @ weights.T + bias, val_labels)
+class Slides(NamedTuple):
+    """What a fit reads of some slides."""
+
+    coverage: Coverages
+    labels: Float[np.ndarray, "n *t"] | Int[np.ndarray, "n"]
+    """Class indices, (time, event), or values in deviations from the training mean."""
+    host: Float[np.ndarray, "n c"]
+    """The host's logits."""
+
+
+def fit_vote(task: Task, train: Slides, val: Slides) -> HeadFit:
+    """Weights from training slides; calibration and vote from validation slides."""
+    likelihood = LIKELIHOODS[task]
+    weights, bias = likelihood.fit_weights(train.coverage, train.labels, train.host.shape[1])
+    host_scale, host_bias = likelihood.calibrate(train.host, val.host, val.labels)
+    head_scale, head_bias = likelihood.calibrate(
+        train.coverage @ weights.T + bias, val.coverage @ weights.T + bias, val.labels
+    )
     bias = bias + head_bias
-    host = log_softmax((val_host + host_bias) * host_scale, axis=1)
-    head = log_softmax((val @ weights.T + bias) * head_scale, axis=1)
-    log_likelihoods = np.array([-_surprise((1 - w) * host + w * head, val_labels) for w in WEIGHTS])
+    host = likelihood.scale(val.host + host_bias, host_scale)
+    head = likelihood.scale(val.coverage @ weights.T + bias, head_scale)
+    log_likelihoods = [likelihood.measure((1 - w) * host + w * head, val.labels) for w in WEIGHTS]
     return HeadFit(
-        weights,
-        bias,
-        np.array([0.0, host_scale]),
-        host_bias,
-        np.array([0.0, head_scale]),
-        choose_weight(log_likelihoods),
+        weights, bias, host_scale, host_bias, head_scale, choose_weight(np.array(log_likelihoods))
     )
-
-
-def fit_class_weights(
-    coverage: Coverages, labels: Int[np.ndarray, "n"], n_classes: int
-) -> tuple[Float[np.ndarray, "c m"], Float[np.ndarray, "c"]]:
-    """alpha >= 0 and b by ridged cross-entropy: a convex problem with one answer."""
-    mean, deviation = coverage.mean(axis=0), coverage.std(axis=0) + 1e-6
-    inputs, n_anchors = (coverage - mean) / deviation, coverage.shape[1]
-    targets = np.eye(n_classes)[labels]
-
-    def loss(flat: Float[np.ndarray, "p"]) -> tuple[float, Float[np.ndarray, "p"]]:
-        weights = flat[: n_classes * n_anchors].reshape(n_classes, n_anchors)
-        logs = log_softmax(inputs @ weights.T + flat[n_classes * n_anchors :], axis=1)
-        slope = (np.exp(logs) - targets) / len(labels)
-        value = -(targets * logs).sum() / len(labels) + RIDGE / 2 * np.square(weights).sum()
-        return value, np.concatenate(
-            [(slope.T @ inputs + RIDGE * weights).ravel(), slope.sum(axis=0)]
-        )
-
-    n_weights = n_classes * n_anchors
-    bounds = [(0.0, None)] * n_weights + [(None, None)] * n_classes
-    fit = minimize(
-        loss, np.zeros(n_weights + n_classes), jac=True, method="L-BFGS-B", bounds=bounds
-    )
-    weights = fit.x[:n_weights].reshape(n_classes, n_anchors) / deviation
-    return weights, fit.x[n_weights:] - weights @ mean
-
-
-def fit_risk_head(
-    train: Coverages,
-    times: Float[np.ndarray, "n"],
-    events: Float[np.ndarray, "n"],
-    train_host: Float[np.ndarray, "n"],
-    val: Coverages,
-    val_times: Float[np.ndarray, "k"],
-    val_events: Float[np.ndarray, "k"],
-    val_host: Float[np.ndarray, "k"],
-) -> HeadFit:
-    """Pathway effects by ridged Cox on training slides; the weight by the Cox likelihood of validation slides."""
-    effects = fit_risk_effects(train, times, events)
-    scales = []
-    for risks in (train_host, train @ effects):
-        scales.append(np.array([risks.mean(), 1 / max(float(risks.std()), 1e-12)]))
-    host, head = (
-        (risks - scale[0]) * scale[1]
-        for risks, scale in zip((val_host, val @ effects), scales, strict=True)
-    )
-    log_likelihoods = np.array(
-        [-_cox_surprise((1 - w) * host + w * head, val_times, val_events)[0] for w in WEIGHTS]
-    )
-    return HeadFit(
-        effects[None],
-        np.zeros(1),
-        scales[0],
-        np.zeros(1),
-        scales[1],
-        choose_weight(log_likelihoods),
-    )
-
-
-def fit_risk_effects(
-    coverage: Coverages, times: Float[np.ndarray, "n"], events: Float[np.ndarray, "n"]
-) -> Float[np.ndarray, "m"]:
-    """beta by ridged partial likelihood (Breslow)."""
-    mean, deviation = coverage.mean(axis=0), coverage.std(axis=0) + 1e-6
-    inputs = (coverage - mean) / deviation
-    n_events = max(1, int(events.sum()))
-
-    def loss(effects: Float[np.ndarray, "m"]) -> tuple[float, Float[np.ndarray, "m"]]:
-        value, slope = _cox_surprise(inputs @ effects, times, events)
-        value, slope = value / n_events, slope / n_events
-        return value + RIDGE / 2 * np.square(effects).sum(), inputs.T @ slope + RIDGE * effects
-
-    fit = minimize(loss, np.zeros(coverage.shape[1]), jac=True, method="L-BFGS-B")
-    return np.asarray(fit.x / deviation)
-
-
-def fit_value_head(
-    train: Coverages,
-    labels: Float[np.ndarray, "n"],
-    val: Coverages,
-    val_labels: Float[np.ndarray, "k"],
-    val_host: Float[np.ndarray, "k"],
-) -> HeadFit:
-    """Effects by ridged least squares on training slides; slopes, offsets and the weight by validation slides.
-
-    Labels are in standard deviations of the training labels from their mean, as the host predicts them.
-    """
-    effects, bias = fit_value_effects(train, labels)
-    val_head = val @ effects + bias
-    host_slope, host_offset = calibrate_values(val_host, val_labels)
-    head_slope, head_offset = calibrate_values(val_head, val_labels)
-    host, head = host_slope * (val_host + host_offset), head_slope * (val_head + head_offset)
-    errors = np.array([np.square((1 - w) * host + w * head - val_labels).mean() for w in WEIGHTS])
-    # A Gaussian whose variance is the error itself: n/2 log of it is all that depends on w.
-    log_likelihoods = -len(val_labels) / 2 * np.log(np.maximum(errors, 1e-12))
-    return HeadFit(
-        effects[None],
-        np.array([bias + head_offset]),
-        np.array([0.0, host_slope]),
-        np.array([host_offset]),
-        np.array([0.0, head_slope]),
-        choose_weight(log_likelihoods),
-    )
-
-
-def fit_value_effects(
-    coverage: Coverages, labels: Float[np.ndarray, "n"]
-) -> tuple[Float[np.ndarray, "m"], float]:
-    """beta and b by ridged least squares."""
-    mean, deviation = coverage.mean(axis=0), coverage.std(axis=0) + 1e-6
-    inputs = (coverage - mean) / deviation
-    ridged = inputs.T @ inputs / len(labels) + RIDGE * np.eye(inputs.shape[1])
-    effects = np.linalg.solve(ridged, inputs.T @ (labels - labels.mean()) / len(labels)) / deviation
-    return effects, float(labels.mean() - effects @ mean)
-
-
-def calibrate_values(
-    values: Float[np.ndarray, "k"], labels: Float[np.ndarray, "k"]
-) -> tuple[float, float]:
-    """Slope a and offset o of a (value + o) that fit the validation labels, ridged towards 1 and 0 as the biases of classes are."""
-    noise = max(float(np.square(labels - values).mean()), 1e-6)
-    inputs = np.stack([values, np.ones_like(values)], axis=1) / np.sqrt(noise)
-    start = np.array([1.0, 0.0])
-    ridged = inputs.T @ inputs + BIAS_RIDGE * np.eye(2)
-    slope, bias = start + np.linalg.solve(ridged, inputs.T @ (labels - values) / np.sqrt(noise))
-    slope = float(np.clip(slope, *INVERSE_TEMPERATURES))
-    return slope, float(bias) / slope
 
 
 def choose_weight(log_likelihoods: Float[np.ndarray, "w"]) -> float:
-    """Posterior mean of w over WEIGHTS, or 0 where the host alone is the likelier account of the validation slides."""
+    """Posterior mean of w over WEIGHTS; 0 where the host alone explains the slides better."""
     likelihoods = np.exp(log_likelihoods - log_likelihoods.max())
     alone, mixed = likelihoods[0], likelihoods[1:]
     if alone >= mixed.mean():
@@ -374,41 +253,141 @@ def choose_weight(log_likelihoods: Float[np.ndarray, "w"]) -> float:
     return float((mixed * WEIGHTS[1:]).sum() / mixed.sum())
 
 
-def calibrate_logits(
-    logits: Float[np.ndarray, "k c"], labels: Int[np.ndarray, "k"]
-) -> tuple[float, Float[np.ndarray, "c"]]:
-    """Inverse temperature and class biases that make the validation labels least surprising; convex.
-
-    The biases, in units of the logits, are ridged: thirty slides say little of seven classes.
-    """
-    targets = np.eye(logits.shape[1])[labels]
-
-    def loss(flat: Float[np.ndarray, "p"]) -> tuple[float, Float[np.ndarray, "p"]]:
-        logs = log_softmax(flat[0] * logits + flat[1:], axis=1)
-        slope = np.exp(logs) - targets
-        value = -(targets * logs).sum() + BIAS_RIDGE / 2 * np.square(flat[1:]).sum()
-        return value, np.concatenate(
-            [[(slope * logits).sum()], slope.sum(axis=0) + BIAS_RIDGE * flat[1:]]
-        )
-
-    start = np.concatenate([[1.0], np.zeros(logits.shape[1])])
-    bounds = [INVERSE_TEMPERATURES] + [(None, None)] * logits.shape[1]
-    found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds)
-    return float(found.x[0]), found.x[1:] / found.x[0]
+def standardise(coverage: Coverages) -> tuple[Coverages, Array, Array]:
+    """Coverage less its mean in deviations, and both."""
+    mean, deviation = coverage.mean(axis=0), coverage.std(axis=0) + 1e-6
+    return (coverage - mean) / deviation, mean, deviation
 
 
-def _surprise(logits: Float[np.ndarray, "k c"], labels: Int[np.ndarray, "k"]) -> float:
-    return float(-log_softmax(logits, axis=1)[np.arange(len(labels)), labels].sum())
+class ClassLikelihood:
+    """Cross-entropy."""
+
+    @staticmethod
+    def fit_weights(coverage: Coverages, labels: Array, n_outputs: int) -> tuple[Array, Array]:
+        """alpha >= 0 and b by ridged cross-entropy: a convex problem with one answer."""
+        inputs, mean, deviation = standardise(coverage)
+        targets, n_weights = np.eye(n_outputs)[labels], n_outputs * coverage.shape[1]
+
+        def loss(flat: Array) -> tuple[float, Array]:
+            weights = flat[:n_weights].reshape(n_outputs, -1)
+            logs = log_softmax(inputs @ weights.T + flat[n_weights:], axis=1)
+            slope = (np.exp(logs) - targets) / len(labels)
+            value = -(targets * logs).sum() / len(labels) + RIDGE / 2 * np.square(weights).sum()
+            return value, np.concatenate(
+                [(slope.T @ inputs + RIDGE * weights).ravel(), slope.sum(axis=0)]
+            )
+
+        bounds = [(0.0, None)] * n_weights + [(None, None)] * n_outputs
+        start = np.zeros(n_weights + n_outputs)
+        fit = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds)
+        weights = fit.x[:n_weights].reshape(n_outputs, -1) / deviation
+        return weights, fit.x[n_weights:] - weights @ mean
+
+    @staticmethod
+    def calibrate(train: Array, val: Array, labels: Array) -> tuple[Array, Array]:
+        """Inverse temperature and class biases that explain the validation labels best; convex.
+
+        The biases, in units of the logits, are ridged: thirty slides say little of seven classes.
+        """
+        targets = np.eye(val.shape[1])[labels]
+
+        def loss(flat: Array) -> tuple[float, Array]:
+            logs = log_softmax(flat[0] * val + flat[1:], axis=1)
+            slope = np.exp(logs) - targets
+            value = -(targets * logs).sum() + BIAS_RIDGE / 2 * np.square(flat[1:]).sum()
+            return value, np.concatenate(
+                [[(slope * val).sum()], slope.sum(axis=0) + BIAS_RIDGE * flat[1:]]
+            )
+
+        start = np.concatenate([[1.0], np.zeros(val.shape[1])])
+        bounds = [INVERSE_TEMPERATURES] + [(None, None)] * val.shape[1]
+        fit = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds)
+        return np.array([0.0, fit.x[0]]), fit.x[1:] / fit.x[0]
+
+    @staticmethod
+    def scale(logits: Array, scale: Array) -> Array:
+        return np.asarray(log_softmax(logits * scale[1], axis=1))
+
+    @staticmethod
+    def measure(mixed: Array, labels: Array) -> float:
+        return float(log_softmax(mixed, axis=1)[np.arange(len(labels)), labels].sum())
 
 
-def _cox_surprise(
-    risks: Float[np.ndarray, "n"], times: Float[np.ndarray, "n"], events: Float[np.ndarray, "n"]
-) -> tuple[float, Float[np.ndarray, "n"]]:
-    """Negative log partial likelihood (Breslow) and its slope in the risks; n x n, for slides and never for patches."""
+class CoxLikelihood:
+    """The partial likelihood of risks (Breslow); labels are (time, event)."""
+
+    @staticmethod
+    def fit_weights(coverage: Coverages, labels: Array, n_outputs: int) -> tuple[Array, Array]:
+        """beta by ridged partial likelihood; the baseline hazard absorbs a bias."""
+        inputs, _, deviation = standardise(coverage)
+        n_events = max(1, int(labels[:, 1].sum()))
+
+        def loss(effects: Array) -> tuple[float, Array]:
+            value, slope = cox_loss(inputs @ effects, labels)
+            ridge = RIDGE / 2 * np.square(effects).sum()
+            return value / n_events + ridge, inputs.T @ (slope / n_events) + RIDGE * effects
+
+        fit = minimize(loss, np.zeros(coverage.shape[1]), jac=True, method="L-BFGS-B")
+        return np.asarray(fit.x / deviation)[None], np.zeros(1)
+
+    @staticmethod
+    def calibrate(train: Array, val: Array, labels: Array) -> tuple[Array, Array]:
+        """Mean and inverse deviation of the training risks."""
+        return np.array([train.mean(), 1 / max(float(train.std()), 1e-12)]), np.zeros(1)
+
+    @staticmethod
+    def scale(logits: Array, scale: Array) -> Array:
+        return np.asarray((logits - scale[0]) * scale[1])
+
+    @staticmethod
+    def measure(mixed: Array, labels: Array) -> float:
+        return -cox_loss(mixed[:, 0], labels)[0]
+
+
+def cox_loss(risks: Array, labels: Array) -> tuple[float, Array]:
+    """Negative log partial likelihood and its slope in the risks; n x n, so for slides only."""
+    times, happened = labels[:, 0], labels[:, 1].astype(bool)
     at_risk = times[None, :] >= times[:, None]
     shifted = risks - risks.max()
     sums = (at_risk * np.exp(shifted)).sum(axis=1)
-    happened = events.astype(bool)
     value = float((np.log(sums[happened]) - shifted[happened]).sum())
     shares = (at_risk * np.exp(shifted) / sums[:, None])[happened].sum(axis=0)
     return value, shares - happened
+
+
+class GaussianLikelihood:
+    """Squared errors of values, whose mean is the variance."""
+
+    @staticmethod
+    def fit_weights(coverage: Coverages, labels: Array, n_outputs: int) -> tuple[Array, Array]:
+        """beta and b by ridged least squares."""
+        inputs, mean, deviation = standardise(coverage)
+        ridged = inputs.T @ inputs / len(labels) + RIDGE * np.eye(inputs.shape[1])
+        onto = inputs.T @ (labels - labels.mean()) / len(labels)
+        effects = np.linalg.solve(ridged, onto) / deviation
+        return effects[None], np.array([labels.mean() - effects @ mean])
+
+    @staticmethod
+    def calibrate(train: Array, val: Array, labels: Array) -> tuple[Array, Array]:
+        """Slope a and offset o of a (value + o), ridged towards 1 and 0."""
+        errors = labels - val[:, 0]
+        noise = max(float(np.square(errors).mean()), 1e-6)
+        inputs = np.concatenate([val, np.ones_like(val)], axis=1) / np.sqrt(noise)
+        ridged = inputs.T @ inputs + BIAS_RIDGE * np.eye(2)
+        change = np.linalg.solve(ridged, inputs.T @ errors / np.sqrt(noise))
+        slope = float(np.clip(1.0 + change[0], *INVERSE_TEMPERATURES))
+        return np.array([0.0, slope]), np.array([change[1] / slope])
+
+    scale = staticmethod(CoxLikelihood.scale)
+
+    @staticmethod
+    def measure(mixed: Array, labels: Array) -> float:
+        error = np.square(mixed[:, 0] - labels).mean()
+        return float(-len(labels) / 2 * np.log(max(error, 1e-12)))
+
+
+LIKELIHOODS: dict[Task, Any] = {
+    "classification": ClassLikelihood,
+    "survival": CoxLikelihood,
+    "regression": GaussianLikelihood,
+}

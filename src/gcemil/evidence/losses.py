@@ -1,11 +1,11 @@
-"""The terms of the training objective beside the task's and the host's own (Eq. 6), one pure function each.
+"""The terms of the training objective beside the task's and the host's own (Eq. 6).
 
+One pure function each:
   budget      ReLU(mean pi - rho)^2
   grounding   KL(q || pi / sum pi), q_i ~ 1 - prod_m (1 - r_im)^{w_m}, q detached
-  literal     mean (pi_i - (1 - prod_m (1 - r_im)))^2: "aligns pi with noisy-OR anchor responses" read word for word
-  necessity   -sum_c t_c log f_c(X_notS), t ~ nu^2, nu the running mean of the complement's own predictions
-Survival: the mean training risk as the null of the complement.
-Where a term is the task's loss on another prediction (utility of the coverage, kept subset), the task itself is asked.
+  literal     mean (pi_i - (1 - prod_m (1 - r_im)))^2, as the paper words it
+  necessity   -sum_c t_c log f_c(X_notS), t ~ nu^2, nu the mean of the complement's predictions
+              survival: squared distance of the complement's risk from the mean training risk
 """
 
 import math
@@ -15,7 +15,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gcemil.errors import UsageError
 from gcemil.evidence.coverage import patch_concept_presence
 from gcemil.evidence.gates import CLOSED_GATE
 from gcemil.shapes import AnchorWeights, Gates, LogGates, Logits, Responses
@@ -31,17 +30,16 @@ def budget_excess_squared(gates: Gates, *, budget: float) -> Loss:
 def grounding_divergence(
     log_gates: LogGates, responses: Responses, class_anchor_weights: AnchorWeights
 ) -> Loss:
-    """KL(q || pi / sum pi): the gates as a distribution over patches against where the label's concepts are.
+    """KL(q || pi / sum pi): the gates as a distribution against where the label's concepts are.
 
-    The weights are those of the label, taken relative to their largest. A gate that is truly 0 counts as CLOSED_GATE,
-    which keeps the term finite; no gradient could reach it anyway. A bag without any response gives 0.
+    The weights are those of the label, relative to their largest. A gate that is truly 0 counts as
+    CLOSED_GATE, which keeps the term finite. A bag without any response gives 0.
     """
+    tiny = torch.finfo(responses.dtype).tiny
     with torch.no_grad():
-        weights = class_anchor_weights / class_anchor_weights.max().clamp_min(
-            torch.finfo(responses.dtype).tiny
-        )
+        weights = class_anchor_weights / class_anchor_weights.max().clamp_min(tiny)
         presence = patch_concept_presence(responses, weights)
-        target = presence / presence.sum().clamp_min(torch.finfo(responses.dtype).tiny)
+        target = presence / presence.sum().clamp_min(tiny)
     log_share = log_gates - torch.logsumexp(log_gates, dim=0)
     log_share = log_share.masked_fill(torch.isneginf(log_gates), math.log(CLOSED_GATE))
     return (torch.special.xlogy(target, target) - target * log_share).sum()
@@ -54,19 +52,15 @@ def grounding_squared_error(gates: Gates, responses: Responses) -> Loss:
 
 
 class NullTarget(nn.Module):
-    """t ~ nu^2 with nu a running mean of the complement's predictions, from uniform.
+    """t ~ nu^peak with nu a running mean of the complement's predictions, from uniform.
 
-    Peaked on purpose: an almost uniform output still leaks the class through its argmax. peak = 0 is the uniform target.
+    Peaked, because an almost uniform output still leaks the class through its argmax.
     """
 
     running_mean: Tensor
 
     def __init__(self, n_outputs: int, *, momentum: float = 0.95, peak: float = 2.0) -> None:
         super().__init__()
-        if n_outputs < 2:
-            raise UsageError(
-                f"A null target needs at least two classes, got {n_outputs}. Survival uses NullRisk."
-            )
         self.momentum = momentum
         self.peak = peak
         self.register_buffer("running_mean", torch.full((n_outputs,), 1.0 / n_outputs))
@@ -77,7 +71,7 @@ class NullTarget(nn.Module):
         return peaked / peaked.sum()
 
     def distance(self, full: Logits, removed: Logits) -> Loss:
-        """-sum_c t_c log f_c(X_notS): the complement should predict what no evidence predicts. Then it enters the mean."""
+        """-sum_c t_c log f_c(X_notS), after which the complement's prediction enters the mean."""
         distance = -(self().detach() * F.log_softmax(removed, dim=0)).sum()
         self.update(removed.detach())
         return distance
@@ -89,7 +83,7 @@ class NullTarget(nn.Module):
 
 
 class NullRisk(nn.Module):
-    """Running mean and spread of the training risks; exact over the first bags, then with the given momentum."""
+    """Running mean and spread of the training risks; exact over the first bags."""
 
     running_mean: Tensor
     running_square: Tensor
@@ -107,13 +101,13 @@ class NullRisk(nn.Module):
 
     @property
     def spread(self) -> Loss:
-        """Standard deviation of the risks seen, at least 1: risks that barely differ yet are no unit."""
+        """Standard deviation of the risks seen, at least 1."""
         return (self.running_square - self.running_mean.square()).clamp_min(1.0).sqrt()
 
     def distance(self, full: Logits, removed: Logits) -> Loss:
-        """Squared distance of the complement's risk from the mean risk, in units of the spread of the risks.
+        """Squared distance of the complement's risk from the mean risk, in units of their spread.
 
-        Cox leaves the scale of a risk open. Without a unit the term would grow with it until it outweighs the task.
+        Cox leaves the scale of a risk open: without a unit the term would outgrow the task.
         """
         # First the update: before the first bag there is no mean.
         self.update(full.detach().squeeze(0))

@@ -1,28 +1,27 @@
 """The selector score s_i (the paper's small MLP) and what we add to it.
 
-  s = [MLP(e, coords)] + w_z z(log a) + w_k Phi^-1((rank k - 1/2) / N) + w_q logit q + l,   then half smoothing on the grid
+  s = [MLP(e, coords)] + w_z z(log a) + w_k Phi^-1((rank k - 1/2) / N) + w_q logit q + l,
+      then half smoothing on the grid; 3 l where no anchors act on the score
 
-or 3 l where no anchors act on the score.
-
-a is the host's attention on the ungated bag, z standardises it per bag and clips to [-3, 6]; k is the signed
-contribution of the patch to the predicted output; q says how present the concepts of the likely classes are in the
-patch; l how alike it is to the patches that decided the training slides of these classes. All are detached: the selector
-reads the host and the anchors, it does not pull them. The MLP is the paper's own score; with a hundred slides it learns the
-slides and not the concepts, so the default recipe leaves it out.
+a is the host's attention on the ungated bag, z standardises it per bag and clips to [-3, 6]; k is
+the signed contribution of the patch to the predicted output; q is how present the concepts of the
+likely classes are in the patch; l how similar it is to the patches that decided the training slides
+of these classes. All are detached. The MLP is the paper's own score; with a hundred slides it
+learns the slides and not the concepts, so the default recipe leaves it out.
 
 e comes from the low-rank residual adapter of the paper's section on anchor grounding:
 
   e = LayerNorm((I + U V^T) h),   U, V of shape (d, r), r = 32, near zero at the start
 
-`linear` reads L(e) for a linear map L, so that e is never held. With C the centring matrix, z = V^T h and y = C h + C U z,
+`linear` reads L(e) for a linear map L, so that e is never held. With C the centring matrix, z = V^T
+h and y = C h + C U z,
   e = g * y / sqrt(|y|^2 / d + eps) + beta
   |y|^2 = |C h|^2 + 2 (U^T C h) . z + z^T (U^T C U) z
 so L(e) is one narrow matrix product and a scale per patch.
 
 Half smoothing, on patch coordinates as a grid:
 
-  s~ = 1/2 s + 1/2 mean of s over the 3 x 3 cells around the patch that the bag holds, its own included
-An isolated patch keeps its score. Full smoothing would drown it, and it would stay in the complement.
+  s~ = 1/2 s + 1/2 mean of s over the 3 x 3 cells around the patch, its own included
 """
 
 from __future__ import annotations
@@ -34,12 +33,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from gcemil.errors import UsageError
 from gcemil.row_blocks import LinearRead, SquaredNorms
 from gcemil.shapes import Coords, Features, Logits, Scores
 
 LIKENESS_WEIGHT_WITHOUT_ANCHORS = 3.0
-"""How much likeness counts where no anchors act on the score; beside them it counts once. Chosen by what two trainings agree on."""
+"""How much likeness counts where no anchors act on the score; beside them it counts once."""
 
 
 class Selector(nn.Module):
@@ -55,8 +53,6 @@ class Selector(nn.Module):
         smoothing: float = 0.5,
     ) -> None:
         super().__init__()
-        if not 0 <= smoothing <= 1:
-            raise UsageError(f"The share of smoothing lies between 0 and 1, got {smoothing}.")
         self.smoothing = smoothing
         self.morphology = (
             Morphology(in_dim, adapter_rank=adapter_rank, hidden=hidden) if morphology else None
@@ -66,7 +62,7 @@ class Selector(nn.Module):
         self.presence_weight = nn.Parameter(torch.tensor(1.0))
 
     def reads(self) -> list[LinearRead]:
-        """What the selector wants computed of the features, together with other reads of the same bag."""
+        """What is to be computed of the features, together with other reads of the same bag."""
         return [] if self.morphology is None else [self.morphology.read()]
 
     def scores(
@@ -92,7 +88,7 @@ class Selector(nn.Module):
         if presence is not None:
             scores = scores + self.presence_weight * log_odds(presence)
         if likeness is not None:
-            # Found after training, so no weight of it could have been learned.
+            # Known after training only, so it has no learned weight.
             scores = scores + likeness
         if self.smoothing == 0 or neighbourhood is None:
             return scores
@@ -101,13 +97,12 @@ class Selector(nn.Module):
 
 @torch.no_grad()
 def class_likeness(products: Float[Tensor, "n c"], probabilities: Logits) -> Scores:
-    """l_i: products with the class directions, standardised over the bag, weighed by how likely each class is."""
+    """l_i: standardised products with the class directions, weighed by how likely each class is."""
     centred = products - products.mean(dim=0)
     deviation = centred.std(dim=0, correction=0)
-    # A direction that was never found is zero, and says nothing.
-    scaled = torch.where(
-        deviation > 0, centred / deviation.clamp_min(torch.finfo(products.dtype).tiny), 0.0
-    )
+    tiny = torch.finfo(products.dtype).tiny
+    # A class without a direction has products of 0.
+    scaled = torch.where(deviation > 0, centred / deviation.clamp_min(tiny), 0.0)
     return scaled @ probabilities
 
 
@@ -133,13 +128,13 @@ class Morphology(nn.Module):
 
 @torch.no_grad()
 def log_odds(presence: Scores) -> Scores:
-    """logit q, between -7 and 7: a patch in which nothing responds is not infinitely far from one in which little does."""
+    """logit q, between -7 and 7."""
     return torch.logit(presence, eps=1e-3)
 
 
 @torch.no_grad()
 def standardised_attention(attention_logits: Scores) -> Scores:
-    """z(log a), clipped to [-3, 6]; the softmax constant cancels, so raw logits will do. Constant attention gives 0."""
+    """z(log a), clipped to [-3, 6], from raw logits; constant attention gives 0."""
     deviation = attention_logits.std(correction=0)
     standardised = ((attention_logits - attention_logits.mean()) / deviation).clamp(-3, 6)
     # A constant bag leaves rounding noise, which must not be blown up to unit variance.
@@ -148,13 +143,13 @@ def standardised_attention(attention_logits: Scores) -> Scores:
 
 @torch.no_grad()
 def normal_rank(values: Scores) -> Scores:
-    """Phi^-1((rank - 1/2) / N), the rank counted from the smallest; equal values share their mean rank."""
+    """Phi^-1((rank - 1/2) / N), ranks from the smallest; equal values share theirs."""
     n_values = len(values)
     ordered, order = values.sort()
     place = torch.arange(n_values + 1, device=values.device)
     starts = torch.ones_like(place, dtype=torch.bool)
     starts[1:-1] = ordered[1:] != ordered[:-1]
-    # Equal values lie between two starts; their places in the middle, without a count that the processor would wait for.
+    # Equal values lie between two starts, and take the place in the middle.
     first = (place * starts)[:-1].cummax(0).values
     behind = torch.where(starts, place, n_values)[1:].flip(0).cummin(0).values.flip(0)
     middle = (first + behind).to(values.dtype) / (2 * n_values)
@@ -166,10 +161,6 @@ class LowRankAdapter(nn.Module):
 
     def __init__(self, in_dim: int, *, adapter_rank: int = 32, initial_std: float = 0.01) -> None:
         super().__init__()
-        if in_dim < 1 or adapter_rank < 1:
-            raise UsageError(
-                f"An adapter needs in_dim >= 1 and rank >= 1, got {in_dim} and {adapter_rank}."
-            )
         self.in_dim = in_dim
         # Both near zero as the paper says; exactly zero would leave no gradient to either.
         self.up = nn.Parameter(torch.randn(in_dim, adapter_rank) * initial_std)
@@ -201,8 +192,8 @@ class LowRankAdapter(nn.Module):
     ) -> Float[Tensor, "n h"]:
         rank = len(overlap_gram)
         outputs, z, overlap, means = torch.split(products, [len(constant), rank, rank, 1], dim=1)
-        # Tensor.var would be exact however far the mean lies, and forty times slower than the norm; features of an
-        # encoder are near enough to centred for the difference |h|^2 - d mean^2 to keep its digits.
+        # Tensor.var is forty times slower than the norm, and features are near enough to centred
+        # for the difference |h|^2 - d mean^2 to keep its digits.
         squared = squared_norms() - self.in_dim * means.squeeze(1).square()
         squared = squared + ((2 * overlap + z @ overlap_gram) * z).sum(dim=1)
         scale = (squared.clamp_min(0) / self.in_dim + self.norm.eps).rsqrt()
@@ -223,10 +214,8 @@ class Neighbourhood:
 
     @classmethod
     def of(cls, coords: Coords, step: int | None = None) -> "Neighbourhood":
-        """Neighbours on the grid of the given step, by default the one the coordinates themselves show."""
+        """Neighbours on the grid of the given step, or of the coordinates' own."""
         step = common_step(coords) if step is None else step
-        if step < 1:
-            raise UsageError(f"The grid step is at least one pixel, got {step}.")
         keys, width = _cell_keys(coords, step)
         cells, cell_of_patch, counts = torch.unique(keys, return_inverse=True, return_counts=True)
         around = _cells_around(cells, width)
@@ -246,16 +235,13 @@ def smoothed(scores: Scores, neighbourhood: Neighbourhood, *, share: float = 0.5
 
 
 def common_step(coords: Coords) -> int:
-    """The smallest gap between patches of one row or column that is at least half as frequent as the commonest gap.
+    """The smallest gap in a row or column that is at least half as frequent as the commonest gap.
 
-    The mere minimum fails on slides tiled contour by contour, where two grids may lie a few pixels apart.
+    The minimum fails on slides tiled contour by contour, where two grids may lie a few pixels
+    apart.
     """
-    gaps = torch.cat(
-        [
-            _gaps_within_lines(coords[:, 1], coords[:, 0]),
-            _gaps_within_lines(coords[:, 0], coords[:, 1]),
-        ]
-    )
+    x, y = coords[:, 0], coords[:, 1]
+    gaps = torch.cat([_gaps_within_lines(y, x), _gaps_within_lines(x, y)])
     if len(gaps) == 0:
         gaps = torch.cat([torch.unique(coords[:, axis]).diff() for axis in (0, 1)])
     if len(gaps) == 0:
@@ -265,7 +251,7 @@ def common_step(coords: Coords) -> int:
 
 
 def normalised_coords(coords: Coords) -> Float[Tensor, "n 2"]:
-    """Centred on the bounding box, longer side from -1 to 1: shifting or scaling the slide changes nothing."""
+    """Centred on the bounding box, longer side from -1 to 1."""
     low = coords.amin(dim=0)
     extent = coords.amax(dim=0) - low
     # Integers until the division, so that a shift is exact even at 200,000 pixels.
@@ -290,7 +276,8 @@ def _cell_keys(coords: Coords, step: int) -> tuple[Int[Tensor, "n"], int]:
 
 def _cells_around(cells: Int[Tensor, "cells"], width: int) -> Int[Tensor, "cells 9"]:
     """Position in the sorted `cells` of each of the nine keys around every cell."""
-    # The cells are sorted and distinct, so the three of a row lie side by side: one search finds them all.
+    # The cells are sorted and distinct, so the three of a row lie side by side: one search finds
+    # them all.
     rows = width * torch.tensor([-1, 0, 1]).to(cells)
     keys = cells.unsqueeze(1) + rows - 1
     place = torch.searchsorted(cells, keys)

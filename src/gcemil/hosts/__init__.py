@@ -1,6 +1,7 @@
 """MIL hosts behind one contract (`host.py`); `table.py` lists them.
 
-`gcemil.hosts.create_host("abmil", in_dim=1024, n_outputs=2)` makes one, `gcemil.hosts.HOSTS` names them.
+`gcemil.hosts.create_host("abmil", in_dim=1024, n_outputs=2)` makes one, `gcemil.hosts.HOSTS` names
+them.
 """
 
 from __future__ import annotations

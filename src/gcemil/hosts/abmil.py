@@ -1,10 +1,12 @@
 """ABMIL: gated-attention pooling (Ilse, Tomczak and Welling, 2018).
 
-  m_i = relu(E h_i),  z_i = w (tanh(V m_i) * sigmoid(U m_i)),  a = softmax(z),  M = sum a_i m_i,  logits = head(M)
-There is no official version for whole slides; this one embeds to width 512 and attends with 128 hidden units.
+  m_i = relu(E h_i),  z_i = w (tanh(V m_i) * sigmoid(U m_i)),  a = softmax(z)
+  M = sum a_i m_i,  logits = head(M)
+There is no official version for whole slides; this one embeds to width 512 and attends with 128
+hidden units.
 
-With `entropy_weight` = lambda > 0, lambda sum_i a_i log a_i joins the loss: attention entropy maximisation (Zhang et al.,
-2024), which spreads the attention over more patches.
+With `entropy_weight` = lambda > 0, lambda sum_i a_i log a_i joins the loss: attention entropy
+maximisation (Zhang et al., 2024), which spreads the attention over more patches.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ class Abmil(AttentionPoolHost):
     """
 
     lrp_constants = ("attention",)
-    # Named here because a shortcut holds only for the class that names it: a subclass may pool in another way.
+    # Named here because a shortcut holds only for the class that names it: a subclass may pool in
+    # another way.
     linear_form = AttentionPoolHost.linear_form
 
     def __init__(

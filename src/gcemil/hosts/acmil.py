@@ -1,11 +1,12 @@
-"""ACMIL: several attention branches that are kept apart, and the strongest patches masked at random (Zhang et al., 2024).
+"""ACMIL: attention branches kept apart, strong patches masked (Zhang et al., 2024).
 
-  m_i = relu(E h_i), E without bias;  z_ik = gated attention of branch k = 1..K;  A_k = softmax_i(z_ik)
+  m_i = relu(E h_i), E without bias;  z_ik = gated attention of branch k
+  A_k = softmax_i(z_ik)
   branch logits_k = head_k(sum_i A_ik m_i)
   a = mean_k A_k,  M = sum_i a_i m_i,  logits = head(M)
   total = task loss(logits) + mean_k task loss(branch logits_k) + mean_{k<l} cos(A_k, A_l)
-In training each branch forgets a random `masked_share` of its `n_masked` patches of largest z. A patch's score is
-log sum_k A_ik. This is the gated variant (GA) of the authors.
+In training each branch forgets a random `masked_share` of its `n_masked` patches of largest z. A
+patch's score is log sum_k A_ik. This is the gated variant (GA) of the authors.
 
 Deviation. The authors let n_masked follow K; here it is 10, as their paper says.
 """
@@ -23,8 +24,8 @@ from gcemil.hosts.attention import (
     BranchPoolEmbedded,
     BranchPoolHost,
     GatedAttention,
-    branch_weights,
-    branch_without_each,
+    attention_weights,
+    mean_without_each,
     value_contributions,
 )
 from gcemil.hosts.host import ClosedForm, GateMode, HostOutput
@@ -45,7 +46,6 @@ class Acmil(BranchPoolHost):
         n_branches: int = 5,
         n_masked: int = 10,
         masked_share: float = 0.6,
-        diversity_weight: float = 1.0,
     ) -> None:
         super().__init__(in_dim, n_outputs, gate_mode)
         if n_branches < 1 or n_masked < 0 or not 0 <= masked_share < 1:
@@ -58,7 +58,6 @@ class Acmil(BranchPoolHost):
         self.branch_heads = nn.ModuleList(nn.Linear(width, n_outputs) for _ in range(n_branches))
         self.head = nn.Linear(width, n_outputs)
         self.n_masked, self.masked_share = n_masked, masked_share
-        self.diversity_weight = diversity_weight
         self.task_weights = {"bag": 1.0} | {
             f"branch_{k}": 1 / n_branches for k in range(n_branches)
         }
@@ -72,16 +71,18 @@ class Acmil(BranchPoolHost):
     ) -> HostOutput:
         attention_logits = embedded.attention_logits
         if self.training:
-            gated = (
-                attention_logits if log_gates is None else attention_logits + log_gates.unsqueeze(1)
-            )
+            gated = attention_logits
+            gated = gated if log_gates is None else gated + log_gates.unsqueeze(1)
             masked = masked_at_random(gated.detach(), self.n_masked, self.masked_share)
             attention_logits = attention_logits.masked_fill(masked, -torch.inf)
-        weights = branch_weights(attention_logits, log_gates)
+        weights = attention_weights(attention_logits, log_gates)
         mean_weights = weights.mean(dim=1)
         bag_feature = mean_weights @ embedded.tokens
         logits = self.head(bag_feature)
         branch_features = weights.T @ embedded.tokens
+        losses = {}
+        if target is not None:
+            losses["diversity"] = mean_cosine(weights)
         return HostOutput(
             logits=logits,
             bag_feature=bag_feature,
@@ -90,28 +91,24 @@ class Acmil(BranchPoolHost):
             auxiliary_logits={
                 f"branch_{k}": head(branch_features[k]) for k, head in enumerate(self.branch_heads)
             },
-            losses={}
-            if target is None
-            else {"diversity": self.diversity_weight * mean_cosine(weights)},
+            losses=losses,
         )
 
     def subset_form(
         self, embedded: BranchPoolEmbedded, coords: Coords | None
     ) -> Callable[[Selected], Logits]:
-        """The mean of the branches weights the readings of the chosen rows."""
-
-        def ask(selected: Selected) -> Logits:
+        def predict(selected: Selected) -> Logits:
             weights = torch.softmax(embedded.attention_logits[selected], dim=0).mean(dim=1)
             return weights @ embedded.values[selected]
 
-        return ask
+        return predict
 
     def closed_form(self) -> ClosedForm:
         """The logit is the mean over the branches, each of which leaves a patch out for itself."""
         return ClosedForm(
             lambda embedded, coords, index: torch.stack(
                 [
-                    branch_without_each(branch, embedded.values[:, index])
+                    mean_without_each(branch, embedded.values[:, index])
                     for branch in embedded.attention_logits.unbind(dim=1)
                 ]
             ).mean(dim=0),
@@ -120,7 +117,7 @@ class Acmil(BranchPoolHost):
 
 
 def masked_at_random(gated: Float[Tensor, "n b"], n_masked: int, share: float) -> Tensor:
-    """Which patches each branch forgets: a random share of its largest ones, never all of a bag."""
+    """Which patches each branch forgets: a random share of its largest, never all of a bag."""
     largest = gated.topk(min(n_masked, len(gated)), dim=0).indices
     order = torch.rand(largest.shape, device=gated.device).argsort(dim=0)
     forgotten = largest.gather(0, order[: int(len(largest) * share)])

@@ -1,20 +1,20 @@
-"""A class of a user becomes a host, or any callable over a bag behind an adapter (also torchmil's models).
+"""A class of a user, or any callable over a bag, as a host (also torchmil's models).
 
-A black box has one place for a gate, its input. So a soft gate multiplies the features in both modes, and in deletion
-mode (the default here) a gate of exactly 0 removes the row before the model is called.
+A black box has one place for a gate, its input. So a soft gate multiplies the features in both
+modes, and in deletion mode (the default here) a gate of exactly 0 removes the row.
 
-Patch scores, by the option `scores`:
+Patch scores, by the option `scores`, unless the model returns them:
   model     the model returns (logits, scores)
-  slope     (default) d output_c / d pi_i at pi = 1, c the predicted output: what the first of a gate's closing does to
-            the prediction. One backward pass for all patches; needs a differentiable model.
-  keep-one  output_c of the bag {i}: one call per patch, for models without gradients (numpy, scikit-learn, ...)
-Scores the model returns are used whatever the option says.
+  slope     (default) d output_c / d pi_i at pi = 1, c the predicted output: one backward pass;
+            needs a differentiable model
+  keep-one  output_c of the bag {i}: one call per patch, for models without gradients
 
-One logit for two classes is read as the log-odds of class 1: (0, logit). The bag feature of a black box is its logits.
-Evaluation is as deterministic as the model is.
+One logit for two classes is the log-odds of class 1: (0, logit). The bag feature of a black box is
+its logits.
 
-gcemil gives `in_dim`, `n_outputs` and `gate_mode` under these names, as far as the constructor takes them; everything else
-comes from the options. A class that is not ours is tried on one small bag before anything relies on it.
+gcemil gives `in_dim`, `n_outputs` and `gate_mode` under these names, as far as the constructor
+takes them; everything else comes from the options. A class that is not ours is first tried on a
+small bag.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ class CallableHost(MilHost[Embedded]):
         logits, scores = answer(features, coords)
         if scores is None and self.score_source == "model":
             raise UsageError(
-                "The model was to return (logits, scores) and returned logits only. Use scores='slope'."
+                "The model was to return (logits, scores) and returned logits only. "
+                "Use scores='slope'."
             )
         if scores is None:
             scores = self._keep_one(features, coords, int(logits.argmax()))
@@ -93,12 +94,9 @@ class CallableHost(MilHost[Embedded]):
         return (logits, scores) if keeps_graph else (logits.detach(), scores.detach())
 
     def _keep_one(self, features: Features, coords: Coords | None, output: int) -> Scores:
-        alone = [
-            self._answer(features[i : i + 1], None if coords is None else coords[i : i + 1])[0][
-                output
-            ]
-            for i in range(len(features))
-        ]
+        parts = [features[i : i + 1] for i in range(len(features))]
+        places = [None if coords is None else coords[i : i + 1] for i in range(len(features))]
+        alone = [self._answer(*one)[0][output] for one in zip(parts, places, strict=True)]
         return torch.stack(alone).detach()
 
     def _answer(self, features: Features, coords: Coords | None) -> tuple[Logits, Scores | None]:
@@ -130,20 +128,20 @@ def match_batch_axis(
     takes_coords: bool,
     is_logits: Callable[[Tensor], bool],
 ) -> Any:
-    """The model as it is, or with an axis before the patches where only so it gives logits of the bag."""
+    """The model as it is, or with an axis before the patches where it needs one."""
     for one in (model, WithBatchAxis(model, takes_coords)):
         try:
             answer = one(features, coords) if takes_coords else one(features)
             if is_logits(torch.as_tensor(unpack_answer(answer)[0])):
                 return one
         except Exception:
-            # What is wrong is said when the model itself is asked.
+            # Calling the model itself raises what is wrong.
             continue
     return model
 
 
 class TorchmilHost(CallableHost):
-    """A torchmil model through its `predict`; `adjacency(features, coords)` feeds the models that take a graph."""
+    """A torchmil model through its `predict`; `adjacency` makes the graph for some."""
 
     def __init__(
         self,
@@ -162,7 +160,8 @@ class TorchmilHost(CallableHost):
         accepted = inspect.signature(predict).parameters
         if "adj" in accepted and adjacency is None:
             raise UsageError(
-                f"{type(model).__name__} takes a graph. Pass adjacency=(features, coords) -> (n, n)."
+                f"{type(model).__name__} takes a graph. "
+                "Pass adjacency=(features, coords) -> (n, n)."
             )
         super().__init__(model, in_dim, n_outputs, gate_mode, takes_coords=True, scores="model")
         self.adjacency = adjacency if "adj" in accepted else None
@@ -181,7 +180,7 @@ class TorchmilHost(CallableHost):
 
 
 def adapt_model(model: Any, features: Features, *, is_number: bool = False) -> CallableHost:
-    """A module or function as a host; its outputs are counted on these features, and a single one is a log-odds or a risk."""
+    """A module or function as a host; its outputs are counted on these features."""
     if not callable(model):
         raise UsageError(
             f"A model is a host, a module or a function of features, got {type(model).__name__}."
@@ -193,12 +192,12 @@ def adapt_model(model: Any, features: Features, *, is_number: bool = False) -> C
     called = getattr(model, "forward", model)
     takes_coords = not is_torchmil and "coords" in inspect.signature(called).parameters
     features = features.to(find_device(model))
-    # A model that reads coordinates may not do without; those of these patches are not known.
+    # A model may need coordinates; those of these patches are not known.
     row = torch.arange(len(features), device=features.device)
     places = torch.stack([row % 64, row // 64], dim=1) if takes_coords else None
 
     def is_logits(value: Tensor) -> bool:
-        """Whether it is one answer for the bag, and not one for every patch."""
+        """Whether it is one output for the bag, and not one for every patch."""
         return value.numel() < len(features) or value.ndim < 2 or len(value) == 1
 
     with torch.no_grad():
@@ -231,11 +230,12 @@ SCORE_KEYS = ("scores", "attention_scores", "attention")
 
 
 def unpack_answer(answer: Any) -> tuple[Any, Any]:
-    """Logits and patch scores: (logits, scores), a dict with 'logits', CLAM's (logits, prob, hat, attention, dict), or logits."""
+    """Logits and patch scores of a pair, a dict, CLAM's tuple of five, or logits alone."""
     if isinstance(answer, Mapping):
         if "logits" not in answer:
             raise UsageError(
-                f"The model returned a dict without 'logits', only: {', '.join(map(str, answer))}. Name them 'logits'."
+                f"The model returned a dict without 'logits', only: {', '.join(map(str, answer))}. "
+                "Name them 'logits'."
             )
         scores = next((answer[key] for key in SCORE_KEYS if answer.get(key) is not None), None)
         return answer["logits"], scores
@@ -300,7 +300,8 @@ def adapt_module(
         source = str(options.pop("scores", source))
     if source not in get_args(ScoreSource):
         raise UsageError(
-            f"Host '{name}': option 'scores' is one of {', '.join(get_args(ScoreSource))}, got '{source}'."
+            f"Host '{name}': option 'scores' is one of {', '.join(get_args(ScoreSource))}, "
+            f"got '{source}'."
         )
     model = construct(
         name, module_class, {key: given[key] for key in ("in_dim", "n_outputs")}, options
@@ -316,11 +317,11 @@ def adapt_module(
 
 
 def check_host(name: str, host: Any, given: Mapping[str, Any]) -> None:
-    """Check its sizes, the attributes of the protocol, and the shape of its output on a small bag."""
+    """Check sizes, attributes of the protocol, and the output on a small bag."""
     if missing := [attribute for attribute in ATTRIBUTES if not hasattr(host, attribute)]:
         raise UsageError(
-            f"Host '{name}' has no '{missing[0]}', which the Host protocol names. Let it be a subclass of gcemil.MilHost, "
-            "and call its constructor."
+            f"Host '{name}' has no '{missing[0]}', which the Host protocol names. "
+            "Let it be a subclass of gcemil.MilHost, and call its constructor."
         )
     for size in ("in_dim", "n_outputs"):
         if getattr(host, size) != given[size]:
@@ -330,12 +331,11 @@ def check_host(name: str, host: Any, given: Mapping[str, Any]) -> None:
     if any(tensor.is_meta for tensor in host.state_dict().values()):
         return
     rows = torch.arange(PROBED_PATCHES)
-    features = torch.sin(torch.arange(PROBED_PATCHES * given["in_dim"]).float()).view(
-        PROBED_PATCHES, -1
-    )
+    numbers = torch.arange(PROBED_PATCHES * given["in_dim"]).float()
+    features = torch.sin(numbers).view(PROBED_PATCHES, -1)
     coords = 256 * torch.stack([rows % 4, rows // 4], dim=1)
     trains = host.training
-    # Asked in evaluation and without touching the random numbers: the host is as fresh afterwards as before.
+    # In evaluation and without touching the random numbers: the host stays as it was.
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         host.eval()
         try:
@@ -347,8 +347,8 @@ def check_host(name: str, host: Any, given: Mapping[str, Any]) -> None:
             raise
         except Exception as error:
             raise UsageError(
-                f"Host '{name}' failed on a bag of {PROBED_PATCHES} patches of width {given['in_dim']} "
-                f"({describe_failure(error)})."
+                f"Host '{name}' failed on a bag of {PROBED_PATCHES} patches of width "
+                f"{given['in_dim']} ({describe_failure(error)})."
             ) from error
         finally:
             host.train(trains)
@@ -357,12 +357,12 @@ def check_host(name: str, host: Any, given: Mapping[str, Any]) -> None:
 def check_output(name: str, output: Any, n_outputs: int) -> None:
     if not isinstance(output, HostOutput):
         raise UsageError(
-            f"Host '{name}' answers a bag with {type(output).__name__}, not with gcemil.HostOutput."
+            f"Host '{name}' returns {type(output).__name__} for a bag, not gcemil.HostOutput."
         )
     for part, length in (("logits", n_outputs), ("scores", PROBED_PATCHES)):
         tensor: Tensor = getattr(output, part)
         if tuple(tensor.shape) != (length,):
             raise UsageError(
-                f"Host '{name}' gives {part} of shape {tuple(tensor.shape)} for {PROBED_PATCHES} patches and {n_outputs} "
-                f"outputs; it is to be ({length},)."
+                f"Host '{name}' gives {part} of shape {tuple(tensor.shape)} for {PROBED_PATCHES} "
+                f"patches and {n_outputs} outputs; the shape must be ({length},)."
             )

@@ -1,10 +1,11 @@
-"""Additive MIL: the prediction is a sum of what each patch says (Javed et al., 2022).
+"""Additive MIL: the prediction is a sum of contributions of patches (Javed et al., 2022).
 
-  m_i = relu(E h_i),  z_i = w (tanh(V m_i) * sigmoid(U m_i)),  a = softmax(z),  logits = sum_i psi(a_i m_i) + b
+  m_i = relu(E h_i),  z_i = w (tanh(V m_i) * sigmoid(U m_i)),  a = softmax(z)
+  logits = sum_i psi(a_i m_i) + b
   psi(x) = W_2 relu(W_1 x), applied to the weighted patch, not to the pooled bag
-Deviation. The published psi has biases, so that N patches without weight still add N psi(0). Here the only bias is b.
-Then psi(a m) = a psi(m), and the contributions a_i psi(m_i) are exact for any subset of the bag: a removed patch takes
-away what it said and nothing else.
+Deviation. The published psi has biases, so that N patches without weight still add N psi(0). Here
+the only bias is b. Then psi(a m) = a psi(m), and the contributions a_i psi(m_i) are exact for any
+subset of the bag.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Additive(AttentionPoolHost):
         self.head = nn.Linear(reading_width, n_outputs)
 
     def embed(self, features: Features) -> AttentionEmbedded:
-        """Attention reads m, the head reads relu(W_1 m): both alone for every patch, since psi is homogeneous."""
+        """Attention reads m and the head relu(W_1 m), since psi is homogeneous."""
         embedded = self.project(features)
         tokens = self.read(embedded)
         return AttentionEmbedded(

@@ -3,16 +3,18 @@
   a = softmax_n(z + log pi),   M = sum_i a_i m_i,   logits = W M + b
 A log-gate on the logit is exact deletion: weight_i = pi_i e^{z_i} / sum_j pi_j e^{z_j}.
 
-Linear form: z_i and u_i, what the head reads of patch i, are all that the prediction of any subset needs.
+Linear form: z_i and u_i, what the head reads of patch i, give the prediction of any subset.
 Closed form of leaving one out:
 
   M_-i = sum_{j != i} a_j m_j / (1 - a_i) = M + a_i / (1 - a_i) (M - m_i)
-The division loses every digit as a_i approaches 1: what the others hold is then the rounding error of M. So a patch of
-weight above 1/2, of which a bag has at most one, is left out by pooling the others anew; for all others 1 - a_i >= 1/2.
+The division loses every digit as a_i approaches 1: what the others hold is then the rounding error
+of M. So a patch of weight above 1/2, of which a bag has at most one, is left out by pooling the
+others anew.
 
-AttentionPoolHost   one attention over projected patches: abmil, clam_sb, ibmil, additive, mean, linear
-BranchPoolHost      several softmaxes over the patches: acmil, clam_mb; branch b pools with A_b = softmax(z_b)
-A subclass creates `project`, `attention` and `head`, and names linear_form in its own body if it holds (host.py, shortcuts).
+AttentionPoolHost   one attention: abmil, clam_sb, ibmil, additive, mean, linear
+BranchPoolHost      several, branch b pools with A_b = softmax(z_b): acmil, clam_mb
+A subclass creates `project`, `attention` and `head`, and names linear_form in its own body if it
+holds (host.py, shortcuts).
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ class GatedAttention(nn.Module):
         self.content = nn.Linear(width, hidden)
         self.gate = nn.Linear(width, hidden)
         self.score = nn.Linear(hidden, heads)
-        # Dropping each factor with p is dropping their product with 1 - (1 - p)^2: one mask instead of two.
+        # Dropping each factor with p is dropping their product with 1 - (1 - p)^2: one mask instead
+        # of two.
         self.dropout = nn.Dropout(1 - (1 - dropout) ** 2)
 
     def forward(self, tokens: Float[Tensor, "n w"]) -> Float[Tensor, "n h"]:
@@ -51,10 +54,13 @@ class GatedAttention(nn.Module):
         return self.score(self.dropout(torch.tanh(content) * torch.sigmoid(gate)))
 
 
-def attention_weights(attention_logits: Scores, log_gates: LogGates | None) -> Scores:
-    """Softmax over the patches, the gate entering before it."""
+def attention_weights(
+    attention_logits: Float[Tensor, "n *b"], log_gates: LogGates | None = None
+) -> Float[Tensor, "n *b"]:
+    """Softmax over the patches, of every branch; the gate enters before it."""
     if log_gates is not None:
-        attention_logits = attention_logits + log_gates
+        is_one = attention_logits.ndim == 1
+        attention_logits = attention_logits + (log_gates if is_one else log_gates.unsqueeze(1))
     return torch.softmax(attention_logits, dim=0)
 
 
@@ -83,19 +89,14 @@ def predicted_column(
     return values.index_select(1, logits.argmax().unsqueeze(0)).squeeze(1)
 
 
-def identity(pooled: Tensor) -> Tensor:
-    """The logits of pooled readings that are logits already."""
-    return pooled
-
-
 @dataclass(frozen=True, eq=False)
 class LinearPooling:
     """A bag under a host that pools linearly; differentiable in both tensors."""
 
     attention_logits: Scores
     readings: Float[Tensor, "n v"]
-    """By default what a linear head reads of each patch, its bias included: its reading of their mean is the mean of these."""
-    read_out: Callable[[Tensor], Tensor] = identity
+    """By default a linear head's reading of each patch, its bias included."""
+    read_out: Callable[[Tensor], Tensor] = lambda pooled: pooled
     """From pooled readings (k, v) to logits (k, c)."""
 
     def logits(self) -> Logits:
@@ -120,16 +121,11 @@ class LinearPooling:
         return self.read_out(self.readings)[:, index]
 
 
-def softmax(attention_logits: Scores) -> Scores:
-    """The weights of ordinary attention pooling."""
-    return torch.softmax(attention_logits, dim=0)
-
-
 def read_means_without_each(
     attention_logits: Scores,
     rows: Float[Tensor, "n w"],
     head: Callable[[Float[Tensor, "k w"]], Float[Tensor, "k"]],
-    weights_of: Callable[[Scores], Scores] = softmax,
+    weights_of: Callable[[Scores], Scores] = attention_weights,
 ) -> Scores:
     """The head applied to the weighted mean of the rows, once without each patch."""
     weights = weights_of(attention_logits)
@@ -148,11 +144,16 @@ def read_means_without_each(
     return torch.cat(readings)
 
 
+def mean_without_each(attention_logits: Scores, values: Scores) -> Scores:
+    """The weighted mean of the values, once without each patch."""
+    return read_means_without_each(attention_logits, values.unsqueeze(1), torch.ravel)
+
+
 @dataclass(frozen=True)
 class AttentionEmbedded(Embedded):
     attention_logits: Scores
     values: Float[Tensor, "n c"] | None = None
-    """The head's reading of each patch alone, kept so that pooling twice does not compute it twice."""
+    """The head's reading of each patch alone; None where the logits are not linear in M."""
 
 
 class AttentionPoolHost(MilHost[AttentionEmbedded]):
@@ -169,7 +170,7 @@ class AttentionPoolHost(MilHost[AttentionEmbedded]):
         )
 
     def read_patches(self, tokens: Float[Tensor, "n w"]) -> Float[Tensor, "n c"] | None:
-        """The head's reading of each patch; None where the logits are not linear in the bag feature."""
+        """The head's reading of each patch; None where the logits are not linear in M."""
         return patch_values(tokens, self.head)
 
     def read_bag(self, bag_feature: Float[Tensor, "w"]) -> Logits:
@@ -244,24 +245,3 @@ class BranchPoolHost(MilHost[BranchPoolEmbedded]):
     def embed(self, features: Features) -> BranchPoolEmbedded:
         tokens: Float[Tensor, "n w"] = self.project(features)
         return BranchPoolEmbedded(tokens, self.attention(tokens), patch_values(tokens, self.head))
-
-
-def branch_weights(
-    attention_logits: Float[Tensor, "n b"], log_gates: LogGates | None
-) -> Float[Tensor, "n b"]:
-    """The softmax of every branch, the gate entering before each."""
-    if log_gates is not None:
-        attention_logits = attention_logits + log_gates.unsqueeze(1)
-    return torch.softmax(attention_logits, dim=0)
-
-
-def centred_shares(shares: Float[Tensor, "n c"], logits: Logits) -> Scores:
-    """The share of each patch in the predicted output, less its mean share where there are several outputs."""
-    if len(logits) == 1:
-        return shares[:, 0]
-    return predicted_column(shares, logits) - shares.mean(dim=1)
-
-
-def branch_without_each(attention_logits: Scores, values: Scores) -> Scores:
-    """The mean of the values under one branch, once without each patch."""
-    return read_means_without_each(attention_logits, values.unsqueeze(1), torch.ravel)

@@ -1,23 +1,24 @@
-"""CAMIL: global Nyström context, neighbour-constrained attention, gated pooling (Fourkioti, De Vries and Bakal, 2024).
+"""CAMIL: Nyström context, neighbour-constrained attention, gated pooling (Fourkioti et al., 2024).
 
   x_i = relu(P h_i),   G = Nystrom(x) + x
   e_i = sum_{j in nb(i)} A_ij <Wq G_i, Wk G_j> / 16,   l_i = softmax(e)_i (Wv x_i + b)
   w = sigmoid(-l)^2,   t = 2 l w + 2 G (1 - w)                                         elementwise
   z_i = v (tanh(V t_i) * sigmoid(U t_i)),   a = softmax(z),   M = sum a_i t_i,   logits = head(M)
-Graph, from coordinates and raw features: self and the 7 nearest of the 15 nearest patches; their cosine distances over
-the L2 norm of all 15 give A_ij = exp(-distance); A_ii is the largest of the row, 1 for a lone patch. Directed.
+Graph, from coordinates and raw features: self and the 7 nearest of the 15 nearest patches; their
+cosine distances over the L2 norm of all 15 give A_ij = exp(-distance); A_ii is the largest of the
+row, 1 for a lone patch. Directed.
 
-Deviations: a projection in front, because the original reads 512-d features only (width=None leaves it out); the value
-convolution runs along the sequence, as the paper draws it, where the original code runs it across heads
-(convolution="heads" does); a KD-tree and a weighted gather in place
-of N x N matrices, the same numbers; equally distant neighbours are ranked by their offset (row, then column), so the
-graph does not depend on the order of rows; identical features are similarity 1 where the original divides 0 by 0.
-Without coordinates the rows count as one line of patches: bags are stored in raster order, so the rows next to a row
-are mostly its neighbours, and the local branch stays alive. The graph comes from ungated features, and is built again
-on what is left when rows are removed.
+Deviations: a projection in front, because the original reads 512-d features only (width=None leaves
+it out); the value convolution runs along the sequence, as the paper draws it, where the original
+code runs it across heads (convolution="heads" does); a KD-tree and a weighted gather in place of N
+x N matrices, the same numbers; equally distant neighbours are ranked by their offset (row, then
+column), so the graph does not depend on the order of rows; identical features are similarity 1
+where the original divides 0 by 0. Without coordinates the rows count as one line of patches, since
+bags are stored in raster order. The graph comes from ungated features, and is built again on what
+is left when rows are removed.
 
-In deletion mode gates act in the Nyström layer (see nystrom.py), scale a neighbour's share A_ij by pi_j, and enter
-both softmaxes as log pi.
+In deletion mode gates act in the Nyström layer (see nystrom.py), scale a neighbour's share A_ij by
+pi_j, and enter both softmaxes as log pi.
 """
 
 from __future__ import annotations
@@ -137,9 +138,9 @@ class Camil(MilHost[ContextEmbedded]):
     def neighbour_logits(
         self, glob: Float[Tensor, "n w"], graph: Graph, log_gates: LogGates | None
     ) -> Scores:
-        shares = (
-            graph.shares if log_gates is None else graph.shares * log_gates.exp()[graph.neighbours]
-        )
+        shares = graph.shares
+        if log_gates is not None:
+            shares = shares * log_gates.exp()[graph.neighbours]
         query: Float[Tensor, "n q"] = self.query(glob)
         keys = self.key(glob)
         # A product in half precision gives keys of another type than the shares.
@@ -165,7 +166,7 @@ def fusion(local: Float[Tensor, "n w"], glob: Float[Tensor, "n w"]) -> Float[Ten
 
 
 def neighbour_graph(features: Features, coords: Coords | None) -> Graph:
-    """Self and the nearest patches with their similarities; made on the CPU like all preparation of data."""
+    """Self and the nearest patches with their similarities, on the CPU."""
     if coords is None:
         line = torch.arange(len(features))
         coords = torch.stack([line, torch.zeros_like(line)], dim=1)
@@ -181,7 +182,7 @@ def neighbour_graph(features: Features, coords: Coords | None) -> Graph:
 
 
 def nearest_patches(coords: Int[np.ndarray, "n 2"]) -> Int[np.ndarray, "n k"]:
-    """Each patch and then up to 15 others by distance, ties by offset (row, column), then by index."""
+    """Each patch, then up to 15 others by distance; ties by offset (row, column), index."""
     coords = coords.astype(np.int64)
     # Twice as many candidates as needed: on a grid a ring of equal distances is then never cut.
     candidates = cKDTree(coords).query(
@@ -203,7 +204,7 @@ def cosine_distances(features: Features, others: Int[Tensor, "n k"]) -> Float[Te
     unit = F.normalize(features, dim=1)
     columns, order = others.sort(dim=1)
     with warnings.catch_warnings():
-        # The layout is called beta; the sampled product is the one way that gathers nothing, ten times as fast.
+        # The layout is called beta; the sampled product gathers nothing and is ten times as fast.
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support")
         places = torch.sparse_csr_tensor(
             torch.arange(0, columns.numel() + 1, n_others),

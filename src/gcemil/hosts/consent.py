@@ -1,6 +1,7 @@
-"""Consent to import the host of a run, kept on this machine: the run, the import path, and a hash of its files.
+"""Consent to import the host of a run, kept on this machine with a hash of its files.
 
-A file that has changed since is another piece of code and asks again. Nothing in a run folder can give consent.
+A file that has changed since is another piece of code and asks again. Nothing in a run folder can
+give consent.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def run_of(source: object) -> Path | None:
 
 
 def hash_module(name: str) -> str | None:
-    """Hash of the file of a module and of the packages around it, none of which is imported; None if not found."""
+    """Hash of the files of a module and its packages, not imported; None if missing."""
     places, found = [*sys.path, str(Path.cwd())], hashlib.sha256()
     parts = name.split(".")
     for count in range(1, len(parts) + 1):
@@ -41,16 +42,13 @@ def hash_module(name: str) -> str | None:
         if spec is None:
             return None
         if spec.origin is not None:
-            try:
-                found.update(Path(spec.origin).read_bytes())
-            except OSError:
-                return None
+            found.update(Path(spec.origin).read_bytes())
         places = list(spec.submodule_search_locations or [])
     return found.hexdigest()
 
 
 def remember_consent(host: str, run: Path) -> None:
-    """Keep that this run may import its host, as the files are now; where nothing can be written it asks again."""
+    """Keep that this run may import its host, as the files are now."""
     known, digest = _read(), hash_module(host.partition(":")[0])
     if digest is None or known.get(str(run), {}).get(host) == digest:
         return
@@ -63,16 +61,15 @@ def remember_consent(host: str, run: Path) -> None:
 
 
 def recall_consent(host: str, run: Path) -> bool | None:
-    """Whether the host is the one consented to; False if its files have changed, None without consent."""
+    """Whether the host has consent; False if its files have changed, None without any."""
     digest = _read().get(str(run), {}).get(host)
     return None if digest is None else digest == hash_module(host.partition(":")[0])
 
 
 def _read() -> dict[str, dict[str, str]]:
-    """Every consent; a file that cannot be understood holds none."""
+    """Every consent; a damaged file holds none."""
     try:
-        found = json.loads(consent_file().read_text())
+        known: dict[str, dict[str, str]] = json.loads(consent_file().read_text())
     except (OSError, ValueError):
         return {}
-    runs = found.items() if isinstance(found, dict) else []
-    return {run: dict(hosts) for run, hosts in runs if isinstance(hosts, dict)}
+    return known

@@ -1,18 +1,20 @@
-"""DSMIL: a max stream finds the critical patch of each class, an attention stream pools around it (Li et al., 2021).
+"""DSMIL: attention pools around each class's critical patch (Li et al., 2021).
 
   c_ik = W_k h_i + b_k                      instance logits;  max logits_k = c at the critical patch
   m_k = argmax_i (c_ik + log pi_i)          the critical patch
   z_ik = q(h_i) . q(h_{m_k}) / sqrt(128),   A_k = softmax_i(z_ik + log pi_i),   B_k = sum_i A_ik h_i
   logits_k = sum_k' W[k, k'] B_k' + b_k     the bag head mixes the classes
-With value_layer=True, B pools relu(W_v h_i + b_v) in place of h_i (the original's passing_v, off by default there too).
+With value_layer=True, B pools relu(W_v h_i + b_v) in place of h_i (the original's passing_v).
   total = 0.5 task loss(logits) + 0.5 task loss(max logits)
 
-Gates. `deletion`: features stay whole, so a gate acts as removal in both streams. `paper`: the literal hybrid, pi h in
-c, q and B plus log pi on z (a share of about pi^2). In both, log pi takes part in the choice of the critical patch:
-otherwise a closed patch, whose instance logit is the bare bias, could become critical.
+Gates. `deletion`: features stay whole, so a gate acts as removal in both streams. `paper`: the
+literal hybrid, pi h in c, q and B plus log pi on z (a share of about pi^2). In both, log pi takes
+part in the choice of the critical patch: otherwise a closed patch, whose instance logit is the bare
+bias, could become critical.
 
-Deviations. Classes exclude each other, so both streams are softmax logits rather than one sigmoid per class. A patch's
-score is z for the predicted class. Weights start orthogonal and biases at 0, as in the authors' training script.
+Deviations. Classes exclude each other, so both streams are softmax logits rather than one sigmoid
+per class. A patch's score is z for the predicted class. Weights start orthogonal and biases at 0,
+as in the authors' training script.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gcemil.hosts.attention import predicted_column, read_means_without_each
+from gcemil.hosts.attention import mean_without_each, predicted_column
 from gcemil.hosts.host import ClosedForm, Embedded, GateMode, HostOutput, MilHost
 from gcemil.shapes import Coords, Features, LogGates, Logits, Scores, Selected
 
@@ -91,7 +93,7 @@ class Dsmil(MilHost[TwoStreamEmbedded]):
     def _contributions(
         self, weights: Float[Tensor, "n c"], tokens: Float[Tensor, "n w"], logits: Logits
     ) -> Scores:
-        """sum_k' A_ik' (W[k, k'] h_i + b_k / C), centred over the outputs k when there are several."""
+        """sum_k' A_ik' (W[k, k'] h_i + b_k / C), centred over several outputs k."""
         predicted = logits.argmax().unsqueeze(0)
         direction = self.head.weight.index_select(0, predicted).squeeze(0)
         offset = self.head.bias.index_select(0, predicted).squeeze(0)
@@ -104,28 +106,28 @@ class Dsmil(MilHost[TwoStreamEmbedded]):
     def subset_form(
         self, embedded: TwoStreamEmbedded, coords: Coords | None
     ) -> Callable[[Selected], Logits]:
-        """The head makes one number of each patch in each stream, so the features are read once for all subsets."""
+        """The head makes one number of each patch in each stream, once for all subsets."""
         queries = embedded.queries
         per_stream = self.head.weight.view(self.n_outputs, self.n_outputs, -1)
-        # Output by stream: a column for each, so that the bag is read by one product.
         values = (embedded.tokens @ per_stream.flatten(0, 1).T).view(
             -1, self.n_outputs, self.n_outputs
         )
 
-        def ask(selected: Selected) -> Logits:
-            # Left-out rows stay where they are, without weight: copying the others would cost more than reading them.
+        def predict(selected: Selected) -> Logits:
+            # Left-out rows stay where they are, without weight: copying the others costs more.
             left_out = ~selected.unsqueeze(1)
             critical = embedded.instance_logits.masked_fill(left_out, -torch.inf).argmax(dim=0)
             attention_logits = queries @ queries[critical].T * queries.shape[1] ** -0.5
             weights = torch.softmax(attention_logits.masked_fill(left_out, -torch.inf), dim=0)
             return (weights.unsqueeze(1) * values).sum(dim=(0, 2)) + self.head.bias
 
-        return ask
+        return predict
 
     def closed_form(self) -> ClosedForm:
-        """One softmax per class around its critical patch, one linear head over all of them.
+        """One softmax per class, one linear head over all.
 
-        Without the critical patch of a class all its weights change: those bags, at most one per class, are pooled anew.
+        Without the critical patch of a class all its weights change: those bags, at most one per
+        class, are pooled anew.
         """
         return ClosedForm(
             self._without_each,
@@ -143,10 +145,7 @@ class Dsmil(MilHost[TwoStreamEmbedded]):
         values = self._stream_values(embedded, index)
         without = self.head.bias[index].expand(len(queries))
         for stream in range(self.n_outputs):
-            rows = values[:, stream : stream + 1]
-            without = without + read_means_without_each(
-                attention_logits[:, stream], rows, torch.ravel
-            )
+            without = without + mean_without_each(attention_logits[:, stream], values[:, stream])
         for patch in torch.unique(critical):
             others = torch.arange(len(queries), device=queries.device) != patch
             pooled = self.aggregate(

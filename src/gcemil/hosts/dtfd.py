@@ -7,18 +7,20 @@
   tier 2:  a second gated attention over the distilled rows, logits = head2(M)
   total = task loss(logits) + 1/4 sum_g task loss(logits_g), both tiers under one optimiser
 
-Gates. `paper`: pi h, which without a bias is pi m. `deletion`: log pi on the tier-1 logit, and the largest log pi of a
-group on its tier-2 logit, so that a group whose patches all close leaves as an emptied one does: exact for afs. In max
-and maxmin a soft gate ranks through a_i only; a gate of exactly 0 is removal in all three.
+Gates. `paper`: pi h, which without a bias is pi m. `deletion`: log pi on the tier-1 logit, and the
+largest log pi of a group on its tier-2 logit, so that a group whose patches all close leaves as an
+emptied one does: exact for afs. In max and maxmin a soft gate ranks through a_i only; a gate of
+exactly 0 is removal in all three.
 
-Groups. In training every bag is split at random each time it is embedded, into parts that differ by at most one patch; all
-that is pooled from that embedding shares the split. In evaluation the group of a patch is a hash of its coordinates (of
-its feature's bits where there are none): the authors' random split would make predictions random, and a patch keeps its
-group when others are removed. Empty groups are dropped.
+Groups. In training every bag is split at random each time it is embedded, into parts that differ by
+at most one patch. In evaluation the group of a patch is a hash of its coordinates (of its feature's
+bits where there are none): the authors' random split would make predictions random, and a patch
+keeps its group when others are removed. Empty groups are dropped.
 
-Deviations. The authors' order of steps kept tier 2 from training tier 1; here they train jointly. With more than two classes,
-which the authors do not treat, the CAM is read at the label in training and at the tier-1 prediction otherwise. With one
-output its softmax is constant, so patches are ranked by the raw CAM.
+Deviations. The authors' order of steps kept tier 2 from training tier 1; here they train jointly.
+With more than two classes, which the authors do not treat, the CAM is read at the label in training
+and at the tier-1 prediction otherwise. With one output its softmax is constant, so patches are
+ranked by the raw CAM.
 """
 
 from __future__ import annotations
@@ -36,7 +38,6 @@ from gcemil.hosts.attention import (
     attention_weights,
     patch_values,
     read_means_without_each,
-    softmax,
     value_contributions,
 )
 from gcemil.hosts.host import ClosedForm, Embedded, GateMode, HostOutput, MilHost, pool_rows
@@ -53,7 +54,7 @@ ODD_MULTIPLIER = -7046029254386353131
 class PseudoBagEmbedded(Embedded):
     attention_logits: Scores
     fingerprint: Int[Tensor, "n p"]
-    """Bits of the ungated feature: they group a patch that has no coordinates, whichever rows stand around it."""
+    """Bits of the ungated feature, which group a patch that has no coordinates."""
     drawn: Int[Tensor, "n"] | None = None
     """The group of each patch in training."""
 
@@ -146,7 +147,7 @@ class Dtfd(MilHost[PseudoBagEmbedded]):
         group_logits: Float[Tensor, "g c"],
         target: Tensor | None,
     ) -> Float[Tensor, "n r"]:
-        """What each patch gives to each distilled row: attention within the group, or 1 for a chosen patch."""
+        """The weight of each patch in each distilled row: attention, or 1 for a chosen patch."""
         if self.distillation == "afs":
             return weights
         with torch.no_grad():
@@ -163,10 +164,10 @@ class Dtfd(MilHost[PseudoBagEmbedded]):
     def subset_form(
         self, embedded: PseudoBagEmbedded, coords: Coords | None
     ) -> Callable[[Selected], Logits]:
-        """The rows of a large subset stay where they are: what is left out has no weight in its group."""
+        """The rows of a large subset stay where they are; what is left out has no weight."""
         group = group_of(embedded.fingerprint if coords is None else coords, self.n_groups)
 
-        def ask(selected: Selected) -> Logits:
+        def predict(selected: Selected) -> Logits:
             if self.distillation != "afs" or 2 * int(selected.sum()) < len(selected):
                 return pool_rows(self, embedded, coords, selected)
             groups = torch.bincount(group[selected], minlength=self.n_groups).nonzero().flatten()
@@ -174,11 +175,11 @@ class Dtfd(MilHost[PseudoBagEmbedded]):
             distilled = (
                 group_attention(embedded.attention_logits, None, membership).T @ embedded.tokens
             )
-            weights = attention_weights(self.bag_attention(distilled).squeeze(1), None)
+            weights = attention_weights(self.bag_attention(distilled).squeeze(1))
             logits: Logits = self.head(weights @ distilled)
             return logits
 
-        return ask
+        return predict
 
     def closed_form(self) -> ClosedForm | None:
         """Patch i changes its own group's row; the second tier is applied to every changed row.
@@ -199,7 +200,9 @@ class Dtfd(MilHost[PseudoBagEmbedded]):
         place = embedded.fingerprint if coords is None else coords
         _, membership = present_groups(group_of(place, self.n_groups), self.n_groups)
         members = [column.nonzero().flatten() for column in membership.unbind(dim=1)]
-        means = torch.stack([softmax(attention_logits[rows]) @ tokens[rows] for rows in members])
+        means = torch.stack(
+            [attention_weights(attention_logits[rows]) @ tokens[rows] for rows in members]
+        )
         tier_two = torch.stack(self._second_tier(means, index), dim=1)
         without = torch.empty_like(attention_logits)
         for group, rows in enumerate(members):
@@ -214,11 +217,11 @@ class Dtfd(MilHost[PseudoBagEmbedded]):
         rows: Int[Tensor, "k"],
         others: Float[Tensor, "g 2"],
     ) -> Float[Tensor, "k"]:
-        """The predicted logit without each patch of one group; `others` are the second tier's other rows."""
+        """One logit without each patch of a group; `others` are the second tier's other rows."""
         other_logits, other_values = others.unbind(dim=1)
         if len(rows) == 1:
             # The group leaves with its only patch.
-            return (softmax(other_logits) @ other_values).unsqueeze(0)
+            return (attention_weights(other_logits) @ other_values).unsqueeze(0)
 
         def head(changed: Float[Tensor, "k w"]) -> Float[Tensor, "k"]:
             own_logits, own_values = self._second_tier(changed, index)
@@ -246,7 +249,8 @@ def group_of(place: Int[Tensor, "n p"], n_groups: int) -> Int[Tensor, "n"]:
     mixed = torch.zeros(len(place), dtype=torch.int64, device=place.device)
     for column in place.long().unbind(dim=1):
         mixed = (mixed ^ column) * ODD_MULTIPLIER
-        # Coordinates are multiples of the patch size, so only the high bits differ after the product.
+        # Coordinates are multiples of the patch size, so only the high bits differ after the
+        # product.
         mixed = mixed ^ ((mixed >> 32) & 0xFFFFFFFF)
     return mixed % n_groups
 
@@ -275,7 +279,7 @@ def group_openness(
 
 
 def class_evidence(activations: Float[Tensor, "n c"], class_index: int) -> Scores:
-    """Ranks patches as softmax(activations)[class_index] does; with one output, by the activation itself."""
+    """Ranks patches as softmax(activations)[class_index] does; of one output, by the activation."""
     if activations.shape[1] == 1:
         return activations[:, 0]
     # a_i is about 1/n: the probabilities tie at 1/C in float32, expm1 of the differences does not.

@@ -1,19 +1,23 @@
 """HDMIL: attention branches that learn which patches to drop (Dong et al., 2025); its DMIN network.
 
   m_i = relu(E h_i),  z_ic = w_c (tanh(V m_i) * sigmoid(U m_i)),  one branch per output c
-  full path      A_c = softmax_n(z_c),                       M_c  = sum_i A_ic m_i,   logit_c  = KAN_c(M_c)
-  selected path  A'_c = k_c e^{z_c} / sum_n k_nc e^{z_nc},   M'_c = sum_i A'_ic m_i,  logit'_c = KAN_c(M'_c)
-  training    k = 1[z + g1 - g2 > 0], g Gumbel noise, straight-through at temperature 0.7; logits are the full path's
+  full path      A_c = softmax_n(z_c)
+                 M_c = sum_i A_ic m_i,   logit_c = KAN_c(M_c)
+  selected path  A'_c = k_c e^{z_c} / sum_n k_nc e^{z_nc},   M', logit' as above
+  training    k = 1[z + g1 - g2 > 0], g Gumbel noise, straight-through at temperature 0.7;
+              logits are the full path's
   evaluation  k = 1[z + log pi > 0]; logits are the selected path's
   KAN(x)_o = sum_i sum_{d <= 12} coef_iod T_d(tanh x_i), T_d the Chebyshev polynomials
-  loss = 0.7 CE(logits) + 0.3 L_instance + 0.5 KL(logits || logits') + 0.5 MSE(M', M) + 2 (kept rate - r)^2
+  loss = 0.7 CE(logits) + 0.3 L_instance + 0.5 KL(logits || logits') + 0.5 MSE(M', M)
+         + 2 (kept rate - r)^2
 L_instance is CLAM's, one branch per class, with the smooth SVM softplus(1 + x_other - x_target).
-Deviations: the image pre-screener needs pixels and is left out. The original normalises A' over patches and classes
-jointly in training and per class in evaluation; ours is per class in both, so that they agree. A branch that keeps
-nothing keeps its best patch instead of answering KAN(0). The kept rate is the union over all branches, not over two.
-With one output (risk) the bag loss has weight 1, (logit - logit')^2 replaces the KL and there is no instance loss.
-A log-gate is added to z before both the weights and the keep decision of evaluation: a closed patch must neither weigh
-nor crowd out an open one. So a gate of 1/2 also moves the host's own threshold by log 2.
+Deviations: the image pre-screener needs pixels and is left out. The original normalises A' over
+patches and classes jointly in training and per class in evaluation; ours is per class in both, so
+that they agree. A branch that keeps nothing keeps its best patch instead of answering KAN(0). The
+kept rate is the union over all branches, not over two. With one output (risk) the bag loss has
+weight 1, (logit - logit')^2 replaces the KL and there is no instance loss. A log-gate is added to z
+before both the weights and the keep decision of evaluation: a closed patch must neither weigh nor
+crowd out an open one. So a gate of 1/2 also moves the host's own threshold by log 2.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ from gcemil.hosts.attention import (
     init_xavier,
     read_means_without_each,
 )
-from gcemil.hosts.clam_sb import instance_loss
+from gcemil.hosts.clam import instance_loss
 from gcemil.hosts.host import (
     ClosedForm,
     Embedded,
@@ -61,7 +65,7 @@ class BranchEmbedded(Embedded):
 
 
 class ChebyshevHeads(nn.Module):
-    """Independent Chebyshev-KAN layers, one per branch, each from `width` inputs to `outputs` numbers."""
+    """Independent Chebyshev-KAN layers, one per branch."""
 
     def __init__(self, branches: int, width: int, outputs: int, *, degree: int) -> None:
         super().__init__()
@@ -87,12 +91,9 @@ class Hdmil(MilHost[BranchEmbedded]):
         degree: int = 12,
         dropout: float = 0.25,
         kept_rate: float = 0.6,
-        rate_weight: float = RATE_WEIGHT,
         n_instances: int = 32,
         subtyping: bool | None = None,
         normalisation: str = "branch",
-        prediction_weight: float = MATCH_WEIGHT,
-        feature_weight: float = MATCH_WEIGHT,
     ) -> None:
         super().__init__(in_dim, n_outputs, gate_mode)
         if degree < 1 or not 0 <= kept_rate <= 1:
@@ -101,7 +102,8 @@ class Hdmil(MilHost[BranchEmbedded]):
             )
         if normalisation not in NORMALISATIONS:
             raise UsageError(
-                f"hdmil's normalisation is one of {', '.join(NORMALISATIONS)}, got '{normalisation}'."
+                f"hdmil's normalisation is one of {', '.join(NORMALISATIONS)}, "
+                f"got '{normalisation}'."
             )
         self.project = create_projection(in_dim, width, dropout)
         self.attention = GatedAttention(width, hidden, heads=n_outputs, dropout=dropout)
@@ -111,8 +113,6 @@ class Hdmil(MilHost[BranchEmbedded]):
         )
         self.task_weights = {"bag": 0.7 if n_outputs > 1 else 1.0}
         self.kept_rate = kept_rate
-        self.rate_weight = rate_weight
-        self.prediction_weight, self.feature_weight = prediction_weight, feature_weight
         self.n_instances = n_instances
         self.subtyping = n_outputs > 2 if subtyping is None else subtyping
         self.is_joint = normalisation == "joint"
@@ -130,13 +130,13 @@ class Hdmil(MilHost[BranchEmbedded]):
         target: Tensor | None,
     ) -> HostOutput:
         branch_logits = embedded.attention_logits
-        gated_logits = (
-            branch_logits if log_gates is None else branch_logits + log_gates.unsqueeze(1)
-        )
+        gated_logits = branch_logits
+        if log_gates is not None:
+            gated_logits = branch_logits + log_gates.unsqueeze(1)
         if self.training:
             weights = torch.softmax(gated_logits, dim=0)
         else:
-            weights = kept_softmax(gated_logits, kept_or_best(gated_logits > 0, gated_logits))
+            weights = weights_of_kept(gated_logits)
         branch_features = weights.T @ embedded.tokens
         logits = self._bag_logits(branch_features)
         predicted = logits.argmax()
@@ -153,27 +153,23 @@ class Hdmil(MilHost[BranchEmbedded]):
     def subset_form(
         self, embedded: BranchEmbedded, coords: Coords | None
     ) -> Callable[[Selected], Logits]:
-        """The rows of a large subset stay where they are: what is left out has no weight in any branch."""
+        """The rows of a large subset stay where they are; what is left out has no weight."""
 
-        def ask(selected: Selected) -> Logits:
+        def predict(selected: Selected) -> Logits:
             if 2 * int(selected.sum()) < len(selected):
                 return pool_rows(self, embedded, coords, selected)
             left = embedded.attention_logits.masked_fill(~selected.unsqueeze(1), -torch.inf)
-            weights = kept_softmax(left, kept_or_best(left > 0, left))
-            return self._bag_logits(weights.T @ embedded.tokens)
+            return self._bag_logits(weights_of_kept(left).T @ embedded.tokens)
 
-        return ask
+        return predict
 
     def closed_form(self) -> ClosedForm:
-        """The branch of an output alone decides its logit; its head is applied to every mean.
-
-        A patch the branch dropped changes nothing; where the only kept one leaves, the branch keeps its best other patch.
-        """
+        """The branch of an output alone decides its logit; its head is applied to every mean."""
 
         def without(embedded: BranchEmbedded, coords: Coords | None, index: int) -> Scores:
             branch = embedded.attention_logits[:, index]
             return read_means_without_each(
-                branch, embedded.tokens, read_rows(index), branch_weights
+                branch, embedded.tokens, read_rows(index), weights_of_kept
             )
 
         def alone(embedded: BranchEmbedded, index: int) -> Scores:
@@ -184,10 +180,6 @@ class Hdmil(MilHost[BranchEmbedded]):
         def read_rows(index: int) -> Callable[[Float[Tensor, "k w"]], Float[Tensor, "k"]]:
             coefficients = self.bag_heads.coefficients[index, :, 0].T.contiguous()
             return lambda rows: chebyshev_sums(torch.tanh(rows), coefficients)
-
-        def branch_weights(branch_logits: Scores) -> Scores:
-            column = branch_logits.unsqueeze(1)
-            return kept_softmax(column, kept_or_best(column > 0, column)).squeeze(1)
 
         return ClosedForm(without, alone)
 
@@ -207,10 +199,10 @@ class Hdmil(MilHost[BranchEmbedded]):
         selected_features = weights.T @ embedded.tokens
         rate = union_rate(kept)
         losses = {
-            "prediction_match": self.prediction_weight
+            "prediction_match": MATCH_WEIGHT
             * mismatch(logits, self._bag_logits(selected_features)),
-            "feature_match": self.feature_weight * F.mse_loss(selected_features, branch_features),
-            "kept_rate": self.rate_weight * (rate - self.kept_rate).square(),
+            "feature_match": MATCH_WEIGHT * F.mse_loss(selected_features, branch_features),
+            "kept_rate": RATE_WEIGHT * (rate - self.kept_rate).square(),
         }
         k = min(self.n_instances, len(gated_logits) // 2)
         if self.instance_heads is not None and k > 0:
@@ -228,7 +220,7 @@ class Hdmil(MilHost[BranchEmbedded]):
         target: Tensor,
         k: int,
     ) -> Float[Tensor, ""]:
-        """The bag's own branch: top patches are positive, bottom ones negative. Other branches: top ones negative."""
+        """Own branch: top positive, bottom negative. Other branches: top negative."""
         top: Int[Tensor, "c k"] = gated_logits.detach().topk(k, dim=0).indices.T
         bottom = gated_logits.detach()[:, target].topk(k, largest=False).indices
         own = F.one_hot(target, self.n_outputs).bool()
@@ -258,7 +250,7 @@ def chebyshev_kan(
 def chebyshev_sums(
     inputs: Float[Tensor, "k w"], coefficients: Float[Tensor, "degrees w"]
 ) -> Float[Tensor, "k"]:
-    """sum_i sum_d coef_di T_d(u_i) by Clenshaw's recurrence: the host's own way keeps all T_d of every row at once."""
+    """sum_i sum_d coef_di T_d(u_i) by Clenshaw's recurrence, without keeping all T_d."""
     doubled = 2 * inputs
     upper, lower = torch.zeros_like(inputs), torch.zeros_like(inputs)
     for degree in range(len(coefficients) - 1, 0, -1):
@@ -272,6 +264,13 @@ def kept_or_best(kept: BranchKept, gated_logits: BranchLogits) -> BranchKept:
         0, gated_logits.detach().argmax(dim=0, keepdim=True), True
     )
     return torch.where(kept.any(dim=0), kept, best)
+
+
+def weights_of_kept(gated_logits: Float[Tensor, "n *c"]) -> Float[Tensor, "n *c"]:
+    """The weights of evaluation, of every branch or of one."""
+    columns = gated_logits.view(len(gated_logits), -1)
+    weights = kept_softmax(columns, kept_or_best(columns > 0, columns))
+    return weights.view_as(gated_logits)
 
 
 def kept_softmax(gated_logits: BranchLogits, kept: BranchKept) -> BranchLogits:
@@ -292,9 +291,9 @@ def logistic_noise(branch_logits: BranchLogits) -> BranchLogits:
 
 
 def union_rate(kept: BranchLogits) -> Float[Tensor, ""]:
-    """Share of the patches that any branch keeps, with the gradient of the sum over branches, as published.
+    """Share of the patches that any branch keeps, with the published gradient: that of the sum.
 
-    The gradient of the union itself is 0 wherever two branches keep a patch, so neither would ever let go of it.
+    The gradient of the union itself is 0 wherever two branches keep a patch.
     """
     total = kept.sum(dim=1)
     union = (kept.detach() > 0.5).any(dim=1).to(total.dtype)
@@ -304,7 +303,7 @@ def union_rate(kept: BranchLogits) -> Float[Tensor, ""]:
 def straight_through_weights(
     gated_logits: BranchLogits, kept: BranchLogits, *, jointly: bool = False
 ) -> BranchLogits:
-    """kept_softmax for a keep decision that carries a gradient; `jointly` over all branches, as the original trains."""
+    """kept_softmax for a decision with a gradient; `jointly` over all branches."""
     kept_logits = gated_logits.detach().masked_fill(kept.detach() < 0.5, -torch.inf)
     highest_kept = kept_logits.amax() if jointly else kept_logits.amax(dim=0)
     # A dropped patch may lie above every kept one: capped, its exponential cannot overflow.

@@ -1,21 +1,23 @@
-"""The contract of a MIL host: a bag of patch features in, one prediction and one raw score per patch out.
+"""The contract of a MIL host: patch features in, one prediction and one raw score per patch out.
 
-A host is two visible steps. `embed` works on every patch alone and knows nothing of gates; `aggregate` pools the
-embedded patches under log-gates. Interventions, occlusion and subset search embed once and aggregate many times.
+A host is two steps. `embed` works on every patch alone and without gates; `aggregate` pools the
+embedded patches under log-gates. Interventions, occlusion and subset search embed once and
+aggregate many times.
 
 Two gate modes:
-  deletion  a gate of 0 is the removal of the patch, wherever the mathematics of the host allows it
-  paper     the grouping of the GCE-MIL paper: a bias on the attention logit, a factor on the feature, or both
+  deletion  a gate of 0 removes the patch, wherever the mathematics of the host allows it
+  paper     as in the GCE-MIL paper: a bias on the attention logit, a factor on the feature, or both
 
-A target is a class index (0-d, integer), a value or, for a risk, (time, event). Hosts with one output read its presence only.
+A target is a class index (0-d, integer), a value or, for a risk, (time, event). Hosts with one
+output read its presence only.
 
-A class may offer shortcuts beyond the protocol, which make diagnostics fast or possible; none is needed:
-  linear_form(embedded)   softmax pooling read as a few numbers per patch (attention.py)
-  subset_form(embedded, coords)   logits of any subset without embedding it again, where pooling is not linear
-  closed_form()           the predicted logit without, and with only, each patch, where there is no linear form;
-                          None where the options rule it out
-  lrp_constants           names of the modules that make pooling weights, held constant by relevance propagation
-Only the class itself counts: a subclass may embed or pool in its own way, so it has to offer its own.
+A class may offer shortcuts, which make diagnostics fast or possible; none is needed:
+  linear_form(embedded)   softmax pooling as a few numbers per patch (attention.py)
+  subset_form(embedded, coords)   a function from a subset to its logits
+  closed_form()           one logit without, and with only, each patch, where there is no linear
+                          form; None where the options rule it out
+  lrp_constants           modules that make pooling weights, held constant by relevance propagation
+Only the class itself counts: a subclass may pool in its own way, so it has to offer its own.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Literal, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -44,7 +46,7 @@ E = TypeVar("E", bound="Embedded")
 
 @dataclass(frozen=True)
 class Embedded:
-    """Per-patch tensors, the first axis of each being the patch; hosts add fields by subclassing."""
+    """Per-patch tensors, the patch on the first axis of each; hosts add fields by subclassing."""
 
     tokens: Float[Tensor, "n w"]
 
@@ -58,8 +60,7 @@ class Embedded:
 
     def present(self) -> dict[str, Tensor]:
         """The tensors by name, without those this host leaves out."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in values.items() if value is not None}
+        return {name: value for name, value in vars(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class Stage:
     name: str
     prepares: bool = False
     keeps_best: bool = False
-    """A preparing stage ends with the weights of its best epoch on validation, not with those of its last."""
+    """A preparing stage ends with the weights of its best epoch on validation."""
 
 
 @runtime_checkable
@@ -148,10 +149,7 @@ class Host(Protocol):
 
 
 class MilHost(nn.Module, Generic[E]):
-    """Base of the built-in hosts: checks the bag, places the gate, removes rows whose gate is exactly 0.
-
-    A subclass writes `embed` and `pool`.
-    """
+    """Base of the built-in hosts, which write `embed` and `pool`."""
 
     paper_gate: GatePosition = "logit"
     precision: Precision = "32"
@@ -171,9 +169,9 @@ class MilHost(nn.Module, Generic[E]):
         self._elsewhere: tuple[MilHost[E], ...] = ()
 
     def place(self, device: torch.device) -> None:
-        """Embed and pool on this device from now on, by a copy, where no gradient is wanted; bags and answers stay on the CPU.
+        """Embed and pool by a copy on this device from now on, where no gradient is wanted.
 
-        All that asks about subsets, draws and writes can then be as it is. The weights must not change afterwards.
+        Bags and outputs stay on the CPU. The weights must not change afterwards.
         """
         # In a tuple, so that torch does not count the copy among the weights.
         self._elsewhere = () if device.type == "cpu" else (copy.deepcopy(self).to(device=device),)
@@ -184,7 +182,7 @@ class MilHost(nn.Module, Generic[E]):
 
     @property
     def elsewhere(self) -> MilHost[E] | None:
-        """The copy on the device, where there is one and it may be asked."""
+        """The copy on the device, where there is one and no gradient is wanted."""
         return None if torch.is_grad_enabled() or not self._elsewhere else self._elsewhere[0]
 
     def embed(self, features: Features) -> E:
@@ -218,7 +216,7 @@ class MilHost(nn.Module, Generic[E]):
 
     @property
     def reweights_features(self) -> bool:
-        """Whether a gate is a factor on the features, so that a gated bag has to be embedded again."""
+        """Whether a gate is a factor on the features, so that a gated bag is embedded again."""
         return self.gate_mode == "paper" and self.paper_gate != "logit"
 
     def gated(
@@ -230,7 +228,7 @@ class MilHost(nn.Module, Generic[E]):
         *,
         target: Tensor | None = None,
     ) -> HostOutput:
-        """The bag under log-gates; only a factor on the features, or a missing embedding, has to embed again."""
+        """The bag under log-gates; it is embedded again only where gates are factors."""
         bias: LogGates | None = log_gates
         if embedded is None or self.reweights_features:
             embedded = self.embed_scaled(features, log_gates.exp(), embedded)
@@ -238,7 +236,7 @@ class MilHost(nn.Module, Generic[E]):
         return self.aggregate(embedded, coords, log_gates=bias, target=target)
 
     def embed_scaled(self, features: Features, factors: Gates, plain: E | None) -> E:
-        """The bag with a factor on the features of each patch; `plain` is its embedding without, where there is one."""
+        """The bag with a factor on the features of each patch; `plain` is its embedding without."""
         return embedded_bag(self, features, factors)
 
     def aggregate(
@@ -251,17 +249,14 @@ class MilHost(nn.Module, Generic[E]):
     ) -> HostOutput:
         """Pool the patches; one whose log-gate is -inf is removed before anything sees it."""
         if (copied := self.elsewhere) is not None:
-            given = (embedded, coords, log_gates, target)
-            bag, *others = moved(given, find_device(copied))
-            output: HostOutput = moved(
-                copied.aggregate(bag, others[0], log_gates=others[1], target=others[2]),
-                embedded.tokens.device,
+            bag, places, bias, label = moved(
+                (embedded, coords, log_gates, target), find_device(copied)
             )
-            return output
+            output = copied.aggregate(bag, places, log_gates=bias, target=label)
+            return cast(HostOutput, moved(output, embedded.tokens.device))
         if log_gates is None:
             return self.pool(embedded, coords, None, target)
         kept = torch.isfinite(log_gates)
-        # Counted once: a mask would be counted again for every tensor that it picks rows of.
         index = kept.nonzero().squeeze(1)
         if len(index) == len(kept):
             return self.pool(embedded, coords, log_gates, target)
@@ -286,7 +281,7 @@ class MilHost(nn.Module, Generic[E]):
 
 
 def embedded_bag(host: Any, features: Features, factors: Gates | None = None) -> Any:
-    """The embedding of a whole bag, each row times its factor; outside training in blocks of rows."""
+    """The embedding of a bag, each row times its factor; outside training in blocks."""
     if (embed_bag := getattr(host, "embed_bag", None)) is not None:
         return embed_bag(features)
     pieces: list[Embedded] = []
@@ -297,8 +292,8 @@ def embedded_bag(host: Any, features: Features, factors: Gates | None = None) ->
         if copied is not None:
             rows, *factor = moved((rows, *factor), find_device(copied))
         with computing_in(getattr(host, "precision", "32"), rows.device):
-            found = (copied or host).embed(rows * factor[0].unsqueeze(1) if factor else rows)
-        pieces[:] = [moved(found, home)]
+            embedded = (copied or host).embed(rows * factor[0].unsqueeze(1) if factor else rows)
+        pieces[:] = [moved(embedded, home)]
         return [to_float32(one) for one in pieces[0].present().values()]
 
     whole = mapped_rows(tensors, features, *([] if factors is None else [factors]))
@@ -345,14 +340,12 @@ def closed_form(host: object) -> ClosedForm | None:
 def ask_subsets(
     host: Host, embedded: Embedded, coords: Tensor | None
 ) -> Callable[[Selected], Logits]:
-    """A function from a subset of an embedded bag to its logits; most hosts need a few numbers per patch for it."""
+    """A function from a subset of an embedded bag to its logits."""
     if not getattr(host, "training", False):
         if (linear_form := shortcut(host, "linear_form")) is not None:
-            pooling = linear_form(embedded)
-            return lambda selected: pooling.subset_logits(selected)
+            return cast(Callable[[Selected], Logits], linear_form(embedded).subset_logits)
         if (subset_form := shortcut(host, "subset_form")) is not None:
-            ask: Callable[[Selected], Logits] = subset_form(embedded, coords)
-            return ask
+            return cast(Callable[[Selected], Logits], subset_form(embedded, coords))
     return lambda selected: pool_rows(host, embedded, coords, selected)
 
 
@@ -366,7 +359,7 @@ def pool_rows(
 
 
 def scatter_output(output: HostOutput, kept: Selected) -> HostOutput:
-    """The output with per-patch values in the full bag's order: a removed patch has the lowest score, contributes 0."""
+    """The output over the full bag: a removed patch has the lowest score and contributes 0."""
     scores = output.scores.new_full(kept.shape, float(output.scores.detach().min()))
     scores = scores.masked_scatter(kept, output.scores)
     contributions = output.contributions
@@ -384,16 +377,18 @@ def log_with_zero(gates: Gates) -> LogGates:
 def check_bag(features: Tensor, coords: Tensor | None, *, in_dim: int) -> None:
     if features.ndim != 2 or len(features) == 0:
         raise BagError(
-            f"A bag is (patches, {in_dim}) with at least one patch, got shape {tuple(features.shape)}."
+            f"A bag is (patches, {in_dim}) with at least one patch, "
+            f"got shape {tuple(features.shape)}."
         )
     if features.shape[1] != in_dim:
         raise BagError(
-            f"This host takes features of width {in_dim}, got {features.shape[1]}. "
-            f"Create it with in_dim={features.shape[1]}, or use features of the encoder it was trained on."
+            f"This host takes features of width {in_dim}, got {features.shape[1]}. Create it with "
+            f"in_dim={features.shape[1]}, or use features of the encoder it was trained on."
         )
     if coords is not None and coords.shape != (len(features), 2):
         raise BagError(
-            f"{len(features)} feature rows need coords of shape ({len(features)}, 2), got {tuple(coords.shape)}."
+            f"{len(features)} feature rows need coords of shape ({len(features)}, 2), "
+            f"got {tuple(coords.shape)}."
         )
 
 
@@ -403,14 +398,15 @@ def check_gates(gates: Tensor, *, n_patches: int) -> None:
             f"{n_patches} patches need {n_patches} gates, got shape {tuple(gates.shape)}."
         )
     # Written so that NaN fails too.
-    if not bool(((gates >= 0) & (gates <= 1)).all()):
-        wrong = int((~((gates >= 0) & (gates <= 1))).nonzero()[0])
+    is_valid = (gates >= 0) & (gates <= 1)
+    if not bool(is_valid.all()):
+        wrong = int((~is_valid).nonzero()[0])
         raise BagError(f"Gates lie in [0, 1], but patch {wrong} has gate {float(gates[wrong])}.")
 
 
 def check_finite(output: HostOutput, features: Tensor) -> None:
-    """NaN in a feature always reaches the logits or the scores, so only those are looked at in a healthy bag."""
-    # Both at once: the answer is read off the device, once for every bag.
+    """NaN in a feature always reaches the logits or the scores, so only those are checked."""
+    # Both at once: the result is read off the device, once for every bag.
     if bool(torch.isfinite(output.logits).all() & torch.isfinite(output.scores).all()):
         return
     raise not_finite_error(
@@ -425,5 +421,6 @@ def not_finite_error(features: Tensor, otherwise: str) -> BagError:
     if len(bad) == 0:
         return BagError(otherwise)
     return BagError(
-        f"{len(bad)} of {len(features)} patches have NaN or infinite features, the first is patch {int(bad[0])}."
+        f"{len(bad)} of {len(features)} patches have NaN or infinite features, "
+        f"the first is patch {int(bad[0])}."
     )

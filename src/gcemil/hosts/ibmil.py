@@ -1,18 +1,18 @@
-"""IBMIL: attention pooling deconfounded by a dictionary of bag prototypes (Lin et al., 2023), on an ABMIL base.
+"""IBMIL: ABMIL deconfounded by a dictionary of bag prototypes (Lin et al., 2023).
 
   m_i = relu(E h_i),  z_i = w tanh(V m_i),  a = softmax(z),  M = sum a_i m_i
   b = softmax_K( (W_k D) (W_q M) / sqrt(key width) ),  d = sum_k b_k D_k,  logits = head([M; d])
 Stage "aggregator": D = 0, so d = 0 and the host is plain attention pooling.
-Stage "deconfounded": D = k-means of the training bags' M (rows normalised for the clustering, centroids the means of the
-un-normalised rows), frozen; every weight starts afresh but E, which is kept and frozen.
-D lies in the space of M. The original pools raw features, so that space is given; ours is what E makes it. Were E drawn
-anew or trained on, the rows of D would be prototypes of nothing: so D, like the original's, drifts from the bags only as
-their attention weighs the patches anew.
-Deviations: the projection E to 512 in front, as the other hosts have, with the dropout of ABMIL (width=None pools the
-features themselves, as the original does). Cross-entropy over exclusive classes where the original has one sigmoid per
-class. k-means of scikit-learn, from one random start, for faiss. One head of width 2 x 512 serves both stages. A
-dictionary with fewer clusters than slots repeats them. The logits are not linear in M, since d depends on it, so there
-are no closed-form contributions.
+Stage "deconfounded": D = k-means of the training bags' M (rows normalised for the clustering,
+centroids the means of the un-normalised rows), frozen; every weight starts afresh but E, which is
+kept and frozen, because D lies in the space of M that E makes.
+
+Deviations: the projection E to 512 in front, as the other hosts have, with the dropout of ABMIL
+(width=None pools the features themselves, as the original does). Cross-entropy over exclusive
+classes where the original has one sigmoid per class. k-means of scikit-learn, from one random
+start, for faiss. One head of width 2 x 512 serves both stages. A dictionary with fewer clusters
+than slots repeats them. The logits are not linear in M, since d depends on it, so there are no
+closed-form contributions.
 """
 
 from __future__ import annotations
@@ -78,24 +78,20 @@ class Ibmil(AttentionPoolHost):
         """The logits are not linear in M, so no patch has a reading of its own."""
 
     def read_bag(self, bag_feature: Float[Tensor, "w"]) -> Logits:
-        """The head reads M and its mixture of confounders; M alone is the bag feature that the dictionary is made of."""
-        logits: Tensor = self.head(torch.cat([bag_feature, self.confounder(bag_feature)]))
-        return logits
-
-    def confounder(self, bag_feature: Float[Tensor, "w"]) -> Float[Tensor, "w"]:
-        """The dictionary's rows in the mixture this bag attends to."""
+        """The head reads M and the mixture of the dictionary that this bag attends to."""
         query = self.query(bag_feature)
         mixture = torch.softmax(self.key(self.confounders) @ query / math.sqrt(len(query)), dim=0)
-        return mixture @ self.confounders
+        logits: Tensor = self.head(torch.cat([bag_feature, mixture @ self.confounders]))
+        return logits
 
     def linear_form(self, embedded: AttentionEmbedded) -> LinearPooling:
-        """The head reads M and a mixture of confounders that depends on M through its query alone."""
+        """The mixture depends on M through its query: a patch needs a number per confounder."""
         of_feature, of_confounder = self.head.weight.chunk(2, dim=1)
-        # A key's answer to the query of a mean is the mean of its answers, so a patch needs one number per confounder.
         keys = self.key(self.confounders) / math.sqrt(self.key.out_features)
         of_mixture = self.confounders @ of_confounder.T
         if torch.is_grad_enabled():
-            # The layer itself is called, so that relevance propagation can hold its answers constant.
+            # The layer itself is called, so that relevance propagation can hold its answers
+            # constant.
             values = F.linear(embedded.tokens, of_feature, self.head.bias)
             readings = torch.cat([values, self.query(embedded.tokens) @ keys.T], dim=1)
         else:
@@ -130,7 +126,7 @@ class Ibmil(AttentionPoolHost):
 def confounder_dictionary(
     bag_features: Float[Tensor, "bags w"], n_confounders: int
 ) -> Float[Tensor, "confounders w"]:
-    """k-means over the directions of the bag features; each row is the mean of one cluster's bag features."""
+    """The mean bag feature of each cluster of their directions."""
     rows = bag_features.detach().double().cpu().numpy()
     directions = normalize(rows)
     # Parallel bags are one direction, up to rounding.

@@ -1,17 +1,19 @@
-"""MHIM-MIL: masked hard instances, a student taught by a slow teacher (Tang et al., 2023), v1 on an ABMIL base.
+"""MHIM-MIL v1: hard instances masked, a slow teacher (Tang et al., 2023), on ABMIL.
 
   m_i = relu(E h_i),  z_i = w relu(V m_i),  a = softmax(z),  M = sum a_i m_i,  logits = head(M)
-Stage "teacher" trains this base alone. Stage "student" starts a teacher and a student from it; each training bag then
-hides from the student a random part, the easiest and some of the hardest patches by the teacher's attention:
-  L_consistency = - sum_d softmax(M_teacher / 0.1)_d log softmax(M_student)_d,   teacher <- mu teacher + (1 - mu) student
+Stage "teacher" trains this base alone. Stage "student" starts a teacher and a student from its best
+epoch; each training bag then hides from the student a random part, the easiest and some of the
+hardest patches by the teacher's attention:
+  L_consistency = - sum_d softmax(M_teacher / 0.1)_d log softmax(M_student)_d
+  teacher <- mu teacher + (1 - mu) student
 Evaluation is the student on the whole bag.
-Defaults are v1's for ABMIL on Camelyon16 (random .5, low 0, high .01 of which share .5, consistency .1): the milder of the
-two published sets, since training bags hold a few hundred patches. Over the stage the high ratio falls to 0 by a cosine.
-mu is published as .9999 for one bag a step: the 266 bags x 130 epochs before which training cannot stop replace 97 % of
-the teacher. A shorter stage would leave it frozen, so mu is what replaces that share in as many steps as the stage has.
-The teacher is the best epoch of its stage.
-Under gates the teacher ranks patches ungated, or the high mask would hide the very evidence the gates select; its bag
-feature is gated (without gradient), so that the consistency compares like with like.
+Defaults are v1's for ABMIL on Camelyon16 (random .5, low 0, high .01 of which share .5, consistency
+.1): the milder of the two published sets, since training bags hold a few hundred patches. Over the
+stage the high ratio falls to 0 by a cosine. mu is published as .9999 for one bag a step: the 266
+bags x 130 epochs before which training cannot stop replace 97 % of the teacher. A shorter stage
+would leave it frozen, so mu is what replaces that share in as many steps as the stage has.
+Under gates the teacher ranks patches ungated, or the high mask would hide the evidence that the
+gates select; its bag feature is gated (without gradient), so that the two features are comparable.
 """
 
 from __future__ import annotations
@@ -118,11 +120,7 @@ class Mhim(MilHost[MhimEmbedded]):
         with torch.no_grad():
             teacher_tokens, teacher_logits = self.teacher(features)
         return MhimEmbedded(
-            tokens,
-            attention_logits,
-            teacher_tokens=teacher_tokens,
-            teacher_logits=teacher_logits,
-            hardness=teacher_logits,
+            tokens, attention_logits, None, teacher_tokens, teacher_logits, hardness=teacher_logits
         )
 
     def embed_scaled(
@@ -180,13 +178,13 @@ class Mhim(MilHost[MhimEmbedded]):
 
     @property
     def decayed_high_ratio(self) -> float:
-        """A cosine from the ratio as given, at the first step of the stage, to 0 after its last."""
+        """A cosine from the given ratio, at the first step of the stage, to 0 after its last."""
         progress = min(1.0, int(self.steps_done) / int(self.n_steps))
         return 0.5 * self.high_ratio * (1 + math.cos(math.pi * progress))
 
     @property
     def momentum(self) -> float:
-        """mu as given, or such that the stage replaces as much of the teacher as the published schedule does."""
+        """mu as given, or such that the stage replaces as much of the teacher as published."""
         if self.chosen_momentum is not None:
             return self.chosen_momentum
         return float(TEACHER_LEFT ** (1 / int(self.n_steps)))
@@ -195,7 +193,7 @@ class Mhim(MilHost[MhimEmbedded]):
         return (Stage("teacher", prepares=True, keeps_best=True), Stage("student"))
 
     def begin_stage(self, stage: Stage, bag_features: Callable[[], Tensor], n_steps: int) -> None:
-        """The trained base becomes the teacher; the student keeps its projection and starts the rest afresh."""
+        """The trained base becomes the teacher; the student keeps its projection only."""
         self.student_stage.fill_(stage.name == "student")
         self.n_steps.fill_(n_steps)
         self.steps_done.zero_()
@@ -218,7 +216,7 @@ class Mhim(MilHost[MhimEmbedded]):
 def masked_patches(
     hardness: Scores, random_ratio: float, low_ratio: float, high_ratio: float, high_share: float
 ) -> Selected:
-    """The union of a random part, the lowest part and a random share of a correspondingly larger highest part."""
+    """A random part, the lowest part, and a random share of a larger highest part."""
     n_patches = len(hardness)
     hardest_first = hardness.argsort(descending=True)
     shuffled = torch.randperm(n_patches, device=hardness.device)
@@ -236,7 +234,7 @@ def masked_patches(
 
 
 def consistency(teacher: Float[Tensor, "w"], student: Float[Tensor, "w"]) -> Float[Tensor, ""]:
-    """Cross-entropy between the two bag features, each read as a distribution over its dimensions."""
+    """Cross-entropy between the bag features as distributions over their dimensions."""
     return -(
         torch.softmax(teacher / TEACHER_TEMPERATURE, dim=0) * torch.log_softmax(student, dim=0)
     ).sum()

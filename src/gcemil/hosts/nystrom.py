@@ -1,25 +1,28 @@
 """Nyström attention (Xiong et al., 2021): self-attention through a fixed number of landmark tokens.
 
   q~, k~ = means of q, k over consecutive segments of length l = ceil(L / m)
-  A1 = softmax(q k~),  A2 = softmax(q~ k~),  A3 = softmax(q~ k)            each over sqrt(head width)
+  A1 = softmax(q k~),  A2 = softmax(q~ k~),  A3 = softmax(q~ k)      each / sqrt(head width)
   output = A1 pinv(A2) (A3 v) + conv(v)
-The sequence is zero-padded at the front to m l tokens. A padded key is a zero logit, so it takes attention and gives
-nothing: part of the published layer, kept as it is. No product is ever L x L; A1 and A3 are not stored either.
+The sequence is zero-padded at the front to m l tokens. A padded key is a zero logit, so it takes
+attention and gives nothing, as in the published layer. No product is L x L; A1 and A3 are not
+stored.
 
-Landmarks of padding alone are all the same one, so it is kept once and counted c times: log c on its logits in every
-softmax. Rows and columns of copies stay equal through all products, so the numbers are those of m landmarks, while a
-bag of n < m patches costs n^3 instead of m^3.
+Landmarks of padding alone are all the same one, so it is kept once and counted c times: log c on
+its logits in every softmax. The numbers are those of m landmarks, while a bag of n < m patches
+costs n^3 instead of m^3.
 
-q, k and v belong to each token alone, so a host may project once and attend many times (`qkv`, then `attend`). Where
-only the first token attends, q is wanted of the landmarks and v of their weighted sum: both are projected after the mean.
-The pseudo-inverse is an operator of its own (pseudo_inverse.py).
+q, k and v belong to each token alone, so a host may project once and attend many times (`qkv`, then
+`attend`). Where only the first token attends, q of the landmarks and v of their weighted sum are
+projected after the mean.
 
-Under log-gates a token fades from every place where it acts on others: landmark means are weighted by the gates,
-log pi_j is added to the key logits of A3, and the value convolution reads pi_j v_j. Landmarks choose the basis of
-the approximation only, so a segment of closed gates keeps its landmark. Padding has gate 1.
+Under log-gates a token fades from every place where it acts on others: landmark means are weighted
+by the gates, log pi_j is added to the key logits of A3, and the value convolution reads pi_j v_j.
+Landmarks choose the basis of the approximation only, so a segment of closed gates keeps its
+landmark. Padding has gate 1.
 
-The value convolution runs along the sequence, one kernel per head. Across the heads, it mixes the heads of every token
-on its own, in as many groups of channels as there are heads: what CAMIL's authors compute.
+The value convolution runs along the sequence, one kernel per head. Across the heads, it mixes the
+heads of every token on its own, in as many groups of channels as there are heads, as CAMIL's
+authors do.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gcemil.hosts.pseudo_inverse import PseudoInverse, pseudo_inverse
+from gcemil.hosts.pseudo_inverse import PseudoInverse
 
 Convolution = Literal["sequence", "heads"]
 
@@ -62,7 +65,8 @@ class NystromAttention(nn.Module):
             channels, channels, (kernel, 1), padding=(kernel // 2, 0), groups=heads, bias=False
         )
         self.project = nn.Sequential(nn.Linear(heads * head_width, width), nn.Dropout(dropout))
-        # Queries and keys pass through here, so that relevance propagation can hold the attention constant.
+        # Queries and keys pass through here, so that relevance propagation can hold the attention
+        # constant.
         self.attention_inputs = nn.Identity()
 
     def forward(
@@ -74,7 +78,7 @@ class NystromAttention(nn.Module):
     def attend(
         self, projected: Sequence[Float[Tensor, "_ p"]], log_gates: Float[Tensor, "l"] | None = None
     ) -> Float[Tensor, "l w"]:
-        """The same for tokens that went through `qkv` already, given as consecutive parts of the sequence."""
+        """The same for tokens that went through `qkv`, as consecutive parts of the sequence."""
         n_tokens = sum(map(len, projected))
         plan = SequencePlan.of(n_tokens, self.landmarks)
         by_head = [
@@ -109,7 +113,15 @@ class NystromAttention(nn.Module):
         token_bias, landmark_bias = plan.biases(key, gates)
         inverse = self._inverse(query_landmarks, key_landmarks, landmark_bias, plan)
         to_landmarks = self._weights(first_query, key_landmarks, landmark_bias)
-        row = self._through_landmarks(inverse.under(to_landmarks), query_landmarks, key, token_bias)
+        # row A3, one head at a time: without gradients one head's m x L is all that ever exists.
+        row = torch.stack(
+            [
+                onto @ self._weights(of_query, of_key, token_bias)
+                for onto, of_query, of_key in zip(
+                    inverse.under(to_landmarks), query_landmarks, key, strict=True
+                )
+            ]
+        )
         # The row of each head weighs the tokens, and the head's own map is applied to that sum.
         pooled = (row.flatten(0, 1) @ padded).unsqueeze(2)
         values = value_weight.view(self.heads, -1, tokens.shape[1]) @ pooled
@@ -126,11 +138,12 @@ class NystromAttention(nn.Module):
 
     def _weights(
         self,
-        query: Float[Tensor, "heads r d"],
-        key: Float[Tensor, "heads s d"],
+        query: Float[Tensor, "*h r d"],
+        key: Float[Tensor, "*h s d"],
         bias: Float[Tensor, "s"] | None,
-    ) -> Float[Tensor, "heads r s"]:
-        return torch.softmax(biased(self.scale * query @ key.mT, bias), dim=-1)
+    ) -> Float[Tensor, "*h r s"]:
+        logits = self.scale * query @ key.mT
+        return torch.softmax(logits if bias is None else logits + bias, dim=-1)
 
     def _inverse(
         self,
@@ -140,21 +153,7 @@ class NystromAttention(nn.Module):
         plan: SequencePlan,
     ) -> PseudoInverse:
         between = self._weights(query_landmarks, key_landmarks, landmark_bias)
-        return pseudo_inverse(between, iterations=self.iterations, copies=max(plan.copies, 1))
-
-    def _through_landmarks(
-        self,
-        row: Float[Tensor, "heads 1 m"],
-        query_landmarks: Float[Tensor, "heads m d"],
-        key: Float[Tensor, "heads p d"],
-        token_bias: Float[Tensor, "p"] | None,
-    ) -> Float[Tensor, "heads 1 p"]:
-        """row A3, one head at a time: without gradients a single head's m x L is all that ever exists."""
-        rows = []
-        for head, of_head in enumerate(key):
-            logits = self.scale * query_landmarks[head] @ of_head.mT
-            rows.append(row[head] @ torch.softmax(biased(logits, token_bias), dim=-1))
-        return torch.stack(rows)
+        return PseudoInverse(between, iterations=self.iterations, copies=max(plan.copies, 1))
 
     def _convolved(self, value: Float[Tensor, "heads l d"]) -> Float[Tensor, "heads l d"]:
         if self.convolution == "sequence":
@@ -172,14 +171,14 @@ class NystromAttention(nn.Module):
 
 @dataclass(frozen=True)
 class SequencePlan:
-    """Where a sequence lies among its padding; `p` counts the padded tokens, `m` the landmarks that differ."""
+    """Where a sequence lies in its padding: `p` padded tokens, `m` landmarks that differ."""
 
     length: int
     """Tokens of a landmark."""
     padding: int
     """Zero tokens in front that are kept."""
     copies: int
-    """How often the first landmark counts, being padding alone; 0 where there is none of that kind."""
+    """How often the first landmark counts; 0 where none is padding alone."""
 
     @classmethod
     def of(cls, n_tokens: int, landmarks: int) -> SequencePlan:
@@ -199,16 +198,15 @@ class SequencePlan:
         segments = rows.reshape(len(rows), -1, self.length, rows.shape[2])
         if log_gates is None:
             return segments.mean(dim=2)
-        # Landmarks are a basis, not evidence. The softmax within a segment renormalises, so a segment of closed gates
-        # would pass their slope of a million on undiminished, and drown what the host learns. It cannot divide by a
-        # vanished sum either.
+        # Landmarks are a basis, not evidence. The softmax within a segment renormalises: a segment
+        # of closed gates would pass on their slope of a million undiminished.
         weights = torch.softmax(log_gates.detach().view(-1, 1, self.length), dim=2)
         return (weights @ segments).squeeze(2)
 
     def biases(
         self, like: Float[Tensor, "heads p d"], log_gates: Float[Tensor, "p"] | None
     ) -> tuple[Float[Tensor, "p"] | None, Float[Tensor, "m"] | None]:
-        """What is added to the logits of the tokens and of the landmarks: log-gates, and log c on what counts c times."""
+        """Terms of the logits of tokens and landmarks: log-gates, and log c for c copies."""
         if self.copies <= 1:
             return log_gates, None
         n_tokens = like.shape[1]
@@ -224,7 +222,7 @@ def attended(
     value: Float[Tensor, "heads s d"],
     bias: Float[Tensor, "s"] | None = None,
 ) -> Float[Tensor, "heads r d"]:
-    """softmax(query key / sqrt(d) + bias) value; the fused kernel wants a batch axis and a whole bias."""
+    """softmax(query key / sqrt(d) + bias) value, in the fused kernel."""
     whole_bias = None if bias is None else bias.expand(1, 1, query.shape[1], -1)
     query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=whole_bias).squeeze(0)
@@ -235,10 +233,3 @@ def fading(
 ) -> Float[Tensor, "heads l d"]:
     """pi_j v_j."""
     return value if log_gates is None else value * log_gates.exp().unsqueeze(1)
-
-
-def biased(
-    logits: Float[Tensor, "*h r s"], bias: Float[Tensor, "s"] | None
-) -> Float[Tensor, "*h r s"]:
-    """The logits with a number added to each column."""
-    return logits if bias is None else logits + bias

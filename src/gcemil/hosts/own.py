@@ -1,12 +1,13 @@
-"""Hosts that are not part of gcemil: found by name, imported only with consent (how they are made: adapters.py).
+"""Hosts that are not part of gcemil: found by name, imported only with consent.
 
   package.module:Class   a class in the working folder or among the installed packages
-  a plain name           an entry point of the group `gcemil.hosts`, registered by a package that you installed
-The class is a torch module. Either it honours the `Host` protocol, most easily as a subclass of `MilHost`; or it maps
-features (n, d) to logits, or to (logits, scores), and is taken through `CallableHost`.
+  a plain name           an entry point `gcemil.hosts` of an installed package
+The class is a torch module. Either it honours the `Host` protocol, most easily as a subclass of
+`MilHost`; or it maps features (n, d) to logits, or to (logits, scores) (adapters.py).
 
-Importing a module runs its code. A host named in a command, in settings or in a grid is the user's own word. One that a run
-folder names is not: such a run opens only after consent, by --trust-host or GCEMIL_TRUST_HOSTS (SECURITY.md).
+Importing a module runs its code. A user consents to a host by naming it in a command, in settings
+or in a grid. A run folder that names one opens only after consent, by --trust-host or
+GCEMIL_TRUST_HOSTS (SECURITY.md).
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ def registered_path(name: str) -> tuple[str, str] | None:
     paths = sorted({entry.value for entry in _registered().select(name=name)})
     if len(paths) > 1:
         raise UsageError(
-            f"Two installed packages register a host '{name}': {', '.join(paths)}. Name one of these instead."
+            f"Two installed packages register a host '{name}': {', '.join(paths)}. "
+            "Name one of these instead."
         )
     return split_path(paths[0], f"Registered host '{name}':") if paths else None
 
@@ -86,7 +88,7 @@ def trusted_hosts() -> list[str]:
 
 
 _named_in_command: set[str] = set()
-"""Hosts that the command line names with --trust-host: consent that is kept for the run it opens."""
+"""Hosts named with --trust-host: consent is remembered for the run that the command opens."""
 
 
 def trust_in_command(name: str) -> None:
@@ -96,7 +98,7 @@ def trust_in_command(name: str) -> None:
 
 
 def check_trust(name: str, source: object, *, option: str = "--trust-host") -> None:
-    """A class that a file names is imported only with the user's consent; a host by plain name needs none."""
+    """Refuse a class that a file names without the user's consent; a plain name needs none."""
     if not is_import_path(name):
         return
     # Imported here: it writes files, which the names of the hosts do not need.
@@ -114,13 +116,13 @@ def check_trust(name: str, source: object, *, option: str = "--trust-host") -> N
         return
     changed = " Its file has changed since you trusted it." if consent is False else ""
     raise UsageError(
-        f"{source} names the host '{name}', which is not part of gcemil: opening it would run that code.{changed} "
-        f"If you trust it, add {option} {name} (or set {TRUST_VARIABLE}={name})."
+        f"{source} names the host '{name}', which is not part of gcemil: opening it would run that "
+        f"code.{changed} If you trust it, add {option} {name} (or set {TRUST_VARIABLE}={name})."
     )
 
 
 def import_object(name: str, what: str) -> Any:
-    """What an import path names; looked for among the installed packages, then in the working folder."""
+    """What an import path names, in an installed package or the working folder."""
     module_name, path = split_path(name, what)
     here = str(Path.cwd())
     if not {"", here} & set(sys.path):
@@ -137,28 +139,26 @@ def import_object(name: str, what: str) -> Any:
         ) from error
     for step in path.split("."):
         if not hasattr(value, step):
-            public = [
-                key
-                for key in dir(value)
-                if not key.startswith("_") and callable(getattr(value, key))
-            ]
+            names = [key for key in dir(value) if not key.startswith("_")]
+            public = [key for key in names if callable(getattr(value, key))]
             raise UsageError(
-                f"{what} '{name}': there is no '{step}' in '{module_name}'. There are: {', '.join(public) or 'none'}."
+                f"{what} '{name}': there is no '{step}' in '{module_name}'. "
+                f"There are: {', '.join(public) or 'none'}."
             )
         value = getattr(value, step)
     return value
 
 
 def import_file(path: Path, what: str) -> str:
-    """Import a Python file, with its folder open to its own imports: the name under which it is a module."""
+    """Import a Python file that may import from its folder; its name as a module."""
     if not path.is_file():
         raise UsageError(f"{what} '{path}' is not there. Give the path of a Python file.")
     name = f"gcemil_file_{re.sub(r'[^0-9A-Za-z_]', '_', path.stem)}"
     spec = spec_from_file_location(name, path.resolve())
-    if (folder := path.resolve().parent) not in {Path(one).resolve() for one in sys.path}:
-        sys.path.append(str(folder))
     if spec is None or spec.loader is None:
         raise UsageError(f"{what} '{path}' cannot be imported. Give the path of a Python file.")
+    if (folder := path.resolve().parent) not in {Path(one).resolve() for one in sys.path}:
+        sys.path.append(str(folder))
     module = module_from_spec(spec)
     sys.modules[name] = module
     try:
@@ -166,7 +166,8 @@ def import_file(path: Path, what: str) -> str:
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise UsageError(
-            f"{what} '{path}' cannot be imported ({type(error).__name__}: {error}). Run it with Python and repair it."
+            f"{what} '{path}' cannot be imported ({type(error).__name__}: {error}). "
+            "Run it with Python and repair it."
         ) from error
     return name
 
@@ -176,6 +177,7 @@ def import_class(name: str) -> Any:
     host_class = import_object(name, "Host")
     if not inspect.isclass(host_class):
         raise UsageError(
-            f"'{name}' is not a host but a {type(host_class).__name__}: a host is a subclass of torch.nn.Module."
+            f"'{name}' is not a host but a {type(host_class).__name__}: "
+            "a host is a subclass of torch.nn.Module."
         )
     return host_class

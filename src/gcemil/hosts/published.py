@@ -1,10 +1,12 @@
-"""The authors' weights under our names: one table per host, and a reader that names whatever does not fit.
+"""The authors' weights under our names: one table per host, and a strict reader.
 
-A row of a table is one tensor of the authors: its name, its shape in named sizes, and our name for it. `{c}` stands for
-every output (or every branch); where our name has none, the tensors of all of them are stacked. A size is what the first tensor that has
-it says, and every later tensor must agree: `in_dim` and `n_outputs` make the host, others become its options.
+A row of a table is one tensor of the authors: its name, its shape in named sizes, and our name for
+it. `{c}` counts the outputs and `{k}` the branches; where our name has neither, the tensors of all
+of them are stacked. A size is what the first tensor that has it shows, and every later tensor must
+agree: `in_dim` and `n_outputs` make the host, others become its options.
 
-One sigmoid output for two classes becomes the two logits (0, x): softmax(0, x) is (1 - sigmoid(x), sigmoid(x)).
+One sigmoid output for two classes becomes two logits (0, x): softmax(0, x) is (1 - sigmoid(x),
+sigmoid(x)).
 """
 
 from __future__ import annotations
@@ -26,9 +28,9 @@ Sizes = dict[str, int]
 Fit = Callable[[Tensor], Tensor]
 
 SMALL = 2.0**-100
-"""Scales exactly: the negative class of DSMIL keeps the critical patch of the positive one and has a logit of 0."""
+"""Scales exactly: DSMIL's negative class keeps the critical patch, at logit 0."""
 OPEN = 30.0
-"""sigmoid(30) is 1 in float32, so a gated attention with this bias and no weight is the plain one exactly."""
+"""sigmoid(30) is 1 in float32: with this bias and no weight the gate is open."""
 N_NAMED = 6
 """How many tensors of one kind a message names."""
 
@@ -41,8 +43,12 @@ class Row:
     shape: str
     ours: str
     fit: Fit = torch.Tensor.contiguous
-    each: str = "n_outputs"
-    """The size that `{c}` counts."""
+
+    @property
+    def counted(self) -> str | None:
+        """The size that a placeholder in the authors' name counts."""
+        counts = {"{c}": "n_outputs", "{k}": "n_branches"}
+        return next((size for mark, size in counts.items() if mark in self.theirs), None)
 
 
 @dataclass(frozen=True)
@@ -50,16 +56,18 @@ class WeightLayout:
     """How one published network names its tensors."""
 
     rows: tuple[Row, ...]
-    options: Callable[[Sizes], dict[str, object]] = lambda sizes: {}
+    options: Callable[[Sizes], dict[str, object]]
     """The options of our class under which it is the authors' network."""
-    needs: tuple[str, ...] = ()
-    """This layout is for checkpoints that have these tensors."""
     two_classes: Mapping[str, Fit] = field(default_factory=dict)
     """What makes two outputs of one sigmoid, by our names."""
     absent: tuple[str, ...] = ()
-    """Tensors of ours that this network has not, and that act on nothing: they are 0."""
+    """Tensors of ours that this network does not have: they are 0 and act on nothing."""
     buffers: Mapping[str, float] = field(default_factory=dict)
     caveats: tuple[str, ...] = ()
+
+    def count_misfits(self, theirs: Tensors) -> int:
+        """Tensors that only the table or only the checkpoint names."""
+        return len({number(row.theirs, 0) for row in self.rows} ^ set(theirs))
 
 
 @dataclass(frozen=True)
@@ -77,7 +85,7 @@ class PublishedHost:
     def create(
         self, gate_mode: GateMode | None = None, options: Mapping[str, object] | None = None
     ) -> MilHost[Any]:
-        """The host with these weights, in evaluation mode; `options` are those that weights do not tell."""
+        """The host with these weights, in evaluation mode; `options` are those no weight shows."""
         host = create_host(
             self.name,
             in_dim=self.in_dim,
@@ -92,14 +100,14 @@ class PublishedHost:
 def read_published(
     name: str, checkpoint: Mapping[Any, Any] | Sequence[Any], *, risk: bool = False
 ) -> PublishedHost:
-    """The authors' checkpoint of a host, already loaded; with `risk` one output is a risk and stays one."""
+    """The authors' loaded checkpoint of a host; with `risk` one output is a risk and stays one."""
     # DataParallel puts its word inside the names, and no layout below has it.
     plain = {
         key.replace(".module.", "."): tensor for key, tensor in named_tensors(checkpoint).items()
     }
     theirs = RENAMES.get(name, dict)(plain)
-    layout = next(layout for layout in LAYOUTS[name] if set(layout.needs) <= set(theirs))
-    ours, sizes = renamed(name, layout, theirs)
+    layout = min(LAYOUTS[name], key=lambda layout: layout.count_misfits(theirs))
+    ours, sizes = rename_tensors(name, layout, theirs)
     n_outputs = sizes["n_outputs"]
     if n_outputs == 1 and not risk and layout.two_classes:
         ours |= {key: widen(ours[key]) for key, widen in layout.two_classes.items()}
@@ -109,90 +117,82 @@ def read_published(
         ours = {key: tensor for key, tensor in ours.items() if not key.startswith("instance_heads")}
     options = layout.options(sizes)
     if layout.absent or layout.buffers:
-        # What the authors have no tensor for: zeros of our shapes, and flags.
-        own = create_host(
-            name, in_dim=sizes["in_dim"], n_outputs=n_outputs, options=options
-        ).state_dict()
-        ours |= {key: torch.zeros_like(own[key]) for key in layout.absent}
-        ours |= {key: torch.full_like(own[key], value) for key, value in layout.buffers.items()}
+        own = create_host(name, in_dim=sizes["in_dim"], n_outputs=n_outputs, options=options)
+        values = {**dict.fromkeys(layout.absent, 0.0), **layout.buffers}
+        shapes = own.state_dict()
+        ours |= {key: torch.full_like(shapes[key], value) for key, value in values.items()}
     return PublishedHost(name, sizes["in_dim"], n_outputs, options, ours, layout.caveats)
 
 
 def named_tensors(checkpoint: Mapping[Any, Any] | Sequence[Any]) -> Tensors:
-    """Every tensor by name; a word (in a list its place) before `/` names the network where there are several."""
+    """Every tensor by name; of several networks, "network/name" (in a list its place)."""
     if not isinstance(checkpoint, Mapping):
         checkpoint = {str(place): part for place, part in enumerate(checkpoint)}
-    networks = {
-        key: value
-        for key, value in checkpoint.items()
-        if isinstance(value, Mapping)
-        and len(value) > 0
-        and all(
-            isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in value.items()
-        )
-    }
+    networks = {key: part for key, part in checkpoint.items() if is_state_dict(part)}
     if not networks:
-        networks = {
-            "": {str(key): value for key, value in checkpoint.items() if isinstance(value, Tensor)}
-        }
-    elif len(networks) == 1:
-        networks = {"": next(iter(networks.values()))}
-    return {
-        f"{network}/{key}".lstrip("/"): tensor.detach().float()
-        for network, tensors in networks.items()
-        for key, tensor in without_prefix(tensors).items()
-    }
-
-
-def without_prefix(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Names without what a wrapper of the whole network put in front (DataParallel, Lightning)."""
-    for prefix in ("module.", "model."):
-        if tensors and all(key.startswith(prefix) for key in tensors):
-            tensors = {key.removeprefix(prefix): tensor for key, tensor in tensors.items()}
+        networks = {"": {str(k): v for k, v in checkpoint.items() if isinstance(v, Tensor)}}
+    tensors = {}
+    for network, named in networks.items():
+        # What a wrapper of the whole network put in front (DataParallel, Lightning).
+        for prefix in ("module.", "model."):
+            if named and all(key.startswith(prefix) for key in named):
+                named = {key.removeprefix(prefix): tensor for key, tensor in named.items()}
+        front = f"{network}/" if len(networks) > 1 else ""
+        tensors.update({front + key: tensor.detach().float() for key, tensor in named.items()})
     return tensors
 
 
-def renamed(name: str, layout: WeightLayout, theirs: Tensors) -> tuple[Tensors, Sizes]:
-    """Our tensors, and the sizes read from theirs; everything that does not fit is listed at once."""
+def is_state_dict(part: object) -> bool:
+    return (
+        isinstance(part, Mapping)
+        and len(part) > 0
+        and all(isinstance(key, str) and isinstance(one, Tensor) for key, one in part.items())
+    )
+
+
+def rename_tensors(name: str, layout: WeightLayout, theirs: Tensors) -> tuple[Tensors, Sizes]:
+    """Our tensors, and the sizes read from theirs; all misfits are listed at once."""
     sizes: Sizes = {}
     missing: list[str] = []
     misshapen: list[str] = []
-    used: set[str] = set()
-
-    def read(key: str, shape: str) -> Tensor | None:
-        used.add(key)
-        if key not in theirs:
-            missing.append(key)
-            return None
-        if expected := disagreement(theirs[key], shape.split(), sizes):
-            misshapen.append(f"{key} {tuple(theirs[key].shape)} where ({expected}) was expected")
-            return None
-        return theirs[key]
-
+    left_over = set(theirs)
     ours: Tensors = {}
-    # Rows that hold for every output come last: the others say how many there are.
-    for row in sorted(layout.rows, key=lambda one: "{c}" in one.theirs):
-        outputs = range(sizes.get(row.each, 1)) if "{c}" in row.theirs else range(1)
-        tensors = [read(row.theirs.replace("{c}", str(c)), row.shape) for c in outputs]
-        fitted = [row.fit(tensor) for tensor in tensors if tensor is not None]
-        if "{c}" in row.ours:
-            ours |= {row.ours.replace("{c}", str(c)): tensor for c, tensor in enumerate(fitted)}
+    # Rows that hold for every output come last: the others show how many there are.
+    for row in sorted(layout.rows, key=lambda one: one.counted is not None):
+        fitted = []
+        for place in range(sizes.get(row.counted, 1) if row.counted else 1):
+            key = number(row.theirs, place)
+            left_over.discard(key)
+            if key not in theirs:
+                missing.append(key)
+            elif expected := disagreement(theirs[key], row.shape.split(), sizes):
+                shape = tuple(theirs[key].shape)
+                misshapen.append(f"{key} {shape} where ({expected}) was expected")
+            else:
+                fitted.append(row.fit(theirs[key]))
+        if number(row.ours, 0) != row.ours:
+            ours |= {number(row.ours, place): tensor for place, tensor in enumerate(fitted)}
         elif fitted:
-            ours[row.ours] = torch.stack(fitted) if "{c}" in row.theirs else fitted[0]
-    if misfit := describe_misfit(missing, sorted(set(theirs) - used), misshapen):
+            ours[row.ours] = torch.stack(fitted) if row.counted else fitted[0]
+    if misfit := describe_misfit(missing, sorted(left_over), misshapen):
         raise WeightsError(
             f"These are not the published weights of '{name}': {misfit}. Nothing was loaded."
         )
     return ours, sizes
 
 
+def number(name: str, place: int) -> str:
+    """The name of the tensor of one output or branch."""
+    return name.replace("{c}", str(place)).replace("{k}", str(place))
+
+
 def disagreement(tensor: Tensor, shape: Sequence[str], sizes: Sizes) -> str | None:
-    """The shape expected where the tensor has another; sizes that are still unknown are learned from it."""
+    """The shape expected where the tensor has another; unknown sizes are learned from it."""
     learned = dict(sizes)
     fits = len(shape) == tensor.ndim
     for text, length in zip(shape, tensor.shape, strict=False):
-        if text.isidentifier() and text not in learned:
-            learned[text] = length
+        if text.isidentifier():
+            learned.setdefault(text, length)
         fits = fits and expected_length(text, learned) == length
     if fits:
         sizes |= learned
@@ -221,34 +221,7 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:N_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def layer(theirs: str, shape: str, ours: str) -> tuple[Row, Row]:
-    """Weight and bias of one layer; the bias is as long as the first axis of the weight."""
-    return (
-        Row(f"{theirs}.weight", shape, f"{ours}.weight"),
-        Row(f"{theirs}.bias", shape.split()[0], f"{ours}.bias"),
-    )
-
-
-def dense(theirs: str, shape: str, ours: str) -> tuple[Row, Row]:
-    """The same for Keras, whose kernels are (in, out)."""
-    return (
-        Row(f"{theirs}.kernel", shape, f"{ours}.weight", transposed),
-        Row(f"{theirs}.bias", shape.split()[1], f"{ours}.bias"),
-    )
-
-
-def transposed(tensor: Tensor) -> Tensor:
-    return tensor.T.contiguous()
-
-
-def first_row(tensor: Tensor) -> Tensor:
-    """What a layer with one output has for it."""
-    return tensor[0]
-
-
-def keras_convolution(kernel: Tensor) -> Tensor:
-    """(33, 1, inputs per group, outputs) as (outputs, inputs per group, 33, 1)."""
-    return kernel.permute(3, 2, 0, 1).contiguous()
+# What a tensor of the authors becomes.
 
 
 def prepend_zero_logit(tensor: Tensor) -> Tensor:
@@ -267,176 +240,171 @@ def from_second_stream(weight: Tensor) -> Tensor:
 
 
 def without_confounders(weight: Tensor) -> Tensor:
-    """IBMIL's head of the first stage as one that also reads the mixture of the dictionary, which is 0 there."""
+    """IBMIL's head of the first stage, which also reads the mixture of an empty dictionary."""
     return torch.cat([weight, torch.zeros_like(weight)], dim=1)
 
 
-def mhim_network(name: str) -> tuple[Row, ...]:
-    attention = f"{name}/online_encoder.attention.attention"
-    return (
-        *layer(f"{name}/patch_to_emb.0", "width in_dim", f"{name}.project.0"),
-        Row(f"{attention}.0.weight", "hidden width", f"{name}.attention.0.weight"),
-        Row(f"{attention}.2.weight", "1 hidden", f"{name}.attention.2.weight"),
-        *layer(f"{name}/predictor", "n_outputs width", f"{name}.head"),
-    )
+def chosen(*names: str, **fixed: object) -> Callable[[Sizes], dict[str, object]]:
+    """Sizes that are options under the same name, and fixed options."""
+    return lambda sizes: {name: sizes[name] for name in names} | fixed
 
 
-def transmil_layer(theirs: str, ours: str) -> tuple[Row, ...]:
-    return (
-        *layer(f"{theirs}.norm", "width", f"{ours}_norm"),
-        Row(f"{theirs}.attn.to_qkv.weight", "3*width width", f"{ours}.qkv.weight"),
-        *layer(f"{theirs}.attn.to_out.0", "width width", f"{ours}.project.0"),
-        Row(f"{theirs}.attn.res_conv.weight", "heads 1 33 1", f"{ours}.value_conv.weight"),
-    )
+# The tables
 
 
-def chosen(*names: str) -> Callable[[Sizes], dict[str, object]]:
-    """Sizes that are options of our class under the same name."""
-    return lambda sizes: {name: sizes[name] for name in names}
-
-
-WITHOUT_GATE: dict[str, Any] = {
-    "absent": ("attention.gate.weight",),
-    "buffers": {"attention.gate.bias": OPEN},
-}
+def layer(theirs: str, shape: str, ours: str, *, bias: bool = True) -> tuple[Row, ...]:
+    """Weight and bias of one layer; the bias is as long as the first axis of the weight."""
+    weight = Row(f"{theirs}.weight", shape, f"{ours}.weight")
+    return (weight, Row(f"{theirs}.bias", shape.split()[0], f"{ours}.bias"))[: 1 + bias]
 
 
 def attention_pool(
-    project: str,
+    project: str | None,
     content: str,
     gate: str | None,
     score: str,
     head: tuple[Row, ...],
     *,
     branches: str = "1",
+    score_bias: bool = True,
     **layout: Any,
 ) -> WeightLayout:
-    """A projection, an attention with a gate or without one, and a head."""
+    """An attention with a gate or the plain one, behind a projection or not, and a head."""
+    width = "width" if project else "in_dim"
     rows = (
-        *layer(project, "width in_dim", "project.0"),
-        *layer(content, "hidden width", "attention.content"),
-        *(layer(gate, "hidden width", "attention.gate") if gate else ()),
-        *layer(score, f"{branches} hidden", "attention.score"),
+        *(layer(project, "width in_dim", "project.0") if project else ()),
+        *layer(content, f"hidden {width}", "attention.content"),
+        *(layer(gate, f"hidden {width}", "attention.gate") if gate else ()),
+        *layer(score, f"{branches} hidden", "attention.score", bias=score_bias),
         *head,
     )
-    shared = {"options": chosen("width", "hidden")} | ({} if gate else WITHOUT_GATE)
-    return WeightLayout(rows=rows, **{**shared, **layout})
+    absent = () if score_bias else ("attention.score.bias",)
+    layout = {
+        "options": chosen("width", "hidden") if project else chosen("hidden", width=None),
+        "absent": absent if gate else (*absent, "attention.gate.weight"),
+        "buffers": {} if gate else {"attention.gate.bias": OPEN},
+        **layout,
+    }
+    return WeightLayout(rows=rows, **layout)
 
 
-ABMIL_CLASSES: dict[str, Any] = {
-    "two_classes": {"head.weight": prepend_zero_logit, "head.bias": prepend_zero_logit}
-}
-ABMIL_HEAD = layer("classifier.0", "n_outputs width", "head")
-MIL_LAB_HEAD = layer("classifier", "n_outputs width", "head")
-ABMIL = attention_pool(
-    "feature_extractor_part2.0",
-    "attention_V.0",
-    "attention_U.0",
-    "attention_w",
-    ABMIL_HEAD,
-    **ABMIL_CLASSES,
+HEAD_OF_TWO: dict[str, Fit] = dict.fromkeys(("head.weight", "head.bias"), prepend_zero_logit)
+
+
+ABMIL_PLACES: tuple[tuple[str | None, str, str | None, str, str], ...] = (
+    # The authors' names, with a gate and without; MIL-Lab's; torchmil's, with a projection or not.
+    ("feature_extractor_part2.0", "attention_V.0", "attention_U.0", "attention_w", "classifier.0"),
+    ("feature_extractor_part2.0", "attention.0", None, "attention.2", "classifier.0"),
+    (
+        "patch_embed.0",
+        "global_attn.attention_a.0",
+        "global_attn.attention_b.0",
+        "global_attn.attention_c",
+        "classifier",
+    ),
+    ("patch_embed.0", "global_attn.0", None, "global_attn.3", "classifier"),
+    ("feat_ext.0", "pool.fc1", "pool.fc_gated", "pool.fc2", "classifier"),
+    ("feat_ext.0", "pool.fc1", None, "pool.fc2", "classifier"),
+    (None, "pool.fc1", "pool.fc_gated", "pool.fc2", "classifier"),
+    (None, "pool.fc1", None, "pool.fc2", "classifier"),
 )
-ABMIL_PLAIN = attention_pool(
-    "feature_extractor_part2.0", "attention.0", None, "attention.2", ABMIL_HEAD,
-    needs=("attention.0.weight",), **ABMIL_CLASSES,
-)  # fmt: skip
-ABMIL_MIL_LAB = attention_pool(
-    "patch_embed.0", "global_attn.attention_a.0", "global_attn.attention_b.0", "global_attn.attention_c",
-    MIL_LAB_HEAD, needs=("patch_embed.0.weight", "global_attn.attention_c.weight"), **ABMIL_CLASSES,
-)  # fmt: skip
-ABMIL_MIL_LAB_PLAIN = attention_pool(
-    "patch_embed.0", "global_attn.0", None, "global_attn.3", MIL_LAB_HEAD,
-    needs=("patch_embed.0.weight", "global_attn.0.weight"), **ABMIL_CLASSES,
-)  # fmt: skip
-
-
-def torchmil_abmil(*, gated: bool, projected: bool) -> WeightLayout:
-    """torchmil's ABMIL, on features or behind a linear layer with ReLU, with gated attention or the plain one."""
-    width = "width" if projected else "in_dim"
-    gate = layer("pool.fc_gated", f"hidden {width}", "attention.gate") if gated else ()
-    project = layer("feat_ext.0", "width in_dim", "project.0") if projected else ()
-    options = (
-        chosen("width", "hidden")
-        if projected
-        else lambda sizes: {"width": None, "hidden": sizes["hidden"]}
-    )
-    absent = (
-        ("attention.score.bias",) if gated else ("attention.score.bias", *WITHOUT_GATE["absent"])
-    )
-    return WeightLayout(
-        rows=(
-            *project,
-            *layer("pool.fc1", f"hidden {width}", "attention.content"),
-            *gate,
-            Row("pool.fc2.weight", "1 hidden", "attention.score.weight"),
-            *layer("classifier", f"n_outputs {width}", "head"),
-        ),
-        options=options,
-        needs=(
-            "pool.fc1.weight",
-            *(["feat_ext.0.weight"] if projected else []),
-            *(["pool.fc_gated.weight"] if gated else []),
-        ),
-        **ABMIL_CLASSES,
-        absent=absent,
-        buffers={} if gated else WITHOUT_GATE["buffers"],
-        caveats=(
-            "Weights do not tell the activations: tanh in the attention, and ReLU behind a layer in front of it.",
-        ),
-    )
-
-
-ABMIL_TORCHMIL = tuple(
-    torchmil_abmil(gated=gated, projected=projected)
-    for gated in (True, False)
-    for projected in (True, False)
+TORCHMIL_CAVEAT = (
+    "Weights do not tell the activations: tanh in the attention, "
+    "and ReLU behind a layer in front of it."
 )
-CLAM_ATTENTION = (
+
+
+def abmil_layout(
+    project: str | None, content: str, gate: str | None, score: str, head: str
+) -> WeightLayout:
+    of_torchmil = content == "pool.fc1"
+    return attention_pool(
+        project,
+        content,
+        gate,
+        score,
+        layer(head, "n_outputs width" if project else "n_outputs in_dim", "head"),
+        score_bias=not of_torchmil,
+        two_classes=HEAD_OF_TWO,
+        caveats=(TORCHMIL_CAVEAT,) if of_torchmil else (),
+    )
+
+
+CLAM_INSTANCES = layer("instance_classifiers.{c}", "2 width", "instance_heads.{c}")
+CLAM_SB_HEADS = (*layer("classifiers", "n_outputs width", "head"), *CLAM_INSTANCES)
+CLAM_MB_HEADS = (
+    Row("classifiers.{c}.weight", "1 width", "head.weight", lambda rows: rows[0]),
+    Row("classifiers.{c}.bias", "1", "head.bias", lambda rows: rows[0]),
+    *CLAM_INSTANCES,
+)
+GATED_CLAM = (
     "attention_net.0",
     "attention_net.3.attention_a.0",
     "attention_net.3.attention_b.0",
+    "attention_net.3.attention_c",
 )
-CLAM_PLAIN_ATTENTION = ("attention_net.0", "attention_net.3.0", None)
-CLAM_HEADS = (
-    *layer("classifiers", "n_outputs width", "head"),
-    *layer("instance_classifiers.{c}", "2 width", "instance_heads.{c}"),
+PLAIN_CLAM = ("attention_net.0", "attention_net.3.0", None, "attention_net.3.3")
+CLAM_PLACES: tuple[tuple[str, str, str | None, str], ...] = (GATED_CLAM, PLAIN_CLAM)
+HDMIL = attention_pool(
+    *GATED_CLAM,
+    (
+        Row("classifiers.{c}.act_fun.0.cheby_coeffs", "width 1 terms", "bag_heads.coefficients"),
+        Row(
+            "instance_classifiers.{c}.act_fun.0.cheby_coeffs",
+            "width 2 terms",
+            "instance_heads.coefficients",
+        ),
+    ),
+    branches="n_outputs",
+    options=lambda sizes: {**chosen("width", "hidden")(sizes), "degree": sizes["terms"] - 1},
 )
-CLAM_MB_HEADS = (
-    Row("classifiers.{c}.weight", "1 width", "head.weight", first_row),
-    Row("classifiers.{c}.bias", "1", "head.bias", first_row),
-    *layer("instance_classifiers.{c}", "2 width", "instance_heads.{c}"),
-)
-CLAM_SB, CLAM_MB = (
-    attention_pool(*CLAM_ATTENTION, "attention_net.3.attention_c", heads, branches=branches)
-    for heads, branches in ((CLAM_HEADS, "1"), (CLAM_MB_HEADS, "n_outputs"))
-)
-CLAM_SB_PLAIN, CLAM_MB_PLAIN = (
-    attention_pool(
-        *CLAM_PLAIN_ATTENTION,
-        "attention_net.3.3",
-        heads,
-        branches=branches,
-        needs=("attention_net.3.0.weight",),
+
+
+def gated_attention(theirs: str, ours: str, branches: str = "1") -> tuple[Row, ...]:
+    """The gated attention of ACMIL and DTFD."""
+    return (
+        *layer(f"{theirs}attention_V.0", "hidden width", f"{ours}.content"),
+        *layer(f"{theirs}attention_U.0", "hidden width", f"{ours}.gate"),
+        *layer(f"{theirs}attention_weights", f"{branches} hidden", f"{ours}.score"),
     )
-    for heads, branches in ((CLAM_HEADS, "1"), (CLAM_MB_HEADS, "n_outputs"))
-)
+
+
 ACMIL = WeightLayout(
     rows=(
         Row("dimreduction.fc1.weight", "width in_dim", "project.0.weight"),
-        *layer("attention.attention_V.0", "hidden width", "attention.content"),
-        *layer("attention.attention_U.0", "hidden width", "attention.gate"),
-        *layer("attention.attention_weights", "n_branches hidden", "attention.score"),
+        *gated_attention("attention.", "attention", "n_branches"),
         *layer("Slide_classifier.fc", "n_outputs width", "head"),
-        Row(
-            "classifier.{c}.fc.weight",
-            "n_outputs width",
-            "branch_heads.{c}.weight",
-            each="n_branches",
-        ),
-        Row("classifier.{c}.fc.bias", "n_outputs", "branch_heads.{c}.bias", each="n_branches"),
+        *layer("classifier.{k}.fc", "n_outputs width", "branch_heads.{k}"),
     ),
     options=chosen("width", "hidden", "n_branches"),
 )
+DTFD = WeightLayout(
+    rows=(
+        Row("dim_reduction/fc1.weight", "width in_dim", "project.0.weight"),
+        *gated_attention("attention/", "attention"),
+        *layer("classifier/fc", "n_outputs width", "group_head"),
+        *gated_attention("att_classifier/attention.", "bag_attention"),
+        *layer("att_classifier/classifier.fc", "n_outputs width", "head"),
+    ),
+    options=chosen("width", "hidden"),
+    caveats=(
+        "The authors split a bag at random in evaluation too; here the place of a patch decides "
+        "its pseudo-bag.",
+        "Weights do not tell how pseudo-bags are distilled: afs, unless the option distillation "
+        "says max or maxmin.",
+    ),
+)
+
+
+def transmil_layer(theirs: str, ours: str) -> tuple[Row, ...]:
+    return (
+        *layer(f"{theirs}.norm", "width", f"{ours}_norm"),
+        *layer(f"{theirs}.attn.to_qkv", "3*width width", f"{ours}.qkv", bias=False),
+        *layer(f"{theirs}.attn.to_out.0", "width width", f"{ours}.project.0"),
+        *layer(f"{theirs}.attn.res_conv", "heads 1 33 1", f"{ours}.value_conv", bias=False),
+    )
+
+
 TRANSMIL = WeightLayout(
     rows=(
         Row("cls_token", "1 1 width", "class_token", lambda token: token.flatten(0, 1)),
@@ -451,24 +419,23 @@ TRANSMIL = WeightLayout(
     ),
     options=chosen("width", "heads"),
     caveats=(
-        "Weights trained with nystrom-attention 0.0.9, which the authors pin, answer otherwise there: that version "
-        "returns padding rows whenever it pads.",
+        "Weights trained with nystrom-attention 0.0.9, which the authors pin, answer otherwise "
+        "there: that version returns padding rows whenever it pads.",
     ),
-)
-DSMIL_STREAMS = (
-    *layer("i_classifier.fc.0", "n_outputs in_dim", "instance_head"),
-    *layer("b_classifier.q.0", "hidden in_dim", "query.0"),
-    *layer("b_classifier.q.2", "hidden hidden", "query.2"),
-    Row(
-        "b_classifier.fcc.weight",
-        "n_outputs n_outputs in_dim",
-        "head.weight",
-        lambda weight: weight.flatten(1),
-    ),
-    Row("b_classifier.fcc.bias", "n_outputs", "head.bias"),
 )
 DSMIL = WeightLayout(
-    rows=DSMIL_STREAMS,
+    rows=(
+        *layer("i_classifier.fc.0", "n_outputs in_dim", "instance_head"),
+        *layer("b_classifier.q.0", "hidden in_dim", "query.0"),
+        *layer("b_classifier.q.2", "hidden hidden", "query.2"),
+        Row(
+            "b_classifier.fcc.weight",
+            "n_outputs n_outputs in_dim",
+            "head.weight",
+            lambda weight: weight.flatten(1),
+        ),
+        Row("b_classifier.fcc.bias", "n_outputs", "head.bias"),
+    ),
     options=chosen("hidden"),
     two_classes={
         "instance_head.weight": prepend_small_logit,
@@ -477,32 +444,14 @@ DSMIL = WeightLayout(
         "head.bias": prepend_zero_logit,
     },
     caveats=(
-        "The authors read several outputs as one sigmoid each; here their softmax is the prediction. The logits agree.",
+        "The authors read several outputs as one sigmoid each; here their softmax is the "
+        "prediction. The logits agree.",
     ),
 )
 DSMIL_VALUES = replace(
     DSMIL,
-    rows=(*DSMIL_STREAMS, *layer("b_classifier.v.1", "in_dim in_dim", "value.0")),
-    options=lambda sizes: {"hidden": sizes["hidden"], "value_layer": True},
-    needs=("b_classifier.v.1.weight",),
-)
-DTFD = WeightLayout(
-    rows=(
-        Row("dim_reduction/fc1.weight", "width in_dim", "project.0.weight"),
-        *layer("attention/attention_V.0", "hidden width", "attention.content"),
-        *layer("attention/attention_U.0", "hidden width", "attention.gate"),
-        *layer("attention/attention_weights", "1 hidden", "attention.score"),
-        *layer("classifier/fc", "n_outputs width", "group_head"),
-        *layer("att_classifier/attention.attention_V.0", "hidden width", "bag_attention.content"),
-        *layer("att_classifier/attention.attention_U.0", "hidden width", "bag_attention.gate"),
-        *layer("att_classifier/attention.attention_weights", "1 hidden", "bag_attention.score"),
-        *layer("att_classifier/classifier.fc", "n_outputs width", "head"),
-    ),
-    options=chosen("width", "hidden"),
-    caveats=(
-        "The authors split a bag at random in evaluation too; here the place of a patch decides its pseudo-bag.",
-        "Weights do not tell how pseudo-bags are distilled: afs, unless the option distillation says max or maxmin.",
-    ),
+    rows=(*DSMIL.rows, *layer("b_classifier.v.1", "in_dim in_dim", "value.0")),
+    options=chosen("hidden", value_layer=True),
 )
 IBMIL_ATTENTION = (
     *layer("attention.0", "hidden in_dim", "attention.0"),
@@ -517,8 +466,7 @@ IBMIL = WeightLayout(
         Row("classifier.bias", "n_outputs", "head.bias"),
         Row("classifier.weight", "n_outputs 2*in_dim", "head.weight"),
     ),
-    options=lambda sizes: {"width": None, **chosen("hidden", "key_width", "n_confounders")(sizes)},
-    needs=("confounder_feat",),
+    options=chosen("hidden", "key_width", "n_confounders", width=None),
 )
 IBMIL_FIRST_STAGE = WeightLayout(
     rows=(
@@ -526,54 +474,65 @@ IBMIL_FIRST_STAGE = WeightLayout(
         Row("classifier.bias", "n_outputs", "head.bias"),
         Row("classifier.weight", "n_outputs in_dim", "head.weight", without_confounders),
     ),
-    options=lambda sizes: {"width": None, **chosen("hidden")(sizes)},
+    options=chosen("hidden", width=None),
     absent=("query.weight", "query.bias", "key.weight", "key.bias", "confounders"),
 )
+
+
+def mhim_network(name: str) -> tuple[Row, ...]:
+    attention = f"{name}/online_encoder.attention.attention"
+    return (
+        *layer(f"{name}/patch_to_emb.0", "width in_dim", f"{name}.project.0"),
+        *layer(f"{attention}.0", "hidden width", f"{name}.attention.0", bias=False),
+        *layer(f"{attention}.2", "1 hidden", f"{name}.attention.2", bias=False),
+        *layer(f"{name}/predictor", "n_outputs width", f"{name}.head"),
+    )
+
+
 MHIM = WeightLayout(
     rows=(*mhim_network("student"), *mhim_network("teacher")),
     options=chosen("width", "hidden"),
     buffers={"student_stage": 1},
 )
+
+
+def keras(theirs: str, shape: str, ours: str) -> Row:
+    """A kernel of Keras, which is (in, out)."""
+    return Row(theirs, shape, f"{ours}.weight", torch.Tensor.t)
+
+
 CAMIL = WeightLayout(
     rows=(
-        Row("encoder.custom_att.wq", "in_dim in_dim/2", "query.weight", transposed),
-        Row("encoder.custom_att.wk", "in_dim in_dim/2", "key.weight", transposed),
-        *dense("encoder.wv", "in_dim in_dim", "value"),
-        Row("encoder.nyst_att.to_qkv.kernel", "in_dim 3*in_dim", "context.qkv.weight", transposed),
-        *dense("encoder.nyst_att.to_out", "in_dim in_dim", "context.project.0"),
+        keras("encoder.custom_att.wq", "in_dim in_dim/2", "query"),
+        keras("encoder.custom_att.wk", "in_dim in_dim/2", "key"),
+        keras("encoder.wv.kernel", "in_dim in_dim", "value"),
+        Row("encoder.wv.bias", "in_dim", "value.bias"),
+        keras("encoder.nyst_att.to_qkv.kernel", "in_dim 3*in_dim", "context.qkv"),
+        keras("encoder.nyst_att.to_out.kernel", "in_dim in_dim", "context.project.0"),
+        Row("encoder.nyst_att.to_out.bias", "in_dim", "context.project.0.bias"),
         Row(
             "encoder.nyst_att.res_conv.kernel",
             "33 1 8 64",
             "context.value_conv.weight",
-            keras_convolution,
+            # (33, 1, inputs per group, outputs) as (outputs, inputs per group, 33, 1).
+            lambda kernel: kernel.permute(3, 2, 0, 1),
         ),
-        Row("attcls.v", "in_dim hidden", "pool_content.weight", transposed),
-        Row("attcls.u", "in_dim hidden", "pool_gate.weight", transposed),
-        Row("attcls.w", "hidden 1", "pool_score.weight", transposed),
-        *dense("class_fc", "in_dim n_outputs", "head"),
+        keras("attcls.v", "in_dim hidden", "pool_content"),
+        keras("attcls.u", "in_dim hidden", "pool_gate"),
+        keras("attcls.w", "hidden 1", "pool_score"),
+        keras("class_fc.kernel", "in_dim n_outputs", "head"),
+        Row("class_fc.bias", "n_outputs", "head.bias"),
     ),
-    options=lambda sizes: {"width": None, "hidden": sizes["hidden"], "convolution": "heads"},
-    two_classes=ABMIL.two_classes,
-)
-HDMIL = attention_pool(
-    *CLAM_ATTENTION,
-    "attention_net.3.attention_c",
-    (
-        Row("classifiers.{c}.act_fun.0.cheby_coeffs", "width 1 terms", "bag_heads.coefficients"),
-        Row(
-            "instance_classifiers.{c}.act_fun.0.cheby_coeffs",
-            "width 2 terms",
-            "instance_heads.coefficients",
-        ),
-    ),
-    branches="n_outputs",
-    options=lambda sizes: {**chosen("width", "hidden")(sizes), "degree": sizes["terms"] - 1},
+    options=chosen("hidden", width=None, convolution="heads"),
+    two_classes=HEAD_OF_TWO,
 )
 
 LAYOUTS: dict[str, tuple[WeightLayout, ...]] = {
-    "abmil": (ABMIL_PLAIN, ABMIL_MIL_LAB, ABMIL_MIL_LAB_PLAIN, *ABMIL_TORCHMIL, ABMIL),
-    "clam_sb": (CLAM_SB_PLAIN, CLAM_SB),
-    "clam_mb": (CLAM_MB_PLAIN, CLAM_MB),
+    "abmil": tuple(abmil_layout(*names) for names in ABMIL_PLACES),
+    "clam_sb": tuple(attention_pool(*names, CLAM_SB_HEADS) for names in CLAM_PLACES),
+    "clam_mb": tuple(
+        attention_pool(*names, CLAM_MB_HEADS, branches="n_outputs") for names in CLAM_PLACES
+    ),
     "acmil": (ACMIL,),
     "transmil": (TRANSMIL,),
     "dsmil": (DSMIL_VALUES, DSMIL),
@@ -586,18 +545,18 @@ LAYOUTS: dict[str, tuple[WeightLayout, ...]] = {
 
 
 def clam_names(theirs: Tensors) -> Tensors:
-    """Without the labels of the instance loss.
+    """Without the labels of the instance loss, and with the attention always in its fourth place.
 
-    Without dropout the attention stands one place further to the front of its list, and so does the last layer of the
+    Without dropout it stands one place further to the front, and so does the last layer of the
     plain attention.
     """
-    renamed_tensors = {}
+    tensors = {}
     for key, tensor in theirs.items():
         name = re.sub(r"^attention_net\.2\.", "attention_net.3.", key)
         name = re.sub(r"^attention_net\.3\.2\.", "attention_net.3.3.", name)
         if not name.startswith("instance_loss_fn."):
-            renamed_tensors[name] = tensor
-    return renamed_tensors
+            tensors[name] = tensor
+    return tensors
 
 
 def dtfd_names(theirs: Tensors) -> Tensors:
@@ -619,7 +578,7 @@ def dtfd_names(theirs: Tensors) -> Tensors:
 
 
 def mhim_names(theirs: Tensors) -> Tensors:
-    """The student is called 'model' in the authors' files, or stands alone; it is its own teacher then."""
+    """The student is called 'model' by the authors, or is alone and then its own teacher."""
     named = {
         (key if "/" in key else f"student/{key}").replace("model/", "student/", 1): tensor
         for key, tensor in theirs.items()

@@ -1,16 +1,17 @@
-"""A slide encoder as a host: any callable from all patches to one slide vector, and a linear head on it.
+"""A slide encoder as a host: any callable from all patches to one vector, and a linear head on it.
 
   s = encoder(h_1 ... h_N, coords),  logits = head(s)
-TITAN, PRISM, GigaPath's slide encoder or a transformer of one's own: a black box over the whole bag. As in adapters.py, a
-soft gate multiplies the features and a gate of 0 removes the row.
+TITAN, PRISM, GigaPath's slide encoder or a transformer of one's own: a black box over the whole
+bag. As in adapters.py, a soft gate multiplies the features and a gate of 0 removes the row.
 
-Evidence by blocks. Removing one patch of ten thousand shows nothing and costs a pass. So the patches are split into at
-most `n_blocks` blocks of equal size, by halving along the longer side of the slide (along the rows where there are no
-coordinates), and a patch's score is what the predicted output loses without its block:
+Evidence by blocks. Removing one patch of ten thousand shows nothing and costs a pass. So the
+patches are split into at most `n_blocks` blocks of equal size, by halving along the longer side of
+the slide (along the rows where there are no coordinates), and a patch's score is what the predicted
+output loses without its block:
 
   score_i = f_c(X) - f_c(X without the block of i)
-The scores of a bag take `n_passes` = n_blocks + 1 passes of the encoder. Only a whole bag without gates gets them; under
-gates, of a subset and in training, scores are 0 and the answer takes one pass.
+The scores of a bag take `n_passes` = n_blocks + 1 passes of the encoder. Only a whole bag without
+gates gets them; under gates, of a subset and in training, scores are 0 and there is one pass.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class SlideEncoderHost(CallableHost):
     """A slide encoder with a linear head.
 
     Args:
-        encoder: `encoder(features)`, or `encoder(features, coords)`, to the slide vector. A module moves to the device
-            with the host and is saved with it.
+        encoder: `encoder(features)`, or `encoder(features, coords)`, to the slide vector. A module
+            moves to the device with the host and is saved with it.
         in_dim: Width of the patch features.
         n_outputs: Number of classes; 1 for a risk or a value.
         gate_mode: What a gate does to its patch (hosts/host.py).
@@ -55,7 +56,8 @@ class SlideEncoderHost(CallableHost):
     Example:
         >>> import gcemil, torch
         >>> encoder = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-        >>> host = gcemil.SlideEncoderHost(lambda bag: encoder(bag[None]).mean(dim=1), 8, 2, width=8, n_blocks=4)
+        >>> mean = lambda bag: encoder(bag[None]).mean(dim=1)
+        >>> host = gcemil.SlideEncoderHost(mean, 8, 2, width=8, n_blocks=4)
         >>> host.eval()(torch.randn(20, 8)).logits.shape
         torch.Size([2])
     """
@@ -130,20 +132,18 @@ class SlideEncoderHost(CallableHost):
         learns = torch.is_grad_enabled() and (features.requires_grad or not self.frozen)
         with torch.set_grad_enabled(learns):
             answer = self.model(features, coords) if self.takes_coords else self.model(features)
-        slide = (
-            torch.as_tensor(answer[0] if isinstance(answer, tuple) else answer)
-            .to(features)
-            .flatten()
-        )
+        vector = torch.as_tensor(answer[0] if isinstance(answer, tuple) else answer)
+        slide = vector.to(features).flatten()
         if len(slide) != self.width:
             raise UsageError(
-                f"The slide encoder gave {len(slide)} numbers for one bag; this host has width={self.width}."
+                f"The slide encoder gave {len(slide)} numbers for one bag; "
+                f"this host has width={self.width}."
             )
         return slide
 
     @torch.no_grad()
     def block_losses(self, features: Features, coords: Coords | None, logits: Logits) -> Scores:
-        """What the predicted output loses without the block of each patch; 0 for a bag of one patch."""
+        """The predicted output's loss without each patch's block; 0 for a bag of one patch."""
         index = int(logits.argmax())
         blocks = halved_blocks(coords, len(features), self.n_blocks).to(features.device)
         scores = features.new_zeros(len(features))
@@ -156,7 +156,7 @@ class SlideEncoderHost(CallableHost):
 
 
 def halved_blocks(coords: Coords | None, n_patches: int, n_blocks: int) -> Int[Tensor, "n"]:
-    """The block of each patch: the largest block is halved along its longer side until there are enough."""
+    """The block of each patch; the largest is halved along its longer side, again and again."""
     places = torch.arange(n_patches).unsqueeze(1) if coords is None else coords.cpu()
     blocks = [torch.arange(n_patches)]
     while len(blocks) < min(n_blocks, n_patches):

@@ -1,6 +1,7 @@
-"""The hosts, and how any host is made by its name. A new one is one file and one entry here (docs/hosts.md).
+"""The hosts, and how any host is made by its name. A new one is one file and one entry here.
 
-A name is one of these, one that an installed package registers, or the import path of a class (hosts/own.py).
+A name is one of these, one that an installed package registers, or the import path of a class
+(hosts/own.py).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     AnyHost = MilHost[Any]
 else:
-    # The command line lists the hosts by name; settings are loaded only where they are used, torch only with a host.
+    # The command line lists the hosts by name: settings and torch are loaded where they are used.
     GateMode, AnyHost, Preset, TrainSettings = str, object, str, object
 
 Changes = Mapping[str, Any]
@@ -36,17 +37,17 @@ class HostSpec:
     module: str
     class_name: str
     default_gate_mode: GateMode | None = None
-    """The mode that was measured to be the better one (docs/hosts.md); None: what the constructor says."""
+    """The better mode by measurement (docs/hosts.md); None: what the constructor says."""
     learning_rate: float = 5e-4
     """By default; the same at every feature width (docs/training.md)."""
     max_patches: int = 2048
-    """Patches sampled from a training bag by default. Transformers take fewer, since a step of theirs costs twenty times as much."""
+    """Patches sampled from a training bag by default; a transformer takes fewer."""
     temperature_end: float = 0.1
-    """Final temperature of its gates. A host that attends evenly is influenced by whatever a soft gate leaves open."""
+    """Final temperature of its gates; lower for a host that attends evenly."""
     options: Changes = field(default_factory=dict)
-    """Options of its class in the common recipe, where the class's own do not learn (docs/training.md)."""
+    """Options in the common recipe, where those of the class do not learn (docs/training.md)."""
     parameters: int | None = None
-    """Trainable parameters at width 1024 and two outputs; None: never counted."""
+    """Trainable parameters at width 1024 and two outputs; None: not counted."""
     published: Changes | None = None
     """How its authors train it, where that differs from the common recipe (docs/training.md)."""
 
@@ -89,17 +90,19 @@ HOSTS: dict[str, HostSpec] = {
         },
     ),
     "clam_sb": HostSpec(
-        "gcemil.hosts.clam_sb", "ClamSb", "paper", parameters=790_791,
+        "gcemil.hosts.clam", "ClamSb", "paper", parameters=790_791,
         published={
-            "learning_rate": 2e-4, "weight_decay": 1e-5, **UNTIL_LOSS_RISES, "host.options": {"dropout": 0.25},
+            "learning_rate": 2e-4, "weight_decay": 1e-5, **UNTIL_LOSS_RISES,
+            "host.options": {"dropout": 0.25},
         },
     ),
     "transmil": HostSpec(
-        "gcemil.hosts.transmil", "TransMil", "deletion", learning_rate=2e-4, max_patches=512, parameters=2_672_146,
+        "gcemil.hosts.transmil", "TransMil", "deletion",
+        learning_rate=2e-4, max_patches=512, parameters=2_672_146,
         published={
-            "optimizer": "lookahead_radam", "learning_rate": 2e-4, "weight_decay": 1e-5, "epochs": 200,
-            "chosen_from": 0.0, "chosen_by": "loss", "early_stopping": 10, "bags_per_step": 2,
-            "host.options": {"dropout": 0.1},
+            "optimizer": "lookahead_radam", "learning_rate": 2e-4, "weight_decay": 1e-5,
+            "epochs": 200, "chosen_from": 0.0, "chosen_by": "loss", "early_stopping": 10,
+            "bags_per_step": 2, "host.options": {"dropout": 0.1},
         },
     ),
     "dsmil": HostSpec(
@@ -112,8 +115,8 @@ HOSTS: dict[str, HostSpec] = {
     "dtfd": HostSpec(
         "gcemil.hosts.dtfd", "Dtfd", "deletion", parameters=789_254,
         published={
-            "learning_rate": 1e-4, "weight_decay": 1e-4, "epochs": 200, "schedule": "step", "clip": 5.0,
-            "chosen_from": 0.8,
+            "learning_rate": 1e-4, "weight_decay": 1e-4, "epochs": 200, "schedule": "step",
+            "clip": 5.0, "chosen_from": 0.8,
         },
     ),
     "ibmil": HostSpec(
@@ -133,7 +136,8 @@ HOSTS: dict[str, HostSpec] = {
         },
     ),
     "camil": HostSpec(
-        "gcemil.hosts.camil", "Camil", "deletion", learning_rate=2e-4, max_patches=512, parameters=2_231_178,
+        "gcemil.hosts.camil", "Camil", "deletion",
+        learning_rate=2e-4, max_patches=512, parameters=2_231_178,
         published={
             "learning_rate": 2e-4, "weight_decay": 0.0, "epochs": 30,
             "chosen_from": 0.0, "chosen_by": "loss", "early_stopping": 20,
@@ -147,27 +151,28 @@ HOSTS: dict[str, HostSpec] = {
         },
     ),
     "clam_mb": HostSpec(
-        "gcemil.hosts.clam_mb", "ClamMb", "paper", parameters=791_048,
+        "gcemil.hosts.clam", "ClamMb", "paper", parameters=791_048,
         published={
-            "learning_rate": 2e-4, "weight_decay": 1e-5, **UNTIL_LOSS_RISES, "host.options": {"dropout": 0.25},
+            "learning_rate": 2e-4, "weight_decay": 1e-5, **UNTIL_LOSS_RISES,
+            "host.options": {"dropout": 0.25},
         },
     ),
     "acmil": HostSpec(
         "gcemil.hosts.acmil", "Acmil", "paper", parameters=662_417,
         published={
-            "optimizer": "adamw", "learning_rate": 1e-4, "weight_decay": 1e-5, "epochs": 100, "schedule": "cosine",
-            "chosen_from": 0.0,
+            "optimizer": "adamw", "learning_rate": 1e-4, "weight_decay": 1e-5, "epochs": 100,
+            "schedule": "cosine", "chosen_from": 0.0,
         },
     ),
     "additive": HostSpec("gcemil.hosts.additive", "Additive", "paper", parameters=787_843),
-    "mean": HostSpec("gcemil.hosts.mean", "Mean", "paper", parameters=525_826),
-    "max": HostSpec("gcemil.hosts.max", "Max", "paper", parameters=525_826),
-    "linear": HostSpec("gcemil.hosts.mean", "Linear", "paper", parameters=2_050),
+    "mean": HostSpec("gcemil.hosts.baselines", "Mean", "paper", parameters=525_826),
+    "max": HostSpec("gcemil.hosts.baselines", "Max", "paper", parameters=525_826),
+    "linear": HostSpec("gcemil.hosts.baselines", "Linear", "paper", parameters=2_050),
 }  # fmt: skip
 
 
 def host_spec(name: str) -> HostSpec:
-    """What is known of a host by its name; nothing is imported. An unknown name is refused with those that exist."""
+    """What is known of a host by its name; nothing is imported."""
     if name in HOSTS:
         return HOSTS[name]
     if (path := own.registered_path(name)) is not None:
@@ -175,7 +180,8 @@ def host_spec(name: str) -> HostSpec:
     if own.is_import_path(name):
         return HostSpec(*own.split_path(name, "Host"))
     raise UsageError(
-        f"Unknown host '{name}'.{did_you_mean(name, HOSTS)} Choose one of: {', '.join([*HOSTS, *own.registered_names()])}; "
+        f"Unknown host '{name}'.{did_you_mean(name, HOSTS)} Choose one of: "
+        f"{', '.join([*HOSTS, *own.registered_names()])}; "
         "or name a class of your own as package.module:Class."
     )
 
@@ -213,20 +219,17 @@ def create_host(
 
     spec = host_spec(name)
     options = dict(options or {})
-    if large := [
-        key for key, value in options.items() if isinstance(value, int) and value > LARGEST_SIZE
-    ]:
-        raise UsageError(
-            f"Host '{name}': option '{large[0]}' is at most {LARGEST_SIZE:,}, got {options[large[0]]}."
-        )
+    for key, value in options.items():
+        if isinstance(value, int) and value > LARGEST_SIZE:
+            raise UsageError(
+                f"Host '{name}': option '{key}' is at most {LARGEST_SIZE:,}, got {value}."
+            )
     host_class = spec.load()
-    given = {
-        "in_dim": in_dim,
-        "n_outputs": n_outputs,
-        "gate_mode": gate_mode or spec.default_gate_mode,
-    }
+    mode = gate_mode or spec.default_gate_mode
+    given = {"in_dim": in_dim, "n_outputs": n_outputs, "gate_mode": mode}
     if name not in HOSTS and own.is_import_path(name):
-        # Naming a class in a call is consent to run its code, also for runs that name the same class.
+        # Naming a class in a call is consent to run its code, also for runs that name the same
+        # class.
         own.trust_host(name)
     # Torch comes with the adapters, which a list of names must not need.
     make = import_module("gcemil.hosts.adapters").create_own if spec.is_own else construct
@@ -240,16 +243,15 @@ def construct(
 ) -> Any:
     """An object of the class: `given` as far as its constructor takes it, and every option."""
     parameters = inspect.signature(host_class).parameters
-    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     accepted = [
-        key
-        for key, parameter in parameters.items()
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        and key not in given
+        key for key, one in parameters.items() if one.kind not in variadic and key not in given
     ]
     if unknown := sorted(option for option in options if option not in accepted and not takes_all):
         raise UsageError(
-            f"Host '{name}' has no option '{unknown[0]}'. It accepts: {', '.join(accepted) or 'none'}."
+            f"Host '{name}' has no option '{unknown[0]}'. "
+            f"It accepts: {', '.join(accepted) or 'none'}."
         )
     taken = {key: value for key, value in given.items() if key in parameters or takes_all}
     if given.get("gate_mode") is not None and "gate_mode" not in taken:
@@ -257,11 +259,12 @@ def construct(
     if taken.get("gate_mode", "") is None:
         del taken["gate_mode"]
     arguments = {**taken, **options}
-    for key, parameter in parameters.items():
-        if key in accepted and parameter.default is parameter.empty and key not in arguments:
+    for key in accepted:
+        if parameters[key].default is inspect.Parameter.empty and key not in arguments:
             raise UsageError(
-                f"Host '{name}' cannot be made: its constructor needs '{key}'. gcemil gives in_dim, n_outputs and "
-                f"gate_mode under these names; give the rest with --set host.options.{key}=VALUE."
+                f"Host '{name}' cannot be made: its constructor needs '{key}'. gcemil gives "
+                "in_dim, n_outputs and gate_mode under these names; give the rest with "
+                f"--set host.options.{key}=VALUE."
             )
     try:
         return host_class(**arguments)
@@ -280,13 +283,11 @@ def describe_failure(error: BaseException) -> str:
 
 
 def mark_weights(host: AnyHost) -> tuple[float, ...] | None:
-    """A sum per weight: the host is untrained while they are those that were drawn. None for weights that are not there."""
+    """A sum per weight, by which a trained host is known; None on the meta device."""
     weights = [one.detach() for one in host.parameters()]
-    return (
-        None
-        if any(one.is_meta for one in weights)
-        else tuple(float(one.double().sum()) for one in weights)
-    )
+    if any(one.is_meta for one in weights):
+        return None
+    return tuple(float(one.double().sum()) for one in weights)
 
 
 def is_untrained(host: object) -> bool:
@@ -303,7 +304,7 @@ def patch_limit(settings: TrainSettings) -> int | None:
 
 
 def with_recipe(settings: TrainSettings, name: str, *, plain: bool = False) -> TrainSettings:
-    """The settings with a recipe's evidence, training and gates; `plain` leaves the evidence out, for the host beside it."""
+    """The settings under a recipe; `plain` leaves the evidence out."""
     from gcemil.config import RECIPES
 
     recipe = RECIPES[name]
@@ -317,7 +318,8 @@ def with_recipe(settings: TrainSettings, name: str, *, plain: bool = False) -> T
 def with_preset(settings: TrainSettings, preset: Preset) -> TrainSettings:
     """The settings as they are, or with everything that the host's authors train otherwise.
 
-    A wrapped host is never chosen before its gates have cooled, however early its authors would stop.
+    A wrapped host is never chosen before its gates have cooled, however early its authors would
+    stop.
     """
     from gcemil.config import EARLIEST_SELECTABLE_EPOCH
 
@@ -327,7 +329,8 @@ def with_preset(settings: TrainSettings, preset: Preset) -> TrainSettings:
     if published is None:
         having = [name for name, spec in HOSTS.items() if spec.published is not None]
         raise ConfigError(
-            f"Host '{settings.host.name}' has no published settings. Those with: {', '.join(having)}."
+            f"Host '{settings.host.name}' has no published settings. "
+            f"Those with: {', '.join(having)}."
         )
     changes = {**ONE_BAG_A_STEP, **published}
     options = {**changes.pop("host.options", {}), **settings.host.options}
@@ -358,7 +361,8 @@ def with_overrides(settings: TrainSettings, overrides: list[str]) -> TrainSettin
             target = target[parent] if isinstance(target, dict) else None
             if target is None:
                 raise ConfigError(
-                    f"'{path}' cannot be set: '{'.'.join(parents)}' is switched off in these settings."
+                    f"'{path}' cannot be set: '{'.'.join(parents)}' is switched off "
+                    "in these settings."
                 )
         try:
             target[last] = parse_yaml(value, f"The value of '{path}'")

@@ -1,17 +1,19 @@
 """TransMIL: a class token attends over all patches (Shao et al., 2021).
 
-  m_i = relu(E h_i), followed by the first S^2 - N patches again, S = ceil(sqrt N); a class token in front
-  x <- x + Nystrom(LN x);   x <- PPEG(x) on the S x S grid of rows;   x <- x + Nystrom(LN x);   logits = head(LN x_class)
+  m_i = relu(E h_i), then the first S^2 - N patches again, S = ceil(sqrt N); a class token in front
+  x <- x + Nystrom(LN x);   x <- PPEG(x) on the S x S grid of rows;   x <- x + Nystrom(LN x)
+  logits = head(LN x_class)
   PPEG(x) = x + conv7(x) + conv5(x) + conv3(x), depthwise, the class token passing by
-Score of a patch: the class token's row of A1 pinv(A2) A3 in the second layer, mean over heads, the repeated patches
-added back to their sources. It can be negative and need not sum to 1.
+Score of a patch: the class token's row of A1 pinv(A2) A3 in the second layer, mean over heads, the
+repeated patches added back to their sources. It can be negative and need not sum to 1.
 
-The order of rows matters (grid, landmarks, convolutions): bags are stored in raster order.
-Only the class token leaves the second layer, so only its row is computed there. The three kernels of PPEG are
-summed into one 7 x 7 kernel first. Both are exact.
+The order of rows matters (grid, landmarks, convolutions): bags are stored in raster order. Only the
+class token leaves the second layer, so only its row is computed there. The three kernels of PPEG
+are summed into one 7 x 7 kernel first. Both are exact.
 
-In deletion mode the gates act inside the attention (see nystrom.py) and scale what PPEG reads from neighbours. An
-exact 0 removes the row and lays the grid out again, so no soft gate can agree with it: the floor of this host.
+In deletion mode the gates act inside the attention (see nystrom.py) and scale what PPEG reads from
+neighbours. An exact 0 removes the row and lays the grid out again, so no soft gate can agree with
+it.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from gcemil.shapes import Coords, Features, LogGates, Scores
 @dataclass(frozen=True)
 class ProjectedEmbedded(Embedded):
     projected: Float[Tensor, "n p"]
-    """Query, key and value of the first layer, which no gate touches: pooling twice need not project twice."""
+    """Query, key and value of the first layer, which no gate touches."""
 
 
 class TransMil(MilHost[ProjectedEmbedded]):
@@ -59,11 +61,11 @@ class TransMil(MilHost[ProjectedEmbedded]):
         self.project = nn.Sequential(nn.Linear(in_dim, width), nn.ReLU())
         self.class_token = nn.Parameter(torch.randn(1, width))
         self.first_norm, self.second_norm = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.first = NystromAttention(
-            width, heads=heads, head_width=width // heads, landmarks=landmarks, dropout=dropout
-        )
-        self.second = NystromAttention(
-            width, heads=heads, head_width=width // heads, landmarks=landmarks, dropout=dropout
+        self.first, self.second = (
+            NystromAttention(
+                width, heads=heads, head_width=width // heads, landmarks=landmarks, dropout=dropout
+            )
+            for _ in range(2)
         )
         self.position = PyramidPosition(width)
         self.norm = nn.LayerNorm(width)
@@ -118,24 +120,20 @@ class PyramidPosition(nn.Module):
         tokens = sequence[1:]
         read = tokens if log_gates is None else tokens * log_gates[1:].exp().unsqueeze(1)
         side = isqrt(len(tokens))
-        # Rows as the last axis of a channels-last image: no copy, and a much faster depthwise kernel.
-        grid = read.view(1, side, side, -1).permute(0, 3, 1, 2)
-        encoding = F.conv2d(grid, self._kernel(), self._bias(), padding=3, groups=grid.shape[1])
-        encoded = tokens + encoding.permute(0, 2, 3, 1).flatten(0, 2)
-        return torch.cat([sequence[:1], encoded])
-
-    def _kernel(self) -> Float[Tensor, "w 1 7 7"]:
-        return (
+        kernel = (
             self.wide.weight
             + F.pad(self.middle.weight, (1, 1, 1, 1))
             + F.pad(self.narrow.weight, (2, 2, 2, 2))
         )
-
-    def _bias(self) -> Float[Tensor, "w"]:
         wide, middle, narrow = (
             self.get_parameter(f"{name}.bias") for name in ("wide", "middle", "narrow")
         )
-        return wide + middle + narrow
+        # Rows as the last axis of a channels-last image: no copy, and a faster depthwise kernel.
+        grid = read.view(1, side, side, -1).permute(0, 3, 1, 2)
+        bias = wide + middle + narrow
+        encoding = F.conv2d(grid, kernel, bias, padding=3, groups=grid.shape[1])
+        encoded = tokens + encoding.permute(0, 2, 3, 1).flatten(0, 2)
+        return torch.cat([sequence[:1], encoded])
 
 
 def squared(rows: Float[Tensor, "n *w"]) -> Float[Tensor, "s *w"]:

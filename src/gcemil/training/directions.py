@@ -31,7 +31,7 @@ from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.bags.loader import SampleRule, load_bags
 from gcemil.evidence.anchors import AnchorBank, directions_of_means
 from gcemil.evidence.bridge import Bridge, CentredBridge
-from gcemil.evidence.head import ABSENT_QUANTILE, fit_class_head, fit_risk_head, fit_value_head
+from gcemil.evidence.head import ABSENT_QUANTILE, Slides, fit_vote
 from gcemil.evidence.selector import Neighbourhood, smoothed
 from gcemil.explanation import bag_tensors, explain_bag, lesion_strength
 from gcemil.hosts.host import Embedded, Host, embedded_bag
@@ -169,18 +169,15 @@ def fit_head(
     seen = {name: np.maximum(values, absent) for name, values in coverage.items()}
     targets = [stacked_targets(bags) for bags in (parts.train, parts.val)]
     train, val = (one.numpy() for one in targets)
-    if cohort.card.task == "survival":
-        fit = fit_risk_head(
-            seen["train"], train[:, 0], train[:, 1], logits["train"][:, 0],
-            seen["val"], val[:, 0], val[:, 1], logits["val"][:, 0],
-        )  # fmt: skip
-    elif cohort.card.task == "regression":
+    if cohort.card.task == "regression":
         train, val = (
             RegressionTask(*label_scale).standardise(one).double().numpy() for one in targets
         )
-        fit = fit_value_head(seen["train"], train, seen["val"], val, logits["val"][:, 0])
-    else:
-        fit = fit_class_head(seen["train"], train, seen["val"], val, logits["val"])
+    fit = fit_vote(
+        cohort.card.task,
+        Slides(seen["train"], train, logits["train"]),
+        Slides(seen["val"], val, logits["val"]),
+    )
     model.head.set_fit(fit)
     if model.head.has_vote and model.output_kind.measures_unit and not model.explains_host:
         # Risks are compared in units of what F says of the training slides.

@@ -27,8 +27,8 @@ from gcemil.bags.loader import sample_patches
 from gcemil.config import EvidenceSettings, TrainSettings
 from gcemil.device import pick_device
 from gcemil.errors import CohortError, ConfigError, RunError
-from gcemil.evidence.anchors import AnchorBank, bank_from_examples
-from gcemil.evidence.bridge import CentredBridge, create_bridge
+from gcemil.evidence.anchors import AnchorBank
+from gcemil.evidence.bridge import CentredBridge, FrozenBridge
 from gcemil.explanation import Explanation, slide_evidence
 from gcemil.files import lock_folder, write_json, write_table
 from gcemil.model import GceMil, bridge_kind
@@ -249,9 +249,7 @@ def create_anchors(
     is_text = bridge_kind(settings, bank, cohort.card.feature_dim) == "proximal"
     if settings.bridge != "auto" or not is_text or settings.prompt_examples == 0:
         return bank
-    bridge = create_bridge(
-        "frozen", cohort.card.feature_dim, bank.anchor_dim, rank=settings.bridge_rank
-    )
+    bridge = FrozenBridge(cohort.card.feature_dim, bank.anchor_dim, rank=settings.bridge_rank)
     bridge.fit(*read_pairs(cohort))
     return anchor_prompts_in_patches(
         bank, bridge, reference, cohort, train_bags, count=settings.prompt_examples, seed=seed
@@ -268,7 +266,7 @@ def create_example_bank(
     chosen, n_held_out = choose_for_fold(examples, held_out)
     left_out = f", {n_held_out} on held-out slides left out" if n_held_out else ""
     features = {name: torch.from_numpy(examples.features[rows]) for name, rows in chosen.items()}
-    return bank_from_examples(features, reference, source=examples.source, note=left_out)
+    return AnchorBank.from_examples(features, reference, source=examples.source + left_out)
 
 
 def _takes_examples(cohort: Cohort, settings: EvidenceSettings) -> bool:

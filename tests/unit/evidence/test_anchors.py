@@ -15,7 +15,6 @@ from gcemil.errors import InputError, UsageError
 from gcemil.evidence.anchors import AnchorBank
 from gcemil.families import (
     ORGAN_FAMILIES,
-    least_related_family,
     load_family,
     read_family,
 )
@@ -123,21 +122,6 @@ def test_shuffled_anchors_keep_their_mutual_angles_and_lose_their_meaning() -> N
     # A permutation of the rows would keep the set of embeddings; this one must not.
     distances = torch.cdist(control.embeddings, bank.embeddings)
     assert distances.min() > 1.0
-
-
-def test_generic_and_unrelated_banks_hold_other_prompts() -> None:
-    own = set(load_family("breast").wordings)
-    assert own.isdisjoint(AnchorBank.generic(letter_counts).prompts)
-    unrelated = AnchorBank.unrelated("breast", letter_counts)
-    assert own.isdisjoint(unrelated.prompts)
-    assert unrelated.provenance.startswith("unrelated to breast: family ")
-
-
-@pytest.mark.parametrize("name", ORGAN_FAMILIES)
-def test_the_least_related_family_shares_at_most_necrosis(name: str) -> None:
-    other = least_related_family(name)
-    assert other.family != name
-    assert set(other.concepts) & set(load_family(name).concepts) <= {"necrosis"}
 
 
 def test_a_bank_from_a_file_holds_what_was_written(tmp_path: Path) -> None:

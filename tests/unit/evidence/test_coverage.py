@@ -14,27 +14,6 @@ from gcemil.evidence.coverage import (
     marginal_gains,
 )
 
-HALF = torch.tensor([[0.5, 0.0], [0.5, 0.2], [0.0, 1.0]], dtype=torch.float64)
-WEIGHTS = torch.tensor([2.0, 1.0], dtype=torch.float64)
-
-
-def gates(*values: float) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def test_two_patches_at_one_half_cover_three_quarters():
-    torch.testing.assert_close(anchor_coverage(gates(1, 1, 0), HALF), gates(0.75, 0.2))
-
-
-def test_marginal_gains_by_hand():
-    # Patch 0: 2 * .5 * .5. Patch 1: 2 * .5 * .5 + 1 * .2. Patch 2, closed so far: 1 * 1 * .8.
-    torch.testing.assert_close(marginal_gains(gates(1, 1, 0), HALF, WEIGHTS), gates(0.5, 0.7, 0.8))
-
-
-def test_a_certain_patch_leaves_nothing_to_the_others_and_keeps_its_own_gain():
-    gains = marginal_gains(gates(0, 1, 1), HALF, torch.tensor([0.0, 1.0], dtype=torch.float64))
-    torch.testing.assert_close(gains, gates(0.0, 0.0, 0.8))
-
 
 def test_tiny_responses_of_many_patches_add_up_in_float32():
     # The product of factors 1 - 1e-9 would stay at 1 for ever in float32.

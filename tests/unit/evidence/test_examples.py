@@ -6,7 +6,7 @@ import torch
 
 from gcemil.config import EvidenceSettings
 from gcemil.errors import InputError
-from gcemil.evidence.anchors import bank_from_examples, directions_of_means
+from gcemil.evidence.anchors import AnchorBank, directions_of_means
 from gcemil.hosts.table import create_host
 from gcemil.model import GceMil, bridge_kind
 
@@ -55,14 +55,9 @@ def test_an_anchor_of_few_examples_finds_its_concept_where_raw_cosines_do_not():
 def test_the_bank_says_what_it_is_and_grounds_the_evidence():
     rows, is_concept = patches_with_a_loud_axis()
     concepts = {"a": rows[is_concept][:4], "b": rows[~is_concept][:2]}
-    bank = bank_from_examples(
-        concepts, rows, source="outlines", note=", 3 on held-out slides left out"
-    )
+    bank = AnchorBank.from_examples(concepts, rows, source="outlines")
     assert bank.prompts == ("a", "b")
-    assert (
-        bank.provenance
-        == "examples: 2 to 4 patches per concept, outlines, 3 on held-out slides left out"
-    )
+    assert bank.provenance == "examples: 2 to 4 patches per concept, outlines"
     assert bank.kind == "examples"
     assert bridge_kind(EvidenceSettings(), bank, 6) == "centred"
     model = GceMil(create_host("abmil", in_dim=6, n_outputs=2), bank, in_dim=6)

@@ -5,15 +5,12 @@ import pytest
 import torch
 
 from gcemil.evidence.head import (
+    ClassLikelihood,
+    CoxLikelihood,
     EvidenceHead,
-    calibrate_logits,
-    calibrate_values,
-    fit_class_head,
-    fit_class_weights,
-    fit_risk_effects,
-    fit_risk_head,
-    fit_value_effects,
-    fit_value_head,
+    GaussianLikelihood,
+    Slides,
+    fit_vote,
 )
 
 
@@ -90,15 +87,15 @@ def test_a_class_that_the_host_neglects_is_put_right_by_its_bias():
     generator = np.random.default_rng(0)
     labels = np.arange(300) % 3
     logits = np.eye(3)[labels] + generator.normal(size=(300, 3)) - np.array([2.0, 0.0, 0.0])
-    scale, bias = calibrate_logits(logits, labels)
-    right = (
-        (logits.argmax(axis=1) == labels).mean(),
-        ((logits + bias) * scale).argmax(axis=1) == labels,
+    scale, bias = ClassLikelihood.calibrate(logits, logits, labels)
+    before, after = (
+        (one.argmax(axis=1) == labels).mean() for one in (logits, (logits + bias) * scale[1])
     )
-    assert right[1].mean() > right[0] + 0.05
+    assert after > before + 0.05
     assert bias[0] > 1.0 > bias[1:].max()
     # A few slides move a bias little.
-    assert abs(calibrate_logits(logits[:6], labels[:6])[1] * scale).max() < 0.6
+    scale, bias = ClassLikelihood.calibrate(logits, logits[:6], labels[:6])
+    assert abs(bias * scale[1]).max() < 0.6
 
 
 def test_the_mixture_reads_the_host_with_its_biases():
@@ -121,7 +118,7 @@ def planted(n=60, seed=0, noise=0.2):
 
 def test_weights_find_which_anchor_speaks_for_which_class_and_are_never_negative():
     coverage, labels = planted()
-    weights, bias = fit_class_weights(coverage, labels, 3)
+    weights, bias = ClassLikelihood.fit_weights(coverage, labels, 3)
     assert (weights >= 0).all()
     assert weights[:, :3].argmax(axis=1).tolist() == [0, 1, 2]
     assert ((coverage @ weights.T + bias).argmax(axis=1) == labels).all()
@@ -131,11 +128,15 @@ def test_the_head_votes_where_the_host_does_not_know_and_has_no_vote_where_it_kn
     train, labels = planted()
     val, val_labels = planted(30, seed=1)
     generator = np.random.default_rng(2)
-    lost = fit_class_head(train, labels, val, val_labels, generator.normal(size=(30, 3)))
-    assert lost.weight > 0.5
-    sure = 6 * np.eye(3)[val_labels]
+    host = generator.normal(size=(90, 3))
+
+    def weight(train, val, val_host):
+        slides = Slides(train, labels, host[:60]), Slides(val, val_labels, val_host)
+        return fit_vote("classification", *slides).weight
+
+    assert weight(train, val, host[60:]) > 0.5
     noise = generator.uniform(size=(60, 4)), generator.uniform(size=(30, 4))
-    assert fit_class_head(noise[0], labels, noise[1], val_labels, sure).weight == 0.0
+    assert weight(*noise, 6 * np.eye(3)[val_labels]) == 0.0
 
 
 def survival(n=120, seed=0):
@@ -143,49 +144,43 @@ def survival(n=120, seed=0):
     coverage = generator.uniform(size=(n, 3))
     risk = 3 * coverage[:, 0] - 3 * coverage[:, 1]
     times = generator.exponential(size=n) * np.exp(-risk)
-    return coverage, risk, times, (generator.uniform(size=n) < 0.8).astype(float)
+    return coverage, risk, np.stack([times, generator.uniform(size=n) < 0.8], axis=1)
 
 
 def test_effects_are_signed_and_lead_the_risk():
-    coverage, risk, times, events = survival()
-    effects = fit_risk_effects(coverage, times, events)
+    coverage, risk, labels = survival()
+    ((effects,), _) = CoxLikelihood.fit_weights(coverage, labels, 1)
     assert effects[0] > 0 > effects[1]
     assert abs(effects[2]) < min(effects[0], -effects[1])
     assert np.corrcoef(coverage @ effects, risk)[0, 1] > 0.9
 
 
 def test_pathways_vote_on_a_risk_that_the_host_does_not_see():
-    train, val = survival(), survival(60, seed=1)
     generator = np.random.default_rng(5)
-    fit = fit_risk_head(
-        train[0],
-        train[2],
-        train[3],
-        generator.normal(size=120),
-        val[0],
-        val[2],
-        val[3],
-        generator.normal(size=60),
+    train, val = (
+        Slides(coverage, labels, generator.normal(size=(len(labels), 1)))
+        for coverage, _, labels in (survival(), survival(60, seed=1))
     )
-    assert fit.weight > 0.5
+    assert fit_vote("survival", train, val).weight > 0.5
 
 
 # Values
 
 
 def test_effects_of_a_value_are_those_of_least_squares_up_to_the_ridge():
-    draws = np.random.default_rng(0)
-    coverage = draws.uniform(size=(400, 2))
-    effects, bias = fit_value_effects(coverage, 3 * coverage[:, 0] - 2 * coverage[:, 1] + 1)
+    coverage = np.random.default_rng(0).uniform(size=(400, 2))
+    labels = 3 * coverage[:, 0] - 2 * coverage[:, 1] + 1
+    ((effects,), bias) = GaussianLikelihood.fit_weights(coverage, labels, 1)
     assert effects == pytest.approx([3, -2], rel=0.05)
     assert bias == pytest.approx(1, abs=0.1)
 
 
 def test_a_value_is_calibrated_by_a_slope_and_an_offset():
-    values = np.linspace(-2, 2, 400)
-    slope, offset = calibrate_values(values, 0.5 * values + 1)
+    values = np.linspace(-2, 2, 400)[:, None]
+    (_, slope), offset = GaussianLikelihood.calibrate(values, values, 0.5 * values[:, 0] + 1)
     assert slope * (values + offset) == pytest.approx(0.5 * values + 1, abs=0.1)
-    assert calibrate_values(values, values) == pytest.approx((1.0, 0.0))
+    (_, slope), offset = GaussianLikelihood.calibrate(values, values, values[:, 0])
+    assert (slope, *offset) == pytest.approx((1.0, 0.0))
 
 
 def test_the_head_votes_on_a_value_that_the_host_does_not_see():
@@ -193,12 +188,11 @@ def test_the_head_votes_on_a_value_that_the_host_does_not_see():
     coverage, labels = draws.uniform(size=(90, 3)), draws.normal(size=90)
     coverage[:, 0] = labels + 0.2 * draws.normal(size=90)
     noise = 0.1 * draws.normal(size=30)
-    blind = fit_value_head(coverage[:60], labels[:60], coverage[60:], labels[60:], noise)
+    train = Slides(coverage[:60], labels[:60], np.zeros((60, 1)))
+    blind = fit_vote("regression", train, Slides(coverage[60:], labels[60:], noise[:, None]))
     assert blind.weight > 0.8
-    assert (
-        fit_value_head(coverage[:60], labels[:60], coverage[60:], labels[60:], labels[60:]).weight
-        == 0
-    )
+    knowing = Slides(coverage[60:], labels[60:], labels[60:, None])
+    assert fit_vote("regression", train, knowing).weight == 0
     head = EvidenceHead(4, 3, 1, "regression")
     head.set_fit(blind)
     # The weights must stand beside anchors, which say that the head was fitted.

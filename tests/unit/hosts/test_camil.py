@@ -57,26 +57,6 @@ def test_cosine_distances_are_those_of_torch():
     torch.testing.assert_close(cosine_distances(features, others), expected, rtol=0, atol=1e-6)
 
 
-def test_shares_solved_by_hand_for_three_patches():
-    # From patch 0: distance 1 to the orthogonal one, 2 to the opposite; over their norm sqrt 5.
-    features = torch.tensor([[1.0, 0.0], [0.0, 2.0], [-3.0, 0.0]])
-    graph = neighbour_graph(features, torch.tensor([[0, 0], [10, 0], [30, 0]]))
-    assert graph.neighbours[0].tolist() == [0, 1, 2]
-    expected = torch.exp(-torch.tensor([1.0, 1.0, 2.0]) / 5**0.5)
-    torch.testing.assert_close(graph.shares[0], expected)
-
-
-def test_self_and_seven_neighbours_normalised_over_fifteen():
-    features, coords = make_features(49), grid(7)
-    graph = neighbour_graph(features, coords)
-    others = torch.from_numpy(nearest_patches(coords.numpy()))[24, 1:]
-    distances = 1 - torch.cosine_similarity(features[24], features[others], dim=1)
-    similarities = torch.exp(-distances / distances.norm())
-    assert graph.shares.shape == (49, 8)
-    torch.testing.assert_close(graph.shares[24, 1:], similarities[:7])
-    torch.testing.assert_close(graph.shares[24, 0], similarities.max())
-
-
 def test_without_coordinates_the_rows_are_a_line():
     features = make_features(30)
     graph = neighbour_graph(features, None)

@@ -51,15 +51,6 @@ def test_each_group_pools_by_itself_and_the_second_tier_pools_the_groups():
     assert output.scores.tolist() == pytest.approx([0, 5, log(3)])
 
 
-def test_log_gate_acts_within_the_group():
-    coords = coords_in_groups([0, 1, 0], 2)
-    log_gates = torch.tensor([0.0, 0.0, -log(3)])
-    output = toy_host(n_groups=2).pool(
-        bag([4.0, 1.0, 8.0], [0.0, 5.0, log(3)]), coords, log_gates, None
-    )
-    assert output.auxiliary_logits["tier1_0"].tolist() == pytest.approx([-6, 6])
-
-
 def test_a_group_weighs_in_tier_two_as_much_as_its_most_open_patch():
     # Groups pool to 6 and 1, the second under an openness of 1/4: (6 + 1/4) / (1 + 1/4).
     coords = coords_in_groups([0, 1, 0], 2)
@@ -68,29 +59,6 @@ def test_a_group_weighs_in_tier_two_as_much_as_its_most_open_patch():
         bag([4.0, 1.0, 8.0], [0.0, 0.0, 0.0]), coords, log_gates, None
     )
     assert output.bag_feature.tolist() == pytest.approx([5])
-
-
-@pytest.mark.parametrize(
-    ("distillation", "expected"), [("afs", 4.0), ("max", 6.0), ("maxmin", 4.0)]
-)
-def test_distillation_passes_on_the_mean_the_best_or_both_ends_of_a_group(distillation, expected):
-    # Tokens 2, 4, 6 in one group under uniform attention, ranked for class 1 whose activation is +m.
-    coords = coords_in_groups([1, 1, 1], 4)
-    output = toy_host(distillation=distillation).pool(
-        bag([2.0, 4.0, 6.0], [0.0, 0.0, 0.0]), coords, None, None
-    )
-    assert output.bag_feature.tolist() == pytest.approx([expected])
-    assert output.contributions.sum().item() == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("target", [None, torch.tensor(0), torch.tensor(1)])
-def test_two_classes_rank_by_the_last_whatever_the_label(target):
-    # The group logits predict class 0 here, so that neither label nor prediction decides.
-    host, coords = toy_host(distillation="max"), coords_in_groups([1, 1, 1], 4)
-    with torch.no_grad():
-        host.group_head.bias.copy_(torch.tensor([100.0, 0.0]))
-    embedded = bag([2.0, 4.0, 6.0], [0.0, 0.0, 0.0])
-    assert host.pool(embedded, coords, None, target).bag_feature.tolist() == pytest.approx([6.0])
 
 
 def test_three_classes_rank_by_the_label_in_training_and_by_the_prediction_otherwise():

@@ -4,12 +4,10 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from gcemil.hosts.hdmil import (
     BranchEmbedded,
     Hdmil,
-    chebyshev_kan,
     gumbel_kept,
     kept_or_best,
     kept_softmax,
@@ -48,13 +46,6 @@ def test_a_branch_that_keeps_none_keeps_its_best() -> None:
         [True, False],
         [False, True],
     ]
-
-
-def test_a_nearly_removed_patch_cannot_be_the_best() -> None:
-    host = small_host(1, gate_mode="deletion").eval()
-    embedded = bag_of([[-0.1], [-2.0]])
-    output = host.aggregate(embedded, None, log_gates=torch.tensor([-80.0, 0.0]))
-    torch.testing.assert_close(output.bag_feature, embedded.tokens[1])
 
 
 def test_gate_weighs_the_patches_and_takes_part_in_the_keep_decision() -> None:
@@ -112,14 +103,6 @@ def test_rate_loss_reaches_patches_that_several_branches_keep() -> None:
     assert kept.grad.flatten().tolist() == pytest.approx([1 / 3] * 6)
 
 
-@pytest.mark.parametrize(("n_outputs", "expected"), [(2, False), (3, True)])
-def test_subtyping_is_on_for_more_than_two_classes_unless_told_otherwise(
-    n_outputs: int, expected: bool
-) -> None:
-    assert small_host(n_outputs).subtyping is expected
-    assert small_host(n_outputs, subtyping=not expected).subtyping is not expected
-
-
 def test_joint_weights_sum_to_one_over_all_branches() -> None:
     logits, kept = torch.randn(9, 2), torch.rand(9, 2) > 0.5
     kept[0] = True
@@ -133,33 +116,6 @@ def test_mismatch_is_the_divergence_of_classes_and_the_squared_difference_of_ris
     by_hand = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
     assert mismatch(three_to_one, even).item() == pytest.approx(by_hand, rel=1e-5)
     assert mismatch(torch.tensor([2.0]), torch.tensor([0.5])).item() == pytest.approx(2.25)
-
-
-@pytest.mark.parametrize("subtyping", [True, False])
-def test_instance_loss_is_clams_with_one_branch_per_class(subtyping: bool) -> None:
-    host = small_host(3, n_instances=2, subtyping=subtyping).train()
-    embedded = host.embed(torch.randn(9, 10))
-    losses = host.aggregate(embedded, None, target=LABEL).losses
-    by_hand = []
-    for branch in range(3):
-        order = embedded.attention_logits[:, branch].argsort(descending=True)
-        rows, positive = [*order[:2]], [branch == 1] * 2
-        if branch == 1:
-            rows, positive = [*rows, *order[-2:]], [*positive, False, False]
-        elif not subtyping:
-            continue
-        x = chebyshev_kan(
-            embedded.tokens[torch.stack(rows)][None],
-            host.instance_heads.coefficients[branch : branch + 1],
-        )
-        by_hand.append(F.softplus(smooth_margin(x[0], positive)).mean())
-    total = torch.stack(by_hand).sum() / (3 if subtyping else 1)
-    torch.testing.assert_close(losses["instance"], 0.3 * total)
-
-
-def smooth_margin(scores: torch.Tensor, positive: list[bool]) -> torch.Tensor:
-    target = torch.tensor(positive).long().unsqueeze(1)
-    return 1 + (scores.gather(1, 1 - target) - scores.gather(1, target)).squeeze(1)
 
 
 def test_risk_has_no_instance_loss_and_a_full_bag_loss() -> None:

@@ -19,18 +19,6 @@ def unasked() -> torch.Tensor:
     raise RuntimeError("this stage needs no bag features")
 
 
-def test_empty_dictionary_leaves_plain_attention_pooling() -> None:
-    host = small_host().eval()
-    features = torch.randn(9, 10)
-    output = host(features)
-    tokens = torch.relu(features @ host.project[0].weight.T + host.project[0].bias)
-    hidden = torch.tanh(tokens @ host.attention[0].weight.T + host.attention[0].bias)
-    attention = torch.softmax(hidden @ host.attention[2].weight[0], dim=0)
-    logits = host.head.weight[:, :6] @ (attention @ tokens) + host.head.bias
-    torch.testing.assert_close(output.logits, logits)
-    torch.testing.assert_close(output.bag_feature, attention @ tokens)
-
-
 def test_dictionary_rows_are_means_of_bags_that_share_a_direction() -> None:
     bags = torch.tensor([[2.0, 0.0], [0.0, 1.0], [4.0, 0.0], [0.0, 3.0]])
     rows = confounder_dictionary(bags, 2)
@@ -113,14 +101,3 @@ def test_a_resumed_second_stage_holds_its_projection_too() -> None:
     assert trained == [
         name for name, _ in resumed.named_parameters() if not name.startswith("project.")
     ]
-
-
-def test_confounder_is_the_row_the_bag_attends_to() -> None:
-    host = small_host(key_width=6)
-    with torch.no_grad():
-        for layer in (host.query, host.key):
-            layer.weight.copy_(100 * torch.eye(6))
-            layer.bias.zero_()
-        host.confounders.copy_(torch.eye(6)[:2])
-    attended = host.confounder(torch.tensor([0.0, 1.0, 0.0, 0.0, 0.0, 0.0]))
-    torch.testing.assert_close(attended, torch.eye(6)[1])

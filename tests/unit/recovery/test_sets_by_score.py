@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gcemil.errors import BagError, UsageError
+from gcemil.errors import BagError
 from gcemil.recovery import above_threshold, random_k, ranking, subset_size, top_k
 
 SCORES = torch.tensor([0.2, 0.9, 0.2, 0.9, 0.1])
@@ -39,14 +39,6 @@ def test_random_k_is_k_distinct_patches_repeated_by_its_seed():
     assert int(first.sum()) == 10
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
-
-
-@pytest.mark.parametrize("k", [0, 6])
-def test_a_size_outside_the_bag_is_refused(k: int):
-    with pytest.raises(
-        UsageError, match=f"A subset of 5 patches holds 1 to 5 of them, got k = {k}"
-    ):
-        top_k(SCORES, k)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from gcemil.bags.folds import make_folds, read_fold, write_folds
 from gcemil.config import HostSettings, TrainSettings
 from gcemil.errors import RunError, UsageError, WeightsError
 from gcemil.explanation import bag_tensors
-from gcemil.hosts.clam_sb import ClamSb
+from gcemil.hosts.clam import ClamSb
 from gcemil.runs.checkpoint import load_network
 from gcemil.runs.folder import fold_parts
 from gcemil.training.adopt import UNKNOWN_TRAINING, adopt_run, pair_folds

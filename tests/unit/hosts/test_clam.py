@@ -1,10 +1,14 @@
-from math import exp, log, log1p
+"""CLAM: what its instance branch ranks, reaches and leaves alone (its values: reference/test_published_parity.py)."""
+
+from math import exp, log1p
 
 import pytest
 import torch
 
+from builders.wrappers import prepared_host, tensor_bag
 from gcemil.hosts.attention import AttentionEmbedded
-from gcemil.hosts.clam_sb import ClamSb
+from gcemil.hosts.clam import ClamMb, ClamSb, extremes, instance_loss
+from gcemil.hosts.hdmil import Hdmil
 
 
 def softplus(x):
@@ -29,44 +33,6 @@ def bag(tokens, attention_logits, n_outputs=2):
     return AttentionEmbedded(
         rows, torch.tensor(attention_logits), rows * torch.linspace(-1, 1, n_outputs)
     )
-
-
-def test_attention_weights_follow_the_softmax_of_the_logits():
-    output = toy_host().pool(bag([4.0, 8.0], [0.0, log(3)]), None, None, None)
-    assert output.bag_feature.tolist() == pytest.approx([1 / 4 * 4 + 3 / 4 * 8])
-    assert output.logits.tolist() == pytest.approx([-7, 7])
-    assert output.contributions.tolist() == pytest.approx([1, 6])
-    assert output.scores.tolist() == pytest.approx([0, log(3)])
-
-
-def test_instance_loss_is_three_tenths_of_the_two_sides():
-    # One patch a side: the attended one has token 2 (target 1), the ignored one token 0 (target 0).
-    output = toy_host(n_sampled=1).pool(
-        bag([2.0, 5.0, 0.0], [1.0, 0.0, -1.0]), None, None, torch.tensor(1)
-    )
-    expected = 0.3 * (softplus(1 - 2) + softplus(1 + 0)) / 2
-    assert output.losses["instance"].item() == pytest.approx(expected)
-
-
-def test_subtyping_adds_the_other_heads_as_negatives_and_divides_by_the_classes():
-    host = toy_host(n_outputs=3, n_sampled=1, subtyping=True)
-    output = host.pool(bag([2.0, 0.0], [1.0, -1.0], n_outputs=3), None, None, torch.tensor(0))
-    in_class = (softplus(1 - 2) + softplus(1)) / 2
-    assert output.losses["instance"].item() == pytest.approx(
-        0.3 * (in_class + 2 * softplus(1 + 2)) / 3
-    )
-
-
-@pytest.mark.parametrize(("n_outputs", "expected"), [(2, False), (3, True), (7, True)])
-def test_subtyping_is_on_for_more_than_two_classes_unless_told_otherwise(n_outputs, expected):
-    assert ClamSb(8, n_outputs).subtyping is expected
-    assert ClamSb(8, n_outputs, subtyping=not expected).subtyping is not expected
-
-
-def test_cross_entropy_is_the_instance_loss_without_its_margin():
-    host = toy_host(n_sampled=1, instance_loss="cross_entropy")
-    output = host.pool(bag([2.0, 5.0, 0.0], [1.0, 0.0, -1.0]), None, None, torch.tensor(1))
-    assert output.losses["instance"].item() == pytest.approx(0.3 * (softplus(-2) + softplus(0)) / 2)
 
 
 def test_instance_ranking_follows_attention_logit_plus_log_gate():
@@ -94,3 +60,28 @@ def test_instance_loss_trains_tokens_and_the_label_head_but_not_the_choice():
     assert host.project[0].weight.grad.any()
     assert host.instance_heads[0].weight.grad is None
     assert host.attention.score.weight.grad is None
+
+
+@pytest.mark.parametrize("host", [ClamSb, ClamMb, Hdmil])
+@pytest.mark.parametrize(("n_outputs", "expected"), [(2, False), (3, True)])
+def test_subtyping_is_on_for_more_than_two_classes_unless_it_is_given(host, n_outputs, expected):
+    assert host(8, n_outputs).subtyping is expected
+    assert host(8, n_outputs, subtyping=not expected).subtyping is not expected
+
+
+@pytest.mark.parametrize("subtyping", [False, True])
+@torch.no_grad()
+def test_clam_mb_clusters_the_patches_of_each_class_by_its_own_branch(subtyping):
+    host, (features, _) = prepared_host("clam_mb"), tensor_bag(40)
+    host.subtyping = subtyping
+    found = host(features, target=torch.tensor(2)).losses["instance"]
+    tokens, scores = host.project(features), host.embed(features).attention_logits
+    terms = []
+    for c, head in enumerate(host.instance_heads):
+        top, bottom = extremes(scores[:, c], 8)
+        if c == 2:
+            rows = head(tokens[torch.cat([top, bottom])])
+            terms.append(instance_loss(rows, torch.arange(16) < 8).mean())
+        elif subtyping:
+            terms.append(instance_loss(head(tokens[top]), torch.zeros(8, dtype=torch.bool)).mean())
+    torch.testing.assert_close(found, 0.3 * torch.stack(terms).sum() / (3 if subtyping else 1))
