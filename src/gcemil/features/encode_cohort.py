@@ -33,7 +33,8 @@ from gcemil.features.patching import (
     patches_path,
     read_patch_file,
 )
-from gcemil.simulation.pixels import PIXEL_CARD, read_encoded_card, write_pixel_truth
+from gcemil.files import read_yaml, validate_as
+from gcemil.simulation.pixels import PIXEL_CARD, write_pixel_truth
 from gcemil.slides.grid import PatchSettings
 from gcemil.slides.reader import ANY_EXTENSIONS
 
@@ -210,8 +211,14 @@ def write_drawn_tables(out: Path, encoder: PatchEncoder, patches: PatchSettings)
         raise CohortError(
             f"The slides of {out} have no features, or patches of several sizes. Encode them again."
         )
-    card = read_encoded_card(
-        out, feature_dim=encoder.spec.dim, encoder=encoder.name, patch_size_level0=side
+    stated = read_yaml(out / PIXEL_CARD)
+    made = {"feature_dim": encoder.spec.dim, "encoder": encoder.name, "patch_size_level0": side}
+    card = validate_as(
+        {**stated, **made} if isinstance(stated, dict) else stated,
+        CohortCard,
+        out / PIXEL_CARD,
+        error=CohortError,
+        remedy="Simulate the slides again.",
     )
     rows = tuple(parse_slide(row, card, out) for row in table)
     missing = tuple(f"drawn but without features: {name}" for name in drawn if name not in grids)

@@ -8,7 +8,7 @@ from gcemil.simulation.plan import (
     class_counts,
     corrupt_labels,
     draw_labels,
-    plan_classification,
+    plan_cases,
     true_label,
 )
 from gcemil.simulation.profile import Dials, load_profile
@@ -57,7 +57,7 @@ def test_redundancy_of_one_shows_two_causes_where_there_are_two():
 
 
 def cases_of(name, **dials):
-    return plan_classification(
+    return plan_cases(
         load_profile(name), Dials(**dials), prefix=name, n_slides=400, patches=(200, 400), seed=0
     )
 

@@ -10,13 +10,13 @@ from gcemil.bags.cohort import Cohort
 from gcemil.errors import UsageError
 from gcemil.families import load_family
 from gcemil.resources import shipped_names
-from gcemil.simulation.plan import log_risk
+from gcemil.simulation.plan import draw_sites, log_risk
 from gcemil.simulation.profile import (
     Dials,
     load_profile,
     plain_words,
 )
-from gcemil.simulation.simulate import case_sites, simulate, site_preference
+from gcemil.simulation.simulate import simulate
 
 FEW_PAIRS = {"pairs": 100}
 
@@ -83,16 +83,10 @@ def test_log_risk_follows_from_the_truth_of_all_slides_of_the_case(tmp_path):
 
 def test_confounded_sites_follow_the_class_and_others_do_not():
     labels = np.repeat([0, 1], 500)
-    preference = site_preference(labels, is_ranked=False)
-    shares = {}
-    for confounding in (0.0, 0.5, 1.0):
+    for confounding, share in ((0.0, 0.5), (0.5, 0.75), (1.0, 1.0)):
         dials = Dials(sites=2, site_confounding=confounding)
-        shares[confounding] = (
-            case_sites(preference, dials, np.random.default_rng(0)) == labels
-        ).mean()
-    assert shares[0.0] == pytest.approx(0.5, abs=0.05)
-    assert shares[0.5] == pytest.approx(0.75, abs=0.05)
-    assert shares[1.0] == pytest.approx(1)
+        sites = draw_sites(labels, dials, np.random.default_rng(0), is_ranked=False)
+        assert (sites == labels).mean() == pytest.approx(share, abs=0.05)
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,7 @@ import pytest
 from gcemil.simulation.profile import Dials, load_profile
 from gcemil.simulation.world import (
     draw_world,
-    embed_generic,
-    embed_specific,
-    embed_unrelated,
+    embed_banks,
     view_in_anchor_space,
 )
 
@@ -61,8 +59,7 @@ def test_specific_prompts_see_their_concept_better_than_generic_ones_and_unrelat
     latents = np.stack([world.direction_of(name) for name in shown])
     images = view_in_anchor_space(world, latents, np.random.default_rng(0))
     specific, generic, unrelated = (
-        cosines(images, bank(world)).max(axis=1).mean()
-        for bank in (embed_specific, embed_generic, embed_unrelated)
+        cosines(images, bank).max(axis=1).mean() for bank in embed_banks(world).values()
     )
     assert specific > 0.9
     assert specific > generic + 0.2 > unrelated + 0.2
