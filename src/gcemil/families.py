@@ -1,6 +1,8 @@
-"""Prompts by disease family: the six rows of the paper's anchor table and a generic control, eight prompts each.
+"""Prompts by disease family: the six rows of the paper's anchor table and a generic control, eight
+prompts each.
 
-The paper prints categories, not wordings; the wordings in resources/anchors/*.yaml are ours, fixed before any training.
+The paper prints categories, not wordings; the wordings in resources/anchors/*.yaml are ours, fixed
+before any training.
 """
 
 from pathlib import Path
@@ -69,12 +71,13 @@ def read_family(path: Path) -> AnchorFamily:
         return AnchorFamily.model_validate(read_yaml(path))
     except ValidationError as error:
         raise InputError(
-            f"{path} is not an anchor family: {readable(error, AnchorFamily)}. It needs family, source, datasets and prompts with concept and wording."
+            f"{path} is not an anchor family: {readable(error, AnchorFamily)}. It needs family, "
+            "source, datasets and prompts with concept and wording."
         ) from error
 
 
 def least_related_family(name: str) -> AnchorFamily:
-    """The other organ that shares the fewest concepts with `name`, the first in the alphabet among equals."""
+    """The other organ with the fewest concepts in common, the first in the alphabet of equals."""
     own = set(load_family(name).concepts)
     others = [load_family(other) for other in ORGAN_FAMILIES if other != name]
     return min(others, key=lambda family: (len(own & set(family.concepts)), family.family))

@@ -1,7 +1,9 @@
-"""Examples that somebody has named become the anchors of a cohort (anchors_examples.h5, `anchors: examples` in cohort.yaml).
+"""Examples that somebody has named become the anchors of a cohort (anchors_examples.h5, `anchors:
+examples` in cohort.yaml).
 
-Patches are found on the slides of the cohort, or on slides outside it whose features lie in another folder, or come as a file
-of features with labels. Of each slide and concept at most k are kept, which is all that any fold can take.
+Patches are found on the slides of the cohort, or on slides outside it whose features lie in another
+folder, or come as a file of features with labels. Of each slide and concept at most k are kept,
+which is all that any fold can take.
 
 Everything is read and checked before anything is written.
 """
@@ -80,7 +82,8 @@ def write_example_anchors(cohort: Cohort, request: ExampleRequest) -> ExampleRep
     """Keep the examples in the cohort and make them its anchors."""
     if request.k < 1 or request.seed < 0 or not 0 < request.min_overlap <= 1:
         raise UsageError(
-            f"Examples need k of at least 1, a seed of at least 0 and an overlap in (0, 1], got {request.k}, {request.seed} "
+            "Examples need k of at least 1, a seed of at least 0 and an overlap in (0, 1], got "
+            f"{request.k}, {request.seed} "
             f"and {request.min_overlap}."
         )
     notes: list[str] = []
@@ -97,11 +100,12 @@ def keep_examples(
     *,
     needs_all_folds: bool = True,
 ) -> ExampleReport:
-    """Write the patches and name them in the card; a fold without examples is refused, or noted and left out of the report."""
+    """Write the examples and name them in the card; a fold without any is refused or noted."""
     features, concepts, slides = found
     if features.shape[1] != cohort.card.feature_dim:
         raise InputError(
-            f"{request.source}: examples of width {features.shape[1]}, but {cohort.folder} has width {cohort.card.feature_dim}. "
+            f"{request.source}: examples of width {features.shape[1]}, but {cohort.folder} has "
+            f"width {cohort.card.feature_dim}. "
             "Examples come from the cohort's own encoder."
         )
     encoder, source = cohort.card.encoder, request.source.name
@@ -131,7 +135,8 @@ def _from_pool(cohort: Cohort, request: ExampleRequest) -> Found:
     known = {pool.encoder, cohort.card.encoder}
     if len(known) == 2 and "unknown" not in known:
         raise InputError(
-            f"{request.source} was encoded by {pool.encoder}, the cohort by {cohort.card.encoder}. Encode the examples with the "
+            f"{request.source} was encoded by {pool.encoder}, the cohort by {cohort.card.encoder}. "
+            "Encode the examples with the "
             "cohort's own encoder."
         )
     return pool.features, pool.labels, np.full(len(pool.labels), "", dtype=np.str_)
@@ -153,18 +158,21 @@ def _from_slides(cohort: Cohort, request: ExampleRequest, notes: list[str]) -> F
         slides += [name] * len(rows)
     if strangers:
         notes.append(
-            f"{len(strangers)} slides with examples are neither in the cohort nor in a folder given with --features, the first is "
+            f"{len(strangers)} slides with examples are neither in the cohort nor in a folder "
+            "given with --features, the first is "
             f"'{strangers[0]}'."
         )
     if not concepts:
         why = f" ({notes[-1]})" if notes else ""
         raise InputError(
-            f"{request.source} names no patch of {cohort.folder}{why}. Regions and points are level-0 pixels, and a patch counts when "
+            f"{request.source} names no patch of {cohort.folder}{why}. Regions and points are "
+            "level-0 pixels, and a patch counts when "
             f"{request.min_overlap:g} of it lies in a region."
         )
     if len({part.shape[1] for part in features}) > 1:
         raise InputError(
-            f"Slides with examples have features of several widths. Encode them all with {cohort.card.encoder}."
+            "Slides with examples have features of several widths. Encode them all with "
+            f"{cohort.card.encoder}."
         )
     return (
         np.concatenate(features),
@@ -203,7 +211,8 @@ def _named_slides(request: ExampleRequest) -> Iterator[tuple[str, Marks]]:
     marks = marks or {**_mask_files(request)}
     if not marks:
         raise InputError(
-            f"{source} holds no examples. Give a table (slide, x, y, concept), <slide>.geojson or .xml, <concept>/<slide>.png, "
+            f"{source} holds no examples. Give a table (slide, x, y, concept), <slide>.geojson or "
+            ".xml, <concept>/<slide>.png, "
             "or an HDF5 file of features and labels."
         )
     yield from marks.items()
@@ -222,7 +231,7 @@ def _mask_files(request: ExampleRequest) -> dict[str, dict[str, Path]]:
 def _name_patches(
     cohort: Cohort, request: ExampleRequest, name: str, marks: Marks, notes: list[str]
 ) -> tuple[Path, dict[int, str]] | None:
-    """The feature file of a slide, and its patches under the marks by concept; None for an unknown slide."""
+    """The feature file of a slide and its marked patches; None for an unknown slide."""
     located = _read_grid(cohort, request, name)
     if isinstance(marks, Path):
         marks = read_annotation(
@@ -281,7 +290,8 @@ def _count_usable(
     counts = {name: len(chosen) for name, chosen in rows.items()}
     if n_held_out:
         notes.append(
-            f"fold {index}: {n_held_out} examples lie on slides it validates or tests on and are not used there."
+            f"fold {index}: {n_held_out} examples lie on slides it validates or tests on and are "
+            "not used there."
         )
     if few := [f"{name} {count}" for name, count in counts.items() if count < examples.k]:
         notes.append(f"fold {index}: fewer than {examples.k} examples of {', '.join(few)}.")

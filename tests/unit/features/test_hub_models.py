@@ -22,8 +22,8 @@ from gcemil.features.encoders import (
     resolve_name,
 )
 from gcemil.features.extract import EncodeSettings, encode_patches
-from gcemil.features.loaders import WeightSource, import_transformers, read_centre
-from gcemil.features.networks import create_ctranspath, load_ctranspath
+from gcemil.features.loaders import WeightSource, import_transformers
+from gcemil.features.networks import create_ctranspath, load_ctranspath, read_centre
 from gcemil.features.patching import patch_slides, patches_path, read_patch_file
 from gcemil.slides.grid import PatchSettings
 from gcemil.slides.reader import open_slide
@@ -136,7 +136,7 @@ def test_hibou_runs_its_pages_code_only_when_asked_and_answers_with_its_own_pool
 
 def test_gigapath_sees_the_centre_of_its_patch():
     images = torch.arange(3 * 256.0 * 256).reshape(1, 3, 256, 256)
-    found = read_centre(224)(nn.Flatten(), images)
+    found = read_centre(nn.Flatten(), images)
     assert torch.equal(found, images[:, :, 16:240, 16:240].flatten(1))
     assert ENCODERS["gigapath"].input_px == 256
 
