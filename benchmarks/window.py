@@ -54,7 +54,7 @@ def compare(name: str, patches: int, options: argparse.Namespace) -> None:
         gradients[arm] = [one.grad.clone() for one in host.parameters() if one.grad is not None]
 
     pairs = [
-        [wrapper.clocked(lambda arm=arm: learn(arm))[1] for arm in (one_by_one, together)]
+        [wrapper.clock(lambda arm=arm: learn(arm))[1] for arm in (one_by_one, together)]
         for _ in range(options.runs + 1)
     ][1:]
     ratio = statistics.median(one / other for one, other in pairs)
