@@ -11,17 +11,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
-from gcemil.bags.tables import read_table
 from gcemil.benchmark.figures import MeasuredRun
-from gcemil.errors import CohortError, InputError, RunError
+from gcemil.errors import InputError, RunError
 from gcemil.runs.folder import Run, RunFold
 from paper.measured import Measured, SlideTest
 from paper.swap_test import SwappedBags, SwappedClasses, SwappedRisks, swap_test
 
 SEED = 0
 CLASS_PREFIX = "prob_"
-SURVIVAL_COLUMNS = ("target", "event", "risk")
 
 
 def run_slide_tests(
@@ -32,22 +31,13 @@ def run_slide_tests(
     for dataset, run, plain in _pair_runs(measured, runs, holders):
         folds = groups.setdefault((dataset, run.host), [])
         folds += _read_folds(Run(run.folder), Run(plain.folder), run.cohort)
-    return [
-        _test_slides(dataset, host, folds) for (dataset, host), folds in groups.items() if folds
-    ]
-
-
-def _test_slides(dataset: str, host: str, folds: list[SwappedBags]) -> SlideTest:
-    test = swap_test(folds, generator=np.random.default_rng(SEED))
-    slides = len({case for fold in folds for case in fold.cases})
-    return SlideTest(
-        dataset=dataset,
-        host=host,
-        difference=test.difference,
-        p=test.p,
-        slides=slides,
-        moved=test.moved,
-    )
+    tests = []
+    for (dataset, host), folds in groups.items():
+        if folds:
+            found = swap_test(folds, generator=np.random.default_rng(SEED))
+            slides = len({case for fold in folds for case in fold.cases})
+            tests.append(SlideTest(dataset, host, found.difference, found.p, slides, found.moved))
+    return tests
 
 
 def _pair_runs(
@@ -86,51 +76,37 @@ def _prediction_file(fold: RunFold, mode: str) -> Path | None:
 
 def _read_bags(ours: Path, theirs: Path, where: str) -> SwappedBags | None:
     """The test bags of a fold on both sides; None where their metric does not exist."""
-    rows, others = _read_rows(ours), _read_rows(theirs)
-    if rows.keys() != others.keys():
-        alone = sorted(rows.keys() ^ others.keys())
-        raise RunError(
-            f"{ours} and {theirs} test different bags ('{alone[0]}' is in one of them only): the folds were made anew "
-            "between the runs. Train one of them again."
-        )
     try:
-        if not rows:
-            raise ValueError("it has no test bag")
-        cases = [where + row["case_id"] for row in rows.values()]
-        names = list(next(iter(rows.values())))
-        if "risk" in names:
-            times, events, risks = _read_numbers(rows, SURVIVAL_COLUMNS)
-            (other_risks,) = _read_numbers(others, ("risk",))
-            try:
-                return SwappedRisks.from_risks(cases, times, events > 0, risks, other_risks)
-            except InputError:
-                return None
-        classes = [name for name in names if name.startswith(CLASS_PREFIX)]
-        labels = np.array([classes.index(CLASS_PREFIX + row["target"]) for row in rows.values()])
-        predicted = [_read_numbers(side, classes).argmax(axis=0) for side in (rows, others)]
-    except (KeyError, ValueError) as error:
+        rows, others = _read_rows(ours), _read_rows(theirs)
+    except (KeyError, ValueError, AttributeError) as error:
         raise RunError(
-            f"{ours} or {theirs} is no table of predictions ({error}). Make it again with 'gcemil evaluate'."
+            f"{ours} or {theirs} is no table of predictions ({error}). "
+            "Make it again with 'gcemil evaluate'."
         ) from error
-    return SwappedClasses(cases, labels, *predicted)
+    if alone := sorted(rows.index.symmetric_difference(others.index)):
+        raise RunError(
+            f"{ours} and {theirs} test different bags ('{alone[0]}' is in one of them only): the folds "
+            "were made anew between the runs. Train one of them again."
+        )
+    cases = [where + case for case in rows.case_id]
+    if "risk" in rows:
+        times, events = rows.target.to_numpy(float), rows.event.to_numpy() > 0
+        risks = (one.risk.to_numpy() for one in (rows, others))
+        try:
+            return SwappedRisks.from_risks(cases, times, events, *risks)
+        except InputError:
+            return None
+    classes = rows.columns[rows.columns.str.startswith(CLASS_PREFIX)]
+    predicted = (one[classes].to_numpy().argmax(axis=1) for one in (rows, others))
+    return SwappedClasses(cases, classes.get_indexer(CLASS_PREFIX + rows.target), *predicted)
 
 
-def _read_rows(path: Path) -> dict[str, dict[str, str]]:
+def _read_rows(path: Path) -> pd.DataFrame:
     """The test rows by slide, in the order of their names."""
-    try:
-        table = read_table(path, ("slide_id", "case_id", "split", "target"))
-    except CohortError as error:
-        raise RunError(f"{error} Make it again with 'gcemil evaluate'.") from error
-    return {
-        row["slide_id"]: row
-        for row in sorted(table, key=lambda row: row["slide_id"])
-        if row["split"] == "test"
-    }
-
-
-def _read_numbers(rows: dict[str, dict[str, str]], names: Sequence[str]) -> np.ndarray:
-    """A line per column."""
-    values = np.array([[float(row[name]) for row in rows.values()] for name in names])
-    if not np.isfinite(values).all():
+    table = pd.read_csv(path, dtype={"slide_id": str, "case_id": str, "target": str})
+    rows = table[table.split == "test"].set_index("slide_id").sort_index()
+    if rows.empty:
+        raise ValueError("it has no test bag")
+    if not np.isfinite(rows.filter(regex=f"^({CLASS_PREFIX}|risk$|event$)").to_numpy(float)).all():
         raise ValueError("a number is not finite")
-    return values
+    return rows

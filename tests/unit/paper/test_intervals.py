@@ -159,7 +159,8 @@ def test_a_gain_is_that_of_the_main_prediction_over_the_plain_host(place):
 
 
 def test_localisation_reads_the_continuous_map_and_the_set_has_a_comparison_of_its_own(place):
-    effect, of_set = intervals.dice_gain(place, "gce"), intervals.dice_gain_of_set(place, "gce")
+    effect = intervals.dice_gain(place, "gce")
+    of_set = intervals.dice_gain(place, "gce", rule="evidence")
     assert effect.value[0] == pytest.approx(0.6 - 0.4)
     assert effect.ceiling[0] == pytest.approx(1 - 0.4)
     assert of_set.value[0] == pytest.approx(0.3 - 0.4)
