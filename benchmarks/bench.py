@@ -449,8 +449,7 @@ def measure_growth(options: argparse.Namespace) -> Iterator[Line]:
             alone, both, _ = inference_arms(asked, name)
             for what, run in {"host": alone, "wrapped": both}.items():
                 wall, cpu = zip(
-                    *(wrapper.clock(run) for _ in range(2 if patches <= 20_000 else 1)),
-                    strict=True,
+                    *(wrapper.clock(run) for _ in range(2 if patches <= 20_000 else 1)), strict=True
                 )
                 yield Line(
                     "", f"{what}, {patches:,} x 256: {name}", "-", "linear", f"{min(cpu):.2f} s", None, min(cpu), min(wall),

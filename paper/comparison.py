@@ -22,12 +22,7 @@ FIGURES = Path(__file__).parent / "figures.yaml"
 
 
 def cell(
-    found: pd.Series,
-    *,
-    decimals: int = 3,
-    signed: bool = False,
-    scale: float = 1.0,
-    unit: str = "",
+    found: pd.Series, *, decimals: int = 3, signed: bool = False, scale: float = 1.0, unit: str = ""
 ) -> Cell:
     """The figure as it is printed."""
     summary = estimate(found)
@@ -307,9 +302,7 @@ def paper_figures() -> PaperFigures:
     """The figures of figures.yaml."""
     values = yaml.load(FIGURES.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
     tables = {
-        name: PaperTable(
-            **{**table, "rows": tuple(PaperRow(**row) for row in table["rows"])},
-        )
+        name: PaperTable(**{**table, "rows": tuple(PaperRow(**row) for row in table["rows"])})
         for name, table in values["tables"].items()
     }
     return PaperFigures(tuple(Claim(**claim) for claim in values["claims"]), tables)

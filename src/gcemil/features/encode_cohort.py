@@ -154,11 +154,7 @@ def choose_patches(
 
 
 def write_cohort_tables(
-    out: Path,
-    encoder: PatchEncoder,
-    table: LabelTable,
-    *,
-    classes: Sequence[str] | None = None,
+    out: Path, encoder: PatchEncoder, table: LabelTable, *, classes: Sequence[str] | None = None
 ) -> CohortTables:
     """cohort.yaml and slides.csv for the slides that have both features and a label."""
     # A slide that failed is left out here and named among the lines.

@@ -44,24 +44,11 @@ from gcemil.bags import store
 from gcemil.bags.cohort import SlideRow, write_slide_table
 from gcemil.bags.tables import read_table
 from gcemil.errors import CohortError, MissingExtraError
-from gcemil.files import (
-    atomic_write,
-    read_picture,
-    read_yaml,
-    write_bytes,
-    write_table,
-    write_text,
-)
+from gcemil.files import atomic_write, read_picture, read_yaml, write_bytes, write_table, write_text
 from gcemil.simulation.layout import draw_layout
 from gcemil.simulation.plan import PlannedSlide
 from gcemil.simulation.profile import Profile, find_size, load_profile
-from gcemil.simulation.simulate import (
-    PLAN,
-    open_world,
-    plan_cohort,
-    record_origin,
-    writing_slides,
-)
+from gcemil.simulation.simulate import PLAN, open_world, plan_cohort, record_origin, writing_slides
 from gcemil.simulation.world import World
 from gcemil.slides.contours import trace_outlines
 from gcemil.slides.grid import PatchGrid, covered_share

@@ -56,18 +56,6 @@ def test_the_offline_encoder_has_weights_that_see(offline_encoder):
     np.testing.assert_allclose(offline_encoder(pixels[1:]), features[1:], atol=1e-4)
 
 
-def flat_encoder(*, seed=0, px=8, name="flat"):
-    def load(source):
-        torch.manual_seed(seed)
-        return torch.nn.Sequential(
-            torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten(), torch.nn.Linear(12, 4)
-        )
-
-    return prepare_encoder(
-        name, EncoderSpec(4, px, IMAGENET, "none", "https://nowhere", load), device="cpu"
-    )
-
-
 def test_an_untrained_encoder_is_its_architecture_with_the_same_numbers_every_time(
     monkeypatch, tmp_path
 ):

@@ -13,12 +13,7 @@ from gcemil.bags.foreign import trident
 from gcemil.errors import UsageError
 from gcemil.features import extract
 from gcemil.features.encoders import EncoderSpec, PatchEncoder
-from gcemil.features.extract import (
-    EncodeSettings,
-    encode_patches,
-    encode_slides,
-    feature_file,
-)
+from gcemil.features.extract import EncodeSettings, encode_patches, encode_slides, feature_file
 from gcemil.features.patching import find_slides, patch_slides, patches_path, read_patch_file
 from gcemil.slides.grid import PatchSettings, read_patch
 from gcemil.slides.reader import open_slide
@@ -116,22 +111,6 @@ def test_a_second_run_reads_no_pixel(batch):
     assert statuses(encoded(batch, encoder)) == ["already done"] * 3
     assert encoder.network.calls == 0
     assert (batch / "encoding.csv").read_bytes() == table
-
-
-def test_an_interrupted_run_goes_on_where_it_stopped(batch):
-    encoder = colour_encoder()
-    whole = encoder.network.forward
-
-    def interrupted(images):
-        if encoder.network.calls == 1:
-            raise KeyboardInterrupt
-        return whole(images)
-
-    encoder.network.forward = interrupted
-    with pytest.raises(KeyboardInterrupt):
-        encoded(batch, encoder)
-    assert [path.name for path in (batch / "features").iterdir()] == ["a.h5"]
-    assert statuses(encoded(batch)) == ["already done", "encoded", "encoded"]
 
 
 def test_one_folder_never_mixes_encoders(batch):

@@ -128,11 +128,6 @@ def test_every_table_is_a_comparison_or_text():
     assert len(CHECKS) == 19
 
 
-def test_the_page_in_the_docs_is_that_of_the_results_kept_here():
-    text = render_page(read_measured(), paper_figures())
-    assert (ROOT / "docs" / "paper.md").read_text(encoding="utf-8") == text
-
-
 def test_one_command_prints_the_page_from_the_committed_results(capsys):
     started = time.process_time()
     main([])

@@ -4,11 +4,7 @@ import numpy as np
 import pytest
 
 from gcemil.simulation.profile import Dials, load_profile
-from gcemil.simulation.world import (
-    draw_world,
-    embed_banks,
-    view_in_anchor_space,
-)
+from gcemil.simulation.world import draw_world, embed_banks, view_in_anchor_space
 
 
 def bracs_world(feature_dim=128, anchor_dim=96, seed=3, **dials):
