@@ -2,10 +2,11 @@
 
     python benchmarks/bench.py [--quick] [--only inference steps ...] [--json results/bench.json]
 
-Ratios are taken within one run: both arms in turn, the median over pairs of the ratio within a pair. CPU time decides,
-since other processes hardly touch it; wall time stands beside it. One thread, except whole folds, which take two.
-Seconds are of this machine. `--quick` takes smaller bags and cohorts, and leaves out whole folds; its table says so.
-A line that is measured again replaces itself in the JSON file, and all others stay; each says under what load it was measured.
+Ratios are taken within one run: both arms in turn, the median over pairs of the ratio within a
+pair. CPU time decides, since other processes hardly touch it; wall time stands beside it. One
+thread, except whole folds, which take two. Seconds are of this machine. `--quick` takes smaller
+bags and cohorts, and leaves out whole folds; its table says so. A line that is measured again
+replaces itself in the JSON file, and all others stay; each says under what load it was measured.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def measure_inference(options: argparse.Namespace) -> Iterator[Line]:
-    """The gates of the wrapper, and the evidence with its verdict, around every host; anchors are examples."""
+    """The gates of the wrapper, and the evidence with its verdict, around every host."""
     for name in options.hosts:
         limit = 1.08 if name in ATTENTION_POOLS else 1.3 if name == "dsmil" else 1.15
         plain, soft, explained = inference_arms(options, name)
@@ -159,7 +160,8 @@ def inference_arms(options: argparse.Namespace, name: str) -> tuple[Run, Run, Ru
 
 
 def measure_steps(options: argparse.Namespace) -> Iterator[Line]:
-    """A step that trains host and evidence together (recipe joint) and one of the plain host: 512 patches of one bag.
+    """A step that trains host and evidence together (recipe joint) and one of the plain host: 512
+    patches of one bag.
 
     By default the evidence is fitted after the host, so that a step is that of the plain host.
     """
@@ -234,7 +236,7 @@ def without_gradient(host: Any, features: torch.Tensor, coords: torch.Tensor) ->
 
 
 def measure_occlusion(options: argparse.Namespace) -> Iterator[Line]:
-    """Leaving out every patch against captum; blocks of patches for hosts whose patches depend on each other."""
+    """Leaving out every patch against captum; blocks of patches for token hosts."""
     patches = 1_000 if options.quick else 5_000
     features, coords = wrapper.make_bag(patches, options.width)
     for name in ("abmil", "dtfd"):
@@ -284,7 +286,7 @@ def measure_throughput(options: argparse.Namespace) -> Iterator[Line]:
 
 
 def measure_loading(options: argparse.Namespace) -> Iterator[Line]:
-    """From the file to the first prediction: ours against a loader as CLAM has it, on a file as CLAM writes it."""
+    """From file to prediction: ours against a CLAM-style loader on a file of CLAM."""
     shape = (3_000 if options.quick else 15_000, 1024)
     host = create_host("abmil", in_dim=1024, n_outputs=2).eval()
     with tempfile.TemporaryDirectory() as folder:
@@ -391,7 +393,7 @@ def measure_large_slide(options: argparse.Namespace) -> Iterator[Line]:
 
 
 def measure_slides(options: argparse.Namespace) -> Iterator[Line]:
-    """Many slides: validate, split, train one epoch, report; ten times the slides beside a tenth of them."""
+    """Many slides: validate, split, train one epoch, report."""
     sizes = options.slides
     costs: dict[tuple[str, int], Cost] = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,7 @@
 """An epoch of our loop and of torchmil's own trainer on the same bags, for bench.py.
 
-Bags of 512 x 1024 float32 on disk (HDF5 for us, .npy as torchmil stores them, both uncompressed), ABMIL of
-the same sizes without dropout, one bag per step, loading included.
+Bags of 512 x 1024 float32 on disk (HDF5 for us, .npy as torchmil stores them, both uncompressed),
+ABMIL of the same sizes without dropout, one bag per step, loading included.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ def torchmil_epoch(folder: Path):
         load_at_init=False,
     )
     loader = DataLoader(dataset, batch_size=1, shuffle=True, collate_fn=collate_fn)
-    # Its trainer validates after every epoch, on the training bags unless told otherwise; one bag keeps that out.
+    # Its trainer validates after every epoch, on the training bags unless told otherwise; one bag
+    # keeps that out.
     one_bag = DataLoader(Subset(dataset, [0]), batch_size=1, collate_fn=collate_fn)
     embed = torch.nn.Sequential(torch.nn.Linear(DIM, 512), torch.nn.ReLU())
     model = ABMIL(in_shape=(DIM,), att_dim=128, att_act="tanh", gated=True, feat_ext=embed)

@@ -1,4 +1,6 @@
-"""A wrapped host and a bag of any size, and the clock of one call, for the measurements of bench.py."""
+"""A wrapped host and a bag of any size, and the clock of one call, for the measurements of
+bench.py.
+"""
 
 from __future__ import annotations
 

@@ -1,13 +1,14 @@
-"""How large the paper's effects are here: an estimate, a 95 % interval and a ceiling for every comparison, arm and host.
+"""How large the paper's effects are here: an estimate, a 95 % interval and a ceiling for every
+comparison, arm and host.
 
   estimate   mean over runs (cohort, host, seed)
-  interval   percentiles of 1,000 bootstraps: slides of a cohort are drawn again, the same ones for all its hosts, arms and seeds,
-             and runs are drawn again where there are two or more
-  ceiling    the same effect if the true patches stood in place of the evidence, on the same network and slides; where the
-             effect is not one of patches, its largest possible value
+  interval   percentiles of 1,000 bootstraps: slides of a cohort are drawn again, the same ones for
+             all its hosts, arms and seeds, and runs are drawn again where there are two or more
+  ceiling    the same effect if the true patches stood in place of the evidence, on the same network
+             and slides; where the effect is not one of patches, its largest possible value
 
-Prediction files and measurements.csv.gz of the runs hold what is needed. `measure_effects` is part of `python -m paper collect`;
-the result is results/intervals.csv.
+Prediction files and measurements.csv.gz of the runs hold what is needed. `measure_effects` is part
+of `python -m paper collect`; the result is results/intervals.csv.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ DRAWS = 1000
 SEED = 0
 ALL = "all"
 DEFAULT, PARTS = "gce", "paper_budget"
-"""The two methods that are judged: the default recipe, and all of the paper's parts within the budget."""
+"""The judged methods: the default recipe, and the paper's parts within the budget."""
 WRAPPED = (DEFAULT, "taught", "paper", PARTS)
 SIZE, RECOVERED = "0.05", "recovered"
 SIGNIFICANT = 0.05
@@ -122,7 +123,7 @@ def weighted_mean(weights: np.ndarray, values: np.ndarray) -> Draws:
 
 
 class Outcome(NamedTuple):
-    """A subset of every slide: what is predicted on X, X_S and X_notS, |Phi(X_pi) - Phi(X_S)|, and its ranking against the truth."""
+    """A subset of every slide: predictions on X, X_S and X_notS, the gap, and its ranking."""
 
     full: np.ndarray
     kept: np.ndarray
@@ -203,7 +204,7 @@ class Place:
         return table
 
     def has_not_learned(self, *arms: str) -> bool:
-        """Whether the plain host or the network of an arm is at chance, or has not fitted its training slides."""
+        """Whether the plain host or an arm's network has not learned."""
         found = (self.fold(name).read_metrics().details.learning for name in {"host", *arms} - {""})
         return any(describe_learning([one]) is not None for one in found if one is not None)
 
@@ -242,7 +243,7 @@ def answers(table: pd.DataFrame) -> np.ndarray:
 
 
 def gain(place: Place, arm: str) -> Effect:
-    """The task metric of an arm less that of the plain host; ceiling: the plain host on the true patches alone."""
+    """The task metric less that of the plain host; ceiling: the host on the true patches."""
     slides = place.slides
     modes = ("full",) if arm.startswith("host") else ("gce", "soft")
     host = slides.score(place.predicted("host", "full"))
@@ -308,7 +309,7 @@ def degradation_by_grounding(place: Place, arm: str) -> Effect:
 
 
 def precision_by_grounding(place: Place, arm: str) -> Effect:
-    """Average precision of the evidence's ranking against the truth, of the full method less that without grounding."""
+    """Average precision of the evidence's ranking, less that without grounding."""
     full, none = (
         weighted_mean(
             place.slides.weights,
@@ -320,7 +321,7 @@ def precision_by_grounding(place: Place, arm: str) -> Effect:
 
 
 def metric_by_budget(place: Place, arm: str) -> Effect:
-    """The gated prediction at a budget of 5 % less that at 1 %; ceiling: the full bag of the larger budget."""
+    """The gated prediction at a budget of 5 % less that at 1 %; ceiling: the full bag."""
     small = place.slides.score(place.predicted("budget_0.01", "soft"))
     own, full = (place.slides.score(place.predicted(arm, mode)) for mode in ("soft", "full"))
     return Effect(own - small, full - small)
@@ -360,7 +361,7 @@ def dice_gain(place: Place, arm: str, *, rule: str = "evidence scores") -> Effec
 
 
 def relative_cost(place: Place, arm: str) -> Effect:
-    """Time of one prediction from known evidence over that from the full bag; the share of patches is the least possible."""
+    """Time of a prediction from known evidence over the full bag's; ceiling: patch share."""
     table = place.details(arm, "cost", mode="discrete", network="wrapped")
     return Effect(_slide_mean(table, "aggregation_time"), _slide_mean(table, "patch_ratio"))
 
@@ -385,7 +386,7 @@ class Comparison:
     beside: str = ""
     """A variant that the effect is taken from, whose network must have learned too."""
     is_gain: bool = False
-    """A gain counts networks that have not learned, which is an outcome; evidence of such networks says nothing."""
+    """A gain counts networks that have not learned, which is an outcome."""
     largest_host: bool = False
     """The largest of the hosts in place of their mean."""
 
@@ -423,7 +424,7 @@ COMPARISONS: dict[str, Comparison] = {
 
 
 def measure_effects(measured: Measured, runs: Sequence[MeasuredRun]) -> list[Interval]:
-    """Every comparison that the runs allow: over all hosts, then host by host where there are several."""
+    """Every comparison that the runs allow: over all hosts, then host by host."""
     places = list_places(measured, runs)
     found = [
         line
@@ -435,7 +436,7 @@ def measure_effects(measured: Measured, runs: Sequence[MeasuredRun]) -> list[Int
 
 
 def list_places(measured: Measured, runs: Sequence[MeasuredRun]) -> list[Place]:
-    """The runs by cohort, host and seed; those of other encoders than a dataset's main one are left out."""
+    """The runs by cohort, host and seed, of each dataset's main encoder."""
     datasets = {
         one.name: one.dataset
         for one in measured.cohorts
@@ -497,7 +498,7 @@ def join_runs(values: Sequence[Draws]) -> Draws:
 
 
 def _shares_of_tests(measured: Measured) -> list[Interval]:
-    """How many of the tests over slides are significant, with Wilson's interval; every test could be."""
+    """The share of significant tests over slides, with Wilson's interval."""
     tasks = {one.dataset: one.task for one in measured.cohorts}
     lines = []
     for task in ("classification", "survival"):

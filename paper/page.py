@@ -1,10 +1,12 @@
-"""The page of the paper's comparisons: what the paper reports, what is measured here with its interval, and a verdict.
+"""The page of the paper's comparisons: what the paper reports, what is measured here with its
+interval, and a verdict.
 
 An effect of the paper is
   reproduced      if the whole interval is at least half of it
   not reproduced  if the whole interval is less than half of it
   undecided       otherwise
-A bound of the paper (a gap, a cost) is reproduced if the whole interval is below it, and not if the whole interval is above.
+A bound of the paper (a gap, a cost) is reproduced if the whole interval is below it, and not if the
+whole interval is above.
 """
 
 from __future__ import annotations
@@ -167,7 +169,7 @@ CHECKS: dict[str, Check] = {
         remark="Finding the evidence comes on top (table `cost`).",
     ),
 }  # fmt: skip
-"""By table. One that is not here is text, or its figures hang on thresholds that the paper does not give."""
+"""By table. Others are text, or depend on thresholds that the paper does not give."""
 SECOND_ROWS = {
     "localisation": ("localisation of the set",),
     "stability": ("stability with patches missing", "stability with noise"),
@@ -264,22 +266,31 @@ def render_page(measured: Measured, paper: PaperFigures) -> str:
         "",
         *summarise(main),
         "",
-        "Written by `python -m paper page` from `paper/results`; `python -m paper` prints it, and `python -m paper tables` prints "
+        "Written by `python -m paper page` from `paper/results`; `python -m paper` prints it, and "
+        "`python -m paper tables` prints "
         "all cells of all tables.",
         "",
-        "The paper's figures are its authors', on real cohorts. **Ours are from a reduced grid on simulated cohorts**: "
+        "The paper's figures are its authors', on real cohorts. **Ours are from a reduced grid on "
+        "simulated cohorts**: "
         f"{describe_grid(measured)}. The paper has nine hosts, nine datasets and five folds.",
         "",
-        "*Default* is the recipe of this package with prompts; *the paper's parts* is the recipe `paper_budget`: joint training, "
-        "adapter, MLP score, grounding and repair, within the budget. An effect is *reproduced* if the whole 95 % interval is at least half of the "
-        "paper's, *not reproduced* if the whole interval is less, and *undecided* otherwise; a bound is reproduced if the whole "
-        "interval is below the paper's. Evidence of networks that have not learned is left out over all hosts, and not judged. Intervals are bootstraps over slides and runs (`paper/intervals.py`). The *ceiling* is what the true patches reach "
-        "on the same network and slides; where the effect is not one of patches, its largest possible value. The share is the "
+        "*Default* is the recipe of this package with prompts; *the paper's parts* is the recipe "
+        "`paper_budget`: joint training, "
+        "adapter, MLP score, grounding and repair, within the budget. An effect is *reproduced* if "
+        "the whole 95 % interval is at least half of the "
+        "paper's, *not reproduced* if the whole interval is less, and *undecided* otherwise; a "
+        "bound is reproduced if the whole "
+        "interval is below the paper's. Evidence of networks that have not learned is left out "
+        "over all hosts, and not judged. Intervals are bootstraps over slides and runs "
+        "(`paper/intervals.py`). The *ceiling* is what the true patches reach "
+        "on the same network and slides; where the effect is not one of patches, its largest "
+        "possible value. The share is the "
         "estimate over the ceiling.",
         "",
         f"{count_verdicts(main)} {describe_missing(measured)}",
         "",
-        "| comparison | paper | default | verdict | ceiling, share | the paper's parts | verdict | ceiling, share |",
+        "| comparison | paper | default | verdict | ceiling, share | the paper's parts | verdict | "
+        "ceiling, share |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for one in found:
@@ -302,7 +313,8 @@ def render_page(measured: Measured, paper: PaperFigures) -> str:
     lines += [
         "## Tables without a comparison",
         "",
-        f"{', '.join(f'`{name}`' for name in TEXT_TABLES)}: text, counts of cohorts, or figures that hang on thresholds which the paper does "
+        f"{', '.join(f'`{name}`' for name in TEXT_TABLES)}: text, counts of cohorts, or figures "
+        "that hang on thresholds which the paper does "
         "not give.",
     ]
     return "\n".join(lines).rstrip() + "\n"
@@ -406,7 +418,8 @@ def _details(finding: Finding) -> list[str]:
             f", {one.at_chance} with a network that has not learned" if one.at_chance else ""
         )
         lines.append(
-            f"| {ARMS[one.arm]} | {who} | {_interval(one)} | {verdict} | {_ceiling(one, finding.check)} | {runs} |"
+            f"| {ARMS[one.arm]} | {who} | {_interval(one)} | {verdict} | "
+            f"{_ceiling(one, finding.check)} | {runs} |"
         )
     return [*lines, ""]
 
@@ -425,7 +438,7 @@ def _interval(line: Interval | None) -> str:
 
 
 def _ceiling(line: Interval | None, check: Check) -> str:
-    """The ceiling, and the share of it that is reached; no share of a bound, whose best value is the least."""
+    """The ceiling, and the share of it that is reached, except of a bound."""
     if line is None or line.ceiling is None:
         return "-"
     has_share = check.kind != "bound" and line.ceiling > 0 and line.value > 0

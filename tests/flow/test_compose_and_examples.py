@@ -88,7 +88,8 @@ def test_survival_is_composed_from_hazards(composed, tmp_path):
 def test_a_recipe_in_a_file_says_the_same_as_options(composed, tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
-        "background: {normal: 1.0, fat: 0.5}\nlabels: {healthy: [], cancer: tumour}\npatches: [20, 30]\n"
+        "background: {normal: 1.0, fat: 0.5}\nlabels: {healthy: [], cancer: tumour}\npatches: [20, "
+        "30]\n"
         "evidence: [0.05, 0.1]\nparts: [8, 4, 6]\nexamples_per_class: 5\n"
     )
     succeeded("compose", composed / "patches.h5", "--recipe", recipe, "--out", tmp_path / "c")

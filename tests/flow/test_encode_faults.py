@@ -1,4 +1,5 @@
-"""What can go wrong with 'gcemil encode': each fault is a clear line, nothing is half-written, the rest is done.
+"""What can go wrong with 'gcemil encode': each fault is a clear line, nothing is half-written, the
+rest is done.
 
 The encoder is solvable by hand, so that only the batch is tested: the mean colour of a patch.
 """
@@ -37,7 +38,7 @@ class MeanColour(torch.nn.Module):
 
 @pytest.fixture
 def batch(tmp_path, monkeypatch):
-    """Two good slides, one before and one after whatever a test adds, and an encoder without weights."""
+    """Two good slides before and after those of a test, and an encoder without weights."""
     for name in ("a", "z"):
         write_slide(tmp_path / "slides" / f"{name}.tif")
     spec = EncoderSpec(

@@ -1,4 +1,6 @@
-"""From slides to a cohort: drawn slides with truth, the real slide, and a slide rewritten from a photograph of real tissue."""
+"""From slides to a cohort: drawn slides with truth, the real slide, and a slide rewritten from a
+photograph of real tissue.
+"""
 
 import json
 import shutil

@@ -1,4 +1,6 @@
-"""Encoders beyond timm: loaders on tiny random models of the same class, TRIDENT's names, and several encoders joined."""
+"""Encoders beyond timm: loaders on tiny random models of the same class, TRIDENT's names, and
+several encoders joined.
+"""
 
 from dataclasses import replace
 
@@ -153,7 +155,7 @@ def test_resnet50_ends_after_its_third_stage():
 
 
 def as_timm_0_5(network):
-    """The names of CTransPath's file: a downsampling at the end of its stage, and buffers that timm computes itself."""
+    """The names of CTransPath's file, and buffers that timm computes itself."""
     theirs = {}
     for key, tensor in network.state_dict().items():
         stage = key.split(".")[1] if ".downsample." in key else None

@@ -79,7 +79,7 @@ def test_the_image_tower_answers_as_the_model_itself(clip_folder):
 
 
 class TinyMusk(torch.nn.Module):
-    """The doors of MUSK: (image vectors, text vectors), with a head and without unit length when asked so."""
+    """MUSK's calls: (image vectors, text vectors)."""
 
     def __init__(self):
         super().__init__()
@@ -110,7 +110,7 @@ class TinyTokenizer:
 
 @pytest.fixture
 def musk_package(tmp_path, monkeypatch):
-    """Stands in for the authors' package: timm knows the model, utils loads its weights, models/ holds the tokenizer."""
+    """Stands in for the authors' package."""
     package, utils = types.ModuleType("musk"), types.ModuleType("musk.utils")
     package.__file__ = str(tmp_path / "musk" / "__init__.py")
     (tmp_path / "musk" / "models").mkdir(parents=True)

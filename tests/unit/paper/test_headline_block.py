@@ -1,4 +1,6 @@
-"""The abstract's claims: from the paper's own tables, and from results whose averages are known by hand."""
+"""The abstract's claims: from the paper's own tables, and from results whose averages are known by
+hand.
+"""
 
 import pytest
 from paper.comparison import TIMES, paper_figures

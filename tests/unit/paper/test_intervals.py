@@ -1,4 +1,6 @@
-"""Intervals: the first draw is the figure itself, draws resample slides and runs, and files keep them."""
+"""Intervals: the first draw is the figure itself, draws resample slides and runs, and files keep
+them.
+"""
 
 import numpy as np
 import pandas as pd
@@ -93,7 +95,7 @@ KEYS = [f"s{number}" for number in range(6)]
 
 @pytest.fixture
 def place(tmp_path):
-    """A host and its wrapped run on six slides, with predictions, measurements and a map of lesions written by hand."""
+    """A host and its wrapped run on six slides, with files written by hand."""
     for label in ("host", "gce"):
         folder = tmp_path / label / "fold_0"
         (folder / "diagnostics").mkdir(parents=True)

@@ -87,8 +87,8 @@ def test_every_comparison_has_an_interval_a_ceiling_and_a_sentence(tmp_path):
         interval(0.0, 0.2, host="abmil"),
     )
     assert (
-        "| classification | 0.024 | 0.150 [0.100, 0.200] | reproduced | 0.300, 50% | 0.000 [-0.100, 0.100] | undecided | 0.300 |"
-        in text
+        "| classification | 0.024 | 0.150 [0.100, 0.200] | reproduced | 0.300, 50% | 0.000 "
+        "[-0.100, 0.100] | undecided | 0.300 |" in text
     )
     assert (
         "| default (prompts) | ABMIL | 0.100 [0.000, 0.200] | undecided | 0.300, 33% | 4 |" in text
@@ -110,8 +110,8 @@ def test_three_lines_say_which_claims_hold_on_which_hosts(tmp_path):
     assert f"- **Hold.** *default*: {gain} (ABMIL). *the paper's parts*: none." in text
     assert f"- **Do not hold.** *default*: {gain} (DSMIL). *the paper's parts*: none." in text
     assert (
-        "- **Undecided at this size.** *default*: gain in C-index over the plain host. *the paper's parts*: none."
-        in text
+        "- **Undecided at this size.** *default*: gain in C-index over the plain host. *the "
+        "paper's parts*: none." in text
     )
 
 

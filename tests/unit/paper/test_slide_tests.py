@@ -54,7 +54,8 @@ def test_a_trained_host_is_the_other_side_and_both_tests_stand_beside_each_other
         # The wrapped run's own full bag is not the plain host that was trained.
         write_predictions(gce / f"fold_{number}" / "predictions_full.csv", "aabb")
     made = made_table(results, "significance_classification")
-    # Four slides of two folds, all in favour; with Macro-F1 1 against 1/3 in each: two swaps of sixteen are as large.
+    # Four slides of two folds, all in favour; with Macro-F1 1 against 1/3 in each: two swaps of
+    # sixteen are as large.
     assert texts(made, "ABMIL+GCE", SWAPS)[0] == "0.125"
     # Differences of 0.1 and 0.2: t = 3 with one degree of freedom.
     assert texts(made, "ABMIL+GCE", "paired t")[0] == "0.205"
@@ -70,7 +71,8 @@ def test_risks_are_tested_too(tmp_path):
         table = {"slide_id": names, "case_id": names, "split": "test", "target": [1.0, 2.0, 3.0]}
         pd.DataFrame({**table, "event": 1, "risk": risks}).to_csv(fold / name, index=False)
     made = made_table(results, "significance_survival")
-    # C-index 1 against 0. The middle slide has the same rank on both sides: two slides, of whose four swaps two are as large.
+    # C-index 1 against 0. The middle slide has the same rank on both sides: two slides, of whose
+    # four swaps two are as large.
     assert texts(made, "ABMIL+GCE", SWAPS)[0] == "0.500"
 
 

@@ -1,4 +1,6 @@
-"""Answers from kept patches: the budget counts patches of the whole bag, and doubt is what two answers do not share."""
+"""Answers from kept patches: the budget counts patches of the whole bag, and doubt is what two
+answers do not share.
+"""
 
 import math
 

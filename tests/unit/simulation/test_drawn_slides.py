@@ -29,7 +29,7 @@ FEW = {"size": "tiny", "slides": 3, "patches": (20, 24), "dials": {"decoy_rate":
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory):
-    """Three small slides of a profile whose two-class labels are caused by drawn nests; patched where they show a concept."""
+    """Three small slides with drawn lesions, patched where they show a concept."""
     folder = tmp_path_factory.mktemp("pixels")
     rows = simulate_pixels("camelyon16", folder, **FEW)
     report = patch_slides(

@@ -1,4 +1,6 @@
-"""Simulated cohorts of several targets: labels follow from what is shown, and each target has truth of its own."""
+"""Simulated cohorts of several targets: labels follow from what is shown, and each target has truth
+of its own.
+"""
 
 import numpy as np
 import pytest
