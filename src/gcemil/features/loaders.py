@@ -205,7 +205,7 @@ def explain_missing_weights(name: str, page: str, licence: str, offline: str) ->
 
 
 def _resolve_layers(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Layers by name become the layers themselves, so that the table needs neither timm nor torch."""
+    """Layers by name become the layers themselves, so that the table needs no timm."""
     layers = importlib.import_module("timm.layers")
     known = {"SwiGLUPacked": layers.SwiGLUPacked, "SiLU": nn.SiLU}
     return {

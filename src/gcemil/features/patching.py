@@ -310,7 +310,7 @@ def rules_fingerprint(rules: PatchingRules, mask: Path | None) -> str:
 def write_summary(
     out: Path, settings: PatchSettings, outcomes: Sequence[SlideOutcome]
 ) -> tuple[str, ...]:
-    """Write the contact sheets, then the table; a note if that fails, as the patches are written."""
+    """Write the contact sheets, then the table; a note if that fails."""
     try:
         entries = []
         for outcome in outcomes:

@@ -184,9 +184,7 @@ class EmbeddedPrompts:
     embeddings: Float32[np.ndarray, "m a"]
     family: AnchorFamily
     templates: tuple[str, ...]
-    encoder: str
-    encoder_fingerprint: str
-    encoder_sees_images: bool
+    encoder: TextEncoder
 
     @property
     def hash(self) -> str:
@@ -210,14 +208,7 @@ def embed_prompts(
             f"The text encoder '{encoder.name}' gives no direction for a prompt of "
             f"'{family.family}'. Check its weights."
         )
-    return EmbeddedPrompts(
-        (mean / lengths).astype(np.float32),
-        family,
-        tuple(templates),
-        encoder.name,
-        encoder.fingerprint,
-        encoder.sees_images,
-    )
+    return EmbeddedPrompts((mean / lengths).astype(np.float32), family, tuple(templates), encoder)
 
 
 def write_anchor_file(path: Path, embedded: EmbeddedPrompts) -> Path:
@@ -231,9 +222,9 @@ def write_anchor_file(path: Path, embedded: EmbeddedPrompts) -> Path:
             "source": embedded.family.source,
             "concepts": json.dumps(embedded.family.concepts),
             "templates": json.dumps(embedded.templates),
-            "text_encoder": embedded.encoder,
-            "text_encoder_fingerprint": embedded.encoder_fingerprint,
-            "text_encoder_sees_images": embedded.encoder_sees_images,
+            "text_encoder": embedded.encoder.name,
+            "text_encoder_fingerprint": embedded.encoder.fingerprint,
+            "text_encoder_sees_images": embedded.encoder.sees_images,
             "hash": embedded.hash,
             "gcemil": __version__,
         },

@@ -435,8 +435,8 @@ def _describe_repeats(
     uses = sum(slide.n_patches for slide in slides) / available.sum()
     once = "at most once" if max(ratios) <= 1 else f"about {max(ratios):.1f} times"
     return (
-        f"repeats: a slide draws from {recipe.slide_pool:.0%} of the background patches of its part; "
-        f"on the largest slide for its part a background patch stands {once}, over all bags about "
+        f"repeats: a slide draws from {recipe.slide_pool:.0%} of the background patches of its part"
+        f"; on the largest slide for its part a background patch stands {once}, over all bags about "
         f"{uses:.1f} times"
     )
 
