@@ -110,36 +110,38 @@ class ComposeSettings(Settings):
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> ComposeSettings:
-        if bool(self.labels) == bool(self.hazards):
-            raise ValueError("give either labels (classification) or hazards (survival)")
-        if not self.background or min(self.background.values()) <= 0:
-            raise ValueError("background needs at least one class, with a share above 0")
-        if self.labels and len(self.labels) < 2:
-            raise ValueError("slides need at least two labels")
-        if any(not own for own in [*self.labels.values()][1:]):
-            raise ValueError("only the first label may be without evidence: put it first")
-        if both := set(self.background) & set(self.evidence_classes):
-            raise ValueError(f"class '{min(both)}' is background and evidence at once")
         causes = [cause for own in self.labels.values() for cause in own]
-        if len(set(causes)) < len(causes):
-            raise ValueError("a class is evidence for two labels")
-        for name in ("patches", "evidence"):
-            low, high = getattr(self, name)
-            if not 0 < low <= high:
-                raise ValueError(
-                    f"{name} go from a smaller to a larger number above 0, got {low} to {high}"
-                )
-        if self.evidence[1] > 0.5:
-            raise ValueError(f"evidence is at most half of a slide, got {self.evidence[1]}")
-        if self.parts is not None and min(self.parts) < 1:
-            raise ValueError(
-                "parts are slides to train, validate and test on, at least one each, got "
-                f"{self.parts}"
-            )
-        if min(self.pool_shares) <= 0:
-            raise ValueError(f"pool_shares lie above 0, got {self.pool_shares}")
-        if self.text_like and not self.examples_per_class:
-            raise ValueError("text_like needs examples_per_class, whose means its anchors are")
+        both = sorted({*self.background} & {*self.evidence_classes})
+        contradictions = {
+            "give either labels (classification) or hazards (survival)": (
+                bool(self.labels) == bool(self.hazards)
+            ),
+            "background needs at least one class, with a share above 0": (
+                min(self.background.values(), default=0) <= 0
+            ),
+            "slides need at least two labels": len(self.labels) == 1,
+            "only the first label may be without evidence: put it first": any(
+                not own for own in [*self.labels.values()][1:]
+            ),
+            f"class '{''.join(both[:1])}' is background and evidence at once": bool(both),
+            "a class is evidence for two labels": len(set(causes)) < len(causes),
+            f"patches go from a smaller to a larger number above 0, got {self.patches}": (
+                not 0 < self.patches[0] <= self.patches[1]
+            ),
+            f"evidence goes from a smaller to a larger share, at most half, got {self.evidence}": (
+                not 0 < self.evidence[0] <= self.evidence[1] <= 0.5
+            ),
+            f"parts are slides to train, validate and test on, at least one each: {self.parts}": (
+                self.parts is not None and min(self.parts) < 1
+            ),
+            f"pool_shares lie above 0, got {self.pool_shares}": min(self.pool_shares) <= 0,
+            "text_like needs examples_per_class, whose means its anchors are": (
+                self.text_like and not self.examples_per_class
+            ),
+        }
+        for message, is_broken in contradictions.items():
+            if is_broken:
+                raise ValueError(message)
         return self
 
     @property
@@ -436,8 +438,8 @@ def _describe_repeats(
     once = "at most once" if max(ratios) <= 1 else f"about {max(ratios):.1f} times"
     return (
         f"repeats: a slide draws from {recipe.slide_pool:.0%} of the background patches of its part"
-        f"; on the largest slide for its part a background patch stands {once}, over all bags about "
-        f"{uses:.1f} times"
+        f"; on the largest slide for its part a background patch stands {once}, over all bags "
+        f"about {uses:.1f} times"
     )
 
 

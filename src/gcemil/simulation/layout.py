@@ -132,17 +132,34 @@ def draw_layout(
     profile: Profile, dials: Dials, n_patches: int, regions: Sequence[Region], generator: Generator
 ) -> TissueLayout:
     """A slide that holds exactly these regions; tissue without room for them is drawn again."""
+    number, sizes = None, [region.n_patches for region in regions]
     for _ in range(_LAYOUTS_TRIED):
         cells = draw_tissue_cells(n_patches, dials.pieces_max, generator)
         neighbours = find_neighbours(cells)
-        number = grow_regions(neighbours, [region.n_patches for region in regions], generator)
+        number = grow_regions(neighbours, sizes, generator)
         if number is not None:
-            return _paint_layout(profile, dials, cells, neighbours, regions, number, generator)
-    raise UsageError(
-        f"{len(regions)} disjoint regions of {sum(region.n_patches for region in regions)} patches "
-        "in all find no room "
-        f"on a slide of {n_patches}. Lower evidence_max, bystander_max or the rates, or simulate "
-        "larger slides."
+            break
+    if number is None:
+        raise UsageError(
+            f"{len(regions)} disjoint regions of {sum(sizes)} patches in all find no room on a slide of "
+            f"{n_patches}. Lower evidence_max, bystander_max or the rates, or simulate larger slides."
+        )
+    # Background tissue in coherent regions, in shares that differ from slide to slide.
+    usual = np.log([tissue.share for tissue in profile.tissues])
+    own = usual + dials.composition_spread * generator.standard_normal(len(usual))
+    fields = smooth_fields(cells, dials.region_scale, len(usual), generator)
+    names = [concept.name for concept in profile.concepts]
+    shown = np.array([-1, *(names.index(region.concept) for region in regions)])
+    concept = np.where(number > 0, shown[number], np.argmax(fields + own, axis=1))
+    is_evidence = np.array([False, *(region.role == "evidence" for region in regions)])
+    region = np.where(is_evidence, np.cumsum(is_evidence), 0)[number]
+    mixing = dials.border_mixing
+    return TissueLayout(
+        cells=cells,
+        concept=concept,
+        region=region,
+        composition=mix_concepts(concept, len(names), neighbours, mixing),
+        overlap=mix_concepts((region > 0).astype(np.int64), 2, neighbours, mixing)[:, 1],
     )
 
 
@@ -163,38 +180,6 @@ def draw_tissue_cells(n_patches: int, pieces_max: int, generator: Generator) -> 
     landscape += (-(distances**2).sum(axis=2)).max(axis=1)
     chosen = np.sort(np.argsort(-landscape, kind="stable")[:n_patches])
     return canvas[chosen]
-
-
-def _paint_layout(
-    profile: Profile,
-    dials: Dials,
-    cells: Cells,
-    neighbours: Neighbours,
-    regions: Sequence[Region],
-    number: PatchIndex,
-    generator: Generator,
-) -> TissueLayout:
-    """Background and regions as one concept per patch, and the mixtures that follow from it."""
-    # Background tissue in coherent regions, in shares that differ from slide to slide.
-    usual = np.log([tissue.share for tissue in profile.tissues])
-    own = usual + dials.composition_spread * generator.standard_normal(len(usual))
-    fields = smooth_fields(cells, dials.region_scale, len(usual), generator)
-    concept = np.argmax(fields + own, axis=1)
-    names = [own.name for own in profile.concepts]
-    is_evidence = np.array([False, *(region.role == "evidence" for region in regions)])
-    painted_with = np.array([-1, *(names.index(region.concept) for region in regions)])
-    concept = np.where(number > 0, painted_with[number], concept)
-    evidence_number = np.where(is_evidence, np.cumsum(is_evidence), 0)
-    region = evidence_number[number]
-    is_shown = (region > 0).astype(np.int64)
-    overlap = mix_concepts(is_shown, 2, neighbours, dials.border_mixing)
-    return TissueLayout(
-        cells=cells,
-        concept=concept,
-        region=region,
-        composition=mix_concepts(concept, len(names), neighbours, dials.border_mixing),
-        overlap=overlap[:, 1],
-    )
 
 
 def mix_concepts(

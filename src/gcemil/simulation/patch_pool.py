@@ -168,10 +168,25 @@ def deal_patches(
     if pool.patients is not None:
         usable &= ~np.isin(pool.patients, pool.patients[without])
     weights = np.array(shares) / np.sum(shares)
+    part = np.full(len(pool.labels), UNUSED)
     if pool.patients is None:
-        part = _deal_singly(pool, classes, usable, weights, generator)
+        for name in classes:
+            own = generator.permutation(np.flatnonzero(usable & (pool.labels == name)))
+            ends = np.round(np.cumsum(weights) * len(own)).astype(np.int64)
+            part[own] = np.searchsorted(ends, np.arange(len(own)), side="right")
     else:
-        part = _deal_patients(pool, pool.patients, classes, usable, weights, generator)
+        rows = np.flatnonzero(usable)
+        patients = pool.patients[rows]
+        names, counts = _patient_counts(pool.labels[rows], patients, classes)
+        brought = counts / np.maximum(counts.sum(axis=0), 1)
+        order = generator.permutation(len(names))
+        filled = np.zeros((len(weights), len(classes)))
+        part_of = np.zeros(len(names), dtype=np.int64)
+        for index in order[np.argsort(-brought[order].sum(axis=1), kind="stable")]:
+            cost = (brought[index] * filled / weights[:, None]).sum(axis=1)
+            part_of[index] = int(np.argmin(cost + 1e-9 * filled.sum(axis=1)))
+            filled[part_of[index]] += brought[index]
+        part[rows] = part_of[np.searchsorted(names, patients)]
     for name in classes:
         counts = np.bincount(part[(pool.labels == name) & (part != UNUSED)], minlength=len(weights))
         if (counts == 0).any():
@@ -184,45 +199,6 @@ def deal_patches(
                 f"too few for {len(weights)} parts "
                 "that share none. Ask for fewer folds or examples, or bring more patches."
             )
-    return part
-
-
-def _deal_singly(
-    pool: PatchPool,
-    classes: Sequence[str],
-    usable: NDArray[np.bool_],
-    weights: NDArray[Any],
-    generator: Generator,
-) -> Parts:
-    part = np.full(len(pool.labels), UNUSED)
-    for name in classes:
-        own = generator.permutation(np.flatnonzero(usable & (pool.labels == name)))
-        ends = np.round(np.cumsum(weights) * len(own)).astype(np.int64)
-        part[own] = np.searchsorted(ends, np.arange(len(own)), side="right")
-    return part
-
-
-def _deal_patients(
-    pool: PatchPool,
-    patients: Names,
-    classes: Sequence[str],
-    usable: NDArray[np.bool_],
-    weights: NDArray[Any],
-    generator: Generator,
-) -> Parts:
-    rows = np.flatnonzero(usable)
-    names, counts = _patient_counts(pool.labels[rows], patients[rows], classes)
-    brought = counts / np.maximum(counts.sum(axis=0), 1)
-    order = generator.permutation(len(names))
-    order = order[np.argsort(-brought[order].sum(axis=1), kind="stable")]
-    filled = np.zeros((len(weights), len(classes)))
-    part_of = np.zeros(len(names), dtype=np.int64)
-    for index in order:
-        cost = (brought[index] * filled / weights[:, None]).sum(axis=1)
-        part_of[index] = int(np.argmin(cost + 1e-9 * filled.sum(axis=1)))
-        filled[part_of[index]] += brought[index]
-    part = np.full(len(pool.labels), UNUSED)
-    part[rows] = part_of[np.searchsorted(names, patients[rows])]
     return part
 
 
