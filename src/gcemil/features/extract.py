@@ -75,13 +75,6 @@ class EncodeSettings:
     """Reader threads that feed the model."""
     dtype: FeatureType = "float16"
 
-    def __post_init__(self) -> None:
-        if min(self.batch_size, self.workers) < 1 or self.dtype not in ("float16", "float32"):
-            raise UsageError(
-                f"Encoding needs a batch and a reader thread at least, and float16 or float32 out, "
-                f"got {self.batch_size}, {self.workers} and {self.dtype}."
-            )
-
 
 def encode_slides(
     slides: Mapping[str, Path],

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from builders.encoders import PLAIN
 from builders.slides import tissue_image, write_slide
 from gcemil.errors import InputError, UsageError
 from gcemil.features import networks
@@ -30,7 +31,6 @@ from gcemil.features.patching import patch_slides, patches_path, read_patch_file
 from gcemil.slides.grid import PatchSettings
 from gcemil.slides.reader import open_slide
 
-PLAIN = ((0, 0, 0), (1, 1, 1))
 TINY_VIT = {
     "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "image_size": 28,
     "patch_size": 14, "mlp_ratio": 2,
