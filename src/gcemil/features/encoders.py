@@ -212,7 +212,7 @@ class PatchEncoder:
     device: torch.device
     fingerprint: str
     """Hash of weights and pixel preparation: equal where features are equal."""
-    asked: NetworkPrecision | None = None
+    forced_precision: NetworkPrecision | None = None
     """Numbers to compute in; None is the page's precision on a GPU, else float32."""
     joined: tuple[PatchEncoder, ...] = ()
     """The encoders whose features stand side by side, for one that is several."""
@@ -232,8 +232,8 @@ class PatchEncoder:
     @property
     def _half(self) -> Precision | None:
         """The half precision of the matrix products; None for float32."""
-        if self.asked is not None:
-            return "bfloat16" if self.asked == "bf16" else None
+        if self.forced_precision is not None:
+            return "bfloat16" if self.forced_precision == "bf16" else None
         is_usual = self.device.type == "cuda" and self.spec.precision != "float32"
         return self.spec.precision if is_usual else None
 

@@ -100,7 +100,7 @@ def encode_slides(
         ended: Iterator[BothOutcomes] = (batch.process(encoder, *job) for job in slides.items())
     else:
         on_node = replace(batch, out=out.resolve())
-        work = partial(_encode_in_worker, on_node, encoder.name, source, encoder.asked)
+        work = partial(_encode_in_worker, on_node, encoder.name, source, encoder.forced_precision)
         places = [(slide_id, path.resolve()) for slide_id, path in slides.items()]
         ended = (both for _, both in run_jobs(work, places, 1, cluster=cluster, gpus=1))
     encoded: dict[str, SlideOutcome] = {}
@@ -282,10 +282,10 @@ def _refuse_mixed_encoders(out: Path, encoder: PatchEncoder, *, replaced: set[st
     for path in sorted((out / "features").glob("*.h5")):
         if path.stem in replaced:
             continue
-        found = store.attributes(path)
-        if found.get("encoder_fingerprint") != encoder.fingerprint:
+        stated = store.attributes(path)
+        if stated.get("encoder_fingerprint") != encoder.fingerprint:
             raise UsageError(
-                f"{path} holds features of '{found.get('encoder', 'an unknown encoder')}' with "
+                f"{path} holds features of '{stated.get('encoder', 'an unknown encoder')}' with "
                 "other weights or pixels than "
                 f"'{encoder.name}' has here, and one cohort never mixes encoders. Choose another "
                 "--out, or redo all its slides with --force."

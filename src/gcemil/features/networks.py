@@ -182,12 +182,12 @@ def load_ctranspath(network: nn.Module, theirs: Mapping[str, Tensor], path: Path
         stage = re.match(r"layers\.(\d)\.downsample\.", key)
         name = key if stage is None else f"layers.{int(stage[1]) + 1}.{key[len('layers.0.') :]}"
         ours[name] = tensor
-    found = network.load_state_dict(ours, strict=False)
-    if found.missing_keys or found.unexpected_keys:
-        wrong = [*found.missing_keys, *found.unexpected_keys]
+    result = network.load_state_dict(ours, strict=False)
+    if result.missing_keys or result.unexpected_keys:
+        wrong = [*result.missing_keys, *result.unexpected_keys]
         raise InputError(
-            f"{path} is not CTransPath: {len(found.missing_keys)} tensors are missing and "
-            f"{len(found.unexpected_keys)} left over, the first is {wrong[0]}. "
+            f"{path} is not CTransPath: {len(result.missing_keys)} tensors are missing and "
+            f"{len(result.unexpected_keys)} left over, the first is {wrong[0]}. "
             "Give the published file."
         )
 

@@ -172,7 +172,7 @@ def fit_prefilter(
     notes = tuple(_write_notes(teacher, chosen, certificate))
     seconds = time.monotonic() - started
     report = PrefilterReport(fold, chosen, outcomes, len(train), len(val), seconds, notes)
-    asked = certificate.model_dump(mode="json")
+    promise = certificate.model_dump(mode="json")
     fitted = FittedPrefilter(
         student=student,
         settings=settings,
@@ -185,7 +185,7 @@ def fit_prefilter(
             "gcemil": __version__,
             "torch": package_version("torch"),
             "cohort": record_cohort(teacher.cohort).fingerprint,
-            "certificate": asked,
+            "certificate": promise,
             "certificate_hash": certificate.hash,
             "n_train": len(train),
             "n_val": len(val),
@@ -194,7 +194,7 @@ def fit_prefilter(
     save_prefilter(teacher.folder / PREFILTER_FILE, fitted)
     write_json(
         teacher.folder / "prefilter.json",
-        {**asdict(report), "settings": settings.model_dump(mode="json"), "certificate": asked},
+        {**asdict(report), "settings": settings.model_dump(mode="json"), "certificate": promise},
     )
     return report
 
