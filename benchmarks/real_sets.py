@@ -61,8 +61,7 @@ def main() -> None:
         recipe = settings("gce", arguments, 0).hash[:12]
         print(
             f"\n{arguments.host}, {arguments.epochs} epochs, {arguments.folds} folds, "
-            f"{arguments.repeats} repeats; "
-            f"settings of host + GCE: {recipe}"
+            f"{arguments.repeats} repeats; settings of host + GCE: {recipe}"
         )
 
 

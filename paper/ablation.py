@@ -155,11 +155,9 @@ TIMES_OF = {
 }
 COST_NOTE = (
     "MIL aggregation of ours is one prediction from a known subset; what finding the subset adds "
-    "is a column of its own, "
-    "which the paper counts under aggregation for occlusion. Encoding and the prefilter are timed "
-    "by 'gcemil prefilter --measure'; "
-    "the columns that name an encoder are computed from its time per patch, with finding the "
-    "subset."
+    "is a column of its own, which the paper counts under aggregation for occlusion. Encoding and "
+    "the prefilter are timed by 'gcemil prefilter --measure'; the columns that name an encoder "
+    "are computed from its time per patch, with finding the subset."
 )
 
 
@@ -287,8 +285,8 @@ def capacity_table(measured: Measured, paper: PaperFigures) -> Table:
         "capacity", "added capacity and overhead", table, ("question",), CAPACITY_COLUMNS, lines, legend=legend(measured),
         notes=(
             f"Parameters at {FULL_WIDTH}-d features and {N_OUTPUTS} outputs, default recipe; the "
-            "evidence head, which is fitted after training, "
-            "is not among them. The paper gives none.",
+            "evidence head, which is fitted after training, is not among them. The paper gives "
+            "none.",
         ),
         remedy=diagnose_remedy("cost"), reason="the results have no cost diagnostic, or no grounding variants",
     )  # fmt: skip

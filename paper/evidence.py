@@ -409,8 +409,7 @@ LOCALISATION_COLUMNS = {
 """Our metric, and the paper's column; the paper does not define its specificity."""
 MAP_NOTE = (
     "The map of a host is its attention, that of GCE its evidence scores; each is thresholded on "
-    "validation slides. The set is the "
-    "recovered evidence, which has no threshold."
+    "validation slides. The set is the recovered evidence, which has no threshold."
 )
 
 

@@ -66,8 +66,7 @@ def headline_table(measured: Measured, paper: PaperFigures) -> Table:
         legend=legend(measured),
         notes=(
             "Gap ratio: the paper's puts attention's gap over GCE's C-D gap, two quantities; the "
-            "second line of ours has "
-            "full-kept gaps on both sides.",
+            "second line of ours has full-kept gaps on both sides.",
         ),
         remedy="gcemil benchmark GRID.yaml --out RESULTS, with the diagnostics snr and cost",
     )  # fmt: skip

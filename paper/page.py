@@ -267,25 +267,21 @@ def render_page(measured: Measured, paper: PaperFigures) -> str:
         *summarise(main),
         "",
         "Written by `python -m paper page` from `paper/results`; `python -m paper` prints it, and "
-        "`python -m paper tables` prints "
-        "all cells of all tables.",
+        "`python -m paper tables` prints all cells of all tables.",
         "",
         "The paper's figures are its authors', on real cohorts. **Ours are from a reduced grid on "
-        "simulated cohorts**: "
-        f"{describe_grid(measured)}. The paper has nine hosts, nine datasets and five folds.",
+        f"simulated cohorts**: {describe_grid(measured)}. The paper has nine hosts, nine datasets "
+        "and five folds.",
         "",
         "*Default* is the recipe of this package with prompts; *the paper's parts* is the recipe "
-        "`paper_budget`: joint training, "
-        "adapter, MLP score, grounding and repair, within the budget. An effect is *reproduced* if "
-        "the whole 95 % interval is at least half of the "
+        "`paper_budget`: joint training, adapter, MLP score, grounding and repair, within the "
+        "budget. An effect is *reproduced* if the whole 95 % interval is at least half of the "
         "paper's, *not reproduced* if the whole interval is less, and *undecided* otherwise; a "
-        "bound is reproduced if the whole "
-        "interval is below the paper's. Evidence of networks that have not learned is left out "
-        "over all hosts, and not judged. Intervals are bootstraps over slides and runs "
-        "(`paper/intervals.py`). The *ceiling* is what the true patches reach "
-        "on the same network and slides; where the effect is not one of patches, its largest "
-        "possible value. The share is the "
-        "estimate over the ceiling.",
+        "bound is reproduced if the whole interval is below the paper's. Evidence of networks "
+        "that have not learned is left out over all hosts, and not judged. Intervals are "
+        "bootstraps over slides and runs (`paper/intervals.py`). The *ceiling* is what the true "
+        "patches reach on the same network and slides; where the effect is not one of patches, "
+        "its largest possible value. The share is the estimate over the ceiling.",
         "",
         f"{count_verdicts(main)} {describe_missing(measured)}",
         "",
@@ -314,8 +310,7 @@ def render_page(measured: Measured, paper: PaperFigures) -> str:
         "## Tables without a comparison",
         "",
         f"{', '.join(f'`{name}`' for name in TEXT_TABLES)}: text, counts of cohorts, or figures "
-        "that hang on thresholds which the paper does "
-        "not give.",
+        "that hang on thresholds which the paper does not give.",
     ]
     return "\n".join(lines).rstrip() + "\n"
 

@@ -211,9 +211,9 @@ ENCODER_COLUMNS = (
 
 
 ENCODERS_NOTE = (
-    "Ours are encoders that were run on drawn slides: 'random weights' is the architecture without "
-    "training, where its weights "
-    "cannot be had; 'stand-in' is no encoder at all but simulated features of that width."
+    "Ours are encoders that were run on drawn slides: 'random weights' is the architecture "
+    "without training, where its weights cannot be had; 'stand-in' is no encoder at all but "
+    "simulated features of that width."
 )
 
 

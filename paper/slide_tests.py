@@ -108,8 +108,7 @@ def _read_bags(ours: Path, theirs: Path, where: str) -> SwappedBags | None:
     if alone := sorted(rows.index.symmetric_difference(others.index)):
         raise RunError(
             f"{ours} and {theirs} test different bags ('{alone[0]}' is in one of them only): the "
-            "folds "
-            "were made anew between the runs. Train one of them again."
+            "folds were made anew between the runs. Train one of them again."
         )
     cases = [where + case for case in rows.case_id]
     if "risk" in rows:

@@ -145,8 +145,8 @@ def choose_patches(
     if len(first) > 1:
         names = ", ".join(folder.parent.name for folder in first)
         raise UsageError(
-            f"{out} holds patches of several kinds ({names}). "
-            "Choose with --patch-size, or another --out."
+            f"{out} holds patches of several kinds ({names}). Choose with --patch-size, or another "
+            "--out."
         )
     for path in first.values():
         return read_patch_file(path).settings

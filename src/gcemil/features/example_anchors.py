@@ -159,8 +159,9 @@ def _read_slides(cohort: Cohort, request: ExampleRequest, notes: list[str]) -> P
     if not concepts:
         why = f" ({notes[-1]})" if notes else ""
         raise InputError(
-            f"{request.source} names no patch of {cohort.folder}{why}. Regions and points are level-0 "
-            f"pixels, and a patch counts when {request.min_overlap:g} of it lies in a region."
+            f"{request.source} names no patch of {cohort.folder}{why}. Regions and points are "
+            f"level-0 pixels, and a patch counts when {request.min_overlap:g} of it lies in a "
+            "region."
         )
     if len({part.shape[1] for part in features}) > 1:
         raise InputError(

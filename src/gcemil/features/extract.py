@@ -286,9 +286,8 @@ def _refuse_mixed_encoders(out: Path, encoder: PatchEncoder, *, replaced: set[st
         if stated.get("encoder_fingerprint") != encoder.fingerprint:
             raise UsageError(
                 f"{path} holds features of '{stated.get('encoder', 'an unknown encoder')}' with "
-                "other weights or pixels than "
-                f"'{encoder.name}' has here, and one cohort never mixes encoders. Choose another "
-                "--out, or redo all its slides with --force."
+                f"other weights or pixels than '{encoder.name}' has here, and one cohort never "
+                "mixes encoders. Choose another --out, or redo all its slides with --force."
             )
 
 
@@ -370,8 +369,7 @@ def load_matching_encoder(
     if encoder.fingerprint != origin.fingerprint:
         raise InputError(
             f"The weights of '{origin.encoder}' here are not those that made the features of the "
-            "run. "
-            "Give the same weights with --weights, or encode the cohort and train again."
+            "run. Give the same weights with --weights, or encode the cohort and train again."
         )
     return encoder
 
@@ -379,6 +377,6 @@ def load_matching_encoder(
 def _unknown_origin_error(path: Path, what: str) -> InputError:
     return InputError(
         f"{path} does not state '{what}': simulated or imported features have no encoder that new "
-        "slides could be put through. "
-        "Encode the slides with 'gcemil encode' and train on that cohort."
+        "slides could be put through. Encode the slides with 'gcemil encode' and train on that "
+        "cohort."
     )

@@ -180,8 +180,7 @@ def require_consent(page: str, source: WeightSource) -> None:
         raise UsageError(
             f"{page} runs Python code from its page. Read it there first, then add "
             "--trust-remote-code (from Python: a WeightSource with trust_remote_code); 'minilm' "
-            "and "
-            "'efficientnet_lite0' need none."
+            "and 'efficientnet_lite0' need none."
         )
 
 
@@ -197,10 +196,8 @@ def explain_missing_weights(name: str, page: str, licence: str, offline: str) ->
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise InputError(
             f"The weights of '{name}' cannot be loaded ({reason}). Accept the licence ({licence}) "
-            "at "
-            f"{page}, log in with 'hf auth login' or give a local copy with --weights; without "
-            "them "
-            f"use --encoder {offline}, which needs no download."
+            f"at {page}, log in with 'hf auth login' or give a local copy with --weights; without "
+            f"them use --encoder {offline}, which needs no download."
         ) from error
 
 

@@ -52,8 +52,8 @@ def write_pairs(
     shared = sorted(ours & theirs)
     if not shared:
         raise InputError(
-            f"{cohort} and {aligned} share no slide. "
-            "Encode the same slides into both, each with its encoder."
+            f"{cohort} and {aligned} share no slide. Encode the same slides into both, each with "
+            "its encoder."
         )
     generator = np.random.default_rng(seed)
     per_slide = -(-n_pairs // len(shared))
@@ -61,8 +61,8 @@ def write_pairs(
     features, anchor_space = (np.concatenate(side) for side in zip(*parts, strict=True))
     if not len(features):
         raise InputError(
-            f"{cohort} and {aligned} share no patch position. "
-            "Patch both with the same --patch-size and --target-mpp."
+            f"{cohort} and {aligned} share no patch position. Patch both with the same "
+            "--patch-size and --target-mpp."
         )
     path = cohort / "anchor_pairs.h5"
     encoder = str(store.attributes(aligned / "features" / shared[0]).get("encoder", "unknown"))
@@ -163,8 +163,8 @@ def judge_bridge(
     if anchors.shape[1] != anchor_space.shape[1]:
         raise InputError(
             f"Anchors of width {anchors.shape[1]} and pairs of width {anchor_space.shape[1]} are "
-            "not of one space. "
-            "Embed the prompts with the text side of the encoder that saw the pairs."
+            "not of one space. Embed the prompts with the text side of the encoder that saw the "
+            "pairs."
         )
     if not np.isfinite(features).all() or not np.isfinite(anchor_space).all():
         raise InputError("Some pairs are not finite. Make anchor_pairs.h5 again.")

@@ -111,8 +111,7 @@ def read_patch_file(path: Path) -> PatchGrid:
     if isinstance(settings, str):
         raise StoreError(
             f"{path}: 'coords' has no attribute '{settings}' that is a number, so the pixel size "
-            "is "
-            "unknown. Make it again with 'gcemil encode --patches-only'."
+            "is unknown. Make it again with 'gcemil encode --patches-only'."
         )
     share = store.read(path, "tissue_share").astype(np.float64)
     return PatchGrid(read_coords(path), settings, float(stated["level0_mpp"]), share)
@@ -269,8 +268,7 @@ def patch_slide(
                 if stated.get(key) != value:
                     raise InputError(
                         f"{target} was made from {names[key]}. Add --force to replace it, or "
-                        "choose "
-                        "another --out; features made from it must be made again."
+                        "choose another --out; features made from it must be made again."
                     )
             return known_outcome(target, slide_id)
         tissue = find_tissue(slide, rules.tissue) if mask is None else read_mask(mask, slide)
@@ -290,8 +288,7 @@ def patch_slide(
                 )
             why += (
                 ". Look at the picture in contours/, then give a mask with --masks or leave the "
-                "slide "
-                "out."
+                "slide out."
             )
             return SlideOutcome(slide_id, "no tissue", message=why, mpp=slide.mpp)
         write_patch_file(target, grid, slide, slide_id, origin)

@@ -119,12 +119,11 @@ class PrefilterCost:
         figures = self.summary
         relative = figures["relative_utility"]
         return (
-            f"fold {self.fold}, {len(self.slides)} test slides: "
-            f"time {figures['end_to_end_time']:.3f}x, "
-            f"utility {'undefined' if relative is None else f'{relative:.3f}x'}, "
-            f"keep rate {self.keep_rate:g}, fall-back {figures['fall_back']:.3f}, "
-            f"patches encoded {figures['encoded']:.3f}, "
-            f"mean change of the prediction {figures['mean_change']:.4f}"
+            f"fold {self.fold}, {len(self.slides)} test slides: time "
+            f"{figures['end_to_end_time']:.3f}x, utility "
+            f"{'undefined' if relative is None else f'{relative:.3f}x'}, keep rate "
+            f"{self.keep_rate:g}, fall-back {figures['fall_back']:.3f}, patches encoded "
+            f"{figures['encoded']:.3f}, mean change of the prediction {figures['mean_change']:.4f}"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -164,8 +163,7 @@ def measure_cost(
             raise UsageError(
                 f"Slide '{spec.bag_id}' has {full.n_patches} patches by the default rules, "
                 f"{len(grid)} in the cohort: it was patched by a mask or by other rules, so its "
-                "cost "
-                "cannot be compared. Leave out --measure."
+                "cost cannot be compared. Leave out --measure."
             )
         costs.append(
             SlideCost(
@@ -211,8 +209,7 @@ def _find_file(spec: BagSpec, slides: Mapping[str, Path]) -> Path:
     if len(spec.slide_ids) != 1:
         raise UsageError(
             f"Case '{spec.bag_id}' has {len(spec.slide_ids)} slides; the cost is measured where a "
-            "bag "
-            "is one slide. Leave out --measure."
+            "bag is one slide. Leave out --measure."
         )
     if spec.slide_ids[0] not in slides:
         raise UsageError(
@@ -267,7 +264,6 @@ def describe_encoding(filtered: PrefilterCost | None) -> str:
     figures = filtered.summary
     return (
         f"Prefilter: keep rate {filtered.keep_rate:g}, {figures['fall_back']:.3f} of the slides "
-        "fell "
-        f"back to all patches, {figures['encoded']:.3f} of all patches were encoded, "
+        f"fell back to all patches, {figures['encoded']:.3f} of all patches were encoded, "
         f"{filtered.threads} thread; mean change of the prediction {figures['mean_change']:.4f}."
     )

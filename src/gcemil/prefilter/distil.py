@@ -102,8 +102,7 @@ def _open_teacher(run: Path, fold: int, slides: Mapping[str, Path], device: str)
     if missing := [slide_id for slide_id in needed if slide_id not in slides]:
         raise UsageError(
             f"{len(missing)} of {len(needed)} training and validation slides have no file, the "
-            "first "
-            f"is '{missing[0]}'. Give the folder that 'gcemil encode' was given."
+            f"first is '{missing[0]}'. Give the folder that 'gcemil encode' was given."
         )
     for slide_id in needed:
         features = cohort.feature_file(slide_id)
@@ -278,14 +277,12 @@ def _write_notes(
         yield (
             f"Nothing could be certified on {n_val} validation slides at risk {risk:g} (at least "
             f"{round(1 / risk) - 1} are needed), so every slide falls back to all its patches and "
-            "the "
-            "prefilter saves nothing."
+            "the prefilter saves nothing."
         )
     if teacher.origin.rules != rules_fingerprint(
         PatchingRules(patches=teacher.origin.patches), None
     ):
         yield (
             "The cohort was patched by a mask or by other tissue rules than the default; new "
-            "slides "
-            "are segmented by the default."
+            "slides are segmented by the default."
         )

@@ -393,12 +393,10 @@ def _list_assumptions(
             for name, weight in recipe.hazards.items()
         ),
         f"evidence: {recipe.evidence[0]:.1%} to {recipe.evidence[1]:.1%} of a slide in up to "
-        f"{recipe.regions_max} contiguous "
-        "regions; labels are equally frequent and never wrong",
+        f"{recipe.regions_max} contiguous regions; labels are equally frequent and never wrong",
         f"places: tissue outlines and regions are simulated on a grid of {PATCH_SIZE} pixels; a "
-        "real patch stands anywhere "
-        "inside the region of its class, so neighbours of one class are as alike as any two "
-        "patches of it",
+        "real patch stands anywhere inside the region of its class, so neighbours of one class "
+        "are as alike as any two patches of it",
         _describe_repeats(pool, recipe, slides, part, part_of),
     ]
     if pool.patients is None:
@@ -414,8 +412,8 @@ def _list_assumptions(
     if recipe.text_like:
         notes.append(
             "anchors.h5 stands in for a text bank: class means of held-out patches in a turned "
-            f"space of {recipe.anchor_dim} "
-            f"axes, moved by {recipe.prompt_noise:g} of their length; no text encoder was used"
+            f"space of {recipe.anchor_dim} axes, moved by {recipe.prompt_noise:g} of their length; "
+            "no text encoder was used"
         )
     return tuple(notes)
 

@@ -59,8 +59,7 @@ class PatchPool:
         if not usable.all():
             raise InputError(
                 f"{self.source}: {(~usable).sum()} patches have NaN or infinite features, the "
-                "first is row "
-                f"{int(np.argmin(usable))}. Encode them again."
+                f"first is row {int(np.argmin(usable))}. Encode them again."
             )
 
     @property
@@ -196,8 +195,8 @@ def deal_patches(
                 whose = f" of {len(owners)} patients"
             raise InputError(
                 f"{pool.source}: class '{name}' has {counts.sum()} patches{whose} left to deal, "
-                f"too few for {len(weights)} parts "
-                "that share none. Ask for fewer folds or examples, or bring more patches."
+                f"too few for {len(weights)} parts that share none. Ask for fewer folds or "
+                "examples, or bring more patches."
             )
     return part
 

@@ -260,8 +260,7 @@ def _draw_evidence_size(n_patches: int, dials: Dials, needed: int, generator: Ge
     if fewest > most:
         raise UsageError(
             f"A slide of {n_patches} patches cannot hold {fewest} evidence patches in a share of "
-            f"at most {dials.evidence_max}. "
-            "Raise evidence_max or simulate larger slides."
+            f"at most {dials.evidence_max}. Raise evidence_max or simulate larger slides."
         )
     size = round(float(generator.uniform(dials.evidence_min, dials.evidence_max)) * n_patches)
     return int(np.clip(size, fewest, most))

@@ -265,8 +265,7 @@ def as_targets(profile: Profile) -> Profile:
     if len(classes) < 2:
         raise UsageError(
             f"Profile '{profile.name}' has {len(classes)} classes with a cause, and several "
-            "targets need two or more. "
-            "Use nsclc, brca, bracs or panda."
+            "targets need two or more. Use nsclc, brca, bracs or panda."
         )
     return profile.model_copy(update={"task": "multilabel", "classes": classes})
 
