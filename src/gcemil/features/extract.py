@@ -321,10 +321,8 @@ def read_feature_origin(path: Path) -> FeatureOrigin:
     for key in ("encoder", "encoder_fingerprint"):
         if key not in root:
             raise _unknown_origin_error(path, key)
-    patches = stated_settings(coords)
+    patches = stated_settings(coords, partial(_unknown_origin_error, path))
     dtype = _FEATURE_TYPES.get(store.describe(path)["features"].dtype.name)
-    if isinstance(patches, str):
-        raise _unknown_origin_error(path, patches)
     if dtype is None:
         raise _unknown_origin_error(path, "a known type")
     return FeatureOrigin(

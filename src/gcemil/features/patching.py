@@ -106,23 +106,27 @@ def write_patch_file(
 
 def read_patch_file(path: Path) -> PatchGrid:
     """The grid of a file that `gcemil encode --patches-only` wrote."""
-    stated = store.attributes(path, "coords")
-    settings = stated_settings(stated)
-    if isinstance(settings, str):
-        raise StoreError(
-            f"{path}: 'coords' has no attribute '{settings}' that is a number, so the pixel size "
-            "is unknown. Make it again with 'gcemil encode --patches-only'."
+
+    def name_missing(key: str) -> StoreError:
+        return StoreError(
+            f"{path}: 'coords' has no attribute '{key}' that is a number, so the pixel size is "
+            "unknown. Make it again with 'gcemil encode --patches-only'."
         )
+
+    stated = store.attributes(path, "coords")
+    settings = stated_settings(stated, name_missing)
     share = store.read(path, "tissue_share").astype(np.float64)
     return PatchGrid(read_coords(path), settings, float(stated["level0_mpp"]), share)
 
 
-def stated_settings(attributes: Mapping[str, Any]) -> PatchSettings | str:
-    """How the patches were cut, or the name of the first number that is missing."""
+def stated_settings(
+    attributes: Mapping[str, Any], name_missing: Callable[[str], GcemilError]
+) -> PatchSettings:
+    """How the patches were cut; `name_missing` makes the error for a number that is missing."""
     for key in PATCH_NUMBERS:
         value = attributes.get(key)
         if not isinstance(value, int | float) or not math.isfinite(value):
-            return key
+            raise name_missing(key)
     return PatchSettings(
         patch_px=int(attributes["patch_size"]),
         target_mpp=float(attributes["target_mpp"]),

@@ -141,9 +141,9 @@ def draw_layout(
             break
     if number is None:
         raise UsageError(
-            f"{len(regions)} disjoint regions of {sum(sizes)} patches in all find no room on a slide "
-            f"of {n_patches}. Lower evidence_max, bystander_max or the rates, or simulate larger "
-            "slides."
+            f"{len(regions)} disjoint regions of {sum(sizes)} patches in all find no room on a "
+            f"slide of {n_patches}. Lower evidence_max, bystander_max or the rates, or simulate "
+            "larger slides."
         )
     # Background tissue in coherent regions, in shares that differ from slide to slide.
     usual = np.log([tissue.share for tissue in profile.tissues])

@@ -108,16 +108,8 @@ def test_a_saved_prefilter_gives_the_same_scores(tmp_path):
     torch.testing.assert_close(
         score_crops(after.student, crops), score_crops(before.student, crops)
     )
-    for name in (
-        "settings",
-        "origin",
-        "keep_rate",
-        "doubt_limit",
-        "risk_deviation",
-        "model_hash",
-        "provenance",
-    ):
-        assert getattr(after, name) == getattr(before, name)
+    kept = {name: value for name, value in vars(before).items() if name != "student"}
+    assert kept == {name: value for name, value in vars(after).items() if name != "student"}
     save_prefilter(tmp_path / "two.safetensors", after)
     assert (tmp_path / "one.safetensors").read_bytes() == (
         tmp_path / "two.safetensors"
