@@ -26,7 +26,6 @@ from gcemil.bags.cohort import BagSpec
 from gcemil.bags.fingerprint import content_hash
 from gcemil.bags.folds import read_fold
 from gcemil.errors import RunError, UsageError
-from gcemil.features.encoders import PatchEncoder
 from gcemil.features.extract import read_encoded_grid
 from gcemil.files import is_file, read_record, write_json
 from gcemil.findings import Row
@@ -140,13 +139,12 @@ def measure_cost(
     fold: int,
     slides: Mapping[str, Path],
     *,
-    encoder: PatchEncoder | None = None,
     on_slide: Callable[[int, int], None] | None = None,
 ) -> PrefilterCost:
     """Time the test slides of a fold both ways, and write the measurement beside its prefilter."""
     card, cohort = Run(run).open_cohort()
     specs = fold_parts(cohort, read_fold(cohort, fold)).test
-    filtered = SlidePredictor.open(run, mode="prefilter", fold=fold, encoder=encoder)
+    filtered = SlidePredictor.open(run, mode="prefilter", fold=fold)
     whole = SlidePredictor.open(run, mode="full", fold=fold, encoder=filtered.encoder)
     costs: list[SlideCost] = []
     for done, spec in enumerate(specs, start=1):

@@ -129,7 +129,6 @@ class SlidePredictor:
     mode: FileMode
     prefilters: tuple[FittedPrefilter, ...] = ()
     """One for every fold in the mode of that name."""
-    batch_size: int = 32
 
     @classmethod
     def open(
@@ -186,8 +185,7 @@ class SlidePredictor:
                     f"{path}: no patch with enough tissue was found. Look at the contact sheets of "
                     "'gcemil encode --patches-only'."
                 )
-            settings = EncodeSettings(batch_size=self.batch_size, dtype=self.origin.dtype)
-            source = PatchSource(slide, grid, self.encoder, settings)
+            source = PatchSource(slide, grid, self.encoder, EncodeSettings(dtype=self.origin.dtype))
             rows, predicted, certified = np.arange(len(grid)), None, None
             mode: Mode = "full" if self.mode == "prefilter" else self.mode
             if self.mode == "prefilter":
