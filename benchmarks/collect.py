@@ -1,10 +1,11 @@
-"""A table of trained runs, one row per fold: what the host, the evidence head and both together predict, and the gain with its interval.
+"""A table of trained runs, one row per fold: what the host, the evidence head and both together
+predict, and the gain with its interval.
 
     python benchmarks/collect.py RUN [RUN ...] --out results/runs.csv
     python benchmarks/collect.py results/runs.csv                         # print a table again
 
-Metrics are Macro-F1 and AUC, or the C-index, of the test slides. The gain is that of `gce` over the host alone, with the 95 % interval of
-1,000 bootstraps over test slides, paired.
+Metrics are Macro-F1 and AUC, or the C-index, of the test slides. The gain is that of `gce` over the
+host alone, with the 95 % interval of 1,000 bootstraps over test slides, paired.
 """
 
 from __future__ import annotations

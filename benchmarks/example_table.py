@@ -1,9 +1,11 @@
-"""A table of example patches from the truth of a simulated cohort, as a pathologist would name them.
+"""A table of example patches from the truth of a simulated cohort, as a pathologist would name
+them.
 
     python benchmarks/example_table.py COHORT --out examples.csv [--fold 0]
     gcemil anchors from-examples COHORT --examples examples.csv --k 10
 
-Every concept that the anchor bank of the cohort names is looked up in truth/ of the training slides of one fold.
+Every concept that the anchor bank of the cohort names is looked up in truth/ of the training slides
+of one fold.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Peak memory of commands on one very large slide.
 
   python benchmarks/large_slide.py [--patches 200000] [--dim 1024] [--hosts abmil] [--json FILE]
-A simulated cohort (bracs, 30 slides) in which one test slide is repeated, with noise, to the asked number of patches.
-Each command runs in a process of its own; the figure is the most memory the process held (resident, libraries
-included), beside the size of the slide as float32. Processor seconds stand beside it; they are not compared.
+A simulated cohort (bracs, 30 slides) in which one test slide is repeated, with noise, to the asked
+number of patches. Each command runs in a process of its own; the figure is the most memory the
+process held (resident, libraries included), beside the size of the slide as float32. Processor
+seconds stand beside it; they are not compared.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def main() -> None:
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         cohort = Path(folder) / "cohort"
-        # By another process: Linux counts the peak of the process that starts a command as the command's own.
+        # By another process: Linux counts the peak of the process that starts a command as the
+        # command's own.
         writer = get_context("spawn").Process(
             target=write_cohort, args=(cohort, arguments.patches, arguments.dim)
         )

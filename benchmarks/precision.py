@@ -1,10 +1,11 @@
-"""bfloat16 beside float32: CPU seconds and what moves, for training, prediction, evidence and encoding.
+"""bfloat16 beside float32: CPU seconds and what moves, for training, prediction, evidence and
+encoding.
 
     python benchmarks/precision.py [--hosts abmil transmil] [--seeds 0 1 2] [--json FILE]
 
-Training: a fold of a simulated cohort of width 1024 for each seed, both precisions in turn. Prediction: the test bags of
-the float32 fold, loaded in either precision. Encoding: batches of noise through networks without trained weights.
-One thread; the ratio is float32 over bfloat16.
+Training: a fold of a simulated cohort of width 1024 for each seed, both precisions in turn.
+Prediction: the test bags of the float32 fold, loaded in either precision. Encoding: batches of
+noise through networks without trained weights. One thread; the ratio is float32 over bfloat16.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ def prediction(run: Path, place: Path, host: str):
 
 
 def interleaved(arms: dict[str, Any], runs: int = 5) -> dict[str, tuple[float, Any]]:
-    """Median CPU seconds and the last result of every arm, run in turn after one of each to warm up."""
+    """Median CPU seconds and the last result of every arm, run in turn."""
     seconds: dict[str, list[float]] = {name: [] for name in arms}
     results: dict[str, Any] = {}
     for turn in range(runs + 1):

@@ -1,8 +1,11 @@
-"""Real multiple-instance sets (UCSB breast, MUSK1, MUSK2, Elephant): a host without and with the wrapper, cross-validated.
+"""Real multiple-instance sets (UCSB breast, MUSK1, MUSK2, Elephant): a host without and with the
+wrapper, cross-validated.
 
-  python benchmarks/real_sets.py [--sets musk1 ucsb_breast] [--host abmil] [--epochs 40] [--folds 10] [--repeats 1] [--out DIR]
-Both arms go through the same `train_run` on the same folds; a repeat deals the folds anew. Figures others published stand
-beside ours, from real_sets_published.yaml. With --out the runs are kept, and a second call goes on where the first stopped.
+  python benchmarks/real_sets.py [--sets musk1 ucsb_breast] [--host abmil] [--epochs 40] [--folds
+  10] [--repeats 1] [--out DIR]
+Both arms go through the same `train_run` on the same folds; a repeat deals the folds anew. Figures
+others published stand beside ours, from real_sets_published.yaml. With --out the runs are kept, and
+a second call goes on where the first stopped.
 """
 
 from __future__ import annotations
@@ -57,8 +60,8 @@ def main() -> None:
         print(as_markdown(results))
         recipe = settings("gce", arguments, 0).hash[:12]
         print(
-            f"\n{arguments.host}, {arguments.epochs} epochs, {arguments.folds} folds, {arguments.repeats} repeats; "
-            f"settings of host + GCE: {recipe}"
+            f"\n{arguments.host}, {arguments.epochs} epochs, {arguments.folds} folds, "
+            f"{arguments.repeats} repeats; settings of host + GCE: {recipe}"
         )
 
 

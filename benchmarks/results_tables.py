@@ -1,4 +1,5 @@
-"""The tables of docs/results.md, from results/vote/*.json (benchmarks/vote.py), results/runs.csv (benchmarks/collect.py) and results/sanity/*.json.
+"""The tables of docs/results.md, from results/vote/*.json (benchmarks/vote.py), results/runs.csv
+(benchmarks/collect.py) and results/sanity/*.json.
 
 python benchmarks/results_tables.py
 """
@@ -97,7 +98,7 @@ def curves(name: str, vote: dict[str, Any]) -> dict[str, Any]:
 
 
 def sanity(name: str, finding: dict[str, Any]) -> dict[str, Any]:
-    """What each control of the diagnostic `sanity` shows, in brackets the figure beside it, and its verdict."""
+    """Each control of the diagnostic `sanity`: its figure, the one beside it, its verdict."""
     words = {1.0: "pass", 0.0: "fail", None: "says nothing"}
     return {"run": name} | {
         row["labels"]["control"].replace("_", " "): (

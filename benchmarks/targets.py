@@ -1,8 +1,9 @@
-"""Evidence of one target against the truth of every target: does it lie on its own patches, and on no other's?
+"""Evidence of one target against the truth of every target: does it lie on its own patches, and on
+no other's?
 
-    gcemil simulate nsclc --multilabel --slides 180 --dim 64 --out COHORT && gcemil split COHORT --folds 3
-    gcemil train COHORT --out RUN && gcemil diagnose RUN --only snr
-    python benchmarks/targets.py RUN
+    gcemil simulate nsclc --multilabel --slides 180 --dim 64 --out COHORT && gcemil split COHORT
+    --folds 3 gcemil train COHORT --out RUN && gcemil diagnose RUN --only snr python
+    benchmarks/targets.py RUN
 
 Only test slides that show all targets count, so that both kinds of patches are there to be chosen.
 """
@@ -21,7 +22,7 @@ from gcemil.runs.folder import Run
 
 
 def precision_matrix(run: Run) -> tuple[list[str], dict[str, list[float]], int]:
-    """For each target the mean share of its evidence that is truth of every target; and the mean share by chance."""
+    """For each target the mean share of its evidence that is truth, and that by chance."""
     names = list(run.targets)
     cohorts = [Cohort.load(one.card.cohort) for one in run.targets.values()]
     shows_all = {row.slide_id for row in Cohort.load(run.card.cohort).slides if all(row.labels)}

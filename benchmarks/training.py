@@ -1,18 +1,11 @@
-"""Training throughput: our loader and loop against torchmil's own loader and trainer, on the same bags.
+"""An epoch of our loop and of torchmil's own trainer on the same bags, for bench.py.
 
-  python benchmarks/training.py [--bags 60] [--epochs 3] [--json]
-Bags of 512 x 1024 float32 on disk (HDF5 for us, .npy as torchmil stores them, both uncompressed), ABMIL of the same
-sizes without dropout, one bag per step, loading included, one CPU thread each. Runs are interleaved; the figure is the
-ratio of median patches per second.
+Bags of 512 x 1024 float32 on disk (HDF5 for us, .npy as torchmil stores them, both uncompressed),
+ABMIL of the same sizes without dropout, one bag per step, loading included.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
-import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
@@ -30,36 +23,6 @@ from gcemil.training.loop import train_epoch
 from gcemil.training.optimizer import create_optimizer
 
 PATCHES, DIM = 512, 1024
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--bags", type=int, default=60)
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        cohort = write_bags(Path(folder), arguments.bags)
-        ours, theirs = gcemil_epoch(cohort), torchmil_epoch(Path(folder) / "torchmil")
-        ours(0), theirs(0)
-        times: dict[str, list[float]] = {"gcemil": [], "torchmil": []}
-        for epoch in range(1, arguments.epochs + 1):
-            for name, run in (("gcemil", ours), ("torchmil", theirs)):
-                start = time.perf_counter()
-                run(epoch)
-                times[name].append(time.perf_counter() - start)
-    patches = arguments.bags * PATCHES
-    speed = {name: patches / statistics.median(taken) for name, taken in times.items()}
-    result = {"patches_per_second": speed, "ratio": speed["gcemil"] / speed["torchmil"]}
-    if arguments.json:
-        print(json.dumps(result, indent=2))
-    else:
-        print(
-            f"gcemil {speed['gcemil']:,.0f} patches/s   torchmil {speed['torchmil']:,.0f} patches/s   ratio {result['ratio']:.2f}"
-        )
 
 
 def write_bags(folder: Path, n_bags: int) -> Cohort:
@@ -130,7 +93,8 @@ def torchmil_epoch(folder: Path):
         load_at_init=False,
     )
     loader = DataLoader(dataset, batch_size=1, shuffle=True, collate_fn=collate_fn)
-    # Its trainer validates after every epoch, on the training bags unless told otherwise; one bag keeps that out.
+    # Its trainer validates after every epoch, on the training bags unless told otherwise; one bag
+    # keeps that out.
     one_bag = DataLoader(Subset(dataset, [0]), batch_size=1, collate_fn=collate_fn)
     embed = torch.nn.Sequential(torch.nn.Linear(DIM, 512), torch.nn.ReLU())
     model = ABMIL(in_shape=(DIM,), att_dim=128, att_act="tanh", gated=True, feat_ext=embed)
@@ -141,7 +105,3 @@ def torchmil_epoch(folder: Path):
         trainer.train(max_epochs=1, train_dataloader=loader, val_dataloader=one_bag)
 
     return run
-
-
-if __name__ == "__main__":
-    main()

@@ -1,28 +1,39 @@
-"""What the evidence adds to a prediction, and whether it holds: one trained run, the test slides of fold 0.
+"""What the evidence adds to a prediction, and whether it holds: one trained run, the test slides of
+fold 0.
 
-F is host and evidence head together. Phi is the probability of the class that F predicts on the whole slide, or the risk in training deviations.
-Every rule names as many patches as the evidence has, and F judges all of them. A rule that ends in "searched" names the smallest prefix of its
-ranking that is sufficient and necessary at the tolerances with which `gcemil audit` searches, so that no rule is ahead by search alone.
+F is host and evidence head together. Phi is the probability of the class that F predicts on the
+whole slide, or the risk in training deviations. Every rule names as many patches as the evidence
+has, and F judges all of them. A rule that ends in "searched" names the smallest prefix of its
+ranking that is sufficient and necessary at the tolerances with which `gcemil audit` searches, so
+that no rule is ahead by search alone.
 
-  gain         Macro-F1 (or C-index) of F less that of the host; the evidence head alone stands beside both
-  verdict      share of slides with |Phi(X_S) - Phi(X)| <= t and |Phi(X_notS) - Phi(X)| >= t, at three tolerances and in log-odds
-  transplant   the removed patches are replaced by background of the slide (of the half of lowest evidence score), so that the bag keeps its size
-  AUKC         mean of the keep curve, higher is better: Phi of the first 1 to 20 % of the patches alone, as a share of Phi(X), at most 1 (a risk:
-               1 less its distance, at least 0)
-               The evidence is drawn in its order (explain.order_patches), every rival by its scores
-  removal      mean over the same sizes of what Phi loses without the first patches (a risk: how far it moves); higher is better
-  MSK          smallest share of the patches from which Phi reaches Phi(X) - 0.05 (a risk: comes within 0.2); 1 where 20 % are not enough. `msk
-               within`: the same, but Phi may not exceed Phi(X) by more either, and stays there at all larger sizes
-  SHI          1 - MSK / MSK of the host's attention, of the means over slides: selection headroom, the relative reduction that FOCI (arXiv
-               2605.12575) reports. FOCI counts patches until the true class has probability 0.9; here no label is used
-  complement   what the metric loses without the patches: on F, and as the paper compares, each model without its own; removing all true
-               patches is the ceiling
-  riders       share of evidence patches in no top |S| of attention, contribution or response to an anchor of the class, and how far F moves
-               without exactly these, beside as many random patches. The wrapper drops patches by nearly the same rule, so the lower half of the
+  gain         Macro-F1 (or C-index) of F less that of the host; the evidence head alone stands
+               beside both
+  verdict      share of slides with |Phi(X_S) - Phi(X)| <= t and |Phi(X_notS) - Phi(X)| >= t, at
+               three tolerances and in log-odds
+  transplant   the removed patches are replaced by background of the slide (of the half of lowest
+               evidence score), so that the bag keeps its size
+  AUKC         mean of the keep curve, higher is better: Phi of the first 1 to 20 % of the patches
+               alone, as a share of Phi(X), at most 1 (a risk: 1 less its distance, at least 0) The
+               evidence is drawn in its order (explain.order_patches), every rival by its scores
+  removal      mean over the same sizes of what Phi loses without the first patches (a risk: how far
+               it moves); higher is better
+  MSK          smallest share of the patches from which Phi reaches Phi(X) - 0.05 (a risk: comes
+               within 0.2); 1 where 20 % are not enough. `msk within`: the same, but Phi may not
+               exceed Phi(X) by more either, and stays there at all larger sizes
+  SHI          1 - MSK / MSK of the host's attention, of the means over slides: selection headroom,
+               the relative reduction that FOCI (arXiv 2605.12575) reports. FOCI counts patches
+               until the true class has probability 0.9; here no label is used
+  complement   what the metric loses without the patches: on F, and as the paper compares, each
+               model without its own; removing all true patches is the ceiling
+  riders       share of evidence patches in no top |S| of attention, contribution or response to an
+               anchor of the class, and how far F moves without exactly these, beside as many random
+               patches. The wrapper drops patches by nearly the same rule, so the lower half of the
                evidence is removed as well
   confirmed    share of slides without a lesion that carry confirmed evidence
   transfer     with --judge: the same patches judged by F and by the host of another seed
-  jaccard      with --judge: overlap of both runs' evidence at the smaller of the two sizes, of the sets as they are, and of attention
+  jaccard      with --judge: overlap of both runs' evidence at the smaller of the two sizes, of the
+               sets as they are, and of attention
 
 Intervals are 95 % of 1,000 bootstraps over slides, paired.
 
@@ -148,7 +159,7 @@ class Judge:
         return np.nan if bool(selected.all()) else self.keep(~selected)
 
     def replace(self, selected: Tensor, background: Tensor, generator: Generator) -> float:
-        """How far Phi moves when background takes the places of the patches; NaN where all of it is selected."""
+        """How far Phi moves when background takes the patches' places; NaN if none is left."""
         source = background[~selected[background]]
         if not len(source):
             return np.nan
@@ -247,7 +258,7 @@ def rank_patches(bag: FoldBag, judge: Judge, generator: Generator) -> dict[str, 
 
 
 def choose_sets(bag: FoldBag, judge: Judge, scores: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The evidence, as many patches by every other rule, and what a search along each ranking finds."""
+    """The evidence, as many patches by every other rule, and the searched sets."""
     selected, model = bag.explanation.recovery.selected, bag.network.model
     given = model.tolerances
     stricter = replace(
@@ -266,7 +277,7 @@ def choose_sets(bag: FoldBag, judge: Judge, scores: dict[str, Tensor]) -> dict[s
 
 
 def search_prefix(search: Search, scores: Tensor) -> Tensor:
-    """The smallest first patches of one ranking that are sufficient and necessary, or the best there are."""
+    """The smallest sufficient and necessary prefix of a ranking, or the best."""
     sizes = sorted({subset_size(len(scores), share) for share in SEARCHED_SHARES})
     return search.shrink(search.choose([scores], sizes))
 
@@ -297,7 +308,7 @@ def draw_curves(judge: Judge, order: Tensor) -> dict[str, float]:
 def measure_riders(
     bag: FoldBag, judge: Judge, scores: dict[str, Tensor], generator: Generator
 ) -> Row:
-    """Evidence patches that F does not read, and how far F moves without them, and without the lower half of the evidence."""
+    """Evidence patches that F does not read, and how far F moves without them."""
     output, selected = bag.explanation.output, bag.explanation.recovery.selected
     importances = [scores[name] for name in ("attention", "contribution") if name in scores]
     if isinstance(output.embedded, GceEmbedded):
@@ -430,7 +441,7 @@ def summarise(fold: TrainedFold, slides: pd.DataFrame, rules: pd.DataFrame) -> d
 
 
 def compare_complements(columns: Columns) -> dict[str, Any]:
-    """What F loses without its evidence and without the attended patches, what the host loses without the latter, and the ceiling."""
+    """The metric lost without evidence, attended patches, and all true patches."""
     compared = {
         "F without evidence": ("F", "evidence: F removed"),
         "F without attention": ("F", "attention: F removed"),
@@ -463,7 +474,7 @@ def lost(
 
 
 def metric(columns: Columns, name: str) -> float:
-    """Macro-F1 of predicted classes, or the C-index of risks, over the slides with an answer; NaN where there is none."""
+    """Macro-F1 of predicted classes, or the C-index of risks; NaN without any answer."""
     known = ~np.isnan(columns[name])
     targets, answers, events = (columns[one][known] for one in ("target", name, "event"))
     if not len(answers):

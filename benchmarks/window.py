@@ -1,8 +1,11 @@
-"""A window of bags embedded in one matrix product, against bag after bag: forward and backward of an optimiser step.
+"""A window of bags embedded in one matrix product, against bag after bag: forward and backward of
+an optimiser step.
 
-    python benchmarks/window.py [--hosts abmil] [--patches 64 512] [--bags 8] [--width 1024] [--runs 15]
+    python benchmarks/window.py [--hosts abmil] [--patches 64 512] [--bags 8] [--width 1024] [--runs
+    15]
 
-CPU seconds of one thread, in turn; the ratio is bag after bag over the window. The gradients are compared too.
+CPU seconds of one thread, in turn; the ratio is bag after bag over the window. The gradients are
+compared too.
 """
 
 from __future__ import annotations
@@ -54,7 +57,7 @@ def compare(name: str, patches: int, options: argparse.Namespace) -> None:
         gradients[arm] = [one.grad.clone() for one in host.parameters() if one.grad is not None]
 
     pairs = [
-        [wrapper.clocked(lambda arm=arm: learn(arm))[1] for arm in (one_by_one, together)]
+        [wrapper.clock(lambda arm=arm: learn(arm))[1] for arm in (one_by_one, together)]
         for _ in range(options.runs + 1)
     ][1:]
     ratio = statistics.median(one / other for one, other in pairs)
@@ -64,7 +67,8 @@ def compare(name: str, patches: int, options: argparse.Namespace) -> None:
     most = float((one - other).norm() / one.norm())
     print(
         f"{name}, {options.bags} bags of {patches} x {options.width}: one by one "
-        f"{1e3 * statistics.median(one for one, _ in pairs):.1f} ms, {ratio:.2f}x the window; gradients differ by {most:.0e}"
+        f"{1e3 * statistics.median(one for one, _ in pairs):.1f} ms, {ratio:.2f}x the window; "
+        f"gradients differ by {most:.0e}"
     )
 
 

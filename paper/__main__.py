@@ -1,4 +1,6 @@
-"""Print the comparisons with their intervals and verdicts; print all tables, write the page, or collect a grid. See README.md."""
+"""Print the comparisons with their intervals and verdicts; print all tables, write the page, or
+collect a grid. See README.md.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One thing changed at a time, and what the wrapper costs.
 
-Components, budget, selector, grounding: the rows are the variants of the grids. Cost is that of inference relative to one
-pass of the host over the full bag; capacity is what the wrapper adds.
+Components, budget, selector, grounding: the rows are the variants of the grids. Cost is that of
+inference relative to one pass of the host over the full bag; capacity is what the wrapper adds.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def ablation_table(measured: Measured, paper: PaperFigures, *, name: str) -> Tab
 
 
 def _keep_comparable(measured: Measured, variants: set[str]) -> Measured:
-    """Only hosts and cohorts that have a variant: the full method on other hosts would be another comparison."""
+    """Only hosts and cohorts that have a variant besides the full method."""
     return measured.keep_places(
         measured.runs[measured.runs.label.isin(variants - {FULL})], ["cohort", "host"]
     )
@@ -154,9 +154,10 @@ TIMES_OF = {
     "explained_time": "Aggregation with finding the subset",
 }
 COST_NOTE = (
-    "MIL aggregation of ours is one prediction from a known subset; what finding the subset adds is a column of its own, "
-    "which the paper counts under aggregation for occlusion. Encoding and the prefilter are timed by 'gcemil prefilter --measure'; "
-    "the columns that name an encoder are computed from its time per patch, with finding the subset."
+    "MIL aggregation of ours is one prediction from a known subset; what finding the subset adds "
+    "is a column of its own, which the paper counts under aggregation for occlusion. Encoding and "
+    "the prefilter are timed by 'gcemil prefilter --measure'; the columns that name an encoder "
+    "are computed from its time per patch, with finding the subset."
 )
 
 
@@ -210,7 +211,7 @@ def cost_table(measured: Measured, paper: PaperFigures) -> Table:
 
 
 def keep_costed(measured: Measured) -> Measured:
-    """The runs whose prefilter was timed, where there are any: ways to predict are compared on the same slides."""
+    """The runs whose prefilter was timed, if any: modes are compared on the same slides."""
     rows = measured.rows
     return measured.keep_places(
         rows[(rows.source == COST.source) & (rows.by_mode == PREFILTER)], RUN
@@ -218,7 +219,7 @@ def keep_costed(measured: Measured) -> Measured:
 
 
 def _undefined_costs(mode: str) -> frozenset[str]:
-    """A prefilter finds its subset while it encodes; a control is no way to predict, only what a subset is worth."""
+    """Times that a prefilter, which searches while it encodes, or a control cannot have."""
     if mode == PREFILTER:
         return frozenset({"explained_time"})
     if mode in CONTROLS:
@@ -249,7 +250,9 @@ CAPACITY_TEXTS = {
 """Where our figure of a question comes from, and how it is read."""
 FULL_WIDTH, N_OUTPUTS = 1024, 2
 ADDED_PARAMETERS = 21
-"""What the default recipe adds to any host: 3 weights of the score, 8 anchors x 2 classes, 2 class biases. A test counts them."""
+"""What the default recipe adds to any host: 3 weights of the score, 8 anchors x 2 classes, 2 class
+biases. A test counts them.
+"""
 
 
 def capacity_table(measured: Measured, paper: PaperFigures) -> Table:
@@ -281,8 +284,9 @@ def capacity_table(measured: Measured, paper: PaperFigures) -> Table:
     return make_table(
         "capacity", "added capacity and overhead", table, ("question",), CAPACITY_COLUMNS, lines, legend=legend(measured),
         notes=(
-            f"Parameters at {FULL_WIDTH}-d features and {N_OUTPUTS} outputs, default recipe; the evidence head, which is fitted after training, "
-            "is not among them. The paper gives none.",
+            f"Parameters at {FULL_WIDTH}-d features and {N_OUTPUTS} outputs, default recipe; the "
+            "evidence head, which is fitted after training, is not among them. The paper gives "
+            "none.",
         ),
         remedy=diagnose_remedy("cost"), reason="the results have no cost diagnostic, or no grounding variants",
     )  # fmt: skip

@@ -1,7 +1,9 @@
-"""The pattern of most tables: the paper's line, and below it ours, computed from the measured figures cell by cell.
+"""The pattern of most tables: the paper's line, and below it ours, computed from the measured
+figures cell by cell.
 
-A table is rows times columns of queries (measured.py): `TableRow` is what the row is about, `TableColumn` narrows the query
-of the row, and `build_comparison` puts the printed line of the paper above ours. `PaperFigures` is what the paper prints.
+A table is rows times columns of queries (measured.py): `TableRow` is what the row is about,
+`TableColumn` narrows the query of the row, and `build_comparison` puts the printed line of the
+paper above ours. `PaperFigures` is what the paper prints.
 """
 
 from __future__ import annotations
@@ -22,12 +24,7 @@ FIGURES = Path(__file__).parent / "figures.yaml"
 
 
 def cell(
-    found: pd.Series,
-    *,
-    decimals: int = 3,
-    signed: bool = False,
-    scale: float = 1.0,
-    unit: str = "",
+    found: pd.Series, *, decimals: int = 3, signed: bool = False, scale: float = 1.0, unit: str = ""
 ) -> Cell:
     """The figure as it is printed."""
     summary = estimate(found)
@@ -108,7 +105,7 @@ def build_comparison(
     reason: str = NOT_RUN,
     notes: Sequence[str] = (),
 ) -> Table:
-    """Both lines of every row; rows and columns that the paper does not have are shown where they have a figure."""
+    """Both lines of every row; what the paper does not have is shown where it has a figure."""
     table = [(row, [_read_values(measured, row, one) for one in columns]) for row in rows]
     table = [
         (row, values)
@@ -157,7 +154,7 @@ def make_table(
     remedy: str = "",
     reason: str = NOT_RUN,
 ) -> Table:
-    """A table of the paper with our lines in it; the last label of a line is the origin of its figures."""
+    """A table of the paper with our lines; the last label of a line is its origin."""
     notes = (*notes, *(f"In the paper: {note}" for note in paper.notes))
     labels = (*row_labels, "figures")
     return Table(
@@ -247,7 +244,7 @@ TIMES = "\N{MULTIPLICATION SIGN}"
 
 @dataclass(frozen=True)
 class PaperRow:
-    """One line of a table: our key for it, its name as printed, its cells as printed (None: a dash)."""
+    """One line of a table: our key, its printed name and cells (None: a dash)."""
 
     key: str
     name: str
@@ -307,9 +304,7 @@ def paper_figures() -> PaperFigures:
     """The figures of figures.yaml."""
     values = yaml.load(FIGURES.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
     tables = {
-        name: PaperTable(
-            **{**table, "rows": tuple(PaperRow(**row) for row in table["rows"])},
-        )
+        name: PaperTable(**{**table, "rows": tuple(PaperRow(**row) for row in table["rows"])})
         for name, table in values["tables"].items()
     }
     return PaperFigures(tuple(Claim(**claim) for claim in values["claims"]), tables)

@@ -1,7 +1,9 @@
-"""Is the evidence sufficient, necessary, recoverable, stable and in place? Hosts and subset rules side by side.
+"""Is the evidence sufficient, necessary, recoverable, stable and in place? Hosts and subset rules
+side by side.
 
-The paper prints one gap per rule, although only gates have a C-D gap. Here it is that of the gates; what every rule has,
-the full-kept gap, is a column of its own, and the two never stand in one line: GCE has a line for each.
+The paper prints one gap per rule, although only gates have a C-D gap. Here it is that of the gates;
+what every rule has, the full-kept gap, is a column of its own, and the two never stand in one line:
+GCE has a line for each.
 """
 
 from __future__ import annotations
@@ -94,7 +96,7 @@ CONTROL_ROWS: dict[str, tuple[str, Labels]] = {
     "control.random": ("random patches", {"rule": "random", "network": "wrapped"}),
     "control.oracle": ("oracle (truth first)", {"rule": "oracle", "network": "wrapped"}),
 }
-"""The last rows of tables about the evidence: the same number of patches by attention, by chance and by the truth."""
+"""The last rows of tables about the evidence: as many patches by other rules."""
 
 
 def control_rows(base: Query, suffix: str, undefined: frozenset[str]) -> list[TableRow]:
@@ -243,7 +245,7 @@ def posthoc_table(measured: Measured, paper: PaperFigures) -> Table:
 
 
 def keep_common_runs(measured: Measured, source: str, rules: Sequence[str]) -> Measured:
-    """The wrapped runs that have all rules, where there are any: rules are compared on the same hosts."""
+    """The wrapped runs that have all rules, if any: rules are compared on the same hosts."""
     wanted = [PAPER_RULES[rule].names for rule in rules if not PAPER_RULES[rule].is_control]
     rows = measured.rows
     wrapped = rows[(rows.label == "gce") & (rows.source == source)]
@@ -345,7 +347,8 @@ def minimal_subsets_table(measured: Measured, paper: PaperFigures) -> Table:
         columns=columns,
         remedy=diagnose_remedy("subsets"),
         notes=(
-            "Ours are test slides; attention, prefix, random and oracle are those of the plain host.",
+            "Ours are test slides; attention, prefix, random and oracle are those of the plain "
+            "host.",
         ),
     )
 
@@ -403,10 +406,10 @@ LOCALISATION_COLUMNS = {
     "patch_specificity": "",
     "froc_official": "",
 }
-"""Our metric, and the paper's column beside it. The paper does not say over which slides its specificity is."""
+"""Our metric, and the paper's column; the paper does not define its specificity."""
 MAP_NOTE = (
-    "The map of a host is its attention, that of GCE its evidence scores; each is thresholded on validation slides. The set is the "
-    "recovered evidence, which has no threshold."
+    "The map of a host is its attention, that of GCE its evidence scores; each is thresholded on "
+    "validation slides. The set is the recovered evidence, which has no threshold."
 )
 
 
@@ -471,7 +474,8 @@ def failure_audit_table(measured: Measured, paper: PaperFigures) -> Table:
         remedy=diagnose_remedy("failures"),
         notes=(
             THRESHOLDS_NOTE,
-            "Ours are means over the hosts that were audited; 'All' is the mean over datasets, and the sum of their slides.",
+            "Ours are means over the hosts that were audited; 'All' is the mean over datasets, and "
+            "the sum of their slides.",
         ),
     )
     return replace(made, lines=tuple(sum_slides(made.lines, theirs["all"])))

@@ -1,20 +1,21 @@
-"""How large the paper's effects are here: an estimate, a 95 % interval and a ceiling for every comparison, arm and host.
+"""How large the paper's effects are here: an estimate, a 95 % interval and a ceiling for every
+comparison, arm and host.
 
   estimate   mean over runs (cohort, host, seed)
-  interval   percentiles of 1,000 bootstraps: slides of a cohort are drawn again, the same ones for all its hosts, arms and seeds,
-             and runs are drawn again where there are two or more
-  ceiling    the same effect if the true patches stood in place of the evidence, on the same network and slides; where the
-             effect is not one of patches, its largest possible value
+  interval   percentiles of 1,000 bootstraps: slides of a cohort are drawn again, the same ones for
+             all its hosts, arms and seeds, and runs are drawn again where there are two or more
+  ceiling    the same effect if the true patches stood in place of the evidence, on the same network
+             and slides; where the effect is not one of patches, its largest possible value
 
-Prediction files and measurements.csv.gz of the runs hold what is needed. `measure_effects` is part of `python -m paper collect`;
-the result is results/intervals.csv.
+Prediction files and measurements.csv.gz of the runs hold what is needed. `measure_effects` is part
+of `python -m paper collect`; the result is results/intervals.csv.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from functools import cached_property
+from dataclasses import asdict, dataclass, fields
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,7 +33,7 @@ DRAWS = 1000
 SEED = 0
 ALL = "all"
 DEFAULT, PARTS = "gce", "paper_budget"
-"""The two methods that are judged: the default recipe, and all of the paper's parts within the budget."""
+"""The judged methods: the default recipe, and the paper's parts within the budget."""
 WRAPPED = (DEFAULT, "taught", "paper", PARTS)
 SIZE, RECOVERED = "0.05", "recovered"
 SIGNIFICANT = 0.05
@@ -122,7 +123,7 @@ def weighted_mean(weights: np.ndarray, values: np.ndarray) -> Draws:
 
 
 class Outcome(NamedTuple):
-    """A subset of every slide: what is predicted on X, X_S and X_notS, |Phi(X_pi) - Phi(X_S)|, and its ranking against the truth."""
+    """A subset of every slide: predictions on X, X_S and X_notS, the gap, and its ranking."""
 
     full: np.ndarray
     kept: np.ndarray
@@ -186,11 +187,7 @@ class Place:
         path = self.fold(arm).diagnostics / "measurements.csv.gz"
         if not path.is_file():
             raise MissingFigureError(arm)
-        key = (arm, path)
-        if key not in _MEASUREMENTS:
-            table = pd.read_csv(path, dtype={"bag_id": str, "size": str})
-            _MEASUREMENTS[key] = table.set_index(["network", "rule", "size", "bag_id"]).sort_index()
-        return _MEASUREMENTS[key]
+        return read_measurements(path)
 
     def details(self, arm: str, diagnostic: str, **labels: str) -> pd.DataFrame:
         """The records of single slides of a diagnostic with these labels."""
@@ -207,12 +204,16 @@ class Place:
         return table
 
     def has_not_learned(self, *arms: str) -> bool:
-        """Whether the plain host or the network of an arm is at chance, or has not fitted its training slides."""
+        """Whether the plain host or an arm's network has not learned."""
         found = (self.fold(name).read_metrics().details.learning for name in {"host", *arms} - {""})
         return any(describe_learning([one]) is not None for one in found if one is not None)
 
 
-_MEASUREMENTS: dict[tuple[str, Path], pd.DataFrame] = {}
+@cache
+def read_measurements(path: Path) -> pd.DataFrame:
+    """The measured outputs of every subset, by network, rule, size and bag."""
+    table = pd.read_csv(path, dtype={"bag_id": str, "size": str})
+    return table.set_index(["network", "rule", "size", "bag_id"]).sort_index()
 
 
 def read_predictions(fold: RunFold, mode: str) -> pd.DataFrame:
@@ -242,7 +243,7 @@ def answers(table: pd.DataFrame) -> np.ndarray:
 
 
 def gain(place: Place, arm: str) -> Effect:
-    """The task metric of an arm less that of the plain host; ceiling: the plain host on the true patches alone."""
+    """The task metric less that of the plain host; ceiling: the host on the true patches."""
     slides = place.slides
     modes = ("full",) if arm.startswith("host") else ("gce", "soft")
     host = slides.score(place.predicted("host", "full"))
@@ -252,42 +253,24 @@ def gain(place: Place, arm: str) -> Effect:
     )
 
 
-def keep_only(place: Place, arm: str) -> Effect:
-    """What is kept by the evidence less what attention of the plain host keeps, each of its own full bag."""
-    return _against_attention(
-        place, arm, lambda one: place.slides.score(one.kept) - place.slides.score(one.full)
-    )
+def beside_attention(place: Place, arm: str, *, keep: bool) -> Effect:
+    """Change by keeping the evidence, or loss by removing it, less that of attended patches.
+
+    Attention is that of the plain host; each change is from the full bag of the same network.
+    """
+
+    def measure(rule: str, network: str) -> Draws:
+        one, score = place.subset(arm, rule, network, SIZE), place.slides.score
+        if keep:
+            return score(one.kept) - score(one.full)
+        return score(one.full) - score(one.removed)
+
+    evidence, attention = measure("gce_discrete", "wrapped"), measure("attention", "plain")
+    return Effect(evidence - attention, measure("oracle", "wrapped") - attention)
 
 
-def degradation(place: Place, arm: str) -> Effect:
-    """What removing the evidence costs less what removing attended patches costs the plain host."""
-    return _against_attention(
-        place, arm, lambda one: place.slides.score(one.full) - place.slides.score(one.removed)
-    )
-
-
-def _against_attention(place: Place, arm: str, measure: Callable[[Outcome], Draws]) -> Effect:
-    evidence, attention, oracle = (
-        measure(place.subset(arm, rule, network, SIZE))
-        for rule, network in (
-            ("gce_discrete", "wrapped"),
-            ("attention", "plain"),
-            ("oracle", "wrapped"),
-        )
-    )
-    return Effect(evidence - attention, oracle - attention)
-
-
-def metric_of_subset(place: Place, arm: str) -> Effect:
-    return _against_rule(place, arm, "attention")
-
-
-def metric_against_occlusion(place: Place, arm: str) -> Effect:
-    return _against_rule(place, arm, "occlusion")
-
-
-def _against_rule(place: Place, arm: str, rule: str) -> Effect:
-    """The task metric on the evidence alone less that on as many patches by another rule, on the same network."""
+def beside_rule(place: Place, arm: str, *, rule: str) -> Effect:
+    """The task metric on the evidence alone less that on as many patches by a rule, same network."""
     evidence, rival, oracle = (
         place.slides.score(place.subset(arm, name, "wrapped", SIZE).kept)
         for name in ("gce_discrete", rule, "oracle")
@@ -303,21 +286,17 @@ def gap_of_gates(place: Place, arm: str) -> Effect:
     return Effect(gap, np.zeros_like(gap))
 
 
-def gap_less(variant: str) -> Callable[[Place, str], Effect]:
-    """The C-D gap of a variant less that of the full method; ceiling: a full method without any gap."""
-
-    def effect(place: Place, arm: str) -> Effect:
-        other = gap_of_gates(place, variant).value
-        return Effect(other - gap_of_gates(place, arm).value, other)
-
-    return effect
+def gap_less(place: Place, arm: str, *, variant: str) -> Effect:
+    """The C-D gap of a variant less that of the full method; ceiling: no gap in the full method."""
+    other = gap_of_gates(place, variant).value
+    return Effect(other - gap_of_gates(place, arm).value, other)
 
 
-def own_degradation(place: Place, arm: str, rule: str = "evidence") -> Effect:
+def own_degradation(place: Place, arm: str) -> Effect:
     """What removing the recovered evidence costs; ceiling: as many true patches."""
     values = []
-    for name in (rule, "oracle"):
-        one = place.subset(arm, name, "wrapped", RECOVERED)
+    for rule in ("evidence", "oracle"):
+        one = place.subset(arm, rule, "wrapped", RECOVERED)
         values.append(place.slides.score(one.full) - place.slides.score(one.removed))
     return Effect(*values)
 
@@ -330,7 +309,7 @@ def degradation_by_grounding(place: Place, arm: str) -> Effect:
 
 
 def precision_by_grounding(place: Place, arm: str) -> Effect:
-    """Average precision of the evidence's ranking against the truth, of the full method less that without grounding."""
+    """Average precision of the evidence's ranking, less that without grounding."""
     full, none = (
         weighted_mean(
             place.slides.weights,
@@ -342,42 +321,26 @@ def precision_by_grounding(place: Place, arm: str) -> Effect:
 
 
 def metric_by_budget(place: Place, arm: str) -> Effect:
-    """The gated prediction at a budget of 5 % less that at 1 %; ceiling: the full bag of the larger budget."""
+    """The gated prediction at a budget of 5 % less that at 1 %; ceiling: the full bag."""
     small = place.slides.score(place.predicted("budget_0.01", "soft"))
     own, full = (place.slides.score(place.predicted(arm, mode)) for mode in ("soft", "full"))
     return Effect(own - small, full - small)
 
 
-def jaccard_across_seeds(place: Place, arm: str) -> Effect:
-    """The overlap of the evidence of two seeds less that of attention; ceiling: the same evidence twice."""
-    if place.seed:
+def jaccard_gain(place: Place, arm: str, *, kind: str) -> Effect:
+    """Overlap of the evidence of two seeds, or of a bag and its copy, less that of attention."""
+    if kind == "seeds" and place.seed:
         raise MissingFigureError("one pair of seeds is counted once")
+    table = place.details(arm, "stability")
+    table = table[table.perturbation.str.startswith(kind)]
     own, attention = (
-        _slide_mean(
-            place.details(arm, "stability", rule=rule, network=network, perturbation="seeds"),
-            "jaccard",
-        )
+        table[(table.rule == rule) & (table.network == network)]
         for rule, network in (("evidence", "wrapped"), ("attention", "plain"))
     )
-    return Effect(own - attention, 1 - attention)
-
-
-def jaccard_under(kind: str) -> Callable[[Place, str], Effect]:
-    """The overlap of the evidence of a bag and its perturbed copy, less that of attention."""
-
-    def effect(place: Place, arm: str) -> Effect:
-        table = place.details(arm, "stability")
-        table = table[table.perturbation.str.startswith(kind)]
-        own, attention = (
-            table[(table.rule == rule) & (table.network == network)]
-            for rule, network in (("evidence", "wrapped"), ("attention", "plain"))
-        )
-        if own.empty or attention.empty:
-            raise MissingFigureError(f"{arm}: {kind}")
-        rival = _slide_mean(attention, "jaccard")
-        return Effect(_slide_mean(own, "jaccard") - rival, 1 - rival)
-
-    return effect
+    if own.empty or attention.empty:
+        raise MissingFigureError(f"{arm}: {kind}")
+    rival = _slide_mean(attention, "jaccard")
+    return Effect(_slide_mean(own, "jaccard") - rival, 1 - rival)
 
 
 def two_subsets(place: Place, arm: str) -> Effect:
@@ -388,30 +351,17 @@ def two_subsets(place: Place, arm: str) -> Effect:
     ))  # fmt: skip
 
 
-def dice_gain(place: Place, arm: str) -> Effect:
-    """Dice of the evidence scores less that of the host's attention; ceiling: the truth."""
+def dice_gain(place: Place, arm: str, *, rule: str = "evidence scores") -> Effect:
+    """Dice of the evidence scores, or of the set, less that of attention; ceiling: the truth."""
     own, attention, oracle = (
-        _slide_mean(place.details(arm, "localisation", rule=rule, network=network), "dice")
-        for rule, network in (
-            ("evidence scores", "wrapped"),
-            ("attention", "plain"),
-            ("oracle", "none"),
-        )
-    )
-    return Effect(own - attention, oracle - attention)
-
-
-def dice_gain_of_set(place: Place, arm: str) -> Effect:
-    """The same for the recovered set, which has no threshold."""
-    own, attention, oracle = (
-        _slide_mean(place.details(arm, "localisation", rule=rule, network=network), "dice")
-        for rule, network in (("evidence", "wrapped"), ("attention", "plain"), ("oracle", "none"))
+        _slide_mean(place.details(arm, "localisation", rule=name, network=network), "dice")
+        for name, network in ((rule, "wrapped"), ("attention", "plain"), ("oracle", "none"))
     )
     return Effect(own - attention, oracle - attention)
 
 
 def relative_cost(place: Place, arm: str) -> Effect:
-    """Time of one prediction from known evidence over that from the full bag; the share of patches is the least possible."""
+    """Time of a prediction from known evidence over the full bag's; ceiling: patch share."""
     table = place.details(arm, "cost", mode="discrete", network="wrapped")
     return Effect(_slide_mean(table, "aggregation_time"), _slide_mean(table, "patch_ratio"))
 
@@ -436,7 +386,7 @@ class Comparison:
     beside: str = ""
     """A variant that the effect is taken from, whose network must have learned too."""
     is_gain: bool = False
-    """A gain counts networks that have not learned, which is an outcome; evidence of such networks says nothing."""
+    """A gain counts networks that have not learned, which is an outcome."""
     largest_host: bool = False
     """The largest of the hosts in place of their mean."""
 
@@ -446,21 +396,25 @@ GAIN_ARMS = (*WRAPPED, "examples", "prototypes", "host_long")
 COMPARISONS: dict[str, Comparison] = {
     "classification": Comparison(gain, GAIN_ARMS, CLASSES, is_gain=True),
     "survival": Comparison(gain, GAIN_ARMS, RISKS, is_gain=True),
-    "components": Comparison(gap_less("naive_selector"), (PARTS,), beside="naive_selector"),
-    "intervention": Comparison(keep_only, WRAPPED),
-    "same_budget_short": Comparison(metric_of_subset, WRAPPED, ("bracs",)),
-    "same_budget": Comparison(degradation, WRAPPED, ("bracs",)),
+    "components": Comparison(
+        partial(gap_less, variant="naive_selector"), (PARTS,), beside="naive_selector"
+    ),
+    "intervention": Comparison(partial(beside_attention, keep=True), WRAPPED),
+    "same_budget_short": Comparison(partial(beside_rule, rule="attention"), WRAPPED, ("bracs",)),
+    "same_budget": Comparison(partial(beside_attention, keep=False), WRAPPED, ("bracs",)),
     "diagnostics_bracs": Comparison(gap_of_gates, WRAPPED, ("bracs",), largest_host=True),
     "diagnostics": Comparison(own_degradation, WRAPPED),
-    "stability": Comparison(jaccard_across_seeds, (DEFAULT,)),
-    "stability with patches missing": Comparison(jaccard_under("dropout"), (DEFAULT,)),
-    "stability with noise": Comparison(jaccard_under("noise"), (DEFAULT,)),
-    "posthoc": Comparison(metric_against_occlusion, WRAPPED),
+    "stability": Comparison(partial(jaccard_gain, kind="seeds"), (DEFAULT,)),
+    "stability with patches missing": Comparison(partial(jaccard_gain, kind="dropout"), (DEFAULT,)),
+    "stability with noise": Comparison(partial(jaccard_gain, kind="noise"), (DEFAULT,)),
+    "posthoc": Comparison(partial(beside_rule, rule="occlusion"), WRAPPED),
     "minimal_subsets": Comparison(two_subsets, (DEFAULT,)),
     "localisation": Comparison(dice_gain, WRAPPED),
-    "localisation of the set": Comparison(dice_gain_of_set, WRAPPED),
+    "localisation of the set": Comparison(partial(dice_gain, rule="evidence"), WRAPPED),
     "budget": Comparison(metric_by_budget, (PARTS,), beside="budget_0.01"),
-    "selector": Comparison(gap_less("selector_top_k"), (PARTS,), beside="selector_top_k"),
+    "selector": Comparison(
+        partial(gap_less, variant="selector_top_k"), (PARTS,), beside="selector_top_k"
+    ),
     "grounding": Comparison(degradation_by_grounding, (PARTS,), beside="grounding_none"),
     "average precision by grounding": Comparison(
         precision_by_grounding, (PARTS,), beside="grounding_none"
@@ -470,7 +424,7 @@ COMPARISONS: dict[str, Comparison] = {
 
 
 def measure_effects(measured: Measured, runs: Sequence[MeasuredRun]) -> list[Interval]:
-    """Every comparison that the runs allow: over all hosts, then host by host where there are several."""
+    """Every comparison that the runs allow: over all hosts, then host by host."""
     places = list_places(measured, runs)
     found = [
         line
@@ -482,7 +436,7 @@ def measure_effects(measured: Measured, runs: Sequence[MeasuredRun]) -> list[Int
 
 
 def list_places(measured: Measured, runs: Sequence[MeasuredRun]) -> list[Place]:
-    """The runs by cohort, host and seed; those of other encoders than a dataset's main one are left out."""
+    """The runs by cohort, host and seed, of each dataset's main encoder."""
     datasets = {
         one.name: one.dataset
         for one in measured.cohorts
@@ -544,7 +498,7 @@ def join_runs(values: Sequence[Draws]) -> Draws:
 
 
 def _shares_of_tests(measured: Measured) -> list[Interval]:
-    """How many of the tests over slides are significant, with Wilson's interval; every test could be."""
+    """The share of significant tests over slides, with Wilson's interval."""
     tasks = {one.dataset: one.task for one in measured.cohorts}
     lines = []
     for task in ("classification", "survival"):
@@ -559,7 +513,7 @@ def _shares_of_tests(measured: Measured) -> list[Interval]:
 def write_intervals(lines: Sequence[Interval], path: Path) -> None:
     """A row per line, with five digits."""
     names = [field.name for field in fields(Interval)]
-    table = pd.DataFrame([[getattr(line, name) for name in names] for line in lines], columns=names)
+    table = pd.DataFrame([asdict(line) for line in lines], columns=names)
     table.to_csv(path, index=False, float_format="%.5g")
 
 

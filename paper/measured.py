@@ -1,13 +1,16 @@
 """The measured figures as one long table, and the selections that tables make from it.
 
-results/intervals.csv holds the estimates with intervals (intervals.py). results/figures.csv.gz has a line per figure: cohort, host, label (arm or variant), seed, fold (-1: the whole run), source
-(`task` or a diagnostic), the row labels of the finding (`by_rule`, `by_network`, ...), metric and value. An empty value
-was measured and is not defined. results/facts.json describes the cohorts and holds the tests over slides.
+results/intervals.csv holds the estimates with intervals (intervals.py). results/figures.csv.gz has
+a line per figure: cohort, host, label (arm or variant), seed, fold (-1: the whole run), source
+(`task` or a diagnostic), the row labels of the finding (`by_rule`, `by_network`, ...), metric and
+value. An empty value was measured and is not defined. results/facts.json describes the cohorts and
+holds the tests over slides.
 
-A `Query` selects one figure; `select_values` returns its values as a Series indexed by cohort, host, seed and fold:
+A `Query` selects one figure; `select_values` returns its values as a Series indexed by cohort,
+host, seed and fold:
 
-  soft = select_values(measured, Query("macro_f1", labels={"mode": "soft"}, dataset="bracs"))
-  host = select_values(measured, Query("macro_f1", labels={"mode": "full"}, dataset="bracs", label="host"))
+  soft = select_values(measured, Query("macro_f1", labels={"mode": "soft"}, dataset="bracs")) host =
+  select_values(measured, Query("macro_f1", labels={"mode": "full"}, dataset="bracs", label="host"))
   gain = subtract_paired(soft, host)
 """
 
@@ -139,7 +142,7 @@ class Measured:
 
     @cached_property
     def main_encoders(self) -> dict[str, str | None]:
-        """Per dataset the encoder that tables about other things use: none named, else the last named."""
+        """Per dataset the main encoder: none named, else the last named."""
         encoders: dict[str, list[str | None]] = {}
         for cohort in self.cohorts:
             encoders.setdefault(cohort.dataset, []).append(cohort.encoder)
@@ -187,7 +190,7 @@ def read_measured(folder: Path = RESULTS) -> Measured:
 
 
 def write_measured(measured: Measured, folder: Path) -> Path:
-    """The figures without the runs: figures.csv.gz with 6 significant digits and without single classes, facts.json."""
+    """Write the figures without the runs, with 6 digits and without single classes."""
     rows = measured.rows
     if "by_class" in rows:
         rows = rows[rows.by_class.isin(["all"]) | rows.by_class.isna()]
@@ -246,7 +249,7 @@ def collect(folder: Path) -> Measured:
 
 
 def list_unlearned(runs: Sequence[MeasuredRun]) -> Iterator[UnlearnedRun]:
-    """The runs that are at chance or have not fitted their training slides; a finished fold decides."""
+    """The runs that are at chance or have not fitted their training slides."""
     for run in runs:
         found = [fold.read_metrics().details.learning for fold in Run(run.folder).finished_folds()]
         reason = describe_learning([one for one in found if one is not None])
@@ -265,7 +268,7 @@ def list_host_holders(runs: Sequence[MeasuredRun]) -> list[MeasuredRun]:
 
 
 def add_plain_hosts(rows: pd.DataFrame, holders: Sequence[MeasuredRun]) -> pd.DataFrame:
-    """The rows, and those of plain hosts that wrapped runs hold: the full bag, and rules that need no gates."""
+    """The rows, and those of plain hosts that wrapped runs hold."""
     held = rows[
         pd.MultiIndex.from_frame(rows[RUN]).isin(
             [tuple(getattr(run, name) for name in RUN) for run in holders]
@@ -334,7 +337,7 @@ def select_rows(measured: Measured, query: Query) -> pd.DataFrame:
 
 
 def _matches(column: pd.Series | None, choice: Choice) -> np.ndarray:
-    """Which values equal one of the choices, however they are written; none where there is no such column."""
+    """Which values equal one of the choices, however they are written."""
     if column is None:
         return np.array(False)
     accepted = {normalise(one) for one in ((choice,) if isinstance(choice, str) else choice)}
@@ -353,7 +356,7 @@ def normalise(text: str) -> str | float:
 
 
 def select_values(measured: Measured, query: Query) -> pd.Series:
-    """The values of a query by cohort, host, seed and fold; of several rows, the one with the fewest labels."""
+    """The values of a query by unit; of several rows, the one with the fewest labels."""
     rows = select_rows(measured, query)
     if rows.empty:
         return EMPTY
@@ -378,7 +381,7 @@ class Estimate(NamedTuple):
 
 
 def estimate(values: pd.Series) -> Estimate | None:
-    """The mean over folds and seeds; over several cohorts or hosts, the mean of their means: each counts once."""
+    """The mean over folds and seeds; each cohort and host counts once."""
     if values.empty:
         return None
     groups: dict[tuple[str, str], list[float]] = {}

@@ -1,8 +1,10 @@
-"""The claims of the paper's abstract, computed anew from its own tables and from the results; datasets, definitions, prompts.
+"""The claims of the paper's abstract, computed anew from its own tables and from the results;
+datasets, definitions, prompts.
 
   gain         mean over hosts and cohorts of the paired difference soft +GCE minus host
-  gap ratio    attention's gap over GCE's. The paper divides by GCE's C-D gap, although attention has no gates: its gap
-               can only be full against kept. Both are given: that mixed ratio, and full-kept over full-kept.
+  gap ratio    attention's gap over GCE's. The paper divides by GCE's C-D gap, although attention
+               has no gates: its gap can only be full against kept. Both are given: that mixed
+               ratio, and full-kept over full-kept.
   necessity    complement degradation of the evidence over that of attention, same number of patches
   speed        one over the end-to-end time with tile prefilter; utility is relative to the full bag
 
@@ -63,8 +65,8 @@ def headline_table(measured: Measured, paper: PaperFigures) -> Table:
         "headline", "the claims of the abstract", "tab:headline", ("claim", "figures"), CLAIM_COLUMNS, tuple(lines),
         legend=legend(measured),
         notes=(
-            "Gap ratio: the paper's puts attention's gap over GCE's C-D gap, two quantities; the second line of ours has "
-            "full-kept gaps on both sides.",
+            "Gap ratio: the paper's puts attention's gap over GCE's C-D gap, two quantities; the "
+            "second line of ours has full-kept gaps on both sides.",
         ),
         remedy="gcemil benchmark GRID.yaml --out RESULTS, with the diagnostics snr and cost",
     )  # fmt: skip

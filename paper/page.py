@@ -1,10 +1,12 @@
-"""The page of the paper's comparisons: what the paper reports, what is measured here with its interval, and a verdict.
+"""The page of the paper's comparisons: what the paper reports, what is measured here with its
+interval, and a verdict.
 
 An effect of the paper is
   reproduced      if the whole interval is at least half of it
   not reproduced  if the whole interval is less than half of it
   undecided       otherwise
-A bound of the paper (a gap, a cost) is reproduced if the whole interval is below it, and not if the whole interval is above.
+A bound of the paper (a gap, a cost) is reproduced if the whole interval is below it, and not if the
+whole interval is above.
 """
 
 from __future__ import annotations
@@ -166,7 +168,7 @@ CHECKS: dict[str, Check] = {
         remark="This excludes the search for the evidence (table `cost`).",
     ),
 }  # fmt: skip
-"""By table. One that is not here is text, or its figures hang on thresholds that the paper does not give."""
+"""By table. Others are text, or depend on thresholds that the paper does not give."""
 SECOND_ROWS = {
     "localisation": ("localisation of the set",),
     "stability": ("stability with patches missing", "stability with noise"),
@@ -265,7 +267,8 @@ def render_page(measured: Measured, paper: PaperFigures) -> str:
         "",
         f"{count_verdicts(main)} {describe_missing(measured)}",
         "",
-        "| comparison | paper | default | verdict | ceiling, share | the paper's parts | verdict | ceiling, share |",
+        "| comparison | paper | default | verdict | ceiling, share | the paper's parts | verdict | "
+        "ceiling, share |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for one in found:
@@ -392,7 +395,8 @@ def _details(finding: Finding) -> list[str]:
             f", {one.at_chance} with a network that has not learned" if one.at_chance else ""
         )
         lines.append(
-            f"| {ARMS[one.arm]} | {who} | {_interval(one)} | {verdict} | {_ceiling(one, finding.check)} | {runs} |"
+            f"| {ARMS[one.arm]} | {who} | {_interval(one)} | {verdict} | "
+            f"{_ceiling(one, finding.check)} | {runs} |"
         )
     return [*lines, ""]
 
@@ -411,7 +415,7 @@ def _interval(line: Interval | None) -> str:
 
 
 def _ceiling(line: Interval | None, check: Check) -> str:
-    """The ceiling, and the share of it that is reached; no share of a bound, whose best value is the least."""
+    """The ceiling, and the share of it that is reached, except of a bound."""
     if line is None or line.ceiling is None:
         return "-"
     has_share = check.kind != "bound" and line.ceiling > 0 and line.value > 0

@@ -1,9 +1,11 @@
-"""How well slides are predicted: host and host+GCE on every dataset, whether they differ, and encoder by encoder.
+"""How well slides are predicted: host and host+GCE on every dataset, whether they differ, and
+encoder by encoder.
 
-Significance is p over the folds both arms share, where there are two, and over the slides they tested (slide_tests.py). Over
-folds, values of several seeds are averaged within a fold first: seeds of one fold are no further folds. Holm's correction is over
-all cells of a table and test. With five folds that share training bags, a small p is an indication and no proof; over slides it
-speaks of these trained networks and not of others.
+Significance is p over the folds both arms share, where there are two, and over the slides they
+tested (slide_tests.py). Over folds, values of several seeds are averaged within a fold first: seeds
+of one fold are no further folds. Holm's correction is over all cells of a table and test. With five
+folds that share training bags, a small p is an indication and no proof; over slides it speaks of
+these trained networks and not of others.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ CONTROLS = {
     "gce_paper": ("+GCE, the paper read literally Δ", "soft", "host_paper"),
     "gce_paper_constrained": ("+GCE, the same with a constrained bridge Δ", "soft", "host_paper"),
 }
-"""Controls, shown where they were run: what they are called, the mode that is compared, and the plain host of the same schedule."""
+"""Controls, where they were run: title, compared mode, and plain host of the schedule."""
 
 
 def prediction_table(measured: Measured, paper: PaperFigures, *, task: str) -> Table:
@@ -127,7 +129,8 @@ TEST_NOTES = {
     T_TEST: "Paired t: two-sided, over folds of the task metric, soft +GCE against the host's full bag. Folds share training bags, "
     "so p over folds is too small rather than too large.",
     SLIDE_TEST: "Permutation over slides: the same two predictions of each test slide are swapped at random (10,000 times, or in all "
-    "ways where few slides differ), and the difference of the metric is averaged over folds; risks enter as ranks.",
+    "ways where few slides differ), and the difference of the metric is averaged over folds; risks "
+    "enter as ranks.",
 }
 
 
@@ -174,7 +177,8 @@ def significance_table(measured: Measured, paper: PaperFigures, *, task: str) ->
     ]
     if alike:
         notes.append(
-            f"Where no prediction of a slide differs, p over slides is 1: {alike} of {len(keys)} cells."
+            f"Where no prediction of a slide differs, p over slides is 1: {alike} of {len(keys)} "
+            "cells."
         )
     return make_table(
         f"significance_{task}", f"p of +GCE against its host, {task}", table, ("method", "test"),
@@ -207,8 +211,9 @@ ENCODER_COLUMNS = (
 
 
 ENCODERS_NOTE = (
-    "Ours are encoders that were run on drawn slides: 'random weights' is the architecture without training, where its weights "
-    "cannot be had; 'stand-in' is no encoder at all but simulated features of that width."
+    "Ours are encoders that were run on drawn slides: 'random weights' is the architecture "
+    "without training, where its weights cannot be had; 'stand-in' is no encoder at all but "
+    "simulated features of that width."
 )
 
 

@@ -1,6 +1,8 @@
-"""Prompts by disease family: the six rows of the paper's anchor table and a generic control, eight prompts each.
+"""Prompts by disease family: the six rows of the paper's anchor table and a generic control, eight
+prompts each.
 
-The paper prints categories, not wordings; the wordings in resources/anchors/*.yaml are ours, fixed before any training.
+The paper prints categories, not wordings; the wordings in resources/anchors/*.yaml are ours, fixed
+before any training.
 """
 
 from pathlib import Path
@@ -69,5 +71,6 @@ def read_family(path: Path) -> AnchorFamily:
         return AnchorFamily.model_validate(read_yaml(path))
     except ValidationError as error:
         raise InputError(
-            f"{path} is not an anchor family: {readable(error, AnchorFamily)}. It needs family, source, datasets and prompts with concept and wording."
+            f"{path} is not an anchor family: {readable(error, AnchorFamily)}. It needs family, "
+            "source, datasets and prompts with concept and wording."
         ) from error

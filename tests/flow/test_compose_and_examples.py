@@ -10,32 +10,21 @@ from gcemil.bags import store
 from gcemil.errors import UsageError
 
 RECIPE = (
-    "--background",
-    "normal",
-    "--background",
-    "fat=0.5",
-    "--label",
-    "healthy=",
-    "--label",
-    "cancer=tumour",
+    *("--background", "normal", "--background", "fat=0.5"),
+    *("--label", "healthy=", "--label", "cancer=tumour"),
 )
 SIZE = ("--bag", "20-30", "--evidence", "0.05-0.1", "--parts", "8,4,6")
+
+
+def compose_examples(patches, out):
+    return succeeded("compose", patches, *RECIPE, *SIZE, "--examples-per-class", 5, "--out", out)
 
 
 @pytest.fixture(scope="module")
 def composed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("composed")
     make_pool(80).write(folder / "patches.h5")
-    said = succeeded(
-        "compose",
-        folder / "patches.h5",
-        *RECIPE,
-        *SIZE,
-        "--examples-per-class",
-        5,
-        "--out",
-        folder / "cohort",
-    )
+    said = compose_examples(folder / "patches.h5", folder / "cohort")
     assert "no patch is shared between parts" in said
     assert "left out: patches of adenoma" in said
     return folder
@@ -52,16 +41,7 @@ def test_a_composed_cohort_is_valid_and_can_be_trained_and_diagnosed(composed):
 
 def test_examples_become_anchors_that_ground_the_evidence(composed):
     cohort, run = composed / "examples", composed / "grounded"
-    succeeded(
-        "compose",
-        composed / "patches.h5",
-        *RECIPE,
-        *SIZE,
-        "--examples-per-class",
-        5,
-        "--out",
-        cohort,
-    )
+    compose_examples(composed / "patches.h5", cohort)
     said = succeeded(
         "anchors", "from-examples", cohort, "--examples", cohort / "examples.h5", "--k", 3
     )
@@ -88,7 +68,8 @@ def test_survival_is_composed_from_hazards(composed, tmp_path):
 def test_a_recipe_in_a_file_says_the_same_as_options(composed, tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
-        "background: {normal: 1.0, fat: 0.5}\nlabels: {healthy: [], cancer: tumour}\npatches: [20, 30]\n"
+        "background: {normal: 1.0, fat: 0.5}\nlabels: {healthy: [], cancer: tumour}\npatches: [20, "
+        "30]\n"
         "evidence: [0.05, 0.1]\nparts: [8, 4, 6]\nexamples_per_class: 5\n"
     )
     succeeded("compose", composed / "patches.h5", "--recipe", recipe, "--out", tmp_path / "c")

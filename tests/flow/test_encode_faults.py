@@ -1,4 +1,5 @@
-"""What can go wrong with 'gcemil encode': each fault is a clear line, nothing is half-written, the rest is done.
+"""What can go wrong with 'gcemil encode': each fault is a clear line, nothing is half-written, the
+rest is done.
 
 The encoder is solvable by hand, so that only the batch is tested: the mean colour of a patch.
 """
@@ -13,6 +14,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
+from builders.encoders import colour_encoder
 from builders.slides import (
     damage_level,
     glass,
@@ -25,27 +27,17 @@ from gcemil.bags import store
 from gcemil.cli.slides import encode
 from gcemil.errors import UsageError
 from gcemil.features import extract, patching
-from gcemil.features.encoders import EncoderSpec, PatchEncoder
 
 LARGE = (1200, 1200)
 
 
-class MeanColour(torch.nn.Module):
-    def forward(self, images):
-        return images.mean(dim=(2, 3))
-
-
 @pytest.fixture
 def batch(tmp_path, monkeypatch):
-    """Two good slides, one before and one after whatever a test adds, and an encoder without weights."""
+    """Two good slides before and after those of a test, and an encoder without weights."""
     for name in ("a", "z"):
         write_slide(tmp_path / "slides" / f"{name}.tif")
-    spec = EncoderSpec(
-        3, 32, ((0.0,) * 3, (1.0,) * 3), "none", "https://nowhere", lambda source: MeanColour()
-    )
-    colour = PatchEncoder("colour", spec, MeanColour(), torch.device("cpu"), "one")
     monkeypatch.setattr(
-        "gcemil.features.encoders.load_encoder", lambda *arguments, **options: colour
+        "gcemil.features.encoders.load_encoder", lambda *given, **options: colour_encoder()
     )
     return tmp_path
 

@@ -1,4 +1,6 @@
-"""From slide files to a prediction that encodes few patches: distil, certify, predict, fall back, and put the cost on record."""
+"""From slide files to a prediction that encodes few patches: distil, certify, predict, fall back,
+and put the cost on record.
+"""
 
 import json
 import shutil
@@ -38,7 +40,7 @@ def invoke(verb, *arguments):
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory):
-    """Six drawn slides of a dozen patches, encoded, one fold trained, its prefilter fitted and timed; read-only."""
+    """Six drawn slides, one fold trained, its prefilter fitted and timed; read-only."""
     root = tmp_path_factory.mktemp("prefilter")
     cohort, run = root / "cohort", root / "run"
     simulate_pixels("camelyon16", cohort, size="tiny", slides=6, patches=(9, 12))

@@ -1,4 +1,6 @@
-"""From slides to a cohort: drawn slides with truth, the real slide, and a slide rewritten from a photograph of real tissue."""
+"""From slides to a cohort: drawn slides with truth, the real slide, and a slide rewritten from a
+photograph of real tissue.
+"""
 
 import json
 import shutil
@@ -103,7 +105,12 @@ def encoded_patches(path, out):
     reason="run 'make install', which takes the slide from a wheel into .cache/slides",
 )
 def test_a_real_slide_is_patched_and_encoded(tmp_path):
-    assert encoded_patches(REAL_SLIDE, tmp_path / "out").shape[1] == 1280
+    n_patches, width = encoded_patches(REAL_SLIDE, tmp_path / "out").shape
+    assert 38 <= n_patches <= 48
+    assert width == 1280
+    # Its pixels are a little smaller than half a micrometre.
+    coords = store.attributes(tmp_path / "out" / "features" / f"{REAL_SLIDE.stem}.h5", "coords")
+    assert coords["patch_size_level0"] == 257
 
 
 def test_real_stained_tissue_as_a_pyramid_is_patched_and_encoded(tmp_path):

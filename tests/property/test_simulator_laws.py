@@ -12,7 +12,7 @@ from scipy.stats import spearmanr
 from gcemil.bags.tables import check_slide_id
 from gcemil.resources import shipped_names
 from gcemil.simulation.layout import draw_layout
-from gcemil.simulation.plan import draw_outcomes, plan_classification, plan_factors, true_label
+from gcemil.simulation.plan import draw_outcomes, plan_cases, true_label
 from gcemil.simulation.profile import Dials, load_profile
 from gcemil.simulation.simulate import simulate
 
@@ -33,9 +33,8 @@ DIALS = st.fixed_dictionaries(
 
 def cases_of(name, seed, dials, n_slides=8):
     profile = PROFILES[name]
-    plan = plan_classification if profile.task == "classification" else plan_factors
     resolved = Dials.model_validate({**profile.dials, **dials})
-    return resolved, plan(
+    return resolved, plan_cases(
         profile, resolved, prefix=name, n_slides=n_slides, patches=(150, 500), seed=seed
     )
 

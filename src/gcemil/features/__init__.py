@@ -1,1 +1,1 @@
-"""Patches become vectors and prompts become anchors: encoders, extraction, text encoders, the report on the bridge."""
+"""Slides to patches and features; prompts, pairs and named examples to anchors."""

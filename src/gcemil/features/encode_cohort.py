@@ -1,6 +1,6 @@
-"""From slide files to a cohort folder: patch what has no patches, encode, and add the labels where they are known.
+"""From slide files to a cohort folder: patches, features, and labels where they are known.
 
-cohort.yaml and slides.csv come from a label table, or from the drawing of the slides.
+cohort.yaml and slides.csv come from a label table, or from the simulation that drew the slides.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from gcemil.features.patching import (
     patches_path,
     read_patch_file,
 )
-from gcemil.simulation.pixels import PIXEL_CARD, read_encoded_card, write_pixel_truth
+from gcemil.files import read_yaml, validate_as
+from gcemil.simulation.pixels import PIXEL_CARD, write_pixel_truth
 from gcemil.slides.grid import PatchSettings
 from gcemil.slides.reader import ANY_EXTENSIONS
 
@@ -43,7 +44,7 @@ SEVERAL_FILES = (".mrxs", ".vms", ".vmu", ".dcm", ".vsi")
 
 @dataclass(frozen=True)
 class CohortTables:
-    """What was written, and what a reader should know about it."""
+    """The number of labelled slides, and what a reader should know about them."""
 
     n_slides: int
     lines: tuple[str, ...] = ()
@@ -51,7 +52,7 @@ class CohortTables:
 
 @dataclass(frozen=True)
 class EncodedCohort:
-    """What became of every slide, and of the labels."""
+    """The outcome of every slide, and of the labels."""
 
     report: BatchReport
     tables: CohortTables | None
@@ -76,7 +77,7 @@ def encode_cohort(
     cluster: str | None = None,
     source: WeightSource | None = None,
 ) -> EncodedCohort:
-    """Every slide as features in `out`; one that fails is reported and does not stop the others."""
+    """Write every slide as features to `out`; a failed slide does not stop the others."""
     report = encode_slides(
         slides,
         out,
@@ -89,21 +90,21 @@ def encode_cohort(
         source=source,
     )
     link_slides(slides, out)
-    # An encoder sees best what it was trained on.
+    # An encoder does best on what it was trained on.
     usual, side = network.spec.patch_px * 0.5, rules.patches.side
-    notes = [
-        f"note: '{network.name}' is usually given patches of {usual:g} micrometres; these have {side:g}."
-    ]
-    notes = notes if abs(side - usual) >= 1 else []
-    troubles, tables = report.notes, None
+    notes, troubles, tables = [], report.notes, None
+    if abs(side - usual) >= 1:
+        notes.append(
+            f"note: '{network.name}' is usually given patches of {usual:g} micrometres; "
+            f"these have {side:g}."
+        )
     try:
-        if report.usable:
-            if labels is not None:
-                names = [path.stem for path in sorted((out / "features").glob("*.h5"))]
-                table = read_labels(labels, choice=choice, slide_ids=names)
-                tables = write_cohort_tables(out, network, table, classes=classes)
-            elif (out / PIXEL_CARD).is_file():
-                tables = write_drawn_tables(out, network, rules.patches)
+        if report.usable and labels is not None:
+            names = [path.stem for path in sorted((out / "features").glob("*.h5"))]
+            table = read_labels(labels, choice=choice, slide_ids=names)
+            tables = write_cohort_tables(out, network, table, classes=classes)
+        elif report.usable and (out / PIXEL_CARD).is_file():
+            tables = write_drawn_tables(out, network, rules.patches)
     except GcemilError as error:
         # Labels may not fit because slides are missing, which is then what has to be known first.
         if not report.problems:
@@ -113,9 +114,9 @@ def encode_cohort(
 
 
 def link_slides(slides: Mapping[str, Path], out: Path) -> None:
-    """slides/<slide> as links, so that viewer and report show tissue; a slide that lies there already stays.
+    """Link slides/<slide> for viewer and report; a slide that lies there already stays.
 
-    A format of several files is read by where its first file lies, so it cannot be a link.
+    The other files of a format of several are found beside the first, so it cannot be a link.
     """
     for slide_id, path in slides.items():
         suffix = next((one for one in ANY_EXTENSIONS if path.name.lower().endswith(one)), None)
@@ -128,7 +129,7 @@ def link_slides(slides: Mapping[str, Path], out: Path) -> None:
                 link.unlink()
             link.symlink_to(path.resolve())
         except OSError:
-            # Features are what was asked for; without links the viewer takes --slides.
+            # Without links the viewer takes --slides.
             return
 
 
@@ -144,7 +145,8 @@ def choose_patches(
     if len(first) > 1:
         names = ", ".join(folder.parent.name for folder in first)
         raise UsageError(
-            f"{out} holds patches of several kinds ({names}). Choose with --patch-size, or another --out."
+            f"{out} holds patches of several kinds ({names}). Choose with --patch-size, or another "
+            "--out."
         )
     for path in first.values():
         return read_patch_file(path).settings
@@ -152,19 +154,15 @@ def choose_patches(
 
 
 def write_cohort_tables(
-    out: Path,
-    encoder: PatchEncoder,
-    table: LabelTable,
-    *,
-    classes: Sequence[str] | None = None,
+    out: Path, encoder: PatchEncoder, table: LabelTable, *, classes: Sequence[str] | None = None
 ) -> CohortTables:
     """cohort.yaml and slides.csv for the slides that have both features and a label."""
     # A slide that failed is left out here and named among the lines.
     rows = [row for row in table.rows if feature_file(out, row.slide_id).is_file()]
     if not rows:
         raise CohortError(
-            f"No slide of {table.path} ('{table.rows[0].slide_id}' …) has features in {out / 'features'}. "
-            "The ids must be equal once known extensions are taken off."
+            f"No slide of {table.path} ('{table.rows[0].slide_id}' …) has features in "
+            f"{out / 'features'}. The ids must be equal once known extensions are taken off."
         )
     known = {path.stem for path in (out / "features").glob("*.h5")}
     labelled = {row.slide_id for row in table.rows}
@@ -195,7 +193,7 @@ def write_cohort_tables(
 
 
 def write_drawn_tables(out: Path, encoder: PatchEncoder, patches: PatchSettings) -> CohortTables:
-    """The same for drawn slides, which bring their labels along; the truth of every patch is written too."""
+    """The same for drawn slides, which have labels, and the truth of every patch."""
     table = read_table(out / "slides.csv")
     drawn = [row["slide_id"] for row in table]
     grids = {
@@ -210,8 +208,14 @@ def write_drawn_tables(out: Path, encoder: PatchEncoder, patches: PatchSettings)
         raise CohortError(
             f"The slides of {out} have no features, or patches of several sizes. Encode them again."
         )
-    card = read_encoded_card(
-        out, feature_dim=encoder.spec.dim, encoder=encoder.name, patch_size_level0=side
+    stated = read_yaml(out / PIXEL_CARD)
+    made = {"feature_dim": encoder.spec.dim, "encoder": encoder.name, "patch_size_level0": side}
+    card = validate_as(
+        {**stated, **made} if isinstance(stated, dict) else stated,
+        CohortCard,
+        out / PIXEL_CARD,
+        error=CohortError,
+        remedy="Simulate the slides again.",
     )
     rows = tuple(parse_slide(row, card, out) for row in table)
     missing = tuple(f"drawn but without features: {name}" for name in drawn if name not in grids)

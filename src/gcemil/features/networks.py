@@ -1,17 +1,21 @@
-"""Networks of patch encoders that timm alone does not build, and the text towers that share a space with them.
+"""Networks of patch encoders that timm alone does not build, and the text towers that share a space
+with them.
 
-  transformers        a vision transformer from its page: the class token, raw or as its page pools it
+  transformers        a vision transformer from its page: the class token, raw or as its page pools
+                      it
   cut or pooled       ResNet-50 of three stages, Virchow, GigaPath
   CTransPath          below
-  plip, quiltnet      CLIP as transformers stores it: config.json, weights, tokenizer; anyone may load them
+  plip, quiltnet      CLIP as transformers stores it: config.json, weights, tokenizer; anyone may
+                      load them
   conch, musk         gated, through the package of their authors
 
-An image tower makes the features (or the pairs), its text tower the anchors; both end in the shared space, before any scaling
-to unit length.
+An image tower makes the features (or the pairs), its text tower the anchors; both end in the shared
+space, before any scaling to unit length.
 
-CTransPath (Wang et al., 2022) is a Swin transformer, tiny, whose patches come from a convolutional stem: two 3 x 3
-convolutions of stride 2 with batch norm and ReLU (12 and 24 channels), then 1 x 1 to 96. Its file was written by timm
-0.5, which kept the downsampling of a stage at the end of the stage before.
+CTransPath (Wang et al., 2022) is a Swin transformer, tiny, whose patches come from a convolutional
+stem: two 3 x 3 convolutions of stride 2 with batch norm and ReLU (12 and 24 channels), then 1 x 1
+to 96. Its file was written by timm 0.5, which kept the downsampling of a stage at the end of the
+stage before.
 """
 
 from __future__ import annotations
@@ -33,19 +37,15 @@ from gcemil.features.loaders import (
     Loader,
     WeightSource,
     adapted,
-    class_and_patch_mean,
     from_timm,
     import_timm,
     import_transformers,
-    pool_map,
-    read_centre,
     repair_torchvision,
     require_consent,
     untrained,
 )
 
 CTRANSPATH_FILE = "CHIEF_CTransPath.pth"
-CTRANSPATH_PAGE = "MahmoodLab/hest-bench"
 Embed = Callable[[list[str]], Float[Tensor, "m a"]]
 TextLoader = Callable[[WeightSource], tuple[nn.Module, Embed]]
 
@@ -73,28 +73,52 @@ def from_transformers(
             trust_remote_code=runs_code and source.trust_remote_code,
             **(options or {}),
         )
-        # The class token, raw or as its page pools it.
-        if pooled:
-            return Adapted(network, lambda own, images: own(pixel_values=images).pooler_output)
-        return Adapted(
-            network, lambda own, images: own(pixel_values=images).last_hidden_state[:, 0]
-        )
+
+        def read(own: Any, images: Images) -> Tensor:
+            """The class token, raw or as its page pools it."""
+            output = own(pixel_values=images)
+            return output.pooler_output if pooled else output.last_hidden_state[:, 0]
+
+        return Adapted(network, read)
 
     return load
 
 
+def _join_class_and_patch_mean(prefix_tokens: int) -> Callable[[Any, Images], Tensor]:
+    """The class token beside the mean of the patch tokens; register tokens are left out."""
+
+    def read(network: Any, images: Images) -> Tensor:
+        tokens = network(images)
+        return torch.cat([tokens[:, 0], tokens[:, prefix_tokens:].mean(dim=1)], dim=1)
+
+    return read
+
+
+def read_centre(network: Any, images: Images, side: int = 224) -> Tensor:
+    """The centre of the pixels, for a network that was trained on crops of larger patches."""
+    start = (images.shape[-1] - side) // 2
+    centre: Tensor = network(images[..., start : start + side, start : start + side].contiguous())
+    return centre
+
+
+def _pool_map(network: Any, images: Images) -> Tensor:
+    """The mean of the only map of a convolutional network."""
+    (last,) = network(images)
+    return last.mean(dim=(2, 3))
+
+
 _TOKENS: dict[str, Any] = {"mlp_layer": "SwiGLUPacked", "act_layer": "SiLU", "global_pool": ""}
 # The pages' own pooling: one class token, for Virchow2 four registers, then the patches.
-virchow = adapted(from_timm("hf-hub:paige-ai/Virchow", **_TOKENS), class_and_patch_mean(1))
-virchow2 = adapted(from_timm("hf-hub:paige-ai/Virchow2", **_TOKENS), class_and_patch_mean(5))
+virchow = adapted(from_timm("hf-hub:paige-ai/Virchow", **_TOKENS), _join_class_and_patch_mean(1))
+virchow2 = adapted(from_timm("hf-hub:paige-ai/Virchow2", **_TOKENS), _join_class_and_patch_mean(5))
 # The page resizes a patch to 256 and takes the 224 pixels in its middle.
-gigapath = adapted(from_timm("hf_hub:prov-gigapath/prov-gigapath"), read_centre(224))
+gigapath = adapted(from_timm("hf_hub:prov-gigapath/prov-gigapath"), read_centre)
 # ResNet-50 of ImageNet up to its third stage, as CLAM and TRIDENT cut it.
 _THREE_STAGES: dict[str, Any] = {"features_only": True, "out_indices": (3,)}
 resnet50_truncated = adapted(
-    from_timm("resnet50.tv_in1k", num_classes=None, **_THREE_STAGES), pool_map
+    from_timm("resnet50.tv_in1k", num_classes=None, **_THREE_STAGES), _pool_map
 )
-untrained_resnet50 = adapted(untrained("resnet50", **_THREE_STAGES), pool_map)
+untrained_resnet50 = adapted(untrained("resnet50", **_THREE_STAGES), _pool_map)
 
 
 # CTransPath
@@ -116,18 +140,15 @@ class ConvolutionalStem(nn.Module):
         self.norm = nn.LayerNorm(embed_dim)
 
     def forward(self, images: Images) -> Float[Tensor, "b h w c"]:
-        found: Tensor = self.norm(self.proj(images).permute(0, 2, 3, 1))
-        return found
+        return self.norm(self.proj(images).permute(0, 2, 3, 1))
 
 
 def create_ctranspath(**sizes: Any) -> nn.Module:
     """CTransPath with random weights."""
-    network: Any = import_timm().create_model(
-        "swin_tiny_patch4_window7_224", pretrained=False, num_classes=0, **sizes
-    )
+    name = "swin_tiny_patch4_window7_224"
+    network = import_timm().create_model(name, pretrained=False, num_classes=0, **sizes)
     network.patch_embed = ConvolutionalStem(network.patch_embed.proj.out_channels)
-    swin: nn.Module = network
-    return swin
+    return network
 
 
 def ctranspath(source: WeightSource) -> nn.Module:
@@ -142,11 +163,8 @@ def ctranspath(source: WeightSource) -> nn.Module:
 def _ctranspath_file(source: WeightSource) -> Path:
     if source.folder is None:
         hub = importlib.import_module("huggingface_hub")
-        return Path(
-            hub.hf_hub_download(
-                CTRANSPATH_PAGE, CTRANSPATH_FILE, subfolder="fm_v1/ctranspath", repo_type="dataset"
-            )
-        )
+        where = {"subfolder": "fm_v1/ctranspath", "repo_type": "dataset"}
+        return Path(hub.hf_hub_download("MahmoodLab/hest-bench", CTRANSPATH_FILE, **where))
     for name in (CTRANSPATH_FILE, "ctranspath.pth"):
         if (source.folder / name).is_file():
             return source.folder / name
@@ -156,7 +174,7 @@ def _ctranspath_file(source: WeightSource) -> Path:
 
 
 def load_ctranspath(network: nn.Module, theirs: Mapping[str, Tensor], path: Path) -> None:
-    """The tensors of timm 0.5 under today's names; what timm computes itself is left out, as is the classifier."""
+    """Load the tensors of timm 0.5 under today's names, without computed ones and classifier."""
     ours = {}
     for key, tensor in theirs.items():
         if key.endswith(("attn_mask", "relative_position_index")) or key.startswith("head."):
@@ -164,12 +182,13 @@ def load_ctranspath(network: nn.Module, theirs: Mapping[str, Tensor], path: Path
         stage = re.match(r"layers\.(\d)\.downsample\.", key)
         name = key if stage is None else f"layers.{int(stage[1]) + 1}.{key[len('layers.0.') :]}"
         ours[name] = tensor
-    found = network.load_state_dict(ours, strict=False)
-    if found.missing_keys or found.unexpected_keys:
-        wrong = [*found.missing_keys, *found.unexpected_keys]
+    result = network.load_state_dict(ours, strict=False)
+    if result.missing_keys or result.unexpected_keys:
+        wrong = [*result.missing_keys, *result.unexpected_keys]
         raise InputError(
-            f"{path} is not CTransPath: {len(found.missing_keys)} tensors are missing and {len(found.unexpected_keys)} "
-            f"left over, the first is {wrong[0]}. Give the published file."
+            f"{path} is not CTransPath: {len(result.missing_keys)} tensors are missing and "
+            f"{len(result.unexpected_keys)} left over, the first is {wrong[0]}. "
+            "Give the published file."
         )
 
 
@@ -215,14 +234,13 @@ def _from_page(kind: str, page: str, source: WeightSource) -> Any:
     )
 
 
-def _read_projection(answer: Any) -> Tensor:
-    """The vectors in the shared space; from its fifth version on transformers hands them over inside an output."""
-    found: Tensor = answer if isinstance(answer, Tensor) else answer.pooler_output
-    return found
+def _read_projection(output: Any) -> Tensor:
+    """The vectors in the shared space; transformers 5 and later return them inside an output."""
+    return output if isinstance(output, Tensor) else output.pooler_output
 
 
 def conch_images(*, projected: bool = True) -> Loader:
-    """The image tower of CONCH; TRIDENT stores its features in front of the projection into the shared space."""
+    """The image tower of CONCH; TRIDENT's features come before the projection."""
     return lambda source: Adapted(
         load_conch(source)[0],
         lambda own, images: own.encode_image(images, proj_contrast=projected, normalize=False),
@@ -269,14 +287,12 @@ def musk_texts(source: WeightSource) -> tuple[nn.Module, Embed]:
             return_tensors="pt",
         )
         # MUSK marks what is padding, transformers what is text.
-        padding = 1 - tokens["attention_mask"]
-        found: Tensor = network(
+        return network(
             text_description=tokens["input_ids"],
-            padding_mask=padding,
+            padding_mask=1 - tokens["attention_mask"],
             with_head=True,
             out_norm=False,
         )[1]
-        return found
 
     return network, embed
 
@@ -294,15 +310,16 @@ def load_musk(source: WeightSource) -> Any:
 
 
 def _musk_vocabulary(source: WeightSource) -> Path:
+    if source.folder is not None and (source.folder / "tokenizer.spm").is_file():
+        return source.folder / "tokenizer.spm"
     package = importlib.import_module("musk")
-    beside = [] if source.folder is None else [source.folder / "tokenizer.spm"]
-    places = [*beside, Path(str(package.__file__)).parent / "models" / "tokenizer.spm"]
-    for path in places:
-        if path.is_file():
-            return path
-    raise InputError(
-        f"MUSK's tokenizer is missing: {places[-1]} does not exist. Install the authors' package again."
-    )
+    path = Path(str(package.__file__)).parent / "models" / "tokenizer.spm"
+    if not path.is_file():
+        raise InputError(
+            f"MUSK's tokenizer is missing: {path} does not exist. Install the authors' package "
+            "again."
+        )
+    return path
 
 
 def _authors_package(module: str, name: str, where: str) -> Any:
@@ -310,6 +327,7 @@ def _authors_package(module: str, name: str, where: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise InputError(
-            f"{name} needs its authors' package. Read its licence, then: pip install {where}; without it use --encoder minilm "
-            "for prompts and --encoder efficientnet_lite0 for patches, or name examples with 'gcemil anchors from-examples'."
+            f"{name} needs its authors' package. Read its licence, then: pip install {where}; "
+            "without it use --encoder minilm for prompts and --encoder efficientnet_lite0 for "
+            "patches, or name examples with 'gcemil anchors from-examples'."
         ) from error

@@ -1,14 +1,15 @@
-"""Pairs for the bridge: the same patches as the cohort's encoder and as a text-aligned encoder see them.
+"""Pairs for the bridge: the same patches through the cohort's and through a text-aligned encoder.
 
-Both folders were encoded from the same slides; a pair is a patch whose slide and level-0 position occur in both.
-
-How well patch features reach the anchors' space: the bridge judged on pairs that it was not fitted on.
+Both folders were encoded from the same slides; a pair is a patch whose slide and level-0 position
+occur in both. The bridge is judged on pairs that it was not fitted on:
 
 For pairs (h_i, y_i), in folds: fit B on the others, then over the held-out pairs
-  cosine            mean of cos(B(h_i), y_i)
-  constant_cosine   the same for a B that always answers with the mean y: spaces that crowd into a cone make this high
-  centred_cosine    mean of cos(B(h_i) - mean y, y_i - mean y): what the features add; 0 for a bridge that learned nothing
-  response_correlation   per anchor, the correlation of cos(B(h_i), a_m) with cos(y_i, a_m): whether grounding survives the bridge
+  cosine                 mean of cos(B(h_i), y_i)
+  constant_cosine        the same for a B that always returns the mean y: high where a space is a
+                         cone
+  centred_cosine         mean of cos(B(h_i) - mean y, y_i - mean y): 0 for a bridge that learned
+                         nothing
+  response_correlation   per anchor, the correlation of cos(B(h_i), a_m) with cos(y_i, a_m)
 """
 
 from __future__ import annotations
@@ -18,14 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from gcemil.bags import store
 from gcemil.bags.arrays import read_coords
 from gcemil.errors import InputError
-
-_DEFAULT_PAIRS = 4000
-
 
 PairFeatures = Float[np.ndarray, "p d"]
 PairTargets = Float[np.ndarray, "p a"]
@@ -40,18 +38,22 @@ _FEWEST_PAIRS = 10
 
 
 def write_pairs(
-    cohort: Path, aligned: Path, *, n_pairs: int = _DEFAULT_PAIRS, seed: int = 0
+    cohort: Path, aligned: Path, *, n_pairs: int = 4000, seed: int = 0
 ) -> tuple[Path, int]:
     """cohort/anchor_pairs.h5 from the feature files of two folders, and how many pairs it holds."""
-    names = sorted(path.name for path in (cohort / "features").glob("*.h5"))
-    shared = [name for name in names if (aligned / "features" / name).is_file()]
     if not aligned.is_dir():
         raise InputError(
-            f"{aligned} does not exist, or is not a folder. Give the folder with the same slides, encoded by the other encoder."
+            f"{aligned} does not exist, or is not a folder. Give the folder with the same slides, "
+            "encoded by the other encoder."
         )
+    ours, theirs = (
+        {path.name for path in (folder / "features").glob("*.h5")} for folder in (cohort, aligned)
+    )
+    shared = sorted(ours & theirs)
     if not shared:
         raise InputError(
-            f"{cohort} and {aligned} share no slide. Encode the same slides into both, each with its encoder."
+            f"{cohort} and {aligned} share no slide. Encode the same slides into both, each with "
+            "its encoder."
         )
     generator = np.random.default_rng(seed)
     per_slide = -(-n_pairs // len(shared))
@@ -59,7 +61,8 @@ def write_pairs(
     features, anchor_space = (np.concatenate(side) for side in zip(*parts, strict=True))
     if not len(features):
         raise InputError(
-            f"{cohort} and {aligned} share no patch position. Patch both with the same --patch-size and --target-mpp."
+            f"{cohort} and {aligned} share no patch position. Patch both with the same "
+            "--patch-size and --target-mpp."
         )
     path = cohort / "anchor_pairs.h5"
     encoder = str(store.attributes(aligned / "features" / shared[0]).get("encoder", "unknown"))
@@ -73,24 +76,20 @@ def _read_slide_pairs(
     cohort: Path, aligned: Path, name: str, wanted: int, generator: np.random.Generator
 ) -> tuple[Float[np.ndarray, "p d"], Float[np.ndarray, "p a"]]:
     first, second = cohort / "features" / name, aligned / "features" / name
-    left, right = _match_rows(read_coords(first), read_coords(second))
+    # One number per position.
+    ours, theirs = (
+        (one[:, 0].astype(np.int64) << 32) + one[:, 1]
+        for one in (read_coords(first), read_coords(second))
+    )
+    _, left, right = np.intersect1d(ours, theirs, return_indices=True)
+    order = np.argsort(left)
+    left, right = left[order], right[order]
     chosen = np.sort(generator.choice(len(left), min(wanted, len(left)), replace=False))
     left, right = left[chosen], right[chosen]
     order = np.argsort(right)
     # Rows are read in the order of the second file, then put back.
     anchor_space = store.read(second, "features", right[order])[np.argsort(order)]
     return store.read(first, "features", left).astype(np.float32), anchor_space.astype(np.float32)
-
-
-def _match_rows(
-    first: Int[np.ndarray, "n 2"], second: Int[np.ndarray, "k 2"]
-) -> tuple[Int[np.ndarray, "q"], Int[np.ndarray, "q"]]:
-    """Rows of equal coordinates, sorted by the first."""
-    # One number per position.
-    ours, theirs = ((one[:, 0].astype(np.int64) << 32) + one[:, 1] for one in (first, second))
-    _, left, right = np.intersect1d(ours, theirs, return_indices=True)
-    order = np.argsort(left)
-    return left[order], right[order]
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,7 @@ class BridgeReport:
     response_correlation: tuple[float, ...]
     """One per anchor; not a number for an anchor to which all pairs respond alike."""
     text_sees_images: bool | None
-    """Whether the anchors' text encoder was trained with images; None when the file does not say."""
+    """Whether the text encoder was trained with images; None if unknown."""
 
     @property
     def mean_response_correlation(self) -> float:
@@ -115,7 +114,7 @@ class BridgeReport:
 
     @property
     def aligned(self) -> bool:
-        """Whether grounding in the prompts can be relied on."""
+        """Whether grounding in the prompts is reliable."""
         return not self.warnings
 
     @property
@@ -124,19 +123,23 @@ class BridgeReport:
         lines = []
         if self.text_sees_images is False:
             lines.append(
-                "The anchors come from a text encoder that never saw an image, so no patch lies near its own words."
+                "The anchors come from a text encoder that never saw an image, so no patch lies "
+                "near its own words."
             )
         if not self.centred_cosine >= _ALIGNED:
             lines.append(
-                f"Held-out features reach the anchors' space with a centred cosine of {self.centred_cosine:.2f}, below {_ALIGNED}."
+                "Held-out features reach the anchors' space with a centred cosine of "
+                f"{self.centred_cosine:.2f}, below {_ALIGNED}."
             )
         if not self.mean_response_correlation >= _ALIGNED:
             lines.append(
-                f"Responses through the bridge follow the true ones with a correlation of {self.mean_response_correlation:.2f}, below {_ALIGNED}."
+                "Responses through the bridge follow the true ones with a correlation of "
+                f"{self.mean_response_correlation:.2f}, below {_ALIGNED}."
             )
         if lines:
             lines.append(
-                "Text and feature spaces are not aligned: grounding is only as good as training makes it."
+                "Text and feature spaces are not aligned: grounding is only as good as training "
+                "makes it."
             )
         return tuple(lines)
 
@@ -154,30 +157,30 @@ def judge_bridge(
     """Judge a way to fit bridges on pairs it has not seen; every pair is held out once."""
     if len(features) != len(anchor_space) or len(features) < _FEWEST_PAIRS:
         raise InputError(
-            f"A report needs at least {_FEWEST_PAIRS} pairs, got {len(features)} features and {len(anchor_space)} in anchor space."
+            f"A report needs at least {_FEWEST_PAIRS} pairs, got {len(features)} features and "
+            f"{len(anchor_space)} in anchor space."
         )
     if anchors.shape[1] != anchor_space.shape[1]:
         raise InputError(
-            f"Anchors of width {anchors.shape[1]} and pairs of width {anchor_space.shape[1]} are not of one space. "
-            "Embed the prompts with the text side of the encoder that saw the pairs."
+            f"Anchors of width {anchors.shape[1]} and pairs of width {anchor_space.shape[1]} are "
+            "not of one space. Embed the prompts with the text side of the encoder that saw the "
+            "pairs."
         )
     if not np.isfinite(features).all() or not np.isfinite(anchor_space).all():
         raise InputError("Some pairs are not finite. Make anchor_pairs.h5 again.")
     parts = np.array_split(np.random.default_rng(seed).permutation(len(features)), folds)
-    guessed, constant = np.empty_like(anchor_space), np.empty_like(anchor_space)
+    mapped, constant = np.empty_like(anchor_space), np.empty_like(anchor_space)
     for held_out in parts:
         rest = np.setdiff1d(np.arange(len(features)), held_out)
-        guessed[held_out] = fit(features[rest], anchor_space[rest])(features[held_out])
+        mapped[held_out] = fit(features[rest], anchor_space[rest])(features[held_out])
         constant[held_out] = anchor_space[rest].mean(axis=0)
     return BridgeReport(
         n_pairs=len(features),
         folds=folds,
-        cosine=_mean_cosine(guessed, anchor_space),
+        cosine=_mean_cosine(mapped, anchor_space),
         constant_cosine=_mean_cosine(constant, anchor_space),
-        centred_cosine=_mean_cosine(guessed - constant, anchor_space - constant),
-        response_correlation=_column_correlations(
-            _anchor_responses(guessed, anchors), _anchor_responses(anchor_space, anchors)
-        ),
+        centred_cosine=_mean_cosine(mapped - constant, anchor_space - constant),
+        response_correlation=_correlate_responses(mapped, anchor_space, anchors),
         text_sees_images=text_sees_images,
     )
 
@@ -186,19 +189,17 @@ def _mean_cosine(left: PairTargets, right: PairTargets) -> float:
     return float((_normalise_rows(left) * _normalise_rows(right)).sum(axis=1).mean())
 
 
-def _anchor_responses(rows: PairTargets, anchors: Anchors) -> Float[np.ndarray, "p m"]:
-    return _normalise_rows(rows) @ _normalise_rows(anchors).T
-
-
 def _normalise_rows(rows: Float[np.ndarray, "r a"]) -> Float[np.ndarray, "r a"]:
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     return rows / np.where(lengths > 0, lengths, 1)
 
 
-def _column_correlations(
-    left: Float[np.ndarray, "p m"], right: Float[np.ndarray, "p m"]
+def _correlate_responses(
+    mapped: PairTargets, anchor_space: PairTargets, anchors: Anchors
 ) -> tuple[float, ...]:
-    """Pearson's r column by column."""
+    """Pearson's r of both responses to each anchor; NaN where all pairs respond alike."""
+    directions = _normalise_rows(anchors).T
+    left, right = (_normalise_rows(rows) @ directions for rows in (mapped, anchor_space))
     first, second = left - left.mean(axis=0), right - right.mean(axis=0)
     spread = np.sqrt((first**2).sum(axis=0) * (second**2).sum(axis=0))
     # A constant column leaves rounding errors only, whose correlation would mean nothing.

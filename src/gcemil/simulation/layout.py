@@ -1,12 +1,14 @@
 """One slide laid out on the patch grid: pieces of tissue, background, and the regions of its plan.
 
-Tissue is the n highest cells of a landscape of a few ellipses with smooth noise. Background tissue at a cell is the one
-with the highest smooth field plus log share. A patch shows its own concept for 1 - border_mixing and its eight neighbours'
-for border_mixing / 8 each (a neighbour without tissue counts as itself), so patches at borders are mixed. The overlap
-of a patch is that same mixture of the evidence mask: above 1/2 exactly where the patch is evidence.
+Tissue is the n highest cells of a landscape of a few ellipses with smooth noise. Background tissue
+at a cell is the one with the highest smooth field plus log share. A patch shows its own concept for
+1 - border_mixing and its eight neighbours' for border_mixing / 8 each (a neighbour without tissue
+counts as itself), so patches at borders are mixed. The overlap of a patch is that same mixture of
+the evidence mask: above 1/2 exactly where the patch is evidence.
 
-Regions have an exact size and are connected: grown from a seed, the cheapest free neighbour joins next. A region never touches
-another, not even at a corner, so the connected components of the evidence are its regions.
+Regions have an exact size and are connected: grown from a seed, the cheapest free neighbour joins
+next. A region never touches another, not even at a corner, so the connected components of the
+evidence are its regions.
 """
 
 from __future__ import annotations
@@ -24,18 +26,14 @@ from gcemil.simulation.plan import Region
 from gcemil.simulation.profile import Dials, Profile
 
 Cells = Int[np.ndarray, "n 2"]
-
-
-_SEEDS_TRIED = 24
 Neighbours = Int[np.ndarray, "n 8"]
-RegionIds = Int[np.ndarray, "n"]
+PatchIndex = Int[np.ndarray, "n"]
+Composition = Float[np.ndarray, "n concepts"]
+_SEEDS_TRIED, _LAYOUTS_TRIED = 24, 40
 STEPS = ((-1, 0), (0, -1), (0, 1), (1, 0), (-1, -1), (-1, 1), (1, -1), (1, 1))
 """The four sides first, then the corners."""
 _TISSUE_FILL = 0.4
 """Share of the canvas that is tissue."""
-_LAYOUTS_TRIED = 40
-Composition = Float[np.ndarray, "n concepts"]
-PatchIndex = Int[np.ndarray, "n"]
 
 
 def smooth_fields(
@@ -68,10 +66,9 @@ def find_neighbours(cells: Cells) -> Neighbours:
 
 def grow_regions(
     neighbours: Neighbours, sizes: Sequence[int], generator: Generator
-) -> RegionIds | None:
-    """Disjoint regions numbered from 1 in the order of `sizes`, 0 elsewhere; None when one of them finds no room."""
-    region = np.zeros(len(neighbours), dtype=np.int64)
-    free = np.ones(len(neighbours), dtype=bool)
+) -> PatchIndex | None:
+    """Disjoint regions numbered from 1 in the order of `sizes`; None when one finds no room."""
+    region, free = np.zeros(len(neighbours), dtype=np.int64), np.ones(len(neighbours), dtype=bool)
     # The constant keeps regions compact, the random part makes them ragged.
     cost = 0.3 + generator.exponential(size=len(neighbours))
     for number, size in enumerate(sizes, start=1):
@@ -97,34 +94,21 @@ def _place_region(
     candidates = np.flatnonzero(free)
     if len(candidates) < size:
         return None
-    for seed in generator.choice(
-        candidates, size=min(_SEEDS_TRIED, len(candidates)), replace=False
-    ):
-        members = _grow_region(neighbours, free, cost, int(seed), size)
+    count = min(_SEEDS_TRIED, len(candidates))
+    for seed in generator.choice(candidates, size=count, replace=False).tolist():
+        # Free cells around the seed, side by side, in the order of the cheapest path to them.
+        waiting, seen = [(0.0, seed)], {seed}
+        members: list[int] = []
+        while waiting and len(members) < size:
+            path, cell = heappop(waiting)
+            members.append(cell)
+            for neighbour in neighbours[cell, :4].tolist():
+                if neighbour >= 0 and free[neighbour] and neighbour not in seen:
+                    seen.add(neighbour)
+                    heappush(waiting, (path + float(cost[neighbour]), neighbour))
         if len(members) == size:
             return members
     return None
-
-
-def _grow_region(
-    neighbours: Neighbours,
-    free: Bool[np.ndarray, "n"],
-    cost: Float[np.ndarray, "n"],
-    seed: int,
-    size: int,
-) -> list[int]:
-    """Up to `size` free cells around the seed, side by side, in the order of the cheapest path to them."""
-    waiting = [(0.0, seed)]
-    seen = {seed}
-    members: list[int] = []
-    while waiting and len(members) < size:
-        path, cell = heappop(waiting)
-        members.append(cell)
-        for neighbour in neighbours[cell, :4].tolist():
-            if neighbour >= 0 and free[neighbour] and neighbour not in seen:
-                seen.add(neighbour)
-                heappush(waiting, (path + float(cost[neighbour]), neighbour))
-    return members
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,21 +131,41 @@ class TissueLayout:
 def draw_layout(
     profile: Profile, dials: Dials, n_patches: int, regions: Sequence[Region], generator: Generator
 ) -> TissueLayout:
-    """A slide that holds exactly these regions; tissue on which they find no room is drawn again."""
+    """A slide that holds exactly these regions; tissue without room for them is drawn again."""
+    number, sizes = None, [region.n_patches for region in regions]
     for _ in range(_LAYOUTS_TRIED):
         cells = draw_tissue_cells(n_patches, dials.pieces_max, generator)
         neighbours = find_neighbours(cells)
-        number = grow_regions(neighbours, [region.n_patches for region in regions], generator)
+        number = grow_regions(neighbours, sizes, generator)
         if number is not None:
-            return _paint_layout(profile, dials, cells, neighbours, regions, number, generator)
-    raise UsageError(
-        f"{len(regions)} disjoint regions of {sum(region.n_patches for region in regions)} patches in all find no room "
-        f"on a slide of {n_patches}. Lower evidence_max, bystander_max or the rates, or simulate larger slides."
+            break
+    if number is None:
+        raise UsageError(
+            f"{len(regions)} disjoint regions of {sum(sizes)} patches in all find no room on a "
+            f"slide of {n_patches}. Lower evidence_max, bystander_max or the rates, or simulate "
+            "larger slides."
+        )
+    # Background tissue in coherent regions, in shares that differ from slide to slide.
+    usual = np.log([tissue.share for tissue in profile.tissues])
+    own = usual + dials.composition_spread * generator.standard_normal(len(usual))
+    fields = smooth_fields(cells, dials.region_scale, len(usual), generator)
+    names = [concept.name for concept in profile.concepts]
+    shown = np.array([-1, *(names.index(region.concept) for region in regions)])
+    concept = np.where(number > 0, shown[number], np.argmax(fields + own, axis=1))
+    is_evidence = np.array([False, *(region.role == "evidence" for region in regions)])
+    region = np.where(is_evidence, np.cumsum(is_evidence), 0)[number]
+    mixing = dials.border_mixing
+    return TissueLayout(
+        cells=cells,
+        concept=concept,
+        region=region,
+        composition=mix_concepts(concept, len(names), neighbours, mixing),
+        overlap=mix_concepts((region > 0).astype(np.int64), 2, neighbours, mixing)[:, 1],
     )
 
 
 def draw_tissue_cells(n_patches: int, pieces_max: int, generator: Generator) -> Cells:
-    """Exactly `n_patches` (row, column) cells in raster order, in one to `pieces_max` irregular pieces."""
+    """Exactly `n_patches` (row, column) cells in raster order, in irregular pieces."""
     aspect = np.exp(generator.uniform(-0.4, 0.4))
     area = n_patches / _TISSUE_FILL
     height, width = (max(2, int(np.ceil(np.sqrt(area * side)))) for side in (aspect, 1 / aspect))
@@ -169,59 +173,14 @@ def draw_tissue_cells(n_patches: int, pieces_max: int, generator: Generator) -> 
     scale = max(2.0, np.sqrt(n_patches) / 4)
     landscape = 0.35 * smooth_fields(canvas, scale, 1, generator)[:, 0]
     position = canvas / np.array([height, width])
-    landscape += _draw_pieces(position, int(generator.integers(1, pieces_max + 1)), generator)
-    chosen = np.sort(np.argsort(-landscape, kind="stable")[:n_patches])
-    return canvas[chosen]
-
-
-def _draw_pieces(
-    position: Float[np.ndarray, "cells 2"], n_pieces: int, generator: Generator
-) -> Float[np.ndarray, "cells"]:
-    """The nearest piece's landscape: 0 at its centre, falling outwards."""
+    n_pieces = int(generator.integers(1, pieces_max + 1))
     centres = generator.uniform(0.2, 0.8, size=(n_pieces, 2))
     radii = generator.uniform(0.15, 0.4, size=(n_pieces, 2))
-    heights = [
-        -(((position - centre) / radius) ** 2).sum(axis=1)
-        for centre, radius in zip(centres, radii, strict=True)
-    ]
-    return np.max(heights, axis=0)
-
-
-def _paint_layout(
-    profile: Profile,
-    dials: Dials,
-    cells: Cells,
-    neighbours: Neighbours,
-    regions: Sequence[Region],
-    number: PatchIndex,
-    generator: Generator,
-) -> TissueLayout:
-    """Background and regions as one concept per patch, and the mixtures that follow from it."""
-    concept = _draw_background(profile, dials, cells, generator)
-    names = [own.name for own in profile.concepts]
-    is_evidence = np.array([False, *(region.role == "evidence" for region in regions)])
-    painted_with = np.array([-1, *(names.index(region.concept) for region in regions)])
-    concept = np.where(number > 0, painted_with[number], concept)
-    evidence_number = np.where(is_evidence, np.cumsum(is_evidence), 0)
-    region = evidence_number[number]
-    return TissueLayout(
-        cells=cells,
-        concept=concept,
-        region=region,
-        composition=mix_concepts(concept, len(names), neighbours, dials.border_mixing),
-        overlap=mix_concepts((region > 0).astype(np.int64), 2, neighbours, dials.border_mixing)[
-            :, 1
-        ],
-    )
-
-
-def _draw_background(
-    profile: Profile, dials: Dials, cells: Cells, generator: Generator
-) -> PatchIndex:
-    """One background tissue per patch in coherent regions, in shares that differ from slide to slide."""
-    usual = np.log([tissue.share for tissue in profile.tissues])
-    own = usual + dials.composition_spread * generator.standard_normal(len(usual))
-    return np.argmax(smooth_fields(cells, dials.region_scale, len(usual), generator) + own, axis=1)
+    # The nearest piece counts: 0 at its centre, falling outwards.
+    distances = (position[:, None] - centres) / radii
+    landscape += (-(distances**2).sum(axis=2)).max(axis=1)
+    chosen = np.sort(np.argsort(-landscape, kind="stable")[:n_patches])
+    return canvas[chosen]
 
 
 def mix_concepts(

@@ -1,28 +1,32 @@
 """The same cohorts as drawn slides: `gcemil simulate PROFILE --pixels`.
 
-Plans, labels, outcomes, sites and layouts come from the functions that make simulated features, so a label is caused by
-what is drawn. Only the last step differs: a layout is painted instead of being encoded.
+Plans, labels, outcomes, sites and layouts come from the functions that make simulated features, so
+a label is caused by what is drawn. Only the last step differs: a layout is painted instead of
+encoded.
 
-slides/<id>.tif                          pyramidal TIFF, 0.5 micrometres per pixel
-masks/{concept,evidence}/<id>.png        truth at 2 micrometres per pixel: index of the concept + 1, number of the evidence region
-annotations/<id>.xml                     the evidence as ASAP polygons, holes in the group `Exclusion`, as CAMELYON16 has them
-slides.csv  targets.csv  pixels.yaml     what is recorded · what would be recorded without noise · all it takes to draw
-                                         the slides again
+slides/<id>.tif                    pyramidal TIFF, 0.5 micrometres per pixel
+masks/{concept,evidence}/<id>.png  truth at 2 micrometres per pixel: concept + 1, evidence region
+annotations/<id>.xml               the evidence as ASAP polygons, holes in the group `Exclusion`, as
+                                   in CAMELYON16
+slides.csv                         what is recorded
+targets.csv                        what would be recorded without noise
+pixels.yaml                        all it takes to draw the slides again
 
 Tissue is painted in two stains, with nuclei whose density and size depend on the concept:
 
-  rgb = white * exp(-(hematoxylin * H + eosin * E)), H and E the absorption of the two dyes in red, green and blue
+  rgb = white * exp(-(hematoxylin * H + eosin * E)), H and E the absorption in red, green and blue
 
-A site has dyes and a lamp of its own; a slide differs a little from its site. Borders between squares of the plan are shifted by
-less than an eighth of a square, so a planned square shows its own concept over more than half of its area.
+A site has dyes and a lamp of its own; a slide differs a little from its site. Borders between
+squares of the plan are shifted by less than an eighth of a square, so a planned square shows its
+own concept over more than half of its area.
 
-Patches come from `gcemil encode`, which knows nothing of the plan; what is true of each is read off the masks.
+Patches come from `gcemil encode`, which does not read the plan; their truth is read off the masks.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,30 +40,16 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from gcemil import __version__
 from gcemil.bags import store
-from gcemil.bags.cohort import CohortCard, SlideRow, write_slide_table
+from gcemil.bags.cohort import SlideRow, write_slide_table
 from gcemil.bags.tables import read_table
 from gcemil.errors import CohortError, MissingExtraError
-from gcemil.files import (
-    atomic_write,
-    read_picture,
-    read_yaml,
-    validate_as,
-    write_bytes,
-    write_table,
-    write_text,
-)
+from gcemil.files import atomic_write, read_picture, read_yaml, write_bytes, write_table, write_text
 from gcemil.simulation.layout import draw_layout
-from gcemil.simulation.profile import Profile, find_size, load_profile, resolve_dials
-from gcemil.simulation.simulate import (
-    PLAN,
-    PlannedSlide,
-    check_arguments,
-    plan_slides,
-    writing_slides,
-)
-from gcemil.simulation.world import World, draw_world
+from gcemil.simulation.plan import PlannedSlide
+from gcemil.simulation.profile import Profile, find_size, load_profile
+from gcemil.simulation.simulate import PLAN, open_world, plan_cohort, record_origin, writing_slides
+from gcemil.simulation.world import World
 from gcemil.slides.contours import trace_outlines
 from gcemil.slides.grid import PatchGrid, covered_share
 from gcemil.slides.reader import Pixels
@@ -69,7 +59,7 @@ GENERATION = 2
 _PIXEL_SIZES = {"tiny": (8, (64, 64)), "default": (120, (64, 160)), "wide": (120, (64, 160))}
 """Slides, and fewest and most patches of a slide; `full` has those of the profile."""
 PIXEL_DIALS: dict[str, object] = {"evidence_min": 0.05, "evidence_max": 0.15}
-"""Drawn slides are small: a share of 0.4 % of 64 patches is not even one."""
+"""Drawn slides are small: 0.4 % of 64 patches is less than one."""
 PIXEL_CARD = "pixels.yaml"
 MPP = 0.5
 SQUARE, FINE = 64, 4
@@ -86,7 +76,7 @@ _GROUP_COLORS = {"Tumor": "#F4FA58", "Exclusion": "#64FE2E"}
 Coords = Int[np.ndarray, "n 2"]
 Mask = UInt8[np.ndarray, "h w"]
 Style = Float[np.ndarray, "4"]
-"""Distance and radius of nuclei in level-0 pixels, and the levels of hematoxylin and eosin of the ground."""
+"""Distance and radius of nuclei in level-0 pixels; levels of both stains of the ground."""
 Dyes = Float[np.ndarray, "3 3"]
 """Absorption of hematoxylin and of eosin at full level, and the colour of empty glass."""
 STYLES: dict[str, tuple[float, ...]] = {
@@ -118,15 +108,12 @@ def simulate_pixels(
     replace_files: bool = True,
     on_slide: Callable[[int, int], None] | None = None,
 ) -> tuple[SlideRow, ...]:
-    """Draw a cohort and return its slides; `patches` are the fewest and most per slide, the rest is as for features."""
+    """Draw a cohort and return its slides; `patches` are the fewest and most per slide."""
     chosen, rung = load_profile(profile), find_size(size)
-    check_arguments(seed, slides, None)
-    resolved = resolve_dials(chosen.dials, {**PIXEL_DIALS, **(dials or {})})
-    world = draw_world(
-        chosen, resolved, feature_dim=rung.feature_dim, anchor_dim=rung.anchor_dim, seed=seed
-    )
+    own_dials = {**PIXEL_DIALS, **(dials or {})}
+    world = open_world(chosen, rung, seed=seed, slides=slides, dim=None, dials=own_dials)
     count, bounds = _PIXEL_SIZES.get(size, (chosen.slides, chosen.patches))
-    planned = plan_slides(world, chosen.name, slides or count, patches or bounds)
+    planned = plan_cohort(world, chosen.name, slides or count, patches or bounds)
     rows, card = tuple(slide.row for slide in planned), _make_card(world, size, patches or bounds)
     if not replace_files and _is_drawn_whole(out, card, rows):
         return rows
@@ -147,7 +134,7 @@ def simulate_pixels(
 
 
 def _is_drawn_whole(folder: Path, card: Mapping[str, Any], rows: Sequence[SlideRow]) -> bool:
-    """Whether the folder holds these drawn slides already; encoded or not, as their names and card stay."""
+    """Whether these slides are drawn; encoding rewrites slides.csv, but not the names in it."""
     path = folder / PIXEL_CARD
     if (folder / PLAN).exists() or not path.is_file() or read_yaml(path) != card:
         return False
@@ -157,24 +144,15 @@ def _is_drawn_whole(folder: Path, card: Mapping[str, Any], rows: Sequence[SlideR
 
 def _make_card(world: World, size: str, patches: tuple[int, int]) -> dict[str, Any]:
     """All it takes to draw the slides again."""
-    profile = world.profile
+    profile, generation = world.profile, {"pixel_generation": GENERATION}
     return {
         "name": f"drawn-{profile.name}",
         "task": profile.task,
         "classes": list(profile.class_names),
         "anchors": profile.family,
-        "provenance": {
-            "simulator": {"pixel_generation": GENERATION, "gcemil": __version__},
-            "profile": profile.name,
-            "size": size,
-            "seed": world.seed,
-            "patches": list(patches),
-            "mpp": MPP,
-            "mask_downsample": FINE,
-            "concepts": [concept.name for concept in profile.concepts],
-            "kinds": [concept.kind for concept in profile.concepts],
-            "dials": world.dials.model_dump(mode="json"),
-        },
+        "provenance": record_origin(
+            world, size, patches, generation, mpp=MPP, mask_downsample=FINE
+        ),
     }
 
 
@@ -254,13 +232,16 @@ def _build_asap_xml(regions: Mask, names: Mapping[int, str]) -> bytes:
 
 
 def write_pyramid_tiff(path: Path, image: Pixels, mpp: float) -> None:
-    """Levels of 1, 4, 16, … in one file that appears whole or not at all; equal images give equal bytes."""
+    """Write levels of 1, 4, 16, … into one file; equal images give equal bytes."""
     try:
         import tifffile
     except ImportError as error:
         raise MissingExtraError("tifffile", "wsi") from error
+    levels = [image]
+    while max(levels[-1].shape[:2]) // _STEP >= _TILE:
+        levels.append(np.asarray(Image.fromarray(levels[-1]).reduce(_STEP)))
     with atomic_write(path) as temporary, tifffile.TiffWriter(temporary) as writer:
-        for level, pixels in enumerate(_pyramid_levels(image)):
+        for level, pixels in enumerate(levels):
             writer.write(
                 pixels,
                 tile=(_TILE, _TILE),
@@ -276,38 +257,27 @@ def write_pyramid_tiff(path: Path, image: Pixels, mpp: float) -> None:
             )
 
 
-def _pyramid_levels(image: Pixels) -> Iterator[UInt8[np.ndarray, "rows columns 3"]]:
-    """The image and its reductions by 4, as long as the result has a side of at least a tile."""
-    yield image
-    while max(image.shape[:2]) // _STEP >= _TILE:
-        image = np.asarray(Image.fromarray(image).reduce(_STEP))
-        yield image
-
-
 # Painting
 
 
 def _choose_styles(profile: Profile, mimic_similarity: float) -> list[Style]:
-    """A style for every concept in order; a mimic lies between the concept it imitates and benign tissue."""
-    return [
-        _vary_style(concept.name, concept.kind)
-        if concept.imitates is None
-        else mimic_similarity * _vary_style(concept.imitates, profile.kinds[concept.imitates])
-        + (1 - mimic_similarity) * np.array(STYLES["benign"])
-        for concept in profile.concepts
-    ]
-
-
-def _vary_style(name: str, kind: str) -> Style:
-    """The style of a kind, changed by the name of the concept."""
-    spacing, radius, stain = np.exp(
-        np.random.default_rng(crc32(name.encode())).uniform(-0.25, 0.25, 3)
-    )
-    return np.array(STYLES[kind]) * (spacing, radius, 1.0, stain)
+    """A style per concept; a mimic lies between the concept it imitates and benign tissue."""
+    styles: dict[str, Style] = {}
+    for concept in profile.concepts:
+        if concept.imitates is None:
+            # The style of the kind, changed by the name of the concept.
+            generator = np.random.default_rng(crc32(concept.name.encode()))
+            spacing, radius, stain = np.exp(generator.uniform(-0.25, 0.25, 3))
+            style = np.array(STYLES[concept.kind]) * (spacing, radius, 1.0, stain)
+        else:
+            benign = (1 - mimic_similarity) * np.array(STYLES["benign"])
+            style = mimic_similarity * styles[concept.imitates] + benign
+        styles[concept.name] = style
+    return list(styles.values())
 
 
 def _vary_dyes(dyes: Dyes, spread: float, generator: Generator) -> Dyes:
-    """Dyes of another batch: hue and strength move by about `spread`, the lamp by a few grey levels."""
+    """Dyes of another batch: hue, strength and lamp move by about `spread`."""
     hue = generator.normal(0, 0.25 * spread, size=(2, 3))
     strength = np.exp(generator.normal(0, 0.6 * spread, size=2))
     stains = np.clip(dyes[:2] * strength[:, None] * (1 + hue), 0.02, None)
@@ -319,7 +289,7 @@ def _vary_dyes(dyes: Dyes, spread: float, generator: Generator) -> Dyes:
 def draw_masks(
     cells: Coords, concept: Int[np.ndarray, "n"], region: Int[np.ndarray, "n"], generator: Generator
 ) -> UInt8[np.ndarray, "2 h w"]:
-    """Squares at (row, column) cells as two masks, concept + 1 and region, with irregular borders and a margin of glass."""
+    """Squares at (row, column) cells as two masks with irregular borders: concept + 1, region."""
     cells = cells - cells.min(axis=0) + 1
     rows, columns = (cells.max(axis=0) + 2).tolist()
     grid = np.zeros((2, rows, columns), np.uint8)
@@ -388,34 +358,15 @@ def _smooth_plane(
 # Once the slides are encoded
 
 
-def read_encoded_card(
-    folder: Path, *, feature_dim: int, encoder: str, patch_size_level0: int
-) -> CohortCard:
-    """The card of a drawn cohort once its slides are encoded; CohortCard.save writes cohort.yaml from it."""
-    path = folder / PIXEL_CARD
-    if not path.is_file():
-        raise CohortError(
-            f"{folder} holds no drawn slides: it has no {PIXEL_CARD}. Make them with 'gcemil simulate --pixels'."
-        )
-    stated = read_yaml(path)
-    made = {"feature_dim": feature_dim, "encoder": encoder, "patch_size_level0": patch_size_level0}
-    values = {**stated, **made} if isinstance(stated, dict) else stated
-    return validate_as(
-        values, CohortCard, path, error=CohortError, remedy="Simulate the slides again."
-    )
-
-
 def write_pixel_truth(folder: Path, slide_id: str, grid: PatchGrid) -> Path:
-    """truth/<slide>.h5 for these patches of a drawn slide, laid out as that of simulated features."""
-    path, table = folder / "truth" / f"{slide_id}.h5", folder / "targets.csv"
-    row = next(
-        (row for row in read_table(table, ("slide_id",)) if row["slide_id"] == slide_id), None
-    )
-    if row is None:
-        raise CohortError(f"{table} does not name slide '{slide_id}'.")
+    """truth/<slide>.h5 for these patches of a drawn slide, in the layout of simulated features."""
+    path = folder / "truth" / f"{slide_id}.h5"
+    targets = {row["slide_id"]: row for row in read_table(folder / "targets.csv", ("slide_id",))}
+    if slide_id not in targets:
+        raise CohortError(f"{folder / 'targets.csv'} does not name slide '{slide_id}'.")
     target = {
         name: text if name == "label" else float(text)
-        for name, text in row.items()
+        for name, text in targets[slide_id].items()
         if name in ("label", "value", "log_risk")
     }
     store.write(path, read_pixel_truth(folder, slide_id, grid.coords, grid.level0_side), target)
@@ -426,29 +377,22 @@ def read_pixel_truth(
     folder: Path, slide_id: str, coords: Coords, side: float
 ) -> dict[str, NDArray[Any]]:
     """Evidence, concept, region and overlap of square patches of this level-0 side."""
-    (regions, region_share), (concepts, concept_share) = (
-        _measure_shares(mask_path(folder, what, slide_id), coords, side)
-        for what in ("evidence", "concept")
-    )
-    overlap = np.clip(region_share.sum(axis=1), 0, 1)
+    values, shares = {}, {}
+    for what in ("evidence", "concept"):
+        mask = read_picture(mask_path(folder, what, slide_id), "L")
+        values[what] = np.append(np.unique(mask[mask > 0]).astype(np.int64), 0)
+        corner, sides = coords / FINE, (side / FINE, side / FINE)
+        # The 0 at the end stands for a mask of nothing and covers no patch.
+        columns = [covered_share(mask == value, corner, sides) for value in values[what][:-1]]
+        shares[what] = np.stack([*columns, np.zeros(len(coords))], axis=1)
+    overlap = np.clip(shares["evidence"].sum(axis=1), 0, 1)
     evidence = overlap > _EVIDENT
-    region = (
-        regions[region_share.argmax(axis=1)] if len(regions) else np.zeros(len(coords), np.int64)
+    region, concept = (
+        values[what][shares[what].argmax(axis=1)] for what in ("evidence", "concept")
     )
     return {
         "evidence": evidence.astype(np.uint8),
-        "concept": (concepts[concept_share.argmax(axis=1)] - 1).astype(np.uint8),
+        "concept": (concept - 1).astype(np.uint8),
         "region": np.where(evidence, region, 0).astype(np.uint16),
         "overlap": overlap.astype(np.float32),
     }
-
-
-def _measure_shares(
-    path: Path, coords: Coords, side: float
-) -> tuple[Int[np.ndarray, "values"], Float[np.ndarray, "n values"]]:
-    """The values of a mask apart from 0, and the share of every patch that each covers."""
-    mask = read_picture(path, "L")
-    values = np.unique(mask[mask > 0]).astype(np.int64)
-    corner, wide = coords / FINE, side / FINE
-    shares = [covered_share(mask == value, corner, (wide, wide)) for value in values]
-    return values, np.stack(shares, axis=1) if shares else np.zeros((len(coords), 0))

@@ -1,12 +1,14 @@
 """What is simulated: the profile of a dataset, the dials of the simulator, and the size ladder.
 
-A profile is the stand-in for one dataset, as readable YAML in resources/simulator. It names the tissues of the organ, what causes
-each class (or moves the risk or the value), what distracts, how many slides and patches there are, and which dials differ from their defaults.
-Every concept has a kind; concepts of a kind look alike.
+A profile is the stand-in for one dataset, as readable YAML in resources/simulator. It names the
+tissues of the organ, what causes each class (or moves the risk or the value), what distracts, how
+many slides and patches there are, and which dials differ from their defaults. Every concept has a
+kind; concepts of a kind look alike.
 
-Every dial is named, bounded, and saved in the cohort's card. `evidence_strength` is the main difficulty dial of every task.
-`label_noise` (classification, regression) and `risk_effect` (survival) limit what even a perfect reader of the slides could reach. Lengths are in
-units of the within-tissue standard deviation of the latent space; shares are of the slide's patches.
+Every dial is named, bounded, and saved in the cohort's card. `evidence_strength` is the main
+difficulty dial of every task. `label_noise` (classification, regression) and `risk_effect`
+(survival) limit what even a perfect reader of the slides could reach. Lengths are in units of the
+within-tissue standard deviation of the latent space; shares are of the slide's patches.
 """
 
 from __future__ import annotations
@@ -47,19 +49,19 @@ class Dials(BaseModel):
     evidence_strength: float = Field(default=5.0, ge=0, le=12)
     """Length of the shift that an evidence concept gives a patch; 0 hides the evidence."""
     label_noise: float = Field(default=0.0, ge=0, le=0.8)
-    """Share of cases whose recorded label is replaced by another class; of a value, the share of its variance that is noise."""
+    """Share of recorded labels replaced by another class, or noise share of a value's variance."""
     evidence_min: float = Field(default=0.01, gt=0, le=0.5)
     """Smallest share of a slide's patches that is evidence, where there is any."""
     evidence_max: float = Field(default=0.06, gt=0, le=0.5)
     """Largest share of a slide's patches that is evidence."""
     regions_max: int = Field(default=3, ge=1, le=8)
-    """Most disjoint evidence regions on a slide; their number is uniform from the fewest the cause needs."""
+    """Most disjoint evidence regions on a slide; their number is uniform."""
     redundancy: float = Field(default=0.25, ge=0, le=1)
-    """Chance that a slide shows a second sufficient cause of its own class, where the class has one."""
+    """Chance that a slide shows a second sufficient cause of its class, if there is one."""
     decoy_rate: float = Field(default=0.2, ge=0, le=1)
-    """Chance of one half of a cause that needs two concepts together, on a slide of another class."""
+    """Chance of one half of a cause of two concepts, on a slide of another class."""
     comorbidity: float = Field(default=0.05, ge=0, le=1)
-    """Chance of a lesion of an earlier class, which does not change the label and is not evidence."""
+    """Chance of a lesion of an earlier class, which is not evidence."""
 
     mimic_rate: float = Field(default=0.5, ge=0, le=1)
     """Chance that a slide holds a benign mimic of a random evidence concept."""
@@ -77,20 +79,20 @@ class Dials(BaseModel):
     """Largest share of a slide's patches in one mimic, distractor, decoy or comorbid region."""
 
     tissue_strength: float = Field(default=3.0, ge=0, le=12)
-    """Length of the shift of background tissues (stroma, fat, muscle, artifact, normal epithelium)."""
+    """Length of the shift of background tissues (stroma, fat, muscle, normal epithelium)."""
     composition_spread: float = Field(default=0.7, ge=0, le=3)
     """Standard deviation over slides of the log-weight of each background tissue."""
     kinship: float = Field(default=0.3, ge=0, lt=1)
-    """Cosine between two concepts of one kind (tumor, stroma, ...); what a generic prompt can see of either."""
+    """Cosine between two concepts of one kind; what a generic prompt can see of either."""
     region_scale: float = Field(default=6.0, ge=2, le=64)
     """Width in patches of background tissue regions and of smooth variation inside them."""
     pieces_max: int = Field(default=4, ge=1, le=12)
     """Most separate pieces of tissue on a slide."""
     border_mixing: float = Field(default=0.35, ge=0, lt=0.5)
-    """Share of a patch that takes after its eight neighbours, so that patches at region borders are mixed."""
+    """Share of a patch that resembles its eight neighbours, so that borders are mixed."""
 
     latent_dim: int = Field(default=32, ge=8, le=512)
-    """Rank of the tissue-driven part of the features; cut to the feature width where that is smaller."""
+    """Rank of the tissue-driven part of the features, at most the feature width."""
     covariance_decay: float = Field(default=0.7, ge=0, le=2)
     """Power law of the within-tissue covariance spectrum; 0 is isotropic."""
     spatial_correlation: float = Field(default=0.3, ge=0, le=1)
@@ -111,14 +113,14 @@ class Dials(BaseModel):
     site_shift: float = Field(default=0.3, ge=0, le=4)
     """Standard deviation per latent axis of the shift common to all slides of a site."""
     site_confounding: float = Field(default=0.2, ge=0, le=1)
-    """Share of cases that come from the site preferred by their class or risk instead of a random one."""
+    """Share of cases from the site preferred by their class or risk instead of any site."""
     slides_per_case: float = Field(default=1.0, ge=1, le=3)
     """Mean number of slides per case; a case has one to three."""
 
     anchor_noise: float = Field(default=0.5, ge=0, le=4)
     """Standard deviation per axis of the noise of an image in anchor space."""
     modality_gap: float = Field(default=0.5, ge=0, le=4)
-    """Length of the constant offset between images and prompts, as a multiple of a prompt's length."""
+    """Constant offset between images and prompts, as a multiple of a prompt's length."""
     prompt_noise: float = Field(default=0.4, ge=0, le=4)
     """Length of a prompt's deviation from its concept, as a multiple of the prompt's length."""
     pairs: int = Field(default=2000, ge=8, le=1_000_000)
@@ -127,7 +129,7 @@ class Dials(BaseModel):
     risk_effect: float = Field(default=4.0, ge=0, le=20)
     """Log-hazard, or value, of a full dose of a concept of weight 1."""
     dose_exponent: float = Field(default=0.5, ge=0, le=2)
-    """Dose = (coverage / evidence_max) to this power, at most 1: 0 is presence alone, 1 is proportional to area."""
+    """Dose = (coverage / evidence_max) to this power, at most 1: 0 is presence alone."""
     weibull_shape: float = Field(default=1.2, gt=0.2, le=5)
     """Shape of the survival time distribution; above 1 the hazard grows with time."""
     median_time: float = Field(default=40.0, gt=0, le=1000)
@@ -163,7 +165,7 @@ class _Closed(BaseModel):
 
 
 class ClassRule(_Closed):
-    """A class, its slides in the real dataset, and its causes: any one of them, all of whose concepts are present."""
+    """A class, its slides in the real dataset, and its causes, any of which suffices."""
 
     name: str
     slides: int = Field(ge=1)
@@ -179,7 +181,7 @@ class Tissue(_Closed):
 
 
 class Distractor(_Closed):
-    """Salient tissue that goes with these classes (or, without classes, with severe cases) and causes nothing."""
+    """Salient tissue that goes with some classes or with severe cases, and causes nothing."""
 
     name: str
     kind: Kind
@@ -213,7 +215,7 @@ class Profile(_Closed):
     """The kind of every concept that causes a class or moves the risk or the value."""
     classes: tuple[ClassRule, ...] = ()
     factors: dict[str, float] = Field(default_factory=dict)
-    """Survival and regression: log-hazard weight per concept, or its effect on the value, negative where it lowers them."""
+    """Survival and regression: weight per concept, negative where it lowers the target."""
     tissues: tuple[Tissue, ...]
     distractors: tuple[Distractor, ...] = ()
     dials: dict[str, float | int] = Field(default_factory=dict)
@@ -262,8 +264,8 @@ def as_targets(profile: Profile) -> Profile:
     classes = tuple(rule for rule in profile.classes if rule.causes)
     if len(classes) < 2:
         raise UsageError(
-            f"Profile '{profile.name}' has {len(classes)} classes with a cause, and several targets need two or more. "
-            "Use nsclc, brca, bracs or panda."
+            f"Profile '{profile.name}' has {len(classes)} classes with a cause, and several "
+            "targets need two or more. Use nsclc, brca, bracs or panda."
         )
     return profile.model_copy(update={"task": "multilabel", "classes": classes})
 

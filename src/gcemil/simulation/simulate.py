@@ -1,45 +1,35 @@
 """Profile, size and seed in; a cohort folder with known evidence out.
 
-Plans come first, then targets and sites follow from the plans, then slides are made and written one by one: memory
-holds one slide at a time. Equal arguments give byte-identical files, so a simulation that was stopped goes on with the
-slides it has not written yet. Nothing but `truth/` says where the evidence is.
+Plans come first, then targets and sites follow from the plans, then slides are made and written one
+by one: memory holds one slide at a time. Equal arguments give byte-identical files, so a simulation
+that was stopped goes on with the slides it has not written yet. Nothing but `truth/` says where the
+evidence is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
 from numpy.random import Generator
 from numpy.typing import NDArray
 
 from gcemil import __version__
 from gcemil.bags import arrays, store
-from gcemil.bags.cohort import Cohort, CohortCard, SlideRow
+from gcemil.bags.cohort import Cohort, CohortCard
 from gcemil.bags.loader import sample_patches
 from gcemil.bags.targets import write_target_cohorts
-from gcemil.errors import InputError, UsageError
-from gcemil.files import LOCK_NAME, read_json, write_json
+from gcemil.errors import UsageError
+from gcemil.files import LOCK_NAME, is_file, read_json, write_json
 from gcemil.simulation.layout import TissueLayout, draw_layout
-from gcemil.simulation.plan import (
-    CasePlan,
-    Region,
-    corrupt_labels,
-    draw_labels,
-    draw_outcomes,
-    plan_classification,
-    plan_factors,
-    plan_targets,
-)
+from gcemil.simulation.plan import PlannedSlide, draw_sites, plan_cases, plan_slides
 from gcemil.simulation.profile import (
-    Dials,
     Profile,
+    Size,
     as_targets,
     find_size,
     load_profile,
@@ -51,9 +41,7 @@ from gcemil.simulation.world import (
     World,
     draw_latents,
     draw_world,
-    embed_generic,
-    embed_specific,
-    embed_unrelated,
+    embed_banks,
     encode_latents,
     view_in_anchor_space,
 )
@@ -64,21 +52,9 @@ GENERATION = 1
 """Raised whenever equal arguments would give another cohort than before."""
 _MIN_DIM = 8
 PLAN = "simulating.json"
-"""There as long as a cohort is not whole: what is being made, so that nothing else is mixed into it."""
+"""The cohort that is being made; there until it is whole."""
 _PAIR_SLIDES = 20
 """Slides outside the cohort from which the anchor pairs come."""
-
-
-@dataclass(frozen=True)
-class PlannedSlide:
-    """One slide with everything that is decided before its patches are drawn."""
-
-    row: SlideRow
-    n_patches: int
-    regions: tuple[Region, ...]
-    truth: dict[str, str | float]
-    """What the slide would be labelled without noise: never written beside the features."""
-    site: int = 0
 
 
 def simulate(
@@ -94,20 +70,17 @@ def simulate(
     replace_files: bool = True,
     on_slide: Callable[[int, int], None] | None = None,
 ) -> Cohort:
-    """Write a simulated cohort and return it; `dials` overrides the profile's, `on_slide(done, total)` is called after each slide.
+    """Write a simulated cohort and return it; `dials` overrides the profile's.
 
-    With `multilabel` every class that has a cause is a target of its own. Without `replace_files` a folder is accepted that is empty, or that holds this very simulation, whole or in part.
+    With `multilabel` every class that has a cause is a target of its own. Without `replace_files`
+    the folder must be empty or hold this very simulation, whole or in part. `on_slide(done, total)`
+    is called after each slide.
     """
     chosen, rung = load_profile(profile), find_size(size)
     chosen = as_targets(chosen) if multilabel else chosen
-    check_arguments(seed, slides, dim)
-    resolved = resolve_dials(chosen.dials, dials or {})
-    feature_dim = dim or rung.feature_dim
-    world = draw_world(
-        chosen, resolved, feature_dim=feature_dim, anchor_dim=rung.anchor_dim, seed=seed
-    )
+    world = open_world(chosen, rung, seed=seed, slides=slides, dim=dim, dials=dials or {})
     patches = patch_bounds(chosen, size)
-    planned = plan_slides(world, chosen.name, slides or rung.slides or chosen.slides, patches)
+    planned = plan_cohort(world, chosen.name, slides or rung.slides or chosen.slides, patches)
     cohort = Cohort(out, _cohort_card(world, size, patches), tuple(slide.row for slide in planned))
     if not replace_files and is_whole(cohort):
         return cohort
@@ -134,10 +107,8 @@ def _write_target_truth(cohort: Cohort, profile: Profile) -> None:
         own = [concepts.index(name) for name in {name for cause in rule.causes for name in cause}]
         for row in target.slides:
             path = cohort.truth_file(row.slide_id)
-            truth = {
-                name: store.read(path, name)
-                for name in ("evidence", "concept", "region", "overlap")
-            }
+            parts = ("evidence", "concept", "region", "overlap")
+            truth = {name: store.read(path, name) for name in parts}
             is_own = np.isin(truth["concept"], own)
             for name in ("evidence", "region", "overlap"):
                 truth[name] = truth[name] * is_own.astype(truth[name].dtype)
@@ -168,14 +139,16 @@ def writing_slides(
 ) -> Iterator[None]:
     """Write the slides of a cohort; the block then writes its tables.
 
-    Where the same cohort was begun before, slides are kept that have the file which is written last of all.
+    Where the same cohort was begun before, slides are kept that have the file which is written last
+    of all.
     """
     plan = {"card": card, "slides": len(slides)}
-    begun = _is_same_plan(out / PLAN, plan)
+    begun = is_file(out / PLAN) and read_json(out / PLAN) == plan
     others = [path.name for path in out.iterdir() if path.name != LOCK_NAME] if out.is_dir() else []
     if others and not begun and not replace_files:
         raise UsageError(
-            f"{out} is not empty and holds something else ('{sorted(others)[0]}' …). Choose another folder, or add --force."
+            f"{out} is not empty and holds something else ('{sorted(others)[0]}' …). "
+            "Choose another folder, or add --force."
         )
     write_json(out / PLAN, plan)
     for done, slide in enumerate(slides, start=1):
@@ -187,116 +160,47 @@ def writing_slides(
     (out / PLAN).unlink()
 
 
-def _is_same_plan(path: Path, plan: Mapping[str, Any]) -> bool:
-    try:
-        return bool(read_json(path) == plan)
-    except InputError:
-        # Not there, or not written by us.
-        return False
-
-
-def check_arguments(seed: int, slides: int | None, dim: int | None) -> None:
-    """Refuse sizes and seeds that no cohort can have."""
+def open_world(
+    profile: Profile,
+    size: Size,
+    *,
+    seed: int,
+    slides: int | None,
+    dim: int | None,
+    dials: Mapping[str, object],
+) -> World:
+    """The world of a cohort; sizes, seeds and dials that no cohort can have are refused."""
     if seed < 0:
         raise UsageError(f"A seed is 0 or more, got {seed}.")
     if slides is not None and slides < 1:
         raise UsageError(f"A cohort needs at least one slide, got {slides}.")
     if dim is not None and dim < _MIN_DIM:
         raise UsageError(f"Simulated features need at least {_MIN_DIM} dimensions, got {dim}.")
+    resolved, width = resolve_dials(profile.dials, dials), dim or size.feature_dim
+    return draw_world(profile, resolved, feature_dim=width, anchor_dim=size.anchor_dim, seed=seed)
 
 
-def plan_slides(
+def plan_cohort(
     world: World, prefix: str, n_slides: int, patches: tuple[int, int]
 ) -> list[PlannedSlide]:
-    """Every slide of a cohort with its target and site; `prefix` names the cohort and its random streams."""
-    plans = {"classification": plan_classification, "multilabel": plan_targets}
-    plan = plans.get(world.profile.task, plan_factors)
-    cases = plan(
-        world.profile,
-        world.dials,
-        prefix=prefix,
-        n_slides=n_slides,
-        patches=patches,
-        seed=world.seed,
+    """Every slide of a cohort; `prefix` names the cohort and its random streams."""
+    profile, dials = world.profile, world.dials
+    cases = plan_cases(
+        profile, dials, prefix=prefix, n_slides=n_slides, patches=patches, seed=world.seed
     )
-    targets = np.array([case.target for case in cases])
-    sites = case_sites(
-        site_preference(targets, bool(world.profile.factors)),
-        world.dials,
-        world.draws("sites of", prefix),
-    )
-    slides = target_slides(world.profile, world.dials, cases, world.draws("targets of", prefix))
-    site_of = dict(zip((case.case_id for case in cases), sites.tolist(), strict=True))
-    return [
-        replace(slide, row=replace(slide.row, site=f"site-{site}"), site=site)
-        for slide in slides
-        for site in [site_of[slide.row.case_id]]
-    ]
-
-
-def target_slides(
-    profile: Profile, dials: Dials, cases: Sequence[CasePlan], generator: Generator
-) -> list[PlannedSlide]:
-    """Every slide with what slides.csv says of its case, the noisy label or value or the censored time, and what is true."""
-    targets = np.array([case.target for case in cases])
-    if profile.task == "survival":
-        seen = draw_outcomes(targets, dials, generator)
-        rows = [
-            SlideRow("", c.case_id, time=t, event=e) for c, (t, e) in zip(cases, seen, strict=True)
-        ]
-        truths: list[dict[str, str | float]] = [{"log_risk": float(target)} for target in targets]
-    elif profile.task == "regression":
-        values = draw_labels(targets, dials, generator)
-        rows = [
-            SlideRow("", c.case_id, value=value) for c, value in zip(cases, values, strict=True)
-        ]
-        truths = [{"value": float(target)} for target in targets]
-    elif profile.task == "multilabel":
-        shown = (targets[:, None] >> np.arange(len(profile.classes))) & 1
-        columns = [
-            corrupt_labels(column, 2, dials.label_noise, generator).tolist() for column in shown.T
-        ]
-        labels = zip(*columns, strict=True)
-        rows = [
-            SlideRow("", case.case_id, labels=one) for case, one in zip(cases, labels, strict=True)
-        ]
-        truths = [dict(zip(profile.class_names, one, strict=True)) for one in shown.tolist()]
-    else:
-        names = profile.class_names
-        noisy = corrupt_labels(targets, len(names), dials.label_noise, generator)
-        rows = [SlideRow("", c.case_id, label=names[k]) for c, k in zip(cases, noisy, strict=True)]
-        truths = [{"label": names[target]} for target in targets]
-    return [
-        PlannedSlide(replace(row, slide_id=slide_id), n_patches, regions, truth)
-        for case, row, truth in zip(cases, rows, truths, strict=True)
-        for slide_id, n_patches, regions in zip(
-            case.slide_ids, case.n_patches, case.regions, strict=True
-        )
-    ]
-
-
-def site_preference(targets: NDArray[Any], is_ranked: bool) -> Float[np.ndarray, "n"]:
-    """A number in [0, 1) per case by which sites are preferred: its class, or the rank of its risk or value."""
-    order = np.argsort(np.argsort(targets, kind="stable"), kind="stable") if is_ranked else targets
-    return order / (order.max() + 1)
-
-
-def case_sites(
-    preference: Float[np.ndarray, "n"], dials: Dials, generator: Generator
-) -> Int[np.ndarray, "n"]:
-    """The preferred site for the confounded share of cases, any site for the rest."""
-    anywhere = generator.integers(dials.sites, size=len(preference))
-    preferred = np.floor(preference * dials.sites).astype(np.int64)
-    return np.where(generator.random(len(preference)) < dials.site_confounding, preferred, anywhere)
+    targets, is_ranked = np.array([case.target for case in cases]), bool(profile.factors)
+    sites = draw_sites(targets, dials, world.draws("sites of", prefix), is_ranked=is_ranked)
+    draws = world.draws("targets of", prefix)
+    return plan_slides(profile, dials, cases, draws, sites.tolist())
 
 
 def _draw_latent_slide(world: World, slide: PlannedSlide) -> tuple[TissueLayout, Latents]:
     """Layout and latents of one slide from its own random streams."""
-    name = slide.row.slide_id
+    name, draws = slide.row.slide_id, world.draws
     layout = draw_layout(
-        world.profile, world.dials, slide.n_patches, slide.regions, world.draws("layout", name)
+        world.profile, world.dials, slide.n_patches, slide.regions, draws("layout", name)
     )
-    return layout, draw_latents(world, layout, slide.site, world.draws("latents", name))
+    return layout, draw_latents(world, layout, slide.site, draws("latents", name))
 
 
 def _write_slide(world: World, out: Path, slide: PlannedSlide) -> None:
@@ -335,50 +239,50 @@ def write_layout(
 
 def _write_anchors(world: World, patches: tuple[int, int], out: Path) -> None:
     """The prompt bank, its controls, and the pairs that identify the bridge."""
-    for suffix, bank in (
-        ("", embed_specific),
-        ("_generic", embed_generic),
-        ("_unrelated", embed_unrelated),
-    ):
-        arrays.write_anchors(out / f"anchors{suffix}.h5", *bank(world))
-    slides = plan_slides(world, f"{world.profile.name}-pairs", _PAIR_SLIDES, patches)
-    parts = [_draw_pairs(world, slide, -(-world.dials.pairs // _PAIR_SLIDES)) for slide in slides]
-    features, images = (
-        np.concatenate(part)[: world.dials.pairs] for part in zip(*parts, strict=True)
+    for suffix, bank in embed_banks(world).items():
+        arrays.write_anchors(out / f"anchors{suffix}.h5", *bank)
+    wanted = world.dials.pairs
+    features, images = [], []
+    for slide in plan_cohort(world, f"{world.profile.name}-pairs", _PAIR_SLIDES, patches):
+        # Some patches as the patch encoder and as the text-aligned encoder see them.
+        _, latents = _draw_latent_slide(world, slide)
+        draws = world.draws("pairs", slide.row.slide_id)
+        chosen = latents[sample_patches(len(latents), -(-wanted // _PAIR_SLIDES), draws)]
+        features.append(encode_latents(world, chosen, draws))
+        images.append(view_in_anchor_space(world, chosen, draws))
+    pairs = {"features": features, "anchor_space": images}
+    store.write(
+        out / "anchor_pairs.h5",
+        {name: np.concatenate(parts)[:wanted] for name, parts in pairs.items()},
     )
-    store.write(out / "anchor_pairs.h5", {"features": features, "anchor_space": images})
-
-
-def _draw_pairs(
-    world: World, slide: PlannedSlide, wanted: int
-) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Some patches of a slide as the patch encoder and as the text-aligned encoder see them."""
-    _, latents = _draw_latent_slide(world, slide)
-    draws = world.draws("pairs", slide.row.slide_id)
-    chosen = latents[sample_patches(len(latents), wanted, draws)]
-    return encode_latents(world, chosen, draws), view_in_anchor_space(world, chosen, draws)
 
 
 def _cohort_card(world: World, size: str, patches: tuple[int, int]) -> CohortCard:
     """The card, with all it takes to make the same cohort again."""
-    profile = world.profile
-    provenance = {
-        "simulator": {"generation": GENERATION, "gcemil": __version__},
-        "profile": profile.name,
-        "size": size,
-        "seed": world.seed,
-        "patches": list(patches),
-        "concepts": [concept.name for concept in profile.concepts],
-        "kinds": [concept.kind for concept in profile.concepts],
-        "dials": world.dials.model_dump(mode="json"),
-    }
     return CohortCard(
-        name=f"simulated-{profile.name}",
-        task=profile.task,
-        classes=profile.class_names,
+        name=f"simulated-{world.profile.name}",
+        task=world.profile.task,
+        classes=world.profile.class_names,
         feature_dim=len(world.origin),
         encoder=f"simulated-{len(world.origin)}",
         patch_size_level0=_PATCH_SIZE,
         anchors="anchors.h5",
-        provenance=provenance,
+        provenance=record_origin(world, size, patches, {"generation": GENERATION}),
     )
+
+
+def record_origin(
+    world: World, size: str, patches: tuple[int, int], generation: dict[str, int], **more: Any
+) -> dict[str, Any]:
+    """All it takes to simulate a cohort again."""
+    return {
+        "simulator": {**generation, "gcemil": __version__},
+        "profile": world.profile.name,
+        "size": size,
+        "seed": world.seed,
+        "patches": list(patches),
+        **more,
+        "concepts": [concept.name for concept in world.profile.concepts],
+        "kinds": [concept.kind for concept in world.profile.concepts],
+        "dials": world.dials.model_dump(mode="json"),
+    }

@@ -1,17 +1,21 @@
-"""A world: the geometry that all slides of one seed share, and what both encoders make of a patch and of a prompt.
+"""A world: the geometry that all slides of one seed share, and what both encoders make of a patch
+and of a prompt.
 
-Latent space of rank k. Concept c moves a patch by length_c v_c with unit v_c = sqrt(q) kind + sqrt(1 - q) own,
-q the kinship; a mimic's own part is replaced by similarity * v_imitated + sqrt(1 - similarity^2) * own.
-Within a tissue, patches vary by N(0, R diag(eigenvalues) R'), the same everywhere, with mean eigenvalue 1.
+Latent space of rank k. Concept c moves a patch by length_c v_c with unit v_c = sqrt(q) kind +
+sqrt(1 - q) own, q the kinship; a mimic's own part is replaced by similarity * v_imitated + sqrt(1 -
+similarity^2) * own. Within a tissue, patches vary by N(0, R diag(eigenvalues) R'), the same
+everywhere, with mean eigenvalue 1.
 
-Patch i:        z_i = shift_site + shift_slide + expression_i * sum_c share_ic length_c (v_c + deviation_slide,c) + level_i noise_i
-                noise = R sqrt(eigenvalues) (sqrt(s) smooth field + sqrt(1 - s) white), s the spatial correlation
+Patch i:        z_i = shift_site + shift_slide + expression_i * sum_c share_ic length_c (v_c +
+                deviation_slide,c) + level_i noise_i noise = R sqrt(eigenvalues) (sqrt(s) smooth
+                field + sqrt(1 - s) white), s the spatial correlation
 Patch encoder:  h = origin + sqrt(d / k) E z + residual noise,   E (d, k) with orthonormal columns
-Text-aligned:   g = A z + gap_image + noise,                     A (a, k) Gaussian, hence g is linear in h
+Text-aligned:   g = A z + gap_image + noise,   A (a, k) Gaussian, hence g is linear in h
 Prompt:         t = A l v + gap_text + prompt noise,             l the background tissue length
 
 Banks of prompts:
-specific   the eight prompts of the disease family; one whose concept no patch shows has no tissue behind it
+specific   the eight prompts of the disease family; one whose concept no patch shows has no tissue
+           behind it
 generic    prompts of pathology in general; each sees the direction common to a kind of tissue
 unrelated  another organ's prompts; none has tissue behind it here, even where the words coincide
 """
@@ -28,11 +32,11 @@ from numpy.random import Generator
 from gcemil.families import GENERIC_FAMILY, load_family
 from gcemil.simulation.layout import TissueLayout, smooth_fields
 from gcemil.simulation.plan import stream
-from gcemil.simulation.profile import Concept, Dials, Kind, Profile, plain_words
+from gcemil.simulation.profile import Dials, Kind, Profile, plain_words
 
 _ORIGIN_SPREAD = 0.3
 _PROMPT_LENGTH = 3.0
-"""Prompts lie this far out whatever the dials say of the tissue, as their text encoder never saw the slides."""
+"""Length of a prompt whatever the dials: its text encoder never saw the slides."""
 Directions = Float[np.ndarray, "concepts k"]
 Vector = Float[np.ndarray, "k"]
 Latents = Float[np.ndarray, "n k"]
@@ -85,7 +89,7 @@ class World:
         return _draw_unit(self.draws("kind", kind), self.latent_dim)
 
     def direction_of(self, concept: str) -> Vector:
-        """The direction of a concept; one that no patch of this world shows has a direction of its own too."""
+        """The direction of a concept, also of one that no patch of this world shows."""
         names = [plain_words(own.name) for own in self.profile.concepts]
         if plain_words(concept) in names:
             return self.directions[names.index(plain_words(concept))]
@@ -101,24 +105,26 @@ def draw_world(
     def draws(*words: str | int) -> Generator:
         return stream(seed, profile.name, *words)
 
-    gap = (
-        _draw_unit(draws("image gap"), anchor_dim)
-        * _prompt_norm(anchor_dim, rank)
-        * dials.modality_gap
-    )
+    gap = _draw_unit(draws("image gap"), anchor_dim)
+    lengths = {
+        "tissue": dials.tissue_strength,
+        "cause": dials.evidence_strength,
+        "mimic": dials.evidence_strength,
+        "distractor": dials.evidence_strength * dials.distractor_salience,
+    }
     return World(
         seed=seed,
         profile=profile,
         dials=dials,
         directions=_concept_directions(profile, dials, rank, seed),
-        lengths=np.array([_concept_length(concept, dials) for concept in profile.concepts]),
+        lengths=np.array([lengths[concept.role] for concept in profile.concepts]),
         covariance_root=_covariance_root(draws("covariance"), rank, dials.covariance_decay),
         site_shifts=dials.site_shift * draws("sites").standard_normal((dials.sites, rank)),
         origin=_ORIGIN_SPREAD * draws("origin").standard_normal(feature_dim),
         encoder=_draw_orthonormal(draws("encoder"), feature_dim, rank)
         * np.sqrt(feature_dim / rank),
         anchor_map=draws("anchor map").standard_normal((anchor_dim, rank)) / np.sqrt(rank),
-        image_gap=gap,
+        image_gap=gap * _prompt_norm(anchor_dim, rank) * dials.modality_gap,
     )
 
 
@@ -137,15 +143,6 @@ def _concept_directions(profile: Profile, dials: Dials, rank: int, seed: int) ->
     return np.stack(list(directions.values()))
 
 
-def _concept_length(concept: Concept, dials: Dials) -> float:
-    """How far the concept moves a patch."""
-    if concept.role == "tissue":
-        return dials.tissue_strength
-    return dials.evidence_strength * (
-        dials.distractor_salience if concept.role == "distractor" else 1.0
-    )
-
-
 def _blend(towards: Vector, own: Vector, cosine: float) -> Vector:
     """The unit vector at exactly this cosine to `towards`, the rest along `own`."""
     across = own - (own @ towards) * towards
@@ -153,7 +150,7 @@ def _blend(towards: Vector, own: Vector, cosine: float) -> Vector:
 
 
 def _covariance_root(draws: Generator, rank: int, decay: float) -> Float[np.ndarray, "k k"]:
-    """A matrix whose product with standard normals has the within-tissue covariance, with mean eigenvalue 1."""
+    """A root of the within-tissue covariance, with mean eigenvalue 1."""
     eigenvalues = np.arange(1, rank + 1) ** -decay
     return _draw_orthonormal(draws, rank, rank) * np.sqrt(eigenvalues / eigenvalues.mean())
 
@@ -184,14 +181,17 @@ def draw_latents(world: World, layout: TissueLayout, site: int, generator: Gener
         dials.slide_variation / np.sqrt(rank) * generator.standard_normal(world.directions.shape)
     )
     concepts = world.lengths[:, None] * (world.directions + deviation)
-    signal = _draw_expression(len(layout.cells), dials, generator)[:, None] * (
-        layout.composition @ concepts
+    # How strongly each patch shows its concepts: gamma distributed with mean 1.
+    variance, n_patches = dials.expression_spread**2, len(layout.cells)
+    expression = (
+        generator.gamma(1 / variance, variance, n_patches) if variance else np.ones(n_patches)
     )
+    signal = expression[:, None] * (layout.composition @ concepts)
     return shift + signal + _draw_variation(world, layout, generator)
 
 
 def _draw_variation(world: World, layout: TissueLayout, generator: Generator) -> Latents:
-    """Variation of patches of one tissue, partly common to neighbours, at a level of each patch's own."""
+    """Variation within a tissue, partly common to neighbours, at a level of each patch."""
     dials, n_patches = world.dials, len(layout.cells)
     smooth = smooth_fields(layout.cells, dials.region_scale, world.latent_dim, generator)
     white = generator.standard_normal((n_patches, world.latent_dim))
@@ -203,16 +203,6 @@ def _draw_variation(world: World, layout: TissueLayout, generator: Generator) ->
         dials.noise_spread * generator.standard_normal(n_patches) - dials.noise_spread**2
     )
     return level[:, None] * (noise @ world.covariance_root.T)
-
-
-def _draw_expression(
-    n_patches: int, dials: Dials, generator: Generator
-) -> Float[np.ndarray, "{n_patches}"]:
-    """How strongly each patch shows its concepts: gamma distributed with mean 1."""
-    variance = dials.expression_spread**2
-    return (
-        generator.gamma(1 / variance, variance, size=n_patches) if variance else np.ones(n_patches)
-    )
 
 
 def encode_latents(
@@ -233,42 +223,29 @@ def view_in_anchor_space(
     return (images + noise).astype(np.float32)
 
 
-def embed_specific(world: World) -> Bank:
-    """The prompts of the profile's own disease family."""
-    family = world.profile.family
-    return _embed_prompts(
-        world,
-        family,
-        [world.direction_of(prompt.concept) for prompt in load_family(family).prompts],
-    )
-
-
-def embed_generic(world: World) -> Bank:
-    """Prompts of pathology in general, which see kinds of tissue only."""
-    directions = []
+def embed_banks(world: World) -> dict[str, Bank]:
+    """The specific, the generic and the unrelated bank, by the suffix of their file."""
+    family, other = world.profile.family, world.profile.unrelated_family
+    specific = [world.direction_of(prompt.concept) for prompt in load_family(family).prompts]
+    generic = []
     for prompt in load_family(GENERIC_FAMILY).prompts:
-        kinds = next(
-            _KINDS_BY_WORD[word]
-            for word in plain_words(prompt.concept).split()
-            if word in _KINDS_BY_WORD
-        )
+        words = plain_words(prompt.concept).split()
+        kinds = next(_KINDS_BY_WORD[word] for word in words if word in _KINDS_BY_WORD)
         together = np.sum([world.kind_direction(kind) for kind in kinds], axis=0)
-        directions.append(together / np.linalg.norm(together))
-    return _embed_prompts(world, GENERIC_FAMILY, directions)
-
-
-def embed_unrelated(world: World) -> Bank:
-    """The prompts of another organ, which see nothing here."""
-    family = world.profile.unrelated_family
-    draws = [
-        world.draws("unrelated", family, plain_words(prompt.concept))
-        for prompt in load_family(family).prompts
+        generic.append(together / np.linalg.norm(together))
+    unrelated = [
+        _draw_unit(world.draws("unrelated", other, plain_words(one.concept)), world.latent_dim)
+        for one in load_family(other).prompts
     ]
-    return _embed_prompts(world, family, [_draw_unit(draw, world.latent_dim) for draw in draws])
+    return {
+        "": _embed_prompts(world, family, specific),
+        "_generic": _embed_prompts(world, GENERIC_FAMILY, generic),
+        "_unrelated": _embed_prompts(world, other, unrelated),
+    }
 
 
 def _embed_prompts(world: World, family: str, directions: Sequence[Vector]) -> Bank:
-    """Embeddings and wordings: concept through the anchor map, the text side of the modality gap, prompt noise."""
+    """Embeddings and wordings: concept, the text side of the modality gap, prompt noise."""
     anchor_dim, dials, prompts = len(world.image_gap), world.dials, load_family(family).prompts
     norm = _prompt_norm(anchor_dim, world.latent_dim)
     text_gap = dials.modality_gap * norm * _draw_unit(world.draws("text gap"), anchor_dim)

@@ -7,13 +7,12 @@ import pytest
 import torch
 
 from builders.checkpoints import LAYOUTS, write_timm_folder, write_titan_folder
+from builders.encoders import PLAIN, colour_encoder, colour_spec
 from gcemil.errors import InputError, UsageError
 from gcemil.features import loaders
 from gcemil.features.encoders import (
     ENCODERS,
     IMAGENET,
-    EncoderSpec,
-    PatchEncoder,
     find_encoder_spec,
     load_encoder,
     prepare_encoder,
@@ -27,20 +26,12 @@ def offline_encoder():
 
 
 def test_pixels_are_scaled_and_normalised_per_channel():
-    spec = EncoderSpec(
-        3, 8, IMAGENET, "none", "https://nowhere", lambda source: torch.nn.Identity()
-    )
-    encoder = PatchEncoder("mean", spec, MeanColour(), torch.device("cpu"), "x")
+    encoder = colour_encoder(spec=colour_spec(8, IMAGENET))
     pixels = np.zeros((2, 8, 8, 3), np.uint8)
     pixels[1] = 255
     # (0 - mean) / std and (1 - mean) / std of ImageNet's channels.
     expected = [[-2.117904, -2.035714, -1.804444], [2.248908, 2.428571, 2.64]]
     np.testing.assert_allclose(encoder(pixels), expected, atol=1e-5)
-
-
-class MeanColour(torch.nn.Module):
-    def forward(self, images):
-        return images.mean(dim=(2, 3))
 
 
 def test_the_offline_encoder_has_weights_that_see(offline_encoder):
@@ -54,18 +45,6 @@ def test_the_offline_encoder_has_weights_that_see(offline_encoder):
     assert np.abs(features[0] - features[1]).max() > 0.5
     # A batch is no more than its patches.
     np.testing.assert_allclose(offline_encoder(pixels[1:]), features[1:], atol=1e-4)
-
-
-def flat_encoder(*, seed=0, px=8, name="flat"):
-    def load(source):
-        torch.manual_seed(seed)
-        return torch.nn.Sequential(
-            torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten(), torch.nn.Linear(12, 4)
-        )
-
-    return prepare_encoder(
-        name, EncoderSpec(4, px, IMAGENET, "none", "https://nowhere", load), device="cpu"
-    )
 
 
 def test_an_untrained_encoder_is_its_architecture_with_the_same_numbers_every_time(
@@ -95,7 +74,7 @@ def test_an_untrained_encoder_is_its_architecture_with_the_same_numbers_every_ti
 def test_a_local_copy_of_the_page_gives_the_features_of_its_own_model(tmp_path, monkeypatch, name):
     network = write_timm_folder(tmp_path, name)
     width = 32 if name.startswith("virchow") else 16
-    spec = replace(ENCODERS[name], dim=width, input_px=28, colours=((0, 0, 0), (1, 1, 1)))
+    spec = replace(ENCODERS[name], dim=width, input_px=28, colours=PLAIN)
     if name == "gigapath":
         # Its own crop has 224 pixels; the tiny network takes 28.
         monkeypatch.setattr(loaders.Adapted, "forward", lambda self, images: self.network(images))
@@ -131,7 +110,7 @@ def test_missing_weights_name_licence_page_and_the_way_out(tmp_path, monkeypatch
 
 def test_code_from_a_page_runs_only_when_asked(tmp_path, monkeypatch):
     folder = write_titan_folder(tmp_path / "titan")
-    spec = replace(ENCODERS["conch_v1_5"], dim=3, input_px=28, colours=((0, 0, 0), (1, 1, 1)))
+    spec = replace(ENCODERS["conch_v1_5"], dim=3, input_px=28, colours=PLAIN)
     with pytest.raises(UsageError, match="runs Python code from its page.*--trust-remote-code"):
         prepare_encoder("conch_v1_5", spec, source=WeightSource(folder), device="cpu")
     monkeypatch.setattr(

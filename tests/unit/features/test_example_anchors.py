@@ -25,7 +25,7 @@ def cohort(tmp_path):
 def table_of(cohort, *, slides, concepts=("tumour", "stroma"), per_slide=2):
     """A table that names patches of these slides: the first ones tumour, the next ones stroma."""
     lines = [
-        f"{slide},{PATCH * (2 * per_slide * 0 + index + per_slide * number) + 9},9,{concept}"
+        f"{slide},{PATCH * (index + per_slide * number) + 9},9,{concept}"
         for slide in slides
         for number, concept in enumerate(concepts)
         for index in range(per_slide)
@@ -146,11 +146,7 @@ def test_a_source_that_names_nothing_is_refused_and_nothing_written(
 @pytest.mark.parametrize(
     ("changes", "attributes", "message"),
     [
-        (
-            {"features": np.ones((2, 3), np.float32)},
-            {"k": 1, "seed": 0},
-            "the cohort has width 8",
-        ),
+        ({"features": np.ones((2, 3), np.float32)}, {"k": 1, "seed": 0}, "the cohort has width 8"),
         ({"features": np.full((2, 8), np.nan, np.float32)}, {"k": 1, "seed": 0}, "NaN or infinite"),
         ({"features": np.ones((2, 8), np.int32)}, {"k": 1, "seed": 0}, "'features' is int32"),
         (

@@ -5,41 +5,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
+from builders.encoders import colour_encoder
 from builders.slides import tissue_image, write_slide
 from gcemil.bags import store
+from gcemil.bags.cohort import find_slide_file
 from gcemil.bags.foreign import trident
 from gcemil.errors import UsageError
 from gcemil.features import extract
-from gcemil.features.encoders import EncoderSpec, PatchEncoder
-from gcemil.features.extract import (
-    EncodeSettings,
-    encode_patches,
-    encode_slides,
-    feature_file,
-)
+from gcemil.features.encode_cohort import link_slides
+from gcemil.features.extract import EncodeSettings, encode_patches, encode_slides, feature_file
 from gcemil.features.patching import find_slides, patch_slides, patches_path, read_patch_file
 from gcemil.slides.grid import PatchSettings, read_patch
 from gcemil.slides.reader import open_slide
-
-
-class MeanColour(torch.nn.Module):
-    def __init__(self, scale=1.0):
-        super().__init__()
-        self.scale = scale
-        self.calls = 0
-
-    def forward(self, images):
-        self.calls += 1
-        return images.mean(dim=(2, 3)) * self.scale
-
-
-def colour_encoder(name="colour", fingerprint="one", scale=1.0):
-    """Features are the mean red, green and blue in [0, 1]."""
-    colours = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
-    spec = EncoderSpec(3, 32, colours, "none", "https://nowhere", lambda source: MeanColour())
-    return PatchEncoder(name, spec, MeanColour(scale), torch.device("cpu"), fingerprint)
 
 
 @pytest.fixture(scope="module")
@@ -118,28 +96,12 @@ def test_a_second_run_reads_no_pixel(batch):
     assert (batch / "encoding.csv").read_bytes() == table
 
 
-def test_an_interrupted_run_goes_on_where_it_stopped(batch):
-    encoder = colour_encoder()
-    whole = encoder.network.forward
-
-    def interrupted(images):
-        if encoder.network.calls == 1:
-            raise KeyboardInterrupt
-        return whole(images)
-
-    encoder.network.forward = interrupted
-    with pytest.raises(KeyboardInterrupt):
-        encoded(batch, encoder)
-    assert [path.name for path in (batch / "features").iterdir()] == ["a.h5"]
-    assert statuses(encoded(batch)) == ["already done", "encoded", "encoded"]
-
-
 def test_one_folder_never_mixes_encoders(batch):
     encoded(batch)
     with pytest.raises(
         UsageError, match="features of 'colour' with other weights.*never mixes encoders"
     ):
-        encoded(batch, colour_encoder("colour", "two"))
+        encoded(batch, colour_encoder(fingerprint="two"))
     # All slides at once may be done again; some of them would mix.
     other = colour_encoder("other", "two")
     with pytest.raises(UsageError, match="never mixes encoders"):
@@ -180,3 +142,22 @@ def test_features_too_large_for_float16_are_told(batch):
     report = encoded(batch, colour_encoder(scale=1e6))
     assert statuses(report) == ["failed"] * 3
     assert "Use --dtype float32" in report.problems[0].message
+
+
+def test_slides_are_linked_into_the_cohort_and_those_of_several_files_are_not(tmp_path):
+    scans = tmp_path / "scans"
+    scans.mkdir()
+    for name in ("A.svs", "B.MRXS", "C.tif"):
+        (scans / name).write_bytes(b"slide")
+    slides = {"A": scans / "A.svs", "B": scans / "B.MRXS", "C": scans / "C.tif"}
+    out = tmp_path / "cohort"
+    (out / "slides").mkdir(parents=True)
+    (out / "slides" / "C.svs").write_bytes(b"mine")
+    link_slides(slides, out)
+    assert find_slide_file(out, "A").resolve() == scans / "A.svs"
+    assert find_slide_file(out, "B") is None
+    assert find_slide_file(out, "C").read_bytes() == b"mine"
+    # A source that moved is linked anew.
+    (scans / "A.svs").rename(tmp_path / "A.svs")
+    link_slides({"A": tmp_path / "A.svs"}, out)
+    assert find_slide_file(out, "A").resolve() == tmp_path / "A.svs"

@@ -1,4 +1,6 @@
-"""Encoders beyond timm: loaders on tiny random models of the same class, TRIDENT's names, and several encoders joined."""
+"""Encoders beyond timm: loaders on tiny random models of the same class, TRIDENT's names, and
+several encoders joined.
+"""
 
 from dataclasses import replace
 
@@ -7,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from builders.encoders import PLAIN
 from builders.slides import tissue_image, write_slide
 from gcemil.errors import InputError, UsageError
 from gcemil.features import networks
@@ -22,13 +25,12 @@ from gcemil.features.encoders import (
     resolve_name,
 )
 from gcemil.features.extract import EncodeSettings, encode_patches
-from gcemil.features.loaders import WeightSource, import_transformers, read_centre
-from gcemil.features.networks import create_ctranspath, load_ctranspath
+from gcemil.features.loaders import WeightSource, import_transformers
+from gcemil.features.networks import create_ctranspath, load_ctranspath, read_centre
 from gcemil.features.patching import patch_slides, patches_path, read_patch_file
 from gcemil.slides.grid import PatchSettings
 from gcemil.slides.reader import open_slide
 
-PLAIN = ((0, 0, 0), (1, 1, 1))
 TINY_VIT = {
     "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "image_size": 28,
     "patch_size": 14, "mlp_ratio": 2,
@@ -136,7 +138,7 @@ def test_hibou_runs_its_pages_code_only_when_asked_and_answers_with_its_own_pool
 
 def test_gigapath_sees_the_centre_of_its_patch():
     images = torch.arange(3 * 256.0 * 256).reshape(1, 3, 256, 256)
-    found = read_centre(224)(nn.Flatten(), images)
+    found = read_centre(nn.Flatten(), images)
     assert torch.equal(found, images[:, :, 16:240, 16:240].flatten(1))
     assert ENCODERS["gigapath"].input_px == 256
 
@@ -153,7 +155,7 @@ def test_resnet50_ends_after_its_third_stage():
 
 
 def as_timm_0_5(network):
-    """The names of CTransPath's file: a downsampling at the end of its stage, and buffers that timm computes itself."""
+    """The names of CTransPath's file, and buffers that timm computes itself."""
     theirs = {}
     for key, tensor in network.state_dict().items():
         stage = key.split(".")[1] if ".downsample." in key else None

@@ -2,27 +2,16 @@
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
-from torch import nn
 
+from builders.encoders import colour_spec
 from gcemil.errors import InputError, UsageError
-from gcemil.features.encoders import IMAGENET, EncoderSpec, prepare_encoder
+from gcemil.features.encoders import prepare_encoder
 from gcemil.features.image_pool import encode_pool, find_images, patients_of, read_square
 
 
-class MeanColour(nn.Module):
-    """Three features: the mean of each channel."""
-
-    def forward(self, images):
-        return images.mean(dim=(2, 3))
-
-
-def colour_encoder():
-    spec = EncoderSpec(
-        3, 8, ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)), "none", "none", lambda source: MeanColour()
-    )
-    return prepare_encoder("colour", spec, device="cpu")
+def colour_encoder(**options):
+    return prepare_encoder("colour", colour_spec(8, **options), device="cpu")
 
 
 def write_image(path, colour, size=(10, 10)):
@@ -74,10 +63,5 @@ def test_a_pattern_that_names_no_patient_is_refused(folder, pattern, error, mess
 
 
 def test_features_that_do_not_fit_sixteen_bits_are_refused(folder):
-    class Huge(nn.Module):
-        def forward(self, images):
-            return torch.full((len(images), 3), 1e6)
-
-    spec = EncoderSpec(3, 8, IMAGENET, "none", "none", lambda source: Huge())
     with pytest.raises(InputError, match="do not fit 16 bits"):
-        encode_pool(folder, prepare_encoder("huge", spec, device="cpu"))
+        encode_pool(folder, colour_encoder(scale=1e6))

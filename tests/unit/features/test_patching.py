@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from builders.slides import PINK, REAL_SLIDE, tissue_image, write_plain_tiff, write_slide
+from builders.slides import PINK, tissue_image, write_plain_tiff, write_slide
 from gcemil.bags import store
 from gcemil.features.patching import (
     PatchingRules,
@@ -13,8 +13,7 @@ from gcemil.features.patching import (
     patches_path,
     read_patch_file,
 )
-from gcemil.slides.grid import PatchSettings, read_patch
-from gcemil.slides.reader import open_slide
+from gcemil.slides.grid import PatchSettings
 
 RUN = "20x_256px_0px_overlap"
 
@@ -137,17 +136,3 @@ def test_folders_are_searched_and_hidden_files_passed_over(tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     assert list(find_slides([tmp_path / "x"])) == ["a", "b"]
-
-
-@pytest.mark.skipif(
-    not REAL_SLIDE.is_file(), reason=f"{REAL_SLIDE} is absent; 'make install' fetches it"
-)
-def test_a_real_slide_is_patched(tmp_path):
-    report = patch_slides([REAL_SLIDE], tmp_path)
-    assert outcome(report).status == "patched"
-    assert 38 <= outcome(report).patches <= 48
-    grid = read_patch_file(patches_path(tmp_path, PatchSettings(), "cmu_small_region"))
-    assert grid.patch_size_level0 == 257
-    with open_slide(REAL_SLIDE) as slide:
-        patches = np.stack([read_patch(slide, grid, index) for index in range(0, len(grid), 8)])
-    assert patches.std(axis=(1, 2, 3)).min() > 15

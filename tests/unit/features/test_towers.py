@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from builders.encoders import PLAIN
 from gcemil.errors import InputError
 from gcemil.features import networks
 from gcemil.features.encoders import ENCODERS, prepare_encoder
@@ -79,7 +80,7 @@ def test_the_image_tower_answers_as_the_model_itself(clip_folder):
 
 
 class TinyMusk(torch.nn.Module):
-    """The doors of MUSK: (image vectors, text vectors), with a head and without unit length when asked so."""
+    """MUSK's calls: (image vectors, text vectors)."""
 
     def __init__(self):
         super().__init__()
@@ -110,7 +111,7 @@ class TinyTokenizer:
 
 @pytest.fixture
 def musk_package(tmp_path, monkeypatch):
-    """Stands in for the authors' package: timm knows the model, utils loads its weights, models/ holds the tokenizer."""
+    """Stands in for the authors' package."""
     package, utils = types.ModuleType("musk"), types.ModuleType("musk.utils")
     package.__file__ = str(tmp_path / "musk" / "__init__.py")
     (tmp_path / "musk" / "models").mkdir(parents=True)
@@ -145,7 +146,7 @@ def test_musk_embeds_texts_without_their_padding(musk_package):
 
 def test_musk_embeds_images_with_the_weights_it_was_given(musk_package, tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    spec = replace(ENCODERS["musk"], dim=3, input_px=4, colours=((0, 0, 0), (1, 1, 1)))
+    spec = replace(ENCODERS["musk"], dim=3, input_px=4, colours=PLAIN)
     encoder = prepare_encoder("musk", spec, source=WeightSource(tmp_path), device="cpu")
     assert musk_package == [str(tmp_path / "model.safetensors")]
     np.testing.assert_allclose(
@@ -162,7 +163,7 @@ def test_conch_sees_images_through_its_own_package(monkeypatch):
     package.create_model_from_pretrained = lambda name, weights: (Network(), None)
     monkeypatch.setitem(sys.modules, "conch", types.ModuleType("conch"))
     monkeypatch.setitem(sys.modules, "conch.open_clip_custom", package)
-    spec = replace(ENCODERS["conch"], dim=3, input_px=4, colours=((0, 0, 0), (1, 1, 1)))
+    spec = replace(ENCODERS["conch"], dim=3, input_px=4, colours=PLAIN)
     encoder = prepare_encoder("conch", spec, device="cpu")
     np.testing.assert_allclose(
         encoder(np.full((1, 4, 4, 3), 255, np.uint8)), [[2, 2, 2]], atol=1e-6

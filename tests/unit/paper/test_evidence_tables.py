@@ -3,15 +3,7 @@
 import pytest
 from paper.comparison import TIMES
 
-from builders.results import (
-    diagnose,
-    gce_folds,
-    gce_run,
-    made_table,
-    snr_rows,
-    texts,
-    toy_results,
-)
+from builders.results import diagnose, gce_folds, gce_run, made_table, snr_rows, texts, toy_results
 from gcemil.findings import Row
 
 
@@ -69,34 +61,6 @@ def test_rules_are_compared_on_the_runs_that_have_all_of_them(folder):
     made = made_table(folder, "same_budget_short")
     assert texts(made, "Attention top-k")[0] == "0.400"
     assert texts(made, "GCE discrete")[0] == "0.600"
-
-
-def budget_rows(keep_only, removed, gap=0.2):
-    def row(rule, network, comparison, **figures):
-        return Row(
-            {"rule": rule, "network": network, "budget": "0.05", "comparison": comparison}, figures
-        )
-
-    kept = {
-        "evidence_sufficiency": 0.5,
-        "keep_only_drop": keep_only,
-        "complement_degradation": removed,
-    }
-    return [
-        row("attention", "plain", "full-kept", **kept, full_kept_gap=gap, runtime_ratio=1.0),
-        row("attention", "wrapped", "full-kept", evidence_sufficiency=0.4),
-        row("saliency", "plain", "full-kept", **kept, full_kept_gap=gap),
-        row("gce_discrete", "wrapped", "full-kept", **kept, full_kept_gap=gap / 2, cd_gap=None),
-        row("gce_discrete", "wrapped", "soft-kept", evidence_sufficiency=0.5, cd_gap=0.01),
-        row(
-            "gce_soft",
-            "wrapped",
-            "soft-kept",
-            soft_metric=0.8,
-            evidence_sufficiency=0.6,
-            cd_gap=0.02,
-        ),
-    ]
 
 
 def test_costs_are_multiples_of_the_full_bag(folder):

@@ -1,4 +1,6 @@
-"""The abstract's claims: from the paper's own tables, and from results whose averages are known by hand."""
+"""The abstract's claims: from the paper's own tables, and from results whose averages are known by
+hand.
+"""
 
 import pytest
 from paper.comparison import TIMES, paper_figures
@@ -6,7 +8,6 @@ from paper.measured import read_measured
 from paper.overview import headline_table
 
 from builders.results import ResultsFolder, gce_folds, host_folds
-from gcemil.findings import Row
 
 
 @pytest.fixture
@@ -34,20 +35,6 @@ def value(made, claim, mark):
         for line in made.lines
         if line.row_labels[0] == claim and line.row_labels[1].startswith(mark)
     )
-
-
-def snr(attention_gap, evidence_gap, cd_gap, attention_loss, evidence_loss):
-    labels = {"class": "all", "comparison": "full-kept"}
-    return [
-        Row({"rule": "attention", "network": "plain", **labels}, {"full_kept_gap": attention_gap, "complement_degradation": attention_loss}),
-        Row({"rule": "attention", "network": "wrapped", **labels}, {"full_kept_gap": 9.0, "complement_degradation": 9.0}),
-        Row({"rule": "evidence", "network": "wrapped", **labels}, {"full_kept_gap": evidence_gap, "complement_degradation": evidence_loss}),
-        Row({"rule": "evidence", "network": "wrapped", "class": "all", "comparison": "soft-kept"}, {"cd_gap": cd_gap}),
-    ]  # fmt: skip
-
-
-def run_of(results, cohort):
-    return results.folder / "runs" / cohort / "abmil" / "gce" / "seed_0"
 
 
 def test_gains_are_means_over_hosts_and_cohorts_of_one_task(results):

@@ -2,11 +2,10 @@
 
 import json
 
-import pandas as pd
 import pytest
 from paper.__main__ import main
 from paper.comparison import paper_figures
-from paper.measured import UNIT, Query, estimate, read_measured, select_values, write_measured
+from paper.measured import Query, estimate, read_measured, select_values, write_measured
 from paper.tables import TABLES
 
 from builders.results import ResultsFolder, diagnose, gce_folds, host_folds
@@ -22,14 +21,6 @@ def folder(tmp_path):
     results.run("bracs", "abmil", "host", host_folds(0.5, 0.6))
     results.run("bracs", "abmil", "gce", gce_folds(0.6, 0.8))
     return results
-
-
-def values(*numbers):
-    """Values of one cohort and host, fold by fold."""
-    index = pd.MultiIndex.from_tuples(
-        [("bracs", "abmil", 0, fold) for fold in range(len(numbers))], names=UNIT
-    )
-    return pd.Series(numbers, index)
 
 
 def gce_run(folder):

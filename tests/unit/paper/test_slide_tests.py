@@ -1,7 +1,6 @@
 """Tests over slides in the significance tables, from tables of predictions written by hand."""
 
-import csv
-
+import pandas as pd
 import pytest
 
 from builders.results import ResultsFolder, gce_folds, host_folds, made_table, texts
@@ -19,14 +18,7 @@ def write_predictions(path, predicted, *, split="test", slides=None):
          "prob_a": 0.9 if one == "a" else 0.1, "prob_b": 0.9 if one == "b" else 0.1}
         for slide, one, target in zip(slides, predicted, LABELS, strict=True)
     ]  # fmt: skip
-    write_lines(path, lines)
-
-
-def write_lines(path, lines):
-    with path.open("w", encoding="utf-8", newline="") as file:
-        table = csv.DictWriter(file, list(lines[0]))
-        table.writeheader()
-        table.writerows(lines)
+    pd.DataFrame(lines).to_csv(path, index=False)
 
 
 def wrapped_only(tmp_path, soft, full):
@@ -62,7 +54,8 @@ def test_a_trained_host_is_the_other_side_and_both_tests_stand_beside_each_other
         # The wrapped run's own full bag is not the plain host that was trained.
         write_predictions(gce / f"fold_{number}" / "predictions_full.csv", "aabb")
     made = made_table(results, "significance_classification")
-    # Four slides of two folds, all in favour; with Macro-F1 1 against 1/3 in each: two swaps of sixteen are as large.
+    # Four slides of two folds, all in favour; with Macro-F1 1 against 1/3 in each: two swaps of
+    # sixteen are as large.
     assert texts(made, "ABMIL+GCE", SWAPS)[0] == "0.125"
     # Differences of 0.1 and 0.2: t = 3 with one degree of freedom.
     assert texts(made, "ABMIL+GCE", "paired t")[0] == "0.205"
@@ -74,20 +67,12 @@ def test_risks_are_tested_too(tmp_path):
     results.cohort("kirc", task="survival")
     fold = results.run("kirc", "abmil", "gce", gce_folds(0.6, metric="c_index")) / "fold_0"
     for name, risks in (("predictions.csv", (3, 2, 1)), ("predictions_full.csv", (1, 2, 3))):
-        lines = [
-            {
-                "slide_id": f"s{i}",
-                "case_id": f"s{i}",
-                "split": "test",
-                "target": 1.0 + i,
-                "event": 1,
-                "risk": risk,
-            }
-            for i, risk in enumerate(risks)
-        ]
-        write_lines(fold / name, lines)
+        names = [f"s{index}" for index in range(3)]
+        table = {"slide_id": names, "case_id": names, "split": "test", "target": [1.0, 2.0, 3.0]}
+        pd.DataFrame({**table, "event": 1, "risk": risks}).to_csv(fold / name, index=False)
     made = made_table(results, "significance_survival")
-    # C-index 1 against 0. The middle slide has the same rank on both sides: two slides, of whose four swaps two are as large.
+    # C-index 1 against 0. The middle slide has the same rank on both sides: two slides, of whose
+    # four swaps two are as large.
     assert texts(made, "ABMIL+GCE", SWAPS)[0] == "0.500"
 
 

@@ -4,7 +4,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from paper.swap_test import SwappedClasses, SwappedRisks, swap_test
+from paper.slide_tests import SwappedClasses, SwappedRisks, swap_test
 from scipy import stats
 from sklearn.metrics import f1_score
 

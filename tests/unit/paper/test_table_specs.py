@@ -123,8 +123,8 @@ def test_a_table_says_why_cells_are_missing(folder):
     folder.run("bracs", "dsmil", "gce", gce_folds(0.9))
     text = render_tables([made_table(folder, "significance_classification")], "markdown")
     assert (
-        "cells are missing: a test needs the predictions of +GCE and of its host on the dataset, one over folds two folds or more"
-        in text
+        "cells are missing: a test needs the predictions of +GCE and of its host on the dataset, "
+        "one over folds two folds or more" in text
     )
 
 
@@ -161,7 +161,7 @@ def test_the_default_adds_as_many_parameters_as_the_capacity_table_says(folder):
 
 
 def test_ablations_start_from_a_recipe_that_corrects_no_row():
-    """Nothing but the paper's own parts: no host attention, no check, repair wherever there is something to repair towards."""
+    """Nothing but the paper's own parts."""
     for name in ("reduced_ablation", "reduced_ablation_rows"):
         grid = Grid.load(GRIDS / f"{name}.yaml")
         for key in plan_runs(grid):

@@ -15,7 +15,7 @@ LOOSE = CertificateSettings(risk=0.2)
 
 
 def trial(doubts, changed, *, rate=0.1, worth=None):
-    """Utility is the share of right answers: all right from whole bags, wrong where certified and in `worth`."""
+    """Utility is the share of right answers: wrong where certified and in `worth`."""
     wrong = np.array(changed if worth is None else worth, dtype=bool)
     return Trial(
         rate,

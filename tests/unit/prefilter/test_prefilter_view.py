@@ -1,4 +1,6 @@
-"""What the prefilter sees of a slide: crops of a known image, white beyond its edge, and stains taken out."""
+"""What the prefilter sees of a slide: crops of a known image, white beyond its edge, and stains
+taken out.
+"""
 
 import numpy as np
 import pytest
@@ -51,7 +53,8 @@ def test_the_view_of_a_slide_is_read_at_its_resolution(tmp_path):
 
 
 def test_density_is_the_logarithm_of_what_is_absorbed():
-    # Values 255 and 24 absorb nothing and -log10(25 / 256); two equal halves stand at minus and plus one.
+    # Values 255 and 24 absorb nothing and -log10(25 / 256); two equal halves stand at minus and
+    # plus one.
     crops = np.array([255, 24], np.uint8).reshape(2, 1, 1, 1).repeat(3, axis=3)
     assert densities(crops, density_table(crops)).flatten().tolist() == pytest.approx(
         [-1, -1, -1, 1, 1, 1], abs=1e-5

@@ -1,4 +1,6 @@
-"""Answers from kept patches: the budget counts patches of the whole bag, and doubt is what two answers do not share."""
+"""Answers from kept patches: the budget counts patches of the whole bag, and doubt is what two
+answers do not share.
+"""
 
 import math
 
@@ -10,7 +12,7 @@ from builders.runs import TrainedRuns
 from gcemil.bags.cohort import Cohort
 from gcemil.explanation import explain_bag
 from gcemil.prefilter.certificate import answer_from_kept, is_changed, measure_doubt, scale_budget
-from gcemil.prefilter.cost import PrefilterCost, SlideCost, read_cost, time_prefilter, write_cost
+from gcemil.prefilter.cost import PrefilterCost, SlideCost, time_prefilter
 from gcemil.runs.checkpoint import load_network
 
 
@@ -70,30 +72,33 @@ def slide(certified, full, prefiltered, seconds):
     )
 
 
-def test_a_measurement_sums_seconds_and_is_read_back_as_written(tmp_path):
+def test_a_measurement_sums_seconds_and_what_they_would_be_with_another_encoder():
     slides = (
         slide(True, [0.9, 0.1], [0.8, 0.2], {"encoding": 1.0, "prediction": 1.0}),
         slide(False, [0.3, 0.7], [0.3, 0.7], {"encoding": 3.0, "prediction": 2.0}),
     )
     cost = PrefilterCost(0, 0.1, 1, "hash", 0.8, 0.6, slides)
-    assert cost.end_to_end_time == pytest.approx(7 / 20)
-    assert cost.extraction_time == pytest.approx(4 / 16)
-    # Two slides of 10 patches: with a second per patch 20 against 4 encoded, and the predictions as they were.
-    assert cost.times_with_encoder(1.0) == pytest.approx(
-        {"extraction_time": 4 / 20, "end_to_end_time": (4 + 3) / (20 + 4)}
+    assert cost.summary == pytest.approx(
+        {
+            "extraction_time": 4 / 16,
+            "end_to_end_time": 7 / 20,
+            "relative_utility": 0.75,
+            "fall_back": 0.5,
+            "encoded": 0.2,
+            "mean_change": 0.05,
+        }
     )
     # Encoding took 16 s and prediction 4 s; explained three times as long.
     assert cost.unfiltered_time(3.0) == pytest.approx((16 + 12) / 20)
+    # 20 patches against 4 encoded at a second each, and the predictions as they were.
     (row,) = time_prefilter(cost, {"vit_s": 1.0})
-    assert (row.labels["mode"], row.labels["encoder"], row.labels["timing"]) == (
-        "prefilter",
-        "vit_s",
-        "computed",
+    assert row.labels == {
+        "mode": "prefilter",
+        "network": "wrapped",
+        "timing": "computed",
+        "encoder": "vit_s",
+    }
+    assert row.values == pytest.approx(
+        {"extraction_time": 4 / 20, "end_to_end_time": (4 + 3) / (20 + 4)}
     )
     assert time_prefilter(None, {"vit_s": 1.0}) == []
-    assert cost.relative_utility == pytest.approx(0.75)
-    assert (cost.fall_back, cost.encoded) == pytest.approx((0.5, 0.2))
-    assert cost.mean_change == pytest.approx(0.05)
-    write_cost(tmp_path, cost)
-    assert read_cost(tmp_path) == cost
-    assert read_cost(tmp_path / "nowhere") is None

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 
 from gcemil.bags import store
-from gcemil.bags.cohort import Cohort
-from gcemil.errors import CohortError
 from gcemil.features.patching import PatchingRules, patch_slides, patches_path, read_patch_file
 from gcemil.files import read_picture, read_yaml
 from gcemil.simulation.pixels import (
@@ -15,7 +13,6 @@ from gcemil.simulation.pixels import (
     SQUARE,
     draw_masks,
     mask_path,
-    read_encoded_card,
     read_pixel_truth,
     simulate_pixels,
     slide_path,
@@ -32,7 +29,7 @@ FEW = {"size": "tiny", "slides": 3, "patches": (20, 24), "dials": {"decoy_rate":
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory):
-    """Three small slides of a profile whose two-class labels are caused by drawn nests; patched where they show a concept."""
+    """Three small slides with drawn lesions, patched where they show a concept."""
     folder = tmp_path_factory.mktemp("pixels")
     rows = simulate_pixels("camelyon16", folder, **FEW)
     report = patch_slides(
@@ -131,17 +128,6 @@ def test_equal_arguments_give_equal_bytes(drawn, tmp_path):
     assert len(made) == 3 * 4 + 3
     for name in made:
         assert (tmp_path / name).read_bytes() == (folder / name).read_bytes(), name
-
-
-def test_the_card_of_the_encoded_cohort_is_a_cohort_card(drawn, tmp_path):
-    folder, rows = drawn
-    card = read_encoded_card(folder, feature_dim=8, encoder="test", patch_size_level0=256)
-    Cohort(tmp_path, card, rows).save()
-    loaded = Cohort.load(tmp_path)
-    assert loaded.card.classes == ("normal", "tumor")
-    assert loaded.card.feature_dim == 8
-    with pytest.raises(CohortError, match=r"holds no drawn slides: it has no pixels.yaml"):
-        read_encoded_card(tmp_path / "gone", feature_dim=8, encoder="test", patch_size_level0=256)
 
 
 def test_the_segmenter_keeps_every_drawn_lesion(tmp_path):

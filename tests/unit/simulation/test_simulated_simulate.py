@@ -1,7 +1,5 @@
 """A simulated cohort on disk: complete, valid, reproducible, and silent about its truth."""
 
-import hashlib
-
 import numpy as np
 import pytest
 
@@ -11,22 +9,10 @@ from gcemil.errors import UsageError
 from gcemil.families import load_family
 from gcemil.resources import shipped_names
 from gcemil.simulation.plan import log_risk
-from gcemil.simulation.profile import (
-    Dials,
-    load_profile,
-    plain_words,
-)
-from gcemil.simulation.simulate import case_sites, simulate, site_preference
+from gcemil.simulation.profile import Dials, load_profile, plain_words
+from gcemil.simulation.simulate import simulate
 
 FEW_PAIRS = {"pairs": 100}
-
-
-def hashes(folder):
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in files
-    }
 
 
 @pytest.mark.parametrize("name", shipped_names("simulator"))
@@ -81,20 +67,6 @@ def test_log_risk_follows_from_the_truth_of_all_slides_of_the_case(tmp_path):
         )
 
 
-def test_confounded_sites_follow_the_class_and_others_do_not():
-    labels = np.repeat([0, 1], 500)
-    preference = site_preference(labels, is_ranked=False)
-    shares = {}
-    for confounding in (0.0, 0.5, 1.0):
-        dials = Dials(sites=2, site_confounding=confounding)
-        shares[confounding] = (
-            case_sites(preference, dials, np.random.default_rng(0)) == labels
-        ).mean()
-    assert shares[0.0] == pytest.approx(0.5, abs=0.05)
-    assert shares[0.5] == pytest.approx(0.75, abs=0.05)
-    assert shares[1.0] == pytest.approx(1)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -128,14 +100,13 @@ def normalised(rows):
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
-@pytest.mark.parametrize("name", ["bracs", "luad"])
-def test_bridge_fitted_on_pairs_makes_prompts_see_their_concept_on_other_slides(name, tmp_path):
-    cohort = simulate(name, tmp_path, size="tiny", dim=64, dials={"evidence_strength": 6.0})
+def test_bridge_fitted_on_pairs_makes_prompts_see_their_concept_on_other_slides(tmp_path):
+    cohort = simulate("bracs", tmp_path, size="tiny", dim=64, dials={"evidence_strength": 6.0})
     bridge, origin = fitted_bridge(tmp_path, 64)
     embeddings, _ = arrays.read_anchors(tmp_path / "anchors.h5")
     prompts = normalised(embeddings - embeddings.mean(axis=0))
     named = [
-        plain_words(prompt.concept) for prompt in load_family(load_profile(name).family).prompts
+        plain_words(prompt.concept) for prompt in load_family(load_profile("bracs").family).prompts
     ]
     concepts = [plain_words(concept) for concept in cohort.card.provenance["concepts"]]
     above = []
@@ -168,7 +139,10 @@ def test_a_simulation_that_was_stopped_goes_on_with_the_slides_it_lacks(tmp_path
     again = simulate("nsclc", tmp_path / "again", replace_files=False, **SMALL)
     assert [path.stat().st_mtime_ns for path in kept] == written
     assert again.slides == whole.slides
-    assert hashes(again.folder) == hashes(whole.folder)
+    files = [path for path in whole.folder.rglob("*") if path.is_file()]
+    assert len(files) == sum(path.is_file() for path in again.folder.rglob("*"))
+    for path in files:
+        assert (again.folder / path.relative_to(whole.folder)).read_bytes() == path.read_bytes()
 
 
 def test_a_cohort_that_is_whole_is_not_made_again(tmp_path):

@@ -1,4 +1,6 @@
-"""Simulated cohorts of several targets: labels follow from what is shown, and each target has truth of its own."""
+"""Simulated cohorts of several targets: labels follow from what is shown, and each target has truth
+of its own.
+"""
 
 import numpy as np
 import pytest
@@ -12,9 +14,13 @@ from gcemil.simulation.simulate import simulate
 
 @pytest.fixture(scope="module")
 def cohort(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("simulated") / "nsclc"
+    return simulate_targets(tmp_path_factory.mktemp("simulated") / "nsclc")
+
+
+def simulate_targets(folder, **changes):
+    dials = {"slides_per_case": 1, **changes.pop("dials", {})}
     return simulate(
-        "nsclc", folder, size="tiny", slides=40, multilabel=True, dials={"slides_per_case": 1}
+        "nsclc", folder, size="tiny", slides=40, multilabel=True, dials=dials, **changes
     )
 
 
@@ -45,23 +51,13 @@ def test_truths_of_the_targets_are_disjoint_and_together_the_evidence(cohort):
 
 def test_the_same_simulation_again_changes_nothing(cohort):
     before = (cohort.folder / "slides.csv").read_bytes()
-    again = simulate(
-        "nsclc", cohort.folder, size="tiny", slides=40, multilabel=True,
-        dials={"slides_per_case": 1}, replace_files=False,
-    )  # fmt: skip
+    again = simulate_targets(cohort.folder, replace_files=False)
     assert again.slides == cohort.slides
     assert (cohort.folder / "slides.csv").read_bytes() == before
 
 
 def test_noise_flips_the_stated_share_of_each_target(tmp_path):
-    noisy = simulate(
-        "nsclc",
-        tmp_path,
-        size="tiny",
-        slides=40,
-        multilabel=True,
-        dials={"slides_per_case": 1, "label_noise": 0.25},
-    )
+    noisy = simulate_targets(tmp_path, dials={"label_noise": 0.25})
     true = [
         [int(store.attributes(noisy.truth_file(row.slide_id))[name]) for name in noisy.card.classes]
         for row in noisy.slides

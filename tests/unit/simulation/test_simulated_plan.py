@@ -1,14 +1,19 @@
-"""Labels follow from concepts."""
+"""Labels follow from concepts, risk from coverage, and time from risk."""
 
 import numpy as np
 import pytest
 
 from gcemil.simulation.plan import (
+    Region,
     choose_concepts,
     class_counts,
     corrupt_labels,
     draw_labels,
-    plan_classification,
+    draw_outcomes,
+    draw_sites,
+    log_risk,
+    plan_cases,
+    share_of_concepts,
     true_label,
 )
 from gcemil.simulation.profile import Dials, load_profile
@@ -57,7 +62,7 @@ def test_redundancy_of_one_shows_two_causes_where_there_are_two():
 
 
 def cases_of(name, **dials):
-    return plan_classification(
+    return plan_cases(
         load_profile(name), Dials(**dials), prefix=name, n_slides=400, patches=(200, 400), seed=0
     )
 
@@ -88,3 +93,38 @@ def test_the_noise_of_a_value_is_the_share_of_its_variance_that_the_dial_says():
     assert draw_labels(values[:3], Dials(), np.random.default_rng(1)) == pytest.approx(
         values[:3], abs=1e-4
     )
+
+
+def test_confounded_sites_follow_the_class_and_others_do_not():
+    labels = np.repeat([0, 1], 500)
+    for confounding, share in ((0.0, 0.5), (0.5, 0.75), (1.0, 1.0)):
+        dials = Dials(sites=2, site_confounding=confounding)
+        sites = draw_sites(labels, dials, np.random.default_rng(0), is_ranked=False)
+        assert (sites == labels).mean() == pytest.approx(share, abs=0.05)
+
+
+def test_log_risk_by_hand():
+    dials = Dials(risk_effect=2, dose_exponent=0.5, evidence_max=0.04)
+    factors = {"solid growth": 1.0, "lepidic-like regions": -0.5}
+    shares = {"solid growth": 0.01, "lepidic-like regions": 0.09, "ink": 0.2}
+    assert log_risk(shares, factors, dials) == pytest.approx(2 * (1.0 * 0.5 - 0.5 * 1.0))
+
+
+def test_coverage_is_over_all_slides_of_the_case_and_ignores_bystanders():
+    first = (Region("a", "evidence", 10), Region("a", "bystander", 50))
+    second = (Region("a", "evidence", 5), Region("b", "evidence", 30))
+    assert share_of_concepts((first, second), 300) == pytest.approx({"a": 0.05, "b": 0.1})
+
+
+@pytest.mark.parametrize("censoring", [0.0, 0.3, 0.84])
+def test_share_of_events_is_the_one_asked_for(censoring):
+    seen = draw_outcomes(np.zeros(200), Dials(censoring=censoring), np.random.default_rng(0))
+    assert sum(event for _, event in seen) == round(200 * (1 - censoring))
+    assert min(time for time, _ in seen) > 0
+
+
+def test_median_time_is_that_of_a_case_without_risk():
+    seen = draw_outcomes(
+        np.zeros(4000), Dials(censoring=0, median_time=30), np.random.default_rng(2)
+    )
+    assert np.median([time for time, _ in seen]) == pytest.approx(30, rel=0.06)
