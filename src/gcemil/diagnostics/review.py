@@ -1,14 +1,15 @@
-"""review: a pathologist's marks against the evidence of a trained run, and against attention with as many patches.
+"""review: a pathologist's marks against the evidence of a trained run, and against attention.
 
-Marks are GeoJSON files of QuPath, one per slide and named after it, folders of them, or the reviews that the viewer saved
-(RUN/fold_<k>/reviews/<slide>.json). Every slide is asked of the fold that tests it:
+Marks are GeoJSON files of QuPath, one per slide and named after it, folders of them, or the reviews
+that the viewer saved (RUN/fold_<k>/reviews/<slide>.json). Every slide is explained by the fold that
+tests it:
 
   evidence    the recovered evidence of the slide, under the wrapped host
-  attention   the highest scores of the host that is asked, as many patches of the slide as the evidence has there
+  attention   as many patches of the slide as the evidence has there, by the host's attention
   random      as many patches, one draw per slide
 
-A run without the wrapper has no evidence; there attention takes its budget's share of the slide. What is counted, and how:
-agreement.py. Everything is read and judged before RUN/diagnostics/review.json is written.
+In a run without the wrapper attention takes its budget's share of the slide. agreement.py has the
+figures. Everything is read and judged before RUN/diagnostics/review.json is written.
 """
 
 from __future__ import annotations
@@ -53,8 +54,9 @@ ENDINGS = (".geojson", ".json")
 REMEDY = "It is no review of this slide; move it away and review the slide again."
 RESAMPLES = 2000
 ONLY_MARKED = (
-    "Only patches under a mark count. A reviewer who was shown the evidence alone has judged few of the patches that "
-    "attention alone chose: read each rule beside the share of its own patches that were judged."
+    "Only patches under a mark count. A reviewer who was shown the evidence alone has judged few of "
+    "the patches that attention alone chose: read each rule beside the share of its own patches "
+    "that were judged."
 )
 PLAIN_ATTENTION = (
     "The evidence does not train the host, so its attention is that of the plain host."
@@ -63,7 +65,7 @@ PLAIN_ATTENTION = (
 
 @dataclass(frozen=True)
 class Mark:
-    """What a person said of one patch in the viewer, and whether it was evidence then."""
+    """The mark of one patch in the viewer, and whether it was evidence then."""
 
     patch: int
     mark: Literal["accept", "reject"]
@@ -72,7 +74,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class SavedReview:
-    """What reviews/<slide>.json of the viewer says."""
+    """reviews/<slide>.json of the viewer."""
 
     n_patches: int
     marks: tuple[Mark, ...]
@@ -87,7 +89,7 @@ class _MarkFile:
     given: list[GeoObject] | SavedReview
 
     def verdicts(self, cohort: Cohort, slide_id: str, n_patches: int) -> tuple[Verdicts, list[str]]:
-        """What the marks say of every patch of the slide."""
+        """The verdict of the marks on every patch of the slide."""
         if not isinstance(self.given, SavedReview):
             return judge_slide(cohort, slide_id, self.given, self.path)
         check_saved(self.given, n_patches, self.path)
@@ -105,9 +107,9 @@ def review_run(
     seed: int = 0,
     resamples: int = RESAMPLES,
 ) -> tuple[Finding, dict[str, str]]:
-    """Judge every rule by the marks and write what was found; without sources the viewer's reviews are taken.
+    """Judge every rule by the marks, or by the viewer's reviews, and write the finding.
 
-    Also gives the slides that could not be judged, with the reason.
+    Also returns the slides that could not be judged, with the reason.
     """
     if resamples < 1:
         raise UsageError(f"Intervals need at least one draw, got {resamples}.")
@@ -117,7 +119,8 @@ def review_run(
     if not placed:
         reasons = "; ".join(f"{slide_id}: {reason}" for slide_id, reason in left_out.items())
         raise InputError(
-            f"No marked slide can be judged ({reasons}). Marks are named after a test slide of {run}."
+            f"No marked slide can be judged ({reasons}). "
+            f"Marks are named after a test slide of {run}."
         )
     notes: list[str] = []
     reviews: list[RuleReview] = []
@@ -184,7 +187,8 @@ def _list_files(run: Path, sources: Sequence[Path]) -> list[Path]:
         files = [path for folder in folders for path in sorted(folder.glob("*.json"))]
         if not files:
             raise UsageError(
-                f"{run} has no saved reviews. Give the GeoJSON files that QuPath exported, or mark patches with 'gcemil view {run}'."
+                f"{run} has no saved reviews. Give the GeoJSON files that QuPath exported, or mark "
+                f"patches with 'gcemil view {run}'."
             )
     for source in sources:
         inside = [source]
@@ -201,7 +205,7 @@ def _list_files(run: Path, sources: Sequence[Path]) -> list[Path]:
 def judge_slide(
     cohort: Cohort, slide_id: str, objects: Sequence[GeoObject], where: object
 ) -> tuple[Verdicts, list[str]]:
-    """What GeoJSON marks say of the patches of a slide of the cohort, and what was left out of them."""
+    """The verdict of GeoJSON marks on every patch of a slide, and what was left out of them."""
     spec = _find_spec(cohort, slide_id)
     coords = cohort.layout(spec).slide_coords(slide_id)
     if coords is None:
@@ -211,7 +215,8 @@ def judge_slide(
     size = cohort.slide_patch_size(slide_id, coords)
     if size is None:
         raise UsageError(
-            f"Slide '{slide_id}': the size of its patches is not known. Write patch_size_level0 into {cohort.folder / 'cohort.yaml'}."
+            f"Slide '{slide_id}': the size of its patches is not known. "
+            f"Write patch_size_level0 into {cohort.folder / 'cohort.yaml'}."
         )
     origin = read_slide_bounds(cohort.folder, slide_id)
     return judge_patches(objects, coords.astype(np.int64), size, where=where, origin=origin)
@@ -231,22 +236,23 @@ def check_saved(review: SavedReview, n_patches: int | None, path: Path) -> None:
 def _place_slides(
     run: Path, cohort: Cohort, slide_ids: Sequence[str]
 ) -> tuple[dict[int, list[str]], dict[str, str]]:
-    """The slides by the fold that tests them, and those that none does."""
-    folds = {one.number: read_fold(cohort, one.number) for one in Run(run).trained_folds()}
+    """The slides by the fold that tests them, and the reasons of those that none does."""
+    tested_by = {
+        slide_id: one.number
+        for one in reversed(Run(run).trained_folds())
+        for slide_id in read_fold(cohort, one.number).slides("test")
+    }
     known = {row.slide_id for row in cohort.slides}
     placed: dict[int, list[str]] = {}
     left_out: dict[str, str] = {}
     for slide_id in slide_ids:
-        if slide_id not in known:
-            left_out[slide_id] = "no slide of the cohort"
-            continue
-        testing = next(
-            (number for number, fold in folds.items() if fold.part_of[slide_id] == "test"), None
-        )
-        if testing is None:
-            left_out[slide_id] = "tested by no trained fold"
+        if slide_id in tested_by:
+            placed.setdefault(tested_by[slide_id], []).append(slide_id)
         else:
-            placed.setdefault(testing, []).append(slide_id)
+            is_known = slide_id in known
+            left_out[slide_id] = (
+                "tested by no trained fold" if is_known else "no slide of the cohort"
+            )
     return dict(sorted(placed.items())), left_out
 
 
@@ -269,17 +275,14 @@ def _review_slide(
     if bag.explanation is not None:
         chosen["evidence", "wrapped"] = bag.explanation.recovery.selected[rows]
         size = int(chosen["evidence", "wrapped"].sum())
-    scores: dict[tuple[str, str], Tensor] = {}
-    scores |= {
+    scores: dict[tuple[str, str], Tensor] = {
         ("attention", name): bag.predict(name).full.scores[rows] for name in reversed(fold.networks)
     }
     # Drawn from the slide's own name, so that no other slide changes what is drawn.
     draws = np.random.default_rng([fold.seed, *slide_id.encode()])
     scores["random", "none"] = torch.from_numpy(draws.random(n_patches))
-    # No patch where the evidence has none on this slide.
-    chosen |= {
-        key: members(ranking(one)[:size], n_patches=n_patches) for key, one in scores.items()
-    }
+    # No patch if the evidence has none on this slide.
+    chosen |= {k: members(ranking(one)[:size], n_patches=n_patches) for k, one in scores.items()}
     for (rule, network), selected in chosen.items():
         agreement = count_agreement(verdicts, selected.numpy())
         yield RuleReview(slide_id, fold.fold, rule, network, agreement, int(selected.sum()))

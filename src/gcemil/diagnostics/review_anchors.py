@@ -1,10 +1,12 @@
-"""From a review to better anchors: accepted and rejected patches become examples, and evidence is compared before and after.
+"""From a review to better anchors: marked patches as examples, and evidence before and after.
 
-  accepted, CLASS   patches that a reviewer accepts or misses on slides of a class; "accepted" where there are no classes
+  accepted, CLASS   patches that a reviewer accepts or misses on slides of a class; "accepted" without
+                    classes
   rejected          patches that a reviewer rejects
 
-The examples go into a new folder, which links the features of the run's cohort, so that the run stays as it is. A fold takes
-examples of its own training slides only: marks on the slides that it tests help the other folds.
+The examples go into a new folder, which links the features of the run's cohort, so that the run stays
+as it is. A fold takes examples of its own training slides only: marks on the slides that it tests
+help the other folds.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ def write_review_anchors(
     """The cohort of a run in a new folder, with the marked patches as its anchors."""
     if out.exists() and any(out.iterdir()):
         raise InputError(
-            f"{out} exists and is not empty. Give --out a new folder for the cohort with the examples."
+            f"{out} exists and is not empty. "
+            "Give --out a new folder for the cohort with the examples."
         )
     _, cohort = Run(run).open_cohort()
     marks = read_marks(run, sources)
@@ -74,8 +77,8 @@ def write_review_anchors(
                 slides += [slide_id] * len(rows)
     if not any(concept.startswith("accepted") for concept in concepts):
         raise InputError(
-            f"The marks accept no patch of {cohort.folder}, so there is nothing to make an anchor of. "
-            "Mark regions of the class accept or missed."
+            f"The marks accept no patch of {cohort.folder}, so there is nothing to make an anchor "
+            "of. Mark regions of the class accept or missed."
         )
     found = np.concatenate(features), np.array(concepts, np.str_), np.array(slides, np.str_)
     request = ExampleRequest(sources[0] if sources else run, k=k, seed=seed)
@@ -83,7 +86,7 @@ def write_review_anchors(
 
 
 def _link_cohort(cohort: Cohort, out: Path) -> Cohort:
-    """The same cohort in another folder: tables, folds and anchors copied, everything large linked."""
+    """The same cohort in another folder: tables and folds copied, everything large linked."""
     out.mkdir(parents=True, exist_ok=True)
     for path in sorted(cohort.folder.iterdir()):
         if path.name.startswith("."):
@@ -98,9 +101,9 @@ def _link_cohort(cohort: Cohort, out: Path) -> Cohort:
 def compare_evidence(
     before: Path, after: Path, sources: Sequence[Path], *, seed: int = 0
 ) -> tuple[list[tuple[str, float, float, tuple[float, float] | None]], int]:
-    """Evidence of two runs on test slides without a mark: metric, mean before, mean after, interval of the difference.
+    """Compare the evidence of two runs on test slides without a mark.
 
-    Also gives the number of slides.
+    Returns metric, mean before, mean after and interval of the difference, and the number of slides.
     """
     _, cohort = Run(before).open_cohort()
     reviewed = read_marks(before, sources).keys()

@@ -35,11 +35,10 @@ from gcemil.diagnostics.trained_fold import (
     FoldNetwork,
     NetworkBag,
     PredictedBag,
-    predict_bag,
     read_risk_scale,
 )
 from gcemil.errors import BagError, UsageError
-from gcemil.explanation import Explanation, Interventions, explain_bag, slide_evidence
+from gcemil.explanation import slide_evidence
 from gcemil.exports.certificate import (
     NEW,
     AnchorCoverage,
@@ -107,28 +106,12 @@ class SourceBag(NetworkBag):
         options: ExplainOptions,
     ) -> None:
         """`part` is that of the fold, or 'new'; `hashes` are of the features or of the slide file, by slide."""
-        super().__init__(bag, network)
+        self.names = tuple(name.removeprefix("prob_") for name in network.task.prediction_names)
+        question = ClassQuestion.read(self.names, options.target, options.against)
+        super().__init__(bag, network, question)
         self.part = part
         self.hashes = hashes
         self.options = options
-        self.names = tuple(name.removeprefix("prob_") for name in network.task.prediction_names)
-        self.question = ClassQuestion.read(self.names, options.target, options.against)
-
-    @cached_property
-    def explanation(self) -> Explanation | None:
-        """Gates and evidence for what is asked; None for a run without the wrapper."""
-        model = self.network.model
-        return None if model is None else explain_bag(model, self.bag, self.question)
-
-    @cached_property
-    def view(self) -> PredictedBag:
-        """The bag as it was predicted, for the question of further sets."""
-        found, host = self.explanation, self.network.explained
-        if found is None:
-            return predict_bag(host, self.features, self.coords)
-        return PredictedBag(
-            host, self.features, self.coords, found.output.embedded, found.output.answer
-        )
 
     @property
     def asked(self) -> AskedOutput | None:
@@ -189,11 +172,6 @@ class ConsensusBag(SourceBag):
         with torch.no_grad():
             full = host.aggregate(embedded, self.coords)
         return PredictedBag(host, self.features, self.coords, embedded, full)
-
-    @property
-    def wrapped(self) -> Interventions:
-        """Questions to the mean of the folds."""
-        return self.view.asked
 
 
 @dataclass(frozen=True, eq=False)
@@ -370,7 +348,7 @@ def choose_patches(source: SourceBag, slide_id: str, hashes: dict[str, str]) -> 
             turning=searched.turning,
         )
     # The highest scores of a plain host, named as what they are.
-    full, budget = source.wrapped.full(), options.budget or DEFAULT_BUDGET
+    full, budget = source.view.full, options.budget or DEFAULT_BUDGET
     return ChosenSet(
         selected=top_k(full.scores, subset_size(len(source), budget)),
         scores=full.scores,
@@ -452,7 +430,7 @@ def _judge_regions(
     judge = RegionJudge(
         source.output_scale, options.tolerances, MAX_REGIONS if options.unit == "region" else 0
     )
-    outcome_of = partial(bag_outcome, source.wrapped, full=chosen.full)
+    outcome_of = partial(bag_outcome, source.view.interventions, full=chosen.full)
     verdicts = judge.judge(outcome_of, source.bag, regions)
     return SlideRegions(regions.number.numpy(), tuple(verdicts))
 
@@ -467,7 +445,7 @@ def _certify(
 ) -> Certificate:
     network, found, bag, asked = source.network, source.explanation, source.bag, source.asked
     gates = None if found is None else found.output.log_gates
-    outcome = bag_outcome(source.wrapped, chosen.selected, gates, full=chosen.full)
+    outcome = bag_outcome(source.view.interventions, chosen.selected, gates, full=chosen.full)
     outputs = source.output_scale.read(outcome)
     rows, selected = bag.rows_of(slide_id), chosen.selected.numpy()
     judged = regions.verdicts if regions is not None and options.unit == "region" else ()

@@ -8,8 +8,8 @@ from builders import grid_coords
 from gcemil.bags import store
 from gcemil.bags.cohort import Cohort, CohortCard, SlideRow
 from gcemil.bags.folds import read_fold
-from gcemil.diagnostics.audit import OWN_SCORES, ScoreSource, audit_model
-from gcemil.diagnostics.audit_inputs import BlackBox
+from gcemil.diagnostics.audit import audit_model
+from gcemil.diagnostics.audit_inputs import OWN_SCORES, BlackBox, ScoreSource
 from gcemil.diagnostics.truth import TRUTH_FIGURES
 from gcemil.errors import BagError, UsageError
 from gcemil.runs.checkpoint import load_network

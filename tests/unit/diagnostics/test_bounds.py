@@ -10,7 +10,6 @@ from builders.folds import few_bags
 from builders.runs import TrainedRuns
 from gcemil.diagnostics.bounds import (
     Completeness,
-    Variation,
     coverage_figures,
     coverage_residual,
     estimate_completeness,
@@ -74,16 +73,14 @@ def test_the_residual_is_the_weight_of_what_is_missed():
 
 
 def test_eta_and_slope_are_the_smallest_that_hold_for_all():
-    found = fit_completeness(
-        [Variation(0.5, 1.0, 0.2), Variation(0.1, 0.4, 0.02), Variation(0.3, 0.0, 0.0)]
-    )
+    found = fit_completeness([(0.5, 1.0, 0.2), (0.1, 0.4, 0.02), (0.3, 0.0, 0.0)])
     assert (found.eta, found.output_slope) == pytest.approx((4.0, 0.2))
     # 0.2 * 4 * residual is at least every output change seen.
     assert found.bound(0.5) == pytest.approx(0.4)
 
 
 def test_a_covered_subset_that_still_moves_the_bag_has_no_finite_eta():
-    found = fit_completeness([Variation(0.0, 1.0, 0.1), Variation(1.0, 1.0, 0.1)])
+    found = fit_completeness([(0.0, 1.0, 0.1), (1.0, 1.0, 0.1)])
     assert found.eta == math.inf
     assert found.bound(0.5) is None
 
@@ -93,7 +90,7 @@ def test_the_recoverability_bound_holds_on_trained_slides(classification_runs: T
     for bag in fold.bags():
         explanation = bag.explanation
         outcome = bag_outcome(
-            bag.wrapped, explanation.recovery.selected, explanation.output.log_gates
+            bag.view.interventions, explanation.recovery.selected, explanation.output.log_gates
         )
         outputs = fold.output_scale("wrapped").read(outcome)
         figures = recoverability_figures(bag, outputs, points=5)

@@ -49,7 +49,7 @@ def test_prefixes_of_a_ranking_are_judged_by_real_removal(classification_runs: T
     scores = torch.rand(len(bag), generator=torch.Generator().manual_seed(1))
     sizes = [1, 7, len(bag) - 1, len(bag)]
     for size, found in zip(sizes, prefix_outcomes(view, scores, sizes, None), strict=True):
-        expected = bag_outcome(view.asked, top_k(scores, size))
+        expected = bag_outcome(view.interventions, top_k(scores, size))
         torch.testing.assert_close(found.kept, expected.kept, atol=1e-5, rtol=0)
         assert (found.removed is None) == (expected.removed is None) == (size == len(bag))
         if expected.removed is not None:

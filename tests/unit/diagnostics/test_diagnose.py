@@ -29,9 +29,9 @@ def test_every_slide_is_read_and_explained_once_by_all_diagnostics(
     run = shutil.copytree(classification_runs.gce, tmp_path / "run")
     explained, explain = [], trained_fold.explain_bag
 
-    def count(model, bag):
+    def count(model, bag, question):
         explained.append(bag.bag_id)
-        return explain(model, bag)
+        return explain(model, bag, question)
 
     monkeypatch.setattr(trained_fold, "explain_bag", count)
     # Stability perturbs bags and sanity empties them, which makes other bags; these are explained too.

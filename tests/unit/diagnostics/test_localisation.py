@@ -236,8 +236,8 @@ def test_a_slide_without_evidence_marks_nothing_once_its_verdict_counts(
 ):
     """As on a normal slide, whose prediction stays without the patches that were found."""
 
-    def explain_in_vain(model, bag):
-        found = explain_bag(model, bag)
+    def explain_in_vain(model, bag, question):
+        found = explain_bag(model, bag, question)
         return replace(found, verdict=replace(found.verdict, is_necessary=False))
 
     monkeypatch.setattr(trained_fold, "explain_bag", explain_in_vain)

@@ -165,5 +165,5 @@ def test_points_of_a_curve_are_real_removals(name):
     for position, share in enumerate(found[0].tolist()):
         gone = torch.zeros(12, dtype=torch.bool)
         gone[order[: round(share * 12)]] = True
-        left = view.asked.kept(~gone).logits.double().softmax(0)[view.full.logits.argmax()]
+        left = view.interventions.kept(~gone).logits.double().softmax(0)[view.full.logits.argmax()]
         assert float(found[1][position]) == pytest.approx(float(left), abs=1e-5)
