@@ -23,10 +23,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gcemil.bags.bag import Bag, connected_regions, coordinate_step, patch_cells
-from gcemil.diagnostics.rules import RuleSubset, take_subsets
+from gcemil.diagnostics.rules import take_subsets
 from gcemil.diagnostics.snr import BagOutcome, OutputScale, Tolerances, judge_subset
 from gcemil.diagnostics.trained_fold import Measure, Pass, PredictedBag, TrainedFold, prefix_logits
-from gcemil.errors import BagError, UsageError
+from gcemil.errors import UsageError
 from gcemil.findings import Finding, mean_rows
 from gcemil.records import RegionVerdict
 from gcemil.recovery import ranking
@@ -148,8 +148,10 @@ def measure_regions(
         for network, judge in judges.items():
             view = bag.predict(network)
             for subset in take_subsets(bag, network, budget=budget):
-                labels = {"bag_id": bag.spec.bag_id, "rule": subset.rule, "network": network}
-                records.append({**labels, **judge_rule(bag.bag, view, subset, judge)})
+                regions = find_regions(bag.bag, subset.selected, subset.scores)
+                if regions is not None:
+                    labels = {"bag_id": bag.spec.bag_id, "rule": subset.rule, "network": network}
+                    records.append({**labels, **region_figures(bag.bag, view, regions, judge)})
     notes = []
     if placeless:
         notes.append(
@@ -170,13 +172,10 @@ def measure_regions(
     )
 
 
-def judge_rule(
-    bag: Bag, view: PredictedBag, subset: RuleSubset, judge: RegionJudge
+def region_figures(
+    bag: Bag, view: PredictedBag, regions: Regions, judge: RegionJudge
 ) -> dict[str, Any]:
-    """Figures and regions of the subset of one rule."""
-    regions = find_regions(bag, subset.selected, subset.scores)
-    if regions is None:
-        raise BagError(f"Bag '{bag.bag_id}' has no coordinates, so its patches form no regions.")
+    """Figures and verdicts of the regions of one rule."""
     verdicts = judge.judge(view.outcome, bag, regions)
     needed = judge.count_needed(view, regions)
     return {

@@ -7,13 +7,10 @@ import torch
 from builders import grid_coords
 from gcemil.bags import store
 from gcemil.bags.cohort import Cohort, CohortCard, SlideRow
-from gcemil.bags.folds import read_fold
 from gcemil.diagnostics.audit import audit_model
 from gcemil.diagnostics.audit_inputs import OWN_SCORES, BlackBox, ScoreSource
 from gcemil.diagnostics.truth import TRUTH_FIGURES
 from gcemil.errors import BagError, UsageError
-from gcemil.runs.checkpoint import load_network
-from gcemil.runs.folder import fold_parts
 from gcemil.tasks.task import ClassificationTask, SurvivalTask, stacked_targets
 
 TASK = ClassificationTask(("normal", "tumour"))
@@ -224,40 +221,3 @@ def test_risks_are_in_units_of_the_audited_bags(tmp_path):
 def test_a_risk_that_is_the_same_for_everyone_has_no_unit(tmp_path):
     with pytest.raises(UsageError, match="answers 2 for all 3 bags"):
         survival_audit(tmp_path, lambda features, _: (torch.tensor([2.0]), features[:, 0]))
-
-
-@pytest.mark.parametrize(
-    "kind", ["classification", pytest.param("survival", marks=pytest.mark.slow)]
-)
-def test_the_oracle_is_best_on_truth_and_above_random(kind, request):
-    runs = request.getfixturevalue(f"{kind}_runs")
-    cohort = Cohort.load(runs.cohort)
-    network = load_network(runs.host / "fold_0" / "checkpoint.safetensors")[0].host
-    specs = fold_parts(cohort, read_fold(cohort, 0)).test
-
-    def model(features, coords):
-        output = network(features, coords)
-        return output.logits, output.scores
-
-    box = BlackBox(model, "host", in_dim=cohort.card.feature_dim, n_outputs=cohort.n_outputs)
-    task = SurvivalTask() if kind == "survival" else ClassificationTask(cohort.card.classes)
-    finding = audit_model(
-        box.host(),
-        cohort,
-        specs,
-        stacked_targets(specs),
-        task,
-        score_sources={"model": OWN_SCORES},
-        repeats=1,
-    )
-    oracle, chance, model_row = (row(finding, rule) for rule in ("oracle", "random", "model"))
-    for name in TRUTH_FIGURES:
-        assert oracle[name] >= model_row[name]
-        assert oracle[name] > chance[name]
-    assert len({round(one["evidence_fraction"], 9) for one in (oracle, chance, model_row)}) == 1
-    # Its scores do not depend on the features, and a random draw hardly ever repeats.
-    assert row(finding, "oracle", "noise 0.1")["jaccard"] == pytest.approx(1)
-    assert (
-        row(finding, "oracle", "dropout 0.1")["jaccard"]
-        > row(finding, "random", "dropout 0.1")["jaccard"]
-    )

@@ -125,23 +125,18 @@ def test_eta_comes_from_the_validation_bags_of_a_wrapped_run(survival_runs: Trai
     assert estimate_completeness(TrainedFold.open(survival_runs.host, 0)) is None
 
 
-ONE = torch.ones(1, dtype=torch.float64)
-
-
-def test_patches_that_share_no_anchor_have_no_curvature():
-    responses = torch.tensor([[0.3, 0.0], [0.0, 0.8]], dtype=torch.float64)
-    assert total_curvature(
-        responses, torch.tensor([1.0, 2.0], dtype=torch.float64)
-    ) == pytest.approx(0.0, abs=1e-12)
-
-
-def test_a_certain_twin_gives_curvature_one():
-    assert total_curvature(torch.ones(2, 1, dtype=torch.float64), ONE) == pytest.approx(1.0)
-
-
-def test_two_halves_have_curvature_one_half():
-    # The second patch adds .25 to the first and .5 on its own.
-    assert total_curvature(torch.full((2, 1), 0.5, dtype=torch.float64), ONE) == pytest.approx(0.5)
+@pytest.mark.parametrize(
+    ("responses", "weights", "curvature"),
+    [
+        # No anchor in common; a certain twin; .25 beside the first and .5 alone.
+        ([[0.3, 0.0], [0.0, 0.8]], [1.0, 2.0], 0.0),
+        ([[1.0], [1.0]], [1.0], 1.0),
+        ([[0.5], [0.5]], [1.0], 0.5),
+    ],
+)
+def test_curvature_is_what_a_patch_loses_beside_the_others(responses, weights, curvature):
+    tensors = (torch.tensor(values, dtype=torch.float64) for values in (responses, weights))
+    assert total_curvature(*tensors) == pytest.approx(curvature, abs=1e-12)
 
 
 def test_bound_is_one_without_curvature_and_one_minus_one_over_e_with_all_of_it():

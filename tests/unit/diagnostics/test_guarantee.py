@@ -153,12 +153,6 @@ def test_the_test_stops_at_the_first_size_that_fails():
     assert not binomial_certificate(agrees, GRID, alpha=0.5, confidence=0.95).certified
 
 
-def test_bags_that_need_everything_get_everything():
-    agrees = table(*["...x"] * 50)
-    assert not conformal_certificate(agrees, GRID, alpha=0.1).certified
-    assert not binomial_certificate(agrees, GRID, alpha=0.1, confidence=0.9).certified
-
-
 def test_the_floor_is_what_few_test_bags_may_realise():
     # One test bag of a conformal promise of 0.9 fails with probability 0.1 > 0.05.
     assert Certificate(0.1, True, 9, 0.1, rank=9).realised_floor(1) == 0
