@@ -40,8 +40,9 @@ from gcemil.diagnostics.audit import (
     describe_table,
     judge_outcome,
     measure_risk_scale,
+    name_bag_in_errors,
 )
-from gcemil.diagnostics.audit_inputs import check_answers, name_bag_in_errors
+from gcemil.diagnostics.audit_inputs import check_answers
 from gcemil.diagnostics.snr import BagOutcome, OutputScale, RiskScale
 from gcemil.diagnostics.subsets import find_further_sets
 from gcemil.diagnostics.trained_fold import PredictedBag

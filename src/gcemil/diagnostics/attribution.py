@@ -3,9 +3,9 @@
 A score is higher for a patch that supports the prediction more: the logit of the class predicted on
 the whole bag, or the risk. Saliency and attention have no sign.
 
-Occlusion is the loss of the prediction without a patch; single is the prediction from a patch alone.
-Patches are really removed, never zeroed: to most hosts a zero patch is still a patch. A removal that
-leaves nothing scores 0. Hosts that pool by attention have both in closed form, at about one pass:
+Occlusion is the loss of the prediction without a patch; single is the prediction from it alone.
+Patches are really removed, never zeroed: to most hosts a zero patch is still a patch. A removal
+that leaves nothing scores 0. Hosts that pool by attention have both in closed form, in one pass:
 
   M = sum_j a_j m_j,   a = softmax(z)
   without i:  M_-i = sum_{j != i} a_j m_j / (1 - a_i) = M + a_i / (1 - a_i) (M - m_i)
@@ -35,11 +35,11 @@ Relevance propagation (lrp): the predicted output f shared out over the patches,
   LayerNorm   y = (x - mean x) / sd: the denominator is held constant, the centring is linear
   gated pools likewise: the weights of the patches are held constant
 
-With these rules relevance is gradient times input (Ali et al., 2022; xMIL, Hense et al., 2024): the
-host's own forward pass runs, with hooks that cut the gradient where a rule holds something constant.
-Relevance is read at the embedded patches: below them a rule that conserves relevance cannot move any
-between patches. The sum over patches is f minus the share of biases and of the class token. A host
-names the parts that make its pooling weights (`lrp_constants`); hdmil and camil have no rules.
+With these rules relevance is gradient times input (Ali et al., 2022; xMIL, Hense et al., 2024):
+the host's own forward pass runs, with hooks that cut the gradient at what a rule holds constant.
+Relevance is read at the embedded patches: below them a rule that conserves relevance cannot move
+any between patches. The sum over patches is f minus the share of biases and of the class token. A
+host names the parts that make its pooling weights (`lrp_constants`); hdmil and camil have no rules.
 """
 
 from __future__ import annotations

@@ -23,19 +23,18 @@ risks, because the training risks of a foreign model are not known.
   removal curve   Phi(X) - Phi(X_notS); of a risk its size; removal area: its mean
   MSK             the smallest of these shares at which Phi is within the tolerance; 1 if none is
 
-`audit_cohort` audits a cohort on disk, `gcemil.audit` bags in memory (`apply_rules`).
+audit_inputs.py opens a cohort and a model on disk; `gcemil.audit` takes bags in memory.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
-from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -44,21 +43,8 @@ from torch import Tensor
 
 from gcemil.bags.bag import Bag
 from gcemil.bags.cohort import BagSpec, Cohort
-from gcemil.bags.fingerprint import record_cohort
-from gcemil.bags.folds import read_fold
 from gcemil.bags.loader import SampleRule, load_bags
 from gcemil.bags.memory import as_array
-from gcemil.bags.targets import refuse_targets
-from gcemil.config import TrainSettings
-from gcemil.diagnostics.audit_inputs import (
-    Arrays,
-    BlackBox,
-    ScoreSource,
-    check_answers,
-    collect_sources,
-    import_model,
-    name_bag_in_errors,
-)
 from gcemil.diagnostics.snr import (
     RISK_TOLERANCE,
     BagOutcome,
@@ -78,7 +64,7 @@ from gcemil.diagnostics.truth import (
     true_regions,
     truth_figures,
 )
-from gcemil.errors import BagError, UsageError
+from gcemil.errors import InputError, UsageError
 from gcemil.explanation import Interventions, bag_tensors, explain_bag
 from gcemil.findings import Count, Figures, Finding, Row, compare_counts, mean_row, mean_rows
 from gcemil.hosts.host import Host, HostOutput, check_gates, find_device, log_with_zero
@@ -86,11 +72,8 @@ from gcemil.metrics import CHANCE, METRICS
 from gcemil.model import GceMil
 from gcemil.recovery import members, subset_size, top_k
 from gcemil.rules import CONTROLS
-from gcemil.runs.checkpoint import open_network
-from gcemil.runs.environment import describe_environment
-from gcemil.runs.folder import Run, fold_parts
 from gcemil.shapes import Logits, Scores
-from gcemil.tasks.task import Task, create_task, stacked_targets
+from gcemil.tasks.task import Task
 
 CURVE_SHARES = (0.01, 0.02, 0.05, 0.1, 0.2)
 """Shares of the patches at which the curves are read: few patches are an explanation."""
@@ -100,9 +83,24 @@ FULL_KEPT = (
 )  # fmt: skip
 SOFT_KEPT = ("cd_gap", "recoverable_share")
 CURVES = ("aukc", "removal_area", "msk")
-Part = Literal["train", "val", "test", "all"]
 OnBag = Callable[[int, int], None]
 Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ScoreSource:
+    """Where the scores of a rule come from."""
+
+    of: Callable[[Bag, HostOutput], Tensor]
+    """One score per patch, from the bag and from the model's output on it."""
+    follows_bag: bool = True
+    """Whether a changed bag gets scores of its own; scores from files do not."""
+    are_gates: bool = False
+    """Whether they lie in [0, 1] and weigh the patches."""
+
+
+OWN_SCORES = ScoreSource(lambda _bag, full: full.scores)
+"""What the model itself returns."""
 
 
 class _Trial(NamedTuple):
@@ -114,76 +112,6 @@ class _Trial(NamedTuple):
     """The outcomes at the sizes of the curves."""
     changed: list[tuple[str, float, Logits]]
     """Perturbation, overlap of the subsets, prediction."""
-
-
-def audit_cohort(
-    folder: Path,
-    model: str,
-    *,
-    scores: Sequence[Path] = (),
-    column: str | None = None,
-    gates: bool = False,
-    part: Part = "test",
-    fold: int = 0,
-    budget: float = 0.05,
-    arrays: Arrays = "torch",
-    repeats: int = 3,
-    seed: int = 0,
-    device: str = "cpu",
-    on_bag: OnBag | None = None,
-) -> Finding:
-    """Audit the host of a run folder, or `package.module:callable`, which is imported."""
-    cohort = Cohort.load(folder)
-    refuse_targets(cohort)
-    parts = None if part == "all" else fold_parts(cohort, read_fold(cohort, fold))
-    label_scale, called = (0.0, 1.0), None
-    if Path(model).is_dir():
-        own, _ = open_network(Run(Path(model)).fold(fold).checkpoint, device)
-        label_scale, called = (
-            own.label_scale,
-            lambda *bag: attrgetter("logits", "scores")(own.host(*bag)),
-        )
-    task = create_task(cohort, TrainSettings(), label_scale)
-    specs = cohort.bags if parts is None else getattr(parts, part)
-    targets = stacked_targets(specs)
-    task.check(targets, where=f"{folder}, fold {fold}, part {part}")
-    box = BlackBox(
-        called or import_model(model),
-        model,
-        in_dim=cohort.card.feature_dim,
-        n_outputs=cohort.n_outputs,
-        arrays=arrays,
-    )
-    with name_bag_in_errors(specs[0].bag_id), torch.no_grad():
-        given = bag_tensors(cohort.read_bag(specs[0]))
-        box.match_batch_axis(*given)
-        warnings = check_answers(specs[0].bag_id, lambda: box.answer(*given)[0])
-        sources = collect_sources(box, given, scores, column, gates)
-    finding = audit_model(
-        box.host(),
-        cohort,
-        specs,
-        targets,
-        task,
-        score_sources=sources,
-        budget=budget,
-        seed=seed,
-        on_bag=on_bag,
-        repeats=repeats,
-    )
-    notes = (*warnings, *finding.notes)
-    if part != "test":
-        notes = (*notes, f"Bags of part '{part}': the model may have been trained on them.")
-    inputs = {"cohort": record_cohort(cohort).fingerprint}
-    provenance = {
-        **describe_environment(seed=seed, device=torch.device("cpu"), inputs=inputs),
-        "cohort": cohort.card.name,
-        "model": model,
-        "scores": [path.resolve().name for path in scores],
-        "part": part,
-        "fold": None if part == "all" else fold,
-    }
-    return replace(finding, notes=notes, provenance=provenance)
 
 
 @torch.no_grad()
@@ -343,7 +271,10 @@ def _try_rules(
     size, chosen, trials = subset_size(len(bag), budget), {}, {}
     for rule, scores in score_patches(list(sources), bag, full, torch.arange(len(bag))).items():
         chosen[rule] = top_k(scores, size)
-        gates = _log_gates(scores) if rule in sources and sources[rule].are_gates else None
+        gates = None
+        if rule in sources and sources[rule].are_gates:
+            check_gates(scores, n_patches=len(bag))
+            gates = log_with_zero(scores.float())
         outcome = bag_outcome(interventions, chosen[rule], gates, full=full.logits)
         # Several shares of a small bag are one number of patches.
         sizes = [subset_size(len(bag), share) for share in CURVE_SHARES]
@@ -368,17 +299,6 @@ def _try_rules(
                 kept = again.kept(selected).logits
                 trials[rule].changed.append((f"{name} {strength:g}", overlap, kept))
     return trials
-
-
-def _log_gates(scores: Scores) -> Scores:
-    outside = ~((scores >= 0) & (scores <= 1))
-    if bool(outside.any()):
-        wrong = int(outside.nonzero()[0])
-        raise BagError(
-            f"Gates lie in [0, 1], but patch {wrong} has {float(scores[wrong])}. "
-            "Audit them as scores."
-        )
-    return log_with_zero(scores.float())
 
 
 def _random_stream(seed: int, bag: Bag, purpose: str) -> np.random.Generator:
@@ -472,6 +392,17 @@ def measure_risk_scale(
             "its answers have no unit, and nothing to explain."
         )
     return RiskScale(fmean(risks), deviation)
+
+
+@contextmanager
+def name_bag_in_errors(bag_id: str) -> Iterator[None]:
+    """Puts the bag in front of what is wrong with it."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"Bag '{bag_id}': {error}") from error
+    except InputError as error:
+        raise type(error)(f"Bag '{bag_id}': {error}") from error
 
 
 # Bags in memory

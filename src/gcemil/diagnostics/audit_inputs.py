@@ -1,4 +1,4 @@
-"""The inputs of an audit: a model of unknown origin, and patch scores made elsewhere.
+"""An audit of a cohort on disk: a model of unknown origin, and patch scores made elsewhere.
 
 The model is the host of a run or any callable (features, coords) -> logits, or (logits, scores).
 It is given float32 features (n, d) and integer coords (n, 2) or None, as torch tensors or numpy
@@ -17,9 +17,9 @@ the usual mistake.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,14 +30,25 @@ from torch import Tensor, nn
 
 from gcemil.bags import store
 from gcemil.bags.bag import Bag
+from gcemil.bags.cohort import Cohort
+from gcemil.bags.fingerprint import record_cohort
+from gcemil.bags.folds import read_fold
 from gcemil.bags.foreign.torchmil import read_array
 from gcemil.bags.tables import read_table
-from gcemil.errors import InputError, StoreError, UsageError
+from gcemil.bags.targets import refuse_targets
+from gcemil.config import TrainSettings
+from gcemil.diagnostics.audit import OWN_SCORES, OnBag, ScoreSource, audit_model, name_bag_in_errors
+from gcemil.errors import StoreError, UsageError
 from gcemil.explanation import bag_tensors
+from gcemil.findings import Finding
 from gcemil.hosts.adapters import CallableHost, match_batch_axis, read_logits, slope, unpack_answer
 from gcemil.hosts.host import HostOutput
 from gcemil.hosts.own import import_file, import_object
 from gcemil.row_blocks import to_float32
+from gcemil.runs.checkpoint import open_network
+from gcemil.runs.environment import describe_environment
+from gcemil.runs.folder import Run, fold_parts
+from gcemil.tasks.task import create_task, stacked_targets
 
 NAMES = ("scores", "score", "attention_scores", "attention_score", "attention", "gates", "gate")
 SUFFIXES = (".h5", ".csv", ".npy")
@@ -47,20 +58,77 @@ SAME_ANSWER = 1e-4
 """Two outputs within this share of their size are equal: sums of floats depend on their order."""
 
 
-@dataclass(frozen=True)
-class ScoreSource:
-    """Where the scores of a rule come from."""
-
-    of: Callable[[Bag, HostOutput], Tensor]
-    """One score per patch, from the bag and from the model's output on it."""
-    follows_bag: bool = True
-    """Whether a changed bag gets scores of its own; scores from files do not."""
-    are_gates: bool = False
-    """Whether they lie in [0, 1] and weigh the patches."""
+Part = Literal["train", "val", "test", "all"]
 
 
-OWN_SCORES = ScoreSource(lambda _bag, full: full.scores)
-"""What the model itself returns."""
+def audit_cohort(
+    folder: Path,
+    model: str,
+    *,
+    scores: Sequence[Path] = (),
+    column: str | None = None,
+    gates: bool = False,
+    part: Part = "test",
+    fold: int = 0,
+    budget: float = 0.05,
+    arrays: Arrays = "torch",
+    repeats: int = 3,
+    seed: int = 0,
+    device: str = "cpu",
+    on_bag: OnBag | None = None,
+) -> Finding:
+    """Audit the host of a run folder, or `package.module:callable`, which is imported."""
+    cohort = Cohort.load(folder)
+    refuse_targets(cohort)
+    parts = None if part == "all" else fold_parts(cohort, read_fold(cohort, fold))
+    label_scale, called = (0.0, 1.0), None
+    if Path(model).is_dir():
+        own, _ = open_network(Run(Path(model)).fold(fold).checkpoint, device)
+        label_scale, called = (
+            own.label_scale,
+            lambda *bag: attrgetter("logits", "scores")(own.host(*bag)),
+        )
+    task = create_task(cohort, TrainSettings(), label_scale)
+    specs = cohort.bags if parts is None else getattr(parts, part)
+    targets = stacked_targets(specs)
+    task.check(targets, where=f"{folder}, fold {fold}, part {part}")
+    box = BlackBox(
+        called or import_model(model),
+        model,
+        in_dim=cohort.card.feature_dim,
+        n_outputs=cohort.n_outputs,
+        arrays=arrays,
+    )
+    with name_bag_in_errors(specs[0].bag_id), torch.no_grad():
+        given = bag_tensors(cohort.read_bag(specs[0]))
+        box.match_batch_axis(*given)
+        warnings = check_answers(specs[0].bag_id, lambda: box.answer(*given)[0])
+        sources = collect_sources(box, given, scores, column, gates)
+    finding = audit_model(
+        box.host(),
+        cohort,
+        specs,
+        targets,
+        task,
+        score_sources=sources,
+        budget=budget,
+        seed=seed,
+        on_bag=on_bag,
+        repeats=repeats,
+    )
+    notes = (*warnings, *finding.notes)
+    if part != "test":
+        notes = (*notes, f"Bags of part '{part}': the model may have been trained on them.")
+    inputs = {"cohort": record_cohort(cohort).fingerprint}
+    provenance = {
+        **describe_environment(seed=seed, device=torch.device("cpu"), inputs=inputs),
+        "cohort": cohort.card.name,
+        "model": model,
+        "scores": [path.resolve().name for path in scores],
+        "part": part,
+        "fold": None if part == "all" else fold,
+    }
+    return replace(finding, notes=notes, provenance=provenance)
 
 
 def collect_sources(
@@ -242,17 +310,6 @@ def _accepts_coords(model: Callable[..., Any]) -> bool:
         # A signature that cannot be read is a ValueError.
         return isinstance(error, ValueError)
     return True
-
-
-@contextmanager
-def name_bag_in_errors(bag_id: str) -> Iterator[None]:
-    """Puts the bag in front of what is wrong with it."""
-    try:
-        yield
-    except UsageError as error:
-        raise UsageError(f"Bag '{bag_id}': {error}") from error
-    except InputError as error:
-        raise type(error)(f"Bag '{bag_id}': {error}") from error
 
 
 def read_bag_scores(folder: Path, bag: Bag, *, column: str | None = None) -> BagScores:

@@ -1,10 +1,12 @@
-"""cost: each inference mode relative to one pass of the host over the whole bag (paper, cost table).
+"""cost: each inference mode relative to one pass of the host over the whole bag.
+
+The cost table of the paper.
 
   full         the host on all patches
   soft         gates from the selector, then the host on the gated bag
   discrete     the host on the recovered evidence
   attention, occlusion, integrated_gradients
-               the host on as many patches, by attention, by the loss of removing each, by attribution
+               the host on as many patches, by attention, loss without each, or attribution
   prefilter    the host on the evidence among the patches a prefilter kept, or on all of a fallback
   random, oracle   the host on as many patches, by chance and truth first: what a choice is worth
 
@@ -80,6 +82,7 @@ from gcemil.recovery import members, subset_size, top_k
 from gcemil.rules import CONTROLS
 from gcemil.runs.folder import Run
 from gcemil.shapes import Logits, Selected
+from gcemil.tasks.task import stacked_targets
 
 Clock = Callable[[], float]
 Call = Callable[[], Any]
@@ -133,7 +136,8 @@ def measure_inference_cost(
                 facts | figures for figures in measure_modes(bag, modes, repeats, clock, encoding)
             ]
     utility = {
-        mode: task_metric(fold.task, fold.targets(), found) for mode, found in logits.items()
+        mode: task_metric(fold.task, stacked_targets(fold.specs()), found)
+        for mode, found in logits.items()
     }
     rows = []
     for row in mean_rows(slides, ("mode", "network", "timing", "encoder")):

@@ -169,7 +169,7 @@ def specificity(marked: Bool[np.ndarray, "n"], positive: Bool[np.ndarray, "n"]) 
 def best_threshold(
     slides: Sequence[tuple[Float[np.ndarray, "_"], Bool[np.ndarray, "_"]]],
 ) -> float | None:
-    """The highest score of best mean Dice over slides (scores, positive); None without positives."""
+    """The highest score of best mean Dice over slides (scores, positive patches)."""
     # Going down the joined ranking, each patch changes the Dice of its own slide alone.
     walks = [_dice_steps(scores, positive) for scores, positive in slides if positive.any()]
     if not walks:

@@ -21,8 +21,9 @@ once, so they are formed at the threshold of Dice and swept by their score.
 
 At patch level the official rule is an approximation. A point is a patch, and lies in a lesion when
 that patch is positive; lesions join when their positive patches touch (the organisers: when less
-than 75 micrometres apart); isolated tumour cells (major axis below 275 micrometres) are found by the
-moments of the overlap, if micrometres per pixel are known; a lesion without a patch is not missed.
+than 75 micrometres apart); isolated tumour cells (major axis below 275 micrometres) are found by
+the moments of the overlap, if micrometres per pixel are known; a lesion without a patch is not
+missed.
 The organisers' script leaves out the lowest score when every lesion is found; here it counts.
 
 A slide without truth or coordinates, or one that the cohort's recipe keeps out of lesion metrics,

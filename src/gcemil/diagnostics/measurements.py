@@ -67,10 +67,6 @@ RECOVERED = "recovered"
 """The size of the recovered evidence."""
 FILE = "measurements.csv.gz"
 KEY_COLUMNS = ("bag_id", "network", "rule", "size")
-VALUE_COLUMNS = (
-    "n_selected", "n_patches", "phi_full", "phi_kept", "phi_removed", "phi_gated",
-    "class_full", "class_kept", "class_removed", "precision", "average_precision",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -157,33 +153,28 @@ def _add_measurement(
     """Read the outputs of a subset, and add them to the table of the bag."""
     outputs = bag.fold.output_scale(network).read(outcome)
     truth = truth_figures(subset.selected, subset.scores, bag.truth, bag.regions)
-    is_class = bag.fold.task.n_outputs > 1
-    logits = (outcome.full, outcome.kept, outcome.removed)
-    bag.measurements[bag.spec.bag_id, network, subset.rule, size] = (
-        int(subset.selected.sum()),
-        len(bag),
-        outputs.full,
-        outputs.kept,
-        outputs.removed,
-        outputs.gated,
-        *(int(one.argmax()) if is_class and one is not None else None for one in logits),
-        truth["precision"],
-        truth["average_precision"],
-    )
+    key = (bag.spec.bag_id, network, subset.rule, size)
+    line: dict[str, Any] = dict(zip(KEY_COLUMNS, key, strict=True))
+    line |= {"n_selected": int(subset.selected.sum()), "n_patches": len(bag)}
+    line |= {f"phi_{name}": value for name, value in vars(outputs).items()}
+    for name in ("full", "kept", "removed"):
+        logits = getattr(outcome, name)
+        has_class = logits is not None and len(logits) > 1
+        line[f"class_{name}"] = int(logits.argmax()) if has_class else None
+    bag.measurements[key] = line | {n: truth[n] for n in ("precision", "average_precision")}
     return Measurement(
         **vars(subset), network=network, outcome=outcome, outputs=outputs, truth=truth
     )
 
 
 def write_measurements(
-    folder: Path, measurements: Mapping[MeasurementKey, tuple[Any, ...]], model_hash: str
+    folder: Path, measurements: Mapping[MeasurementKey, dict[str, Any]], model_hash: str
 ) -> Path:
     """Write the table of a fold; earlier lines of the same checkpoint stay."""
     import pandas as pd
 
     path = folder / FILE
-    lines = [(*key, *values, model_hash[:12]) for key, values in measurements.items()]
-    table = pd.DataFrame(lines, columns=[*KEY_COLUMNS, *VALUE_COLUMNS, "model"])
+    table = pd.DataFrame(list(measurements.values())).assign(model=model_hash[:12])
     if path.is_file():
         before = pd.read_csv(path, dtype=dict.fromkeys((*KEY_COLUMNS, "model"), str))
         before = before[before["model"] == model_hash[:12]]

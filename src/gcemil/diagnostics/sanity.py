@@ -8,11 +8,11 @@
   no_signal          every patch of a test bag replaced by a random one with the mean and deviation
                      of the training patches; sufficient and necessary evidence on <= 10 % of bags
 
-Each value has one beside it for comparison: attention of two fresh hosts, the same short fit to true
-labels, the average precision of a host fitted without the mark, and the share on the bags as they
-are. A control passes, fails, or says nothing: the second and third say nothing unless the short fit
-has learned (true labels above chance; the mark changes the prediction of the marked class on average
-by 0.1, or the risk by 0.2 deviations of the test risks).
+Each value has one beside it for comparison: attention of two fresh hosts, the same short fit to
+true labels, the average precision of a host fitted without the mark, and the share on the bags as
+they are. A control passes, fails, or says nothing: the second and third say nothing unless the
+short fit has learned (true labels above chance; the mark changes the prediction of the marked class
+on average by 0.1, or the risk by 0.2 deviations of the test risks).
 
 Fits are short: FIT_STEPS bags of at most FIT_PATCHES patches, at the rate of the host table, by the
 task loss alone.

@@ -65,7 +65,7 @@ from gcemil.runs.checkpoint import open_network
 from gcemil.runs.folder import FoldParts, Run, RunCard, fold_parts
 from gcemil.search import measure_class_support
 from gcemil.shapes import Logits, Scores, Selected
-from gcemil.tasks.task import Task, create_task, stacked_targets, target_tensor
+from gcemil.tasks.task import Task, create_task, target_tensor
 
 DEFAULT_BUDGET = 0.05
 """rho of the paper, for a run without a wrapper."""
@@ -140,7 +140,7 @@ class FoldBag(NetworkBag):
         self.spec, self.fold = spec, fold
         self.random = torch.zeros(len(bag)) if random is None else random
         """One draw per patch, the same for every diagnostic and network."""
-        self.measurements: dict[MeasurementKey, tuple[Any, ...]] = {}
+        self.measurements: dict[MeasurementKey, dict[str, Any]] = {}
         """What was measured on the bag so far (measurements.py)."""
 
     @property
@@ -182,7 +182,7 @@ class TrainedFold(FoldNetwork):
     plain: Host | None
     plain_scale: RiskScale
     seed: int = 0
-    measurements: dict[MeasurementKey, tuple[Any, ...]] = field(default_factory=dict)
+    measurements: dict[MeasurementKey, dict[str, Any]] = field(default_factory=dict)
     """What the diagnostics measured on the test bags (measurements.py)."""
 
     @classmethod
@@ -270,10 +270,6 @@ class TrainedFold(FoldNetwork):
                     f"Fold {self.fold} of {self.cohort.folder} has no {part} bags; {reason}. "
                     "Make folds that have both with 'gcemil split'."
                 )
-
-    def targets(self, part: PartName = "test") -> Tensor:
-        """Their labels, or times and events."""
-        return stacked_targets(self.specs(part))
 
     def bags(self, part: PartName = "test") -> Iterator[FoldBag]:
         """Every bag of the part with all its patches; one bag in memory at a time."""

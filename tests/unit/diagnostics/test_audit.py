@@ -7,8 +7,8 @@ import torch
 from builders import grid_coords
 from gcemil.bags import store
 from gcemil.bags.cohort import Cohort, CohortCard, SlideRow
-from gcemil.diagnostics.audit import audit_model
-from gcemil.diagnostics.audit_inputs import OWN_SCORES, BlackBox, ScoreSource
+from gcemil.diagnostics.audit import OWN_SCORES, ScoreSource, audit_model
+from gcemil.diagnostics.audit_inputs import BlackBox
 from gcemil.diagnostics.truth import TRUTH_FIGURES
 from gcemil.errors import BagError, UsageError
 from gcemil.tasks.task import ClassificationTask, SurvivalTask, stacked_targets
@@ -149,7 +149,9 @@ def test_gates_that_delete_are_recoverable_and_half_open_ones_are_not(tmp_path):
 
 
 def test_gates_out_of_range_are_named(tmp_path):
-    with pytest.raises(BagError, match=r"Bag 's0': Gates lie in \[0, 1\], but patch 2 has 1.5"):
+    with pytest.raises(
+        BagError, match=r"Bag 's0': Gates lie in \[0, 1\], but patch 2 has gate 1.5"
+    ):
         audit(slides(tmp_path), sources={"g": fixed([0.0, 0.0, 1.5] + [0.0] * 17, are_gates=True)})
 
 
