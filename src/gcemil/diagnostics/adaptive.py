@@ -24,7 +24,7 @@ from functools import cache
 from statistics import fmean
 
 from gcemil.diagnostics.measurements import RuleTable
-from gcemil.diagnostics.rules import attribute_patches, choose_attributions, score_rules
+from gcemil.diagnostics.rules import choose_attributions, score_rules
 from gcemil.diagnostics.snr import RISK_TOLERANCE, OutputScale
 from gcemil.diagnostics.trained_fold import (
     FoldBag,
@@ -91,14 +91,8 @@ def measure_adaptive(
             "capped_share": float(not is_reached),
         }
         for network in fold.networks:
-            rivals = attribute_patches(bag.predict(network), chosen[network])
             scored = score_rules(
-                bag,
-                network,
-                random=bag.random,
-                attributions=rivals,
-                ours=("gce_soft",),
-                smooth=True,
+                bag, network, attributions=chosen[network], ours=("gce_soft",), smooth=True
             )
             for rule, scores in scored.items():
                 is_own = network == "wrapped" and rule == own_rule

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gcemil.diagnostics.measurements import RECOVERED, RuleTable, bag_sizes
-from gcemil.diagnostics.rules import RANKED, attribute_patches, choose_attributions, score_rules
+from gcemil.diagnostics.rules import RANKED, choose_attributions, score_rules
 from gcemil.diagnostics.trained_fold import Measure, Pass, TrainedFold
 from gcemil.findings import Finding
 
@@ -31,9 +31,8 @@ def measure_budget(
     while (bag := (yield "test")) is not None:
         sizes = bag_sizes(bag, budgets)
         for network in fold.networks:
-            attributed = attribute_patches(bag.predict(network), chosen[network])
             scores = score_rules(
-                bag, network, random=bag.random, attributions=attributed, ours=RANKED, smooth=True
+                bag, network, attributions=chosen[network], ours=RANKED, smooth=True
             )
             for rule, values in scores.items():
                 table.add(bag, network, rule, values, sizes)

@@ -49,10 +49,8 @@ from gcemil.diagnostics.trained_fold import (
 from gcemil.errors import UsageError
 from gcemil.explanation import read_evidence_output, recover_evidence
 from gcemil.findings import Figures, Finding
-from gcemil.hosts.host import Host
 from gcemil.model import GceMil
 from gcemil.recovery import ranking
-from gcemil.shapes import Scores
 
 Clock = Callable[[], float]
 T = TypeVar("T")
@@ -75,12 +73,10 @@ def measure_posthoc(
         sizes = bag_sizes(bag, (budget,))
         for network in fold.networks:
             view, output_scale = bag.predict(network), fold.output_scale(network)
-            attributed, ratios = _time_attributions(bag, view.host, chosen[network], clock)
+            ratios = _time_attributions(view, chosen[network], clock)
             if network == "wrapped" and fold.model is not None:
                 ratios |= _time_evidence(bag, fold.model, clock)
-            rules = score_rules(
-                bag, network, random=bag.random, attributions=attributed, ours=RANKED
-            )
+            rules = score_rules(bag, network, attributions=chosen[network], ours=RANKED)
             for rule, scores in rules.items():
                 figures = curve_figures(*flipping_curves(view, ranking(scores), output_scale))
                 more = {**figures, "runtime_ratio": ratios.get(rule)}
@@ -91,41 +87,44 @@ def measure_posthoc(
 
 
 def _time_attributions(
-    bag: FoldBag, host: Host, attributions: Mapping[str, Attribution], clock: Clock
-) -> tuple[dict[str, Scores], Figures]:
-    """The scores of each attribution, and its time in passes of the host, its own pass included."""
+    view: PredictedBag, attributions: Mapping[str, Attribution], clock: Clock
+) -> Figures:
+    """The time of each attribution in passes of the host, its own pass included."""
+
+    def run_pass() -> PredictedBag:
+        return predict_bag(view.host, view.features, view.coords)
+
     # The first pass over a bag has cold caches, which would flatter whatever is compared with it.
-    predict_bag(host, bag.features, bag.coords)
-    scores: dict[str, Scores] = {}
+    run_pass()
     passes: list[float] = []
     seconds: dict[str, float] = {}
     for name, one in attributions.items():
 
-        def attribute(one: Attribution = one) -> Scores:
-            return one.scores(predict_bag(host, bag.features, bag.coords))
+        def attribute(one: Attribution = one) -> Tensor:
+            return one.scores(run_pass())
 
-        passes.append(_time_pass(bag, host, clock))
-        scores[name], seconds[name] = _time_call(attribute, clock)
-    return scores, {name: time_ratio(one, passes) for name, one in seconds.items()}
+        passes.append(_time_call(run_pass, clock)[1])
+        view.attributed[name], seconds[name] = _time_call(attribute, clock)
+    return {name: time_ratio(one, passes) for name, one in seconds.items()}
 
 
 @torch.no_grad()
 def _time_evidence(bag: FoldBag, model: GceMil, clock: Clock) -> Figures:
     """The wrapper's pass, without and with recovery, in passes of its host."""
-    before = _time_pass(bag, model.host, clock)
+
+    def run_pass() -> PredictedBag:
+        return predict_bag(model.host, bag.features, bag.coords)
+
+    passes = [_time_call(run_pass, clock)[1]]
     output, soft = _time_call(
         lambda: read_evidence_output(model, bag.features, bag.coords, bag.bag.patch_size), clock
     )
     _, recovery = _time_call(lambda: recover_evidence(model, output, bag.coords), clock)
-    passes = [before, _time_pass(bag, model.host, clock)]
+    passes.append(_time_call(run_pass, clock)[1])
     return {
         "gce_soft": time_ratio(soft, passes),
         "gce_discrete": time_ratio(soft + recovery, passes),
     }
-
-
-def _time_pass(bag: FoldBag, host: Host, clock: Clock) -> float:
-    return _time_call(lambda: predict_bag(host, bag.features, bag.coords), clock)[1]
 
 
 def _time_call(call: Callable[[], T], clock: Clock) -> tuple[T, float]:

@@ -31,6 +31,7 @@ from gcemil.recovery import subset_size, top_k
 from gcemil.rules import SMOOTHED
 from gcemil.shapes import Scores, Selected
 
+ATTENTION = {"attention": ATTRIBUTIONS["attention"]}
 RANKED = ("gce_soft", "gce_discrete")
 """The rules of the wrapper as rankings, comparable with others at any number of patches."""
 
@@ -39,18 +40,18 @@ def score_rules(
     bag: FoldBag,
     network: NetworkName,
     *,
-    random: Scores,
-    attributions: Mapping[str, Scores] | None = None,
+    random: Scores | None = None,
+    attributions: Mapping[str, Attribution] = ATTENTION,
     ours: Sequence[str] = ("evidence",),
     smooth: bool = False,
 ) -> dict[str, Scores]:
     """Scores of every rule for the patches of a bag; `ours` names the rules of the wrapper."""
-    attention = bag.predict(network).full.scores
-    attributions = {"attention": attention} if attributions is None else attributions
-    scores = {"random": random, **attributions}
+    view = bag.predict(network)
+    attributed = attribute_patches(view, attributions)
+    scores = {"random": bag.random if random is None else random, **attributed}
     if smooth and bag.coords is not None:
         around = Neighbourhood.of(bag.coords, bag.bag.patch_size)
-        scores |= {f"{name}{SMOOTHED}": smoothed(own, around) for name, own in attributions.items()}
+        scores |= {f"{name}{SMOOTHED}": smoothed(own, around) for name, own in attributed.items()}
     if network == "wrapped" and bag.explanation is not None:
         explanation = bag.explanation
         scores |= {
@@ -58,7 +59,7 @@ def score_rules(
             for rule in ours
         }
     if bag.truth is not None:
-        scores["oracle"] = oracle_scores(bag.truth, bag.regions, attention)
+        scores["oracle"] = oracle_scores(bag.truth, bag.regions, view.full.scores)
     return scores
 
 
@@ -111,7 +112,7 @@ def take_subsets(
 
     `budget` gives the size where there is no wrapper.
     """
-    scores = score_rules(bag, network, random=bag.random)
+    scores = score_rules(bag, network)
     explanation = bag.explanation
     selected = None if explanation is None else explanation.recovery.selected
     size = subset_size(len(bag), budget) if selected is None else int(selected.sum())

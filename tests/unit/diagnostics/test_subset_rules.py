@@ -6,7 +6,6 @@ from builders.planted_folds import planted_fold
 from builders.runs import TrainedRuns
 from gcemil.diagnostics.rules import (
     RANKED,
-    attribute_patches,
     choose_attributions,
     score_rules,
 )
@@ -16,21 +15,16 @@ from gcemil.recovery import top_k
 
 
 def scores_of(fold, bag, network="wrapped", names=("attention", "occlusion")):
-    view = bag.predict(network)
-    random = torch.rand(len(bag), generator=torch.Generator().manual_seed(0))
-    rivals = attribute_patches(view, choose_attributions(fold, names)[network])
-    return score_rules(bag, network, random=random, attributions=rivals, ours=RANKED, smooth=True)
+    rivals = choose_attributions(fold, names)[network]
+    return score_rules(bag, network, attributions=rivals, ours=RANKED, smooth=True)
 
 
 def test_smoothing_takes_half_of_a_score_from_the_patches_around(tmp_path):
     bag = next(iter(planted_fold(tmp_path).bags()))
-    scores = torch.zeros(20)
-    scores[5] = 6.0
+    bag.view.attributed["attention"] = torch.zeros(20)
+    bag.view.attributed["attention"][5] = 6.0
     # A single row of patches: three in every neighbourhood, two at the ends.
-    rules = score_rules(
-        bag, "wrapped", random=bag.random, attributions={"attention": scores}, smooth=True
-    )
-    smoothed = rules["attention_smoothed"]
+    smoothed = score_rules(bag, "wrapped", smooth=True)["attention_smoothed"]
     assert smoothed[4:7].tolist() == pytest.approx([1, 4, 1])
     assert smoothed.sum() == pytest.approx(6)
 
