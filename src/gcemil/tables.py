@@ -265,11 +265,22 @@ def _render_latex_table(table: Table) -> str:
         for part in (rows, _mark_best(table, _escape_latex, r"\textbf{{{}}}"))
     )
     columns = f"{'l' * len(table.row_labels)}{'c' * len(table.columns)}"
-    return "\n".join([
-        r"\begin{table}[htbp]", r"\centering", rf"\caption{{{_escape_latex(caption)}}}", rf"\label{{{table.label}}}",
-        rf"\begin{{tabular}}{{{columns}}}", r"\toprule", *header, r"\midrule", *body, r"\bottomrule", r"\end{tabular}",
-        r"\end{table}", "",
-    ])  # fmt: skip
+    lines = [
+        r"\begin{table}[htbp]",
+        r"\centering",
+        rf"\caption{{{_escape_latex(caption)}}}",
+        rf"\label{{{table.label}}}",
+        rf"\begin{{tabular}}{{{columns}}}",
+        r"\toprule",
+        *header,
+        r"\midrule",
+        *body,
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+        "",
+    ]
+    return "\n".join(lines)
 
 
 def _escape_latex(text: str) -> str:
@@ -290,10 +301,9 @@ def _render_csv(tables: Sequence[Table]) -> str:
                 numbers = [
                     "" if value is None else repr(value) for value in (cell.value, cell.deviation)
                 ]
-                writer.writerow([
-                    table.name, " / ".join(row), figures, column.key, column.metric or "", column.direction, cell.text,
-                    *numbers, cell.n or "", cell.state, *(cell.interval or ("", "")),
-                ])  # fmt: skip
+                place = [table.name, " / ".join(row), figures, column.key, column.metric or ""]
+                shown = [column.direction, cell.text, *numbers, cell.n or "", cell.state]
+                writer.writerow([*place, *shown, *(cell.interval or ("", ""))])
     return file.getvalue()
 
 

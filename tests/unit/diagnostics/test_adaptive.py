@@ -1,4 +1,4 @@
-"""Sizes that follow the bag: calibrated on shares counted by hand, and walked on a planted fold whose sizes are known."""
+"""Adaptive sizes: calibrated on shares counted by hand, and walked on a planted fold."""
 
 from dataclasses import replace
 
@@ -60,8 +60,10 @@ def planted_sizes(fold, tolerances):
 
 def test_the_planted_sizes_are_those_worked_out_by_hand(tmp_path):
     # Phi(X) = sigmoid(3 * 2 / (2 + 18 e)) = .9288, e = exp(-4 tanh 3). The first k >= 2 patches say
-    # sigmoid(3 * 2 / (2 + (k - 2) e)): .9526 with two, .9487 with five, .9435 with nine and .9422 with ten.
-    # One patch says .9526 too, but the other one keeps the class. Two leave nothing but a tie, which goes to 'left'.
+    # sigmoid(3 * 2 / (2 + (k - 2) e)): .9526 with two, .9487 with five, .9435 with nine and .9422
+    # with ten.
+    # One patch says .9526 too, but the other one keeps the class. Two leave nothing but a tie,
+    # which goes to 'left'.
     right = calibrated_fold(tmp_path, only=1)
     assert planted_sizes(right, [0.01, 0.02, 0.05, 0.2]) == [
         (10, False),
@@ -84,8 +86,8 @@ def test_the_planted_tolerance_and_sizes_stand_in_the_finding(tmp_path):
     fold = calibrated_fold(tmp_path, only=1)
     finding = adaptive.measure_adaptive(fold, mean_budget=0.3, **BY_PATCH)
     assert finding.notes[0] == (
-        "Fold 0: tolerance 0.02, the smallest of 0.01, 0.02, 0.05, 0.1, 0.2 that keeps the mean budget of 0.3 "
-        "(6 validation bags, mean share of patches 0.2500)."
+        "Fold 0: tolerance 0.02, the smallest of 0.01, 0.02, 0.05, 0.1, 0.2 that keeps the mean "
+        "budget of 0.3 (6 validation bags, mean share of patches 0.2500)."
     )
     assert "its host's attention gives the sizes" in finding.notes[1]
     walked = values(finding, rule="attention")

@@ -38,7 +38,7 @@ KNOWN = {
 
 
 def mean_host(n_outputs=2, host_class=Abmil):
-    """Uniform attention; the logits are the mean of the patches, and its negative where there are two."""
+    """Uniform attention; the logits are the mean of the patches, and its negative."""
     host = host_class(1, n_outputs, width=1, hidden=1).eval()
     with torch.no_grad():
         for parameter in host.parameters():

@@ -1,4 +1,4 @@
-"""A model that says 'tumour' when it sees a patch above 0, on slides of twenty patches of which one may be."""
+"""A model that predicts 'tumour' from any patch above 0, on slides of twenty patches."""
 
 import numpy as np
 import pytest
@@ -205,7 +205,8 @@ def highest(features, _coords):
 
 
 def test_risks_are_in_units_of_the_audited_bags(tmp_path):
-    # Risks 1, 3 and 5: mean 3, deviation sqrt(8/3). Any patch but the first alone gives the risk of the bag.
+    # Risks 1, 3 and 5: mean 3, deviation sqrt(8/3). Any patch but the first alone gives the risk of
+    # the bag.
     finding = survival_audit(tmp_path, highest, events=(1, 1, 1))
     assert row(finding, "whole bag", "whole bag") == pytest.approx({"c_index": 1})
     assert row(finding, "model")["full_kept_gap"] == pytest.approx(0, abs=1e-6)
@@ -214,7 +215,8 @@ def test_risks_are_in_units_of_the_audited_bags(tmp_path):
     moved = survival_audit(
         tmp_path, lambda features, _: (features.mean(dim=0), features[:, 0]), events=(1, 1, 1)
     )
-    # The mean is 0.9 of the value; the best patch alone says the value: |0.1 (1, 3, 5)| over 0.9 sqrt(8/3).
+    # The mean is 0.9 of the value; the best patch alone says the value: |0.1 (1, 3, 5)| over 0.9
+    # sqrt(8/3).
     assert row(moved, "model")["full_kept_gap"] == pytest.approx(
         0.3 / (0.9 * (8 / 3) ** 0.5), rel=1e-5
     )

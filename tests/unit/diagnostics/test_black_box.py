@@ -116,7 +116,10 @@ def test_an_error_inside_the_model_is_told_with_what_it_was_given():
     def model(features, coords):
         raise KeyError("weights")
 
-    message = r"failed on 3 patches \(KeyError: 'weights'\). It is called with features \(3, 2\) and coords as torch"
+    message = (
+        r"failed on 3 patches \(KeyError: 'weights'\). It is called with features \(3, 2\) and "
+        "coords as torch"
+    )
     with pytest.raises(UsageError, match=message):
         box(model).answer(FEATURES, COORDS)
 

@@ -40,7 +40,8 @@ def test_the_slope_of_a_linear_output_is_its_norm_over_the_gates_that_move():
 
 
 def test_the_slope_is_the_steepest_on_the_way():
-    # d/dpi of pi^2 is 2 pi: steepest at the selected patch's own end, one hundredth of the way from 1 to 0.5.
+    # d/dpi of pi^2 is 2 pi: steepest at the selected patch's own end, one hundredth of the way from
+    # 1 to 0.5.
     slope = gate_slope(
         lambda log_gates: (2 * log_gates).exp().sum(), torch.tensor([0.5]), torch.tensor([True])
     )

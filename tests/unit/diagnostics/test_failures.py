@@ -52,11 +52,13 @@ def test_a_risk_is_right_or_wrong_only_among_others():
 
 
 def test_the_agreement_of_every_bag_with_the_others_by_hand():
-    # Comparable: 0 died first, so it is paired with all; 1 died before 2 and 3; 3 outlived 2, who was censored.
+    # Comparable: 0 died first, so it is paired with all; 1 died before 2 and 3; 3 outlived 2, who
+    # was censored.
     times = np.array([1.0, 2.0, 3.0, 4.0])
     events = np.array([True, True, False, False])
     risks = np.array([0.5, 2.0, 0.0, 0.5])
-    # 0: against 1 wrong, 2 right, 3 tied. 1: against 0 wrong, 2 and 3 right. 2: twice right. 3: tied and right.
+    # 0: against 1 wrong, 2 right, 3 tied. 1: against 0 wrong, 2 and 3 right. 2: twice right. 3:
+    # tied and right.
     assert ordered_share(risks, times, events).tolist() == pytest.approx([0.5, 2 / 3, 1.0, 0.75])
 
 

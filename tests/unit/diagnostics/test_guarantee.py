@@ -145,7 +145,8 @@ def test_the_test_needs_more_bags_for_its_stronger_promise():
 
 
 def test_the_test_stops_at_the_first_size_that_fails():
-    # No failure at 0.5, three of four at 0.2, none at 0.1: what lies below a failed size is not looked at.
+    # No failure at 0.5, three of four at 0.2, none at 0.1: what lies below a failed size is not
+    # looked at.
     agrees = table("xxxx", "x.xx", "x.xx", "x.xx")
     found = binomial_certificate(agrees, GRID, alpha=0.5, confidence=0.9)
     assert (found.fraction, found.certified) == (0.5, True)

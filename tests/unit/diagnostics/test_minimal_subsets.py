@@ -1,4 +1,4 @@
-"""Toys whose disjoint sufficient subsets can be counted by hand, and the equality of both ways to evaluate a prefix."""
+"""Toys whose disjoint sufficient subsets can be counted by hand, and prefixes in one pass."""
 
 import pytest
 import torch
