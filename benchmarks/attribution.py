@@ -25,7 +25,7 @@ def captum_occlusion(bag: PredictedBag) -> Tensor:
         rows = kept[0] > 0
         if not bool(rows.any()):
             return bag.logit.unsqueeze(0)
-        return bag.asked.kept(rows).logits[bag.index].unsqueeze(0)
+        return bag.interventions.kept(rows).logits[bag.index].unsqueeze(0)
 
     return FeatureAblation(kept_output).attribute(bag.logit.new_ones(1, len(bag)))[0]
 

@@ -34,9 +34,15 @@ from gcemil.bags.memory import as_array, iterate_items, make_cohort, read_bag_it
 from gcemil.bags.targets import refuse_targets
 from gcemil.config import EvidenceSettings, HostSettings, TrainSettings
 from gcemil.device import pick_device
-from gcemil.diagnostics.audit import measure_risk_scale
-from gcemil.diagnostics.audit_inputs import check_answers, name_bag_in_errors
-from gcemil.diagnostics.bag_audit import Scoring, describe_table, judge_outcome, try_rules
+from gcemil.diagnostics.audit import (
+    Scoring,
+    apply_rules,
+    describe_table,
+    judge_outcome,
+    measure_risk_scale,
+    name_bag_in_errors,
+)
+from gcemil.diagnostics.audit_inputs import check_answers
 from gcemil.diagnostics.snr import BagOutcome, OutputScale, RiskScale
 from gcemil.diagnostics.subsets import find_further_sets
 from gcemil.diagnostics.trained_fold import PredictedBag
@@ -522,7 +528,7 @@ def audit(
             for note in check_answers(bag.bag_id, partial(_ask_logits, network, given)):
                 warnings.warn(note, UserWarning, stacklevel=2)
         with name_bag_in_errors(bag.bag_id):
-            for rule, selected, outcome in try_rules(
+            for rule, selected, outcome in apply_rules(
                 network, item, bag, asked, budget, gates, seed
             ):
                 counts = {"n_patches": len(bag), "n_selected": int(selected.sum())}

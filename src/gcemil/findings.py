@@ -1,4 +1,4 @@
-"""What a diagnostic found: labelled rows of figures, slides in detail, and notes. Plain values, written as JSON."""
+"""The result of a diagnostic, written as JSON: rows of figures, slides in detail, notes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Labels = dict[str, str]
 Figures = dict[str, float | None]
 """By metric name; None where a figure does not exist, which is not the same as 0."""
 SAME_NETWORK = "same_network"
-"""In the provenance of a finding with two networks: whether the plain host has the very weights of the wrapped one."""
+"""In the provenance: whether the plain host has the very weights of the wrapped one."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Finding:
 
     @property
     def is_same_network(self) -> bool:
-        """Whether rows of the plain host repeat those of the wrapped one; readers then need one of them."""
+        """Whether rows of the plain host repeat those of the wrapped one."""
         return bool(self.provenance.get(SAME_NETWORK))
 
     def to_json(self) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def join_rows(rows: Sequence[Row]) -> Row:
 
 
 def mean_and_deviation(values: Iterable[float | None]) -> tuple[float | None, float | None]:
-    """Of those that are there; NaN, which only a damaged file has, is not. None where none is."""
+    """Mean and deviation of the finite values; None without any."""
     found = [value for value in values if value is not None and math.isfinite(value)]
     if not found:
         return None, None
@@ -155,13 +155,13 @@ def mean_row(
     per_slide: Sequence[Figures],
     over_all: Mapping[str, float | None] | None = None,
 ) -> Row:
-    """One row from figures per slide, mean and deviation over the slides that have the figure, behind those over all slides."""
+    """Figures over all slides, then mean and deviation of figures per slide that have them."""
     row = join_rows([Row(labels, values) for values in per_slide])
     return Row(labels, {**(over_all or {}), **row.values}, row.deviations)
 
 
 def mean_rows(records: Iterable[Mapping[str, Any]], labels: Sequence[str]) -> tuple[Row, ...]:
-    """A row for every combination of these labels, in the order they come: the means of the metrics that its records have."""
+    """A row for every combination of these labels: the means of the metrics of its records."""
     groups: dict[tuple[tuple[str, str], ...], list[Figures]] = {}
     for record in records:
         figures = {name: value for name, value in record.items() if name in METRICS}

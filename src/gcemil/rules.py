@@ -1,10 +1,10 @@
-"""The catalogue of subset rules: ways to take patches from a bag, each with one name, one label and one colour.
+"""The catalogue of subset rules: ways to take patches from a bag, with name, label and colour.
 
-Diagnostics build the subsets (diagnostics/rules.py); findings carry the names; tables, figures and the viewer ask here
-for words, colours and order. A rule `<name>_smoothed` is the same ranking under the selector's half smoothing.
+Diagnostics build the subsets (diagnostics/rules.py); findings carry the names. A rule
+`<name>_smoothed` is the same ranking under the selector's half smoothing.
 
-The recovered evidence has two entries, because it is asked in two ways: `evidence` is the set itself, `gce_discrete` the
-ranking that puts this set first, so that it can be compared with other rankings at any number of patches.
+The recovered evidence has two entries: `evidence` is the set itself, `gce_discrete` the ranking
+that puts this set first, which can be compared with other rankings at any number of patches.
 """
 
 from __future__ import annotations
@@ -22,12 +22,10 @@ class Rule:
     """One way to take patches from a bag."""
 
     name: str
-    """What findings call it."""
     label: str
-    """What readers see."""
     color: str = RIVAL_COLOR
     is_ours: bool = False
-    """Made by the wrapper, so it exists under the wrapped host only; other rules are asked of either network."""
+    """Made by the wrapper, so it exists under the wrapped host only."""
     is_gated: bool = False
     """Made from gates, so it has a C-D gap."""
     is_control: bool = False

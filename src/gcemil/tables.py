@@ -1,11 +1,11 @@
-"""A table as a value, and the same table as Markdown, LaTeX or CSV; report/html.py renders it as HTML.
+"""A table as a value, and its Markdown, LaTeX and CSV (HTML: report/html.py).
 
 Cell      one figure as it is printed, with the numbers behind it
-Column    a heading and a metric; the metric's direction gives the arrow and says which figure is best
+Column    a heading and a metric, whose direction gives the arrow and the best figure
 Line      row labels and cells; lines of one comparison and origin compete for bold
 Table     columns and lines, where the figures come from, and the command that adds what is missing
 
-How a figure of a metric is written (percent, decimals, deviation) is decided here alone: format_metric, metric_cell.
+format_metric and metric_cell alone decide how a figure is written.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def metric_cell(
     *,
     interval: tuple[float, float] | None = None,
 ) -> Cell:
-    """A figure of a metric with its deviation and interval behind it; a deviation of 0 or None is left out."""
+    """A figure with its interval and its deviation, unless that is 0 or None."""
     if value is None:
         return NOT_MEASURED
     text = format_metric(metric, value)
@@ -138,7 +138,7 @@ def metric_cell(
 
 
 def format_metric(metric: str, value: float) -> str:
-    """Shares in percent, p-values with two digits, everything else with three decimals; no zero has a sign."""
+    """Shares in percent, p-values with two digits, others with three decimals; no signed zero."""
     if metric.endswith("_share") or metric in PERCENT_METRICS:
         text = f"{100 * value:.1f} %"
     elif metric.startswith("p_"):
@@ -153,14 +153,14 @@ def format_metric(metric: str, value: float) -> str:
 
 
 def format_spread(mean: float | None, deviation: float | None, n: int | None = None) -> str:
-    """A mean and its deviation for the terminal; "-" where there is no mean, and no deviation of one value."""
+    """A mean and its deviation for the terminal; "-" without a mean, no deviation of one value."""
     if mean is None:
         return UNDEFINED.text
     return f"{mean:.3f}" if deviation is None or n == 1 else f"{mean:.3f} ± {deviation:.3f}"
 
 
 def best_cells(table: Table) -> set[tuple[int, int]]:
-    """(line, column) of every best figure among at least two that compete; figures printed alike are best together."""
+    """(line, column) of every best figure of those that compete, with those printed alike."""
     comparisons: dict[tuple[str, str], list[int]] = {}
     for number, line in enumerate(table.lines):
         if line.comparison is not None:
@@ -184,12 +184,16 @@ def best_cells(table: Table) -> set[tuple[int, int]]:
 
 
 CSV_COLUMNS = (
-    "table", "row", "figures", "column", "metric", "better", "text", "value", "deviation", "n", "state", "low", "high",
+    "table", "row", "figures", "column", "metric", "better", "text", "value", "deviation", "n",
+    "state", "low", "high",
 )  # fmt: skip
 LATEX_SYMBOLS = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "\N{MULTIPLICATION SIGN}": r"$\times$", "Δ": r"$\Delta$",
-    "≥": r"$\geq$", "≤": r"$\leq$", "\N{EN DASH}": "--", "·": r"$\cdot$", "→": r"$\to$", "\N{GREEK SMALL LETTER RHO}": r"$\rho$", "\N{GREEK SMALL LETTER TAU}": r"$\tau$",
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
+    "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$",
+    "\N{MULTIPLICATION SIGN}": r"$\times$", "Δ": r"$\Delta$",
+    "≥": r"$\geq$", "≤": r"$\leq$", "\N{EN DASH}": "--", "·": r"$\cdot$", "→": r"$\to$",
+    "\N{GREEK SMALL LETTER RHO}": r"$\rho$", "\N{GREEK SMALL LETTER TAU}": r"$\tau$",
     "↑": r"$\uparrow$", "↓": r"$\downarrow$",
 }  # fmt: skip
 
@@ -239,7 +243,7 @@ def collect_remarks(table: Table) -> list[str]:
 
 
 def _render_latex_table(table: Table) -> str:
-    """A booktabs table; the remarks stand in its caption, shared headings in a line of their own."""
+    """A booktabs table with the remarks in its caption and shared headings in their own line."""
     caption = " ".join(
         [
             f"{table.title}.",
@@ -261,11 +265,22 @@ def _render_latex_table(table: Table) -> str:
         for part in (rows, _mark_best(table, _escape_latex, r"\textbf{{{}}}"))
     )
     columns = f"{'l' * len(table.row_labels)}{'c' * len(table.columns)}"
-    return "\n".join([
-        r"\begin{table}[htbp]", r"\centering", rf"\caption{{{_escape_latex(caption)}}}", rf"\label{{{table.label}}}",
-        rf"\begin{{tabular}}{{{columns}}}", r"\toprule", *header, r"\midrule", *body, r"\bottomrule", r"\end{tabular}",
-        r"\end{table}", "",
-    ])  # fmt: skip
+    lines = [
+        r"\begin{table}[htbp]",
+        r"\centering",
+        rf"\caption{{{_escape_latex(caption)}}}",
+        rf"\label{{{table.label}}}",
+        rf"\begin{{tabular}}{{{columns}}}",
+        r"\toprule",
+        *header,
+        r"\midrule",
+        *body,
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+        "",
+    ]
+    return "\n".join(lines)
 
 
 def _escape_latex(text: str) -> str:
@@ -286,10 +301,9 @@ def _render_csv(tables: Sequence[Table]) -> str:
                 numbers = [
                     "" if value is None else repr(value) for value in (cell.value, cell.deviation)
                 ]
-                writer.writerow([
-                    table.name, " / ".join(row), figures, column.key, column.metric or "", column.direction, cell.text,
-                    *numbers, cell.n or "", cell.state, *(cell.interval or ("", "")),
-                ])  # fmt: skip
+                place = [table.name, " / ".join(row), figures, column.key, column.metric or ""]
+                shown = [column.direction, cell.text, *numbers, cell.n or "", cell.state]
+                writer.writerow([*place, *shown, *(cell.interval or ("", ""))])
     return file.getvalue()
 
 

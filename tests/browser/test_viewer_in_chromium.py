@@ -224,13 +224,13 @@ def test_a_lasso_that_is_removed_gives_the_value_of_the_python_interface(visit):
     chosen = torch.zeros(len(slide.bench), dtype=torch.bool)
     chosen[patches] = True
     predicted = int(slide.full.logits.argmax())
-    removed = class_probability(slide.bench.wrapped.removed(chosen).logits, predicted)
+    removed = class_probability(slide.bench.view.interventions.removed(chosen).logits, predicted)
     assert visit.output() == pytest.approx(removed, abs=1e-6)
     assert visit.page.text_content("#live-output") == f"{removed:.3f}"
     visit.press("undo")
     assert visit.output() == before
     visit.press("keep")
-    kept = class_probability(slide.bench.wrapped.kept(chosen).logits, predicted)
+    kept = class_probability(slide.bench.view.interventions.kept(chosen).logits, predicted)
     assert visit.output() == pytest.approx(kept, abs=1e-6)
     assert visit.page.locator("#verdicts li").count() == 3
     assert visit.complaints == []
@@ -266,7 +266,7 @@ def test_a_click_takes_a_whole_region_and_removes_it_as_one(visit):
         f"#s-size:has-text('{int(members.sum())} of {len(slide.bench)} patches')"
     )
     visit.press("remove")
-    removed = slide.bench.wrapped.removed(members).logits
+    removed = slide.bench.view.interventions.removed(members).logits
     expected = class_probability(removed, int(slide.full.logits.argmax()))
     assert visit.output() == pytest.approx(expected, abs=1e-6)
     assert visit.complaints == []
@@ -288,7 +288,7 @@ def test_the_bench_works_from_the_keyboard_without_moving_the_page(visit):
     page.keyboard.press("r")
     visit.settle()
     slide = visit.session.slide(visit.slide_id)
-    removed = slide.bench.wrapped.removed(slide.chosen)
+    removed = slide.bench.view.interventions.removed(slide.chosen)
     expected = class_probability(removed.logits, int(slide.full.logits.argmax()))
     assert visit.output() == pytest.approx(expected, abs=1e-6)
     page.keyboard.press("u")

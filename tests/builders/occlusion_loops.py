@@ -10,7 +10,7 @@ from gcemil.diagnostics.trained_fold import PredictedBag
 def _logit_of(bag: PredictedBag, kept: torch.Tensor) -> torch.Tensor:
     if not bool(kept.any()):
         return bag.logit
-    return bag.asked.kept(kept).logits[bag.index]
+    return bag.interventions.kept(kept).logits[bag.index]
 
 
 def leave_one_out(bag: PredictedBag) -> torch.Tensor:

@@ -161,7 +161,7 @@ def from_review(
 
     Example: gcemil anchors from-review runs/mine reviews/ --out cohorts/reviewed
     """
-    from gcemil.diagnostics.review_anchors import compare_evidence, write_review_anchors
+    from gcemil.diagnostics.review import compare_evidence, write_review_anchors
     from gcemil.features.example_anchors import summarise
     from gcemil.runs.folder import Run
 

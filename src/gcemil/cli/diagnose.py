@@ -285,7 +285,7 @@ def audit(
 
     Example: gcemil audit cohorts/bracs --model my_lab.models:predict --scores attention/ --fold 0
     """
-    from gcemil.diagnostics.audit_cohort import audit_cohort
+    from gcemil.diagnostics.audit_inputs import audit_cohort
     from gcemil.files import without_nan, write_json
 
     if html is not None:

@@ -1,19 +1,20 @@
 """adaptive: as many patches as each bag needs, and every rule at these very sizes.
 
-The size of a bag is that of the first prefix of the selector's ranking, in steps of 1 % up to 10 % of the bag, that is
+The size of a bag is that of the first prefix of the selector's ranking, in steps of 1 % up to 10 %
+of the bag, that is
 
   sufficient   |Phi(X) - Phi(X_S)| <= tolerance
-  necessary    X_notS gets another answer than X: another class, or a risk that moves by more than risk_tolerance
-               training deviations (snr.py). A whole bag leaves no X_notS and is necessary.
+  necessary    X_notS and X disagree: another class, or a risk that moves by more than
+               risk_tolerance training deviations (snr.py). A whole bag is necessary.
 
-Where no prefix is both (capped), it is the first that is sufficient, and the largest where not even one is that: a slide
-of the class that the host names by default says the same whatever is removed. The validation bags choose the tolerance: the smallest of a
-ladder under which their mean share of patches is at most mean_budget, or else the largest. Necessity does not depend on
-the tolerance, so a larger one never asks for more patches.
+If no prefix is both (capped), it is the first that is sufficient, else the largest: a slide of the
+host's default class keeps its prediction whatever is removed. The validation bags choose the
+tolerance: the smallest of a ladder under which their mean share of patches is at most mean_budget,
+or else the largest. Necessity does not depend on it, so a larger one never needs more patches.
 
-Rows are those of budget.py with the budget "adaptive". The wrapped host judges the way down, so rivals have sizes that
-were chosen for another ranking than theirs; `reached_share` and `capped_share` are of that way and stand in its row only.
-A run without the wrapper walks down its host's attention.
+Rows are those of measurements.py with the budget "adaptive". Rivals have sizes that were chosen for
+another ranking than theirs; `reached_share` and `capped_share` belong to the row of the selector,
+or to the host's attention in a run without the wrapper.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from collections.abc import Sequence
 from functools import cache
 from statistics import fmean
 
-from gcemil.diagnostics.budget import RuleTable
-from gcemil.diagnostics.rules import attribute_patches, choose_attributions, score_rules
+from gcemil.diagnostics.measurements import RuleTable
+from gcemil.diagnostics.rules import choose_attributions, score_rules
 from gcemil.diagnostics.snr import RISK_TOLERANCE, OutputScale
 from gcemil.diagnostics.trained_fold import (
     FoldBag,
@@ -57,37 +58,31 @@ def measure_adaptive(
     risk_tolerance: float = RISK_TOLERANCE,
     attributions: Sequence[str] | None = ("attention",),
 ) -> Pass[Finding]:
-    """The adaptive evidence of the test bags, and rivals, random and oracle at its size on every bag."""
+    """The adaptive evidence of the test bags, and every other rule at its size on every bag."""
     ladder = sorted(set(tolerances))
-    if not ladder:
-        raise UsageError("tolerances needs at least one number, such as 0.05.")
-    if ladder[0] < 0.0:
-        raise UsageError(f"A tolerance is at least 0, got {ladder[0]}.")
+    if not ladder or ladder[0] < 0.0:
+        raise UsageError(f"tolerances are one or more numbers of at least 0, got {ladder}.")
     if not 0.0 < mean_budget <= 1.0:
         raise UsageError(f"mean_budget is a share of the bag in (0, 1], got {mean_budget}.")
-    if not 0.0 < step_fraction <= max_fraction:
+    if not 0.0 < step_fraction <= max_fraction <= 1.0:
         raise UsageError(
-            f"step_fraction lies in (0, {max_fraction}], the largest size, got {step_fraction}."
+            "Sizes need 0 < step_fraction <= max_fraction <= 1, "
+            f"got {step_fraction} and {max_fraction}."
         )
-    if not max_fraction <= 1.0:
-        raise UsageError(f"A fraction of the bag lies in (0, 1], got {max_fraction}.")
     fold.require_parts("an adaptive size is calibrated on val and measured on test")
     scale = fold.output_scale("wrapped", risk_tolerance=risk_tolerance)
 
-    def walk(bag: FoldBag, asked: Sequence[float]) -> list[tuple[int, bool]]:
-        view = bag.predict("wrapped")
-        scores = view.full.scores if bag.explanation is None else bag.explanation.output.scores
+    def walk(bag: FoldBag, tolerances: Sequence[float]) -> list[tuple[int, bool]]:
+        scores = bag.view.full.scores if bag.explanation is None else bag.explanation.output.scores
         sizes = list_sizes(len(bag), step_fraction, max_fraction)
-        return find_sizes(view, ranking(scores), scale, sizes, asked)
+        return find_sizes(bag.view, ranking(scores), scale, sizes, tolerances)
 
     shares = []
     while (bag := (yield "val")) is not None:
         shares.append([size / len(bag) for size, _ in walk(bag, ladder)])
     tolerance, mean_share = choose_tolerance(ladder, shares, mean_budget=mean_budget)
     own_rule = "attention" if fold.model is None else "gce_soft"
-    explainers = {
-        name: choose_attributions(fold.host_of(name), attributions) for name in fold.networks
-    }
+    chosen = choose_attributions(fold, attributions)
     table = RuleTable(fold)
     while (bag := (yield "test")) is not None:
         ((size, is_reached),) = walk(bag, [tolerance])
@@ -96,14 +91,8 @@ def measure_adaptive(
             "capped_share": float(not is_reached),
         }
         for network in fold.networks:
-            rivals = attribute_patches(bag.predict(network), explainers[network])
             scored = score_rules(
-                bag,
-                network,
-                random=bag.random,
-                attributions=rivals,
-                ours=("gce_soft",),
-                smooth=True,
+                bag, network, attributions=chosen[network], ours=("gce_soft",), smooth=True
             )
             for rule, scores in scored.items():
                 is_own = network == "wrapped" and rule == own_rule
@@ -111,18 +100,18 @@ def measure_adaptive(
     listed = ", ".join(f"{one:g}" for one in ladder)
     shown = f"({len(shares)} validation bags, mean share of patches {mean_share:.4f})"
     note = (
-        f"Fold {fold.fold}: tolerance {tolerance:g}, the smallest of {listed} that keeps the mean budget of "
-        f"{mean_budget:g} {shown}."
+        f"Fold {fold.fold}: tolerance {tolerance:g}, the smallest of {listed} that keeps the mean "
+        f"budget of {mean_budget:g} {shown}."
         if mean_share <= mean_budget + ROUNDING
-        else f"Fold {fold.fold}: no tolerance of {listed} keeps the mean budget of {mean_budget:g}; the largest, "
-        f"{tolerance:g}, is used {shown}."
+        else f"Fold {fold.fold}: no tolerance of {listed} keeps the mean budget of "
+        f"{mean_budget:g}; the largest, {tolerance:g}, is used {shown}."
     )
     notes = [note] if fold.model is not None else [note, NO_SELECTOR]
     return table.to_finding("adaptive", {"tolerances": ladder}, notes)
 
 
 def list_sizes(n_patches: int, step_fraction: float, max_fraction: float) -> list[int]:
-    """The numbers of patches that are tried, each once: in a small bag several steps round to one size."""
+    """The numbers of patches that are tried, each once."""
     n_steps = max(1, round(max_fraction / step_fraction))
     shares = (max_fraction * (step + 1) / n_steps for step in range(n_steps))
     return list(dict.fromkeys(subset_size(n_patches, share) for share in shares))
@@ -131,7 +120,7 @@ def list_sizes(n_patches: int, step_fraction: float, max_fraction: float) -> lis
 def choose_tolerance(
     tolerances: Sequence[float], shares: Sequence[Sequence[float]], *, mean_budget: float
 ) -> tuple[float, float]:
-    """The smallest tolerance whose mean share of patches keeps the budget, else the last, and that share.
+    """The smallest tolerance whose mean share keeps the budget, else the last, and that share.
 
     `shares` are those of each bag under every tolerance.
     """
@@ -150,7 +139,7 @@ def find_sizes(
     sizes: Sequence[int],
     tolerances: Sequence[float],
 ) -> list[tuple[int, bool]]:
-    """For each tolerance the smallest size that is sufficient and necessary, and whether there is one.
+    """For each tolerance the smallest sufficient and necessary size, and whether there is one.
 
     Where none is, the smallest that is sufficient, or the largest.
     """
@@ -158,7 +147,7 @@ def find_sizes(
     whole = output_scale.output(full, full)
     outputs = output_scale.outputs(full, prefix_logits(view, order, sizes)).tolist()
     gaps = {size: abs(whole - output) for size, output in zip(sizes, outputs, strict=True)}
-    # The closed form of a whole bag differs from its prediction by rounding, which a tolerance of 0 would see.
+    # The closed form of a whole bag may differ from its prediction by rounding.
     gaps |= {len(order): 0.0} if len(order) in gaps else {}
 
     @cache

@@ -1,25 +1,25 @@
 """How far a reviewer and a rule agree, counted on the patches that were judged. No torch.
 
   judged        at least half of the patch lies under marks, or it holds a marked point
-  positive      more of the judged patch lies under accept or missed than under reject; negative: less. A patch with as
-                much of both is contradictory and not judged
+  positive      more of the judged patch lies under accept or missed than under reject; negative:
+                less. A patch with as much of both is contradictory and not judged
   chosen        the rule took the patch
   precision     positive and chosen / judged and chosen
   recall        positive and chosen / positive
-  kappa         Cohen's: (agreement - chance) / (1 - chance), agreement being the share of judged patches that are positive
-                and chosen or negative and not chosen; none while reviewer or rule says the same of all of them
-  judged share  judged and chosen / chosen: the part of the rule's own patches that the reviewer saw
+  kappa         Cohen's: (agreement - chance) / (1 - chance); none while reviewer or rule has one
+                kind of patches only
+  judged share  judged and chosen / chosen: the part of the rule's own patches that was judged
 
-Over several slides the counts are added up. Intervals (95 %) are percentiles of a seeded bootstrap: over the slides where
-there are two or more, else over the judged patches of the slide, which is narrower than the truth because neighbours are
-alike. A figure that exists in fewer than half of the draws has no interval.
+Over several slides the counts are added up. Intervals (95 %) are percentiles of a seeded bootstrap:
+over two or more slides, else over the judged patches of the slide, which is narrower than the truth
+because neighbours are alike. A figure that exists in fewer than half of the draws has no interval.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ Counts = Float[np.ndarray, "draws 4"]
 
 @dataclass(frozen=True)
 class Agreement:
-    """Judged patches by what the reviewer says and what the rule says."""
+    """Judged patches by the reviewer and by the rule."""
 
     accepted_evidence: int = 0
     rejected_evidence: int = 0
@@ -68,51 +68,34 @@ class Agreement:
     rejected_others: int = 0
 
     def __add__(self, other: Agreement) -> Agreement:
-        return Agreement(
-            *(
-                mine + theirs
-                for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True)
-            )
-        )
+        return Agreement(*(one + two for one, two in zip(self.counts, other.counts, strict=True)))
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The four counts."""
+        return astuple(self)
 
     @property
     def n_marks(self) -> int:
         """Judged patches in all."""
-        return sum(vars(self).values())
-
-    @property
-    def counts(self) -> Float[np.ndarray, "4"]:
-        """The four counts as numbers."""
-        return np.array(list(vars(self).values()), dtype=np.float64)
+        return sum(self.counts)
 
     @property
     def agreement(self) -> float | None:
-        """Share of judged patches of which both say the same; None without any."""
-        return (
-            (self.accepted_evidence + self.rejected_others) / self.n_marks if self.n_marks else None
-        )
+        """Share of judged patches on which both agree; None without any."""
+        agreed = self.accepted_evidence + self.rejected_others
+        return agreed / self.n_marks if self.n_marks else None
 
     @property
     def figures(self) -> dict[str, float | None]:
         """Precision, recall and kappa; None where one does not exist."""
-        found = {
-            name: float(values[0]) for name, values in _agreement_figures(self.counts[None]).items()
-        }
-        return {name: value if np.isfinite(value) else None for name, value in found.items()}
-
-    @property
-    def kappa(self) -> float | None:
-        """Cohen's kappa; None where either side has one kind only, which leaves nothing to agree on."""
-        return self.figures["kappa"]
+        found = _agreement_figures(np.array([self.counts], dtype=np.float64))
+        return {n: float(one[0]) if np.isfinite(one[0]) else None for n, one in found.items()}
 
     def to_json(self) -> dict[str, Any]:
         """Counts and agreement as plain values."""
-        return {
-            **asdict(self),
-            "n_marks": self.n_marks,
-            "agreement": self.agreement,
-            "kappa": self.kappa,
-        }
+        found = {"n_marks": self.n_marks, "agreement": self.agreement}
+        return {**asdict(self), **found, "kappa": self.figures["kappa"]}
 
 
 def count_agreement(verdicts: Verdicts, chosen: Chosen) -> Agreement:
@@ -146,19 +129,20 @@ def judge_patches(
     where: object,
     origin: Bounds = (0, 0),
 ) -> tuple[Verdicts, list[str]]:
-    """What the marks of a GeoJSON file say of every patch, and what was left out of them."""
+    """The verdict of GeoJSON marks on every patch, and what was left out of them."""
     marks: dict[str | None, list[GeoObject]] = {}
     for one in objects:
         marks.setdefault(mark_of(one.class_name), []).append(one)
     others = marks.pop(None, [])
     if unnamed := sum(not one.class_name for one in others):
         raise InputError(
-            f"{where}: {unnamed} of {len(objects)} objects have no class, so it is not known what they say. Set the class accept, "
+            f"{where}: {unnamed} of {len(objects)} objects have no class. Set the class accept, "
             "reject or missed in QuPath and export again, or remove them."
         )
     if not marks:
         raise InputError(
-            f"{where} holds no mark: none of its {len(objects)} objects has the class accept, reject or missed."
+            f"{where} holds no mark: none of its {len(objects)} objects has the class accept, "
+            "reject or missed."
         )
 
     def cover(*names: str) -> Float[np.ndarray, "n"]:
@@ -192,7 +176,7 @@ def mark_of(class_name: str) -> str | None:
 
 @dataclass(frozen=True)
 class RuleReview:
-    """What a reviewer's marks on one slide say of the patches that one rule chose."""
+    """A reviewer's marks on one slide against the patches that one rule chose."""
 
     slide_id: str
     fold: int
@@ -211,19 +195,18 @@ def review_rows(
         groups.setdefault((one.rule, one.network), []).append(one)
     ranks = order_rules([rule for rule, _ in groups])
     rows, slides = [], []
-    for rule, network in sorted(groups, key=lambda key: (ranks.index(key[0]), key[1] != "wrapped")):
-        own = groups[rule, network]
+    for key in sorted(groups, key=lambda key: (ranks.index(key[0]), key[1] != "wrapped")):
+        labels = dict(zip(("rule", "network"), key, strict=True))
         # Every rule sees the same draws, so that their intervals can be compared.
-        figures = _review_figures(own, np.random.default_rng(seed), resamples)
-        rows.append(Row({"rule": rule, "network": network}, figures))
-        for one in own:
+        draws = np.random.default_rng(seed)
+        rows.append(Row(labels, _review_figures(groups[key], draws, resamples)))
+        for one in groups[key]:
             draws = np.random.default_rng([seed, *one.slide_id.encode()])
             slides.append(
                 {
                     "slide_id": one.slide_id,
                     "fold": one.fold,
-                    "rule": rule,
-                    "network": network,
+                    **labels,
                     "n_chosen": one.n_chosen,
                     **asdict(one.agreement),
                     **_review_figures([one], draws, resamples),
@@ -235,10 +218,10 @@ def review_rows(
 def _review_figures(
     reviews: Sequence[RuleReview], generator: np.random.Generator, resamples: int
 ) -> dict[str, float | None]:
-    """The figures of a rule on these slides by metric name, with their intervals; None where one exists too rarely."""
+    """The figures of a rule on these slides by metric name, with their intervals."""
     total = sum((one.agreement for one in reviews), Agreement())
-    counts = np.stack([one.agreement.counts for one in reviews])
-    drawn = counts
+    counts = np.array([one.agreement.counts for one in reviews], dtype=np.float64)
+    drawn: np.ndarray = counts
     if len(reviews) > 1:
         drawn = counts[generator.integers(len(counts), size=(resamples, len(counts)))].sum(axis=1)
     elif total.n_marks:
@@ -248,11 +231,8 @@ def _review_figures(
         there = values[np.isfinite(values)]
         is_known = len(there) and 2 * len(there) >= len(values)
         low, high = percentile_interval(there) if is_known else (None, None)
-        figures |= {
-            f"review_{name}": total.figures[name],
-            f"review_{name}_low": low,
-            f"review_{name}_high": high,
-        }
+        figures[f"review_{name}"] = total.figures[name]
+        figures |= {f"review_{name}_low": low, f"review_{name}_high": high}
     n_chosen = sum(one.n_chosen for one in reviews)
     seen = total.accepted_evidence + total.rejected_evidence
     judged_share = seen / n_chosen if n_chosen else None
@@ -277,8 +257,8 @@ def review_table(finding: Finding, name: str = "review") -> Table:
 
 def review_slide_table(finding: Finding) -> Table:
     """The same slide by slide."""
-    lines = [_line(one, one, (str(one["slide_id"]),)) for one in finding.slides]
-    lines.sort(key=lambda line: line.row_labels[0])
+    slides = sorted(finding.slides, key=lambda one: str(one["slide_id"]))
+    lines = [_line(one, one, (str(one["slide_id"]),)) for one in slides]
     title = "The same, slide by slide"
     return _table("review_slides", title, ("slide", "rule", "network"), lines, finding)
 
@@ -293,12 +273,14 @@ def _table(
 def _line(
     labels: Mapping[str, Any], values: Mapping[str, Any], slide: tuple[str, ...] = ()
 ) -> Line:
-    """A rule over all slides, or on the slide whose id is given."""
+    """A rule over all slides, or on one slide."""
     rule, share = find_rule(str(labels["rule"])), values["judged_share"]
-    cells = [
-        _interval_cell(*(values[f"review_{name}{end}"] for end in ("", "_low", "_high")))
-        for name in FIGURES
-    ]
+    cells = []
+    for figure in FIGURES:
+        value, low, high = (values[f"review_{figure}{end}"] for end in ("", "_low", "_high"))
+        text = f"{value:.2f}" if value is not None else ""
+        text += f" [{low:.2f}, {high:.2f}]" if low is not None else ""
+        cells.append(NOT_MEASURED if value is None else Cell(text, value))
     cells.append(Cell(f"{values['judged_patches']:.0f}", values["judged_patches"]))
     cells.append(NOT_MEASURED if share is None else Cell(f"{100 * share:.0f} %", share))
     return Line(
@@ -310,14 +292,8 @@ def _line(
     )
 
 
-def _interval_cell(value: float | None, low: float | None, high: float | None) -> Cell:
-    if value is None:
-        return NOT_MEASURED
-    return Cell(f"{value:.2f}" if low is None else f"{value:.2f} [{low:.2f}, {high:.2f}]", value)
-
-
 def review_tables(folder: Path) -> list[Table]:
-    """Over all slides and slide by slide; of a results folder the first kind alone, one table per reviewed run."""
+    """Both tables of a run; of a results folder the first one of every reviewed run."""
     if Run(folder).is_begun:
         path = Run(folder).finding(REVIEW)
         if not path.is_file():
@@ -326,16 +302,14 @@ def review_tables(folder: Path) -> list[Table]:
             )
         finding = read_finding(path)
         return [review_table(finding), review_slide_table(finding)]
-    runs = sorted(
-        path.parent.parent for path in (folder / "runs").glob(f"**/diagnostics/{REVIEW}.json")
-    )
-    if not runs:
+    paths = sorted((folder / "runs").glob(f"**/diagnostics/{REVIEW}.json"))
+    if not paths:
         raise RunError(
             f"No run in {folder} was reviewed. Review one with 'gcemil review RUN MARKS'."
         )
     return [
         review_table(
-            read_finding(Run(run).finding(REVIEW)), f"review {run.relative_to(folder / 'runs')}"
+            read_finding(path), f"review {path.parent.parent.relative_to(folder / 'runs')}"
         )
-        for run in runs
+        for path in paths
     ]

@@ -1,51 +1,45 @@
-"""Every way to score the patches of a bag for a finished host. A new one is one line of ATTRIBUTIONS, at the end.
+"""Every way to score the patches of a bag for a finished host: one line of ATTRIBUTIONS each.
 
-A score is higher where a patch speaks more for the prediction: the logit of the class predicted on the whole bag, or
-the risk. Saliency and attention have no sign: they are high where a patch matters either way.
+A score is higher for a patch that supports the prediction more: the logit of the class predicted on
+the whole bag, or the risk. Saliency and attention have no sign.
 
-Occlusion asks what the prediction loses without a patch, or what a patch says alone. Patches are really removed, never
-zeroed: to most hosts a zero patch is still a patch. A removal that leaves nothing scores 0.
-
-Hosts that pool by attention have both in closed form, exact at about one pass:
+Occlusion is the loss of the prediction without a patch; single is the prediction from it alone.
+Patches are really removed, never zeroed: to most hosts a zero patch is still a patch. A removal
+that leaves nothing scores 0. Hosts that pool by attention have both in closed form, in one pass:
 
   M = sum_j a_j m_j,   a = softmax(z)
   without i:  M_-i = sum_{j != i} a_j m_j / (1 - a_i) = M + a_i / (1 - a_i) (M - m_i)
   only i:     M = m_i
-  occlusion_i = f(X) - f(X without i),   single_i = f({i}),   f the predicted logit or the risk, head(M)
+  occlusion_i = f(X) - f(X without i),   single_i = f({i}),   f the predicted logit or the risk
 
-How the means are taken without losing digits stands in hosts/attention.py; what each host needs besides, in its own
-`closed_form`. transmil and camil have none, since every patch changes every other, nor has dtfd with max or maxmin. Their
-tables use blocks: at most 29 square pieces of the patch grid (runs of rows where a bag has no coordinates), each removed
-or kept alone, and every patch of a block gets its score.
+hosts/attention.py takes the means without losing digits. transmil and camil have no closed form,
+since every patch changes every other, nor has dtfd with max or maxmin. They use blocks: at most 29
+square pieces of the patch grid (runs of rows without coordinates), each removed or kept alone.
 
 Gradients score by the slope of the predicted output f:
 
-  saliency              sum_d |df / dh_id|                               how much a patch could move f, without a sign
+  saliency              sum_d |df / dh_id|
   gradient_x_input      sum_d h_id df / dh_id
-  integrated_gradients  sum_d h_id integral_0^1 df(t h) / dh_id dt       sums to f(X) - f(0) where f is continuous
-The path of the integral starts at a bag of zero vectors; 16 points of the Gauss-Legendre rule.
-Without coordinates dtfd groups patches by the bits of their features, so that its groups change along the path.
+  integrated_gradients  sum_d h_id integral_0^1 df(t h) / dh_id dt    sums to f(X) - f(0) if f is
+                        continuous; 16 points of the Gauss-Legendre rule from a bag of zeros
 
-A large bag passes in blocks of patches. A host treats every patch on its own before it pools, so with u_i the tensors that
-are pooled, df / dh_i = (du_i / dh_i)^T df / du_i: the bag is mapped to u without a graph, pooling gives df / du, and each
-block is mapped again to turn that into its slopes. Where the host pools linearly, u is a few numbers of each patch.
+A large bag passes in blocks of patches. A host treats every patch on its own before it pools, so
+with u_i the tensors that are pooled, df / dh_i = (du_i / dh_i)^T df / du_i: the bag is mapped to u
+without a graph, pooling gives df / du, and each block is mapped again to turn that into its slopes.
+Where the host pools linearly, u is a few numbers per patch.
 
 Relevance propagation (lrp): the predicted output f shared out over the patches, layer by layer.
 
-  linear      R_i = sum_j x_i w_ij / (sum_i' x_i' w_i'j + b_j) R_j      the 0-rule; a bias keeps its share
+  linear      R_i = sum_j x_i w_ij / (sum_i' x_i' w_i'j + b_j) R_j    the 0-rule
   attention   y = A(x) V x: A is held constant, relevance flows through the values alone
   LayerNorm   y = (x - mean x) / sd: the denominator is held constant, the centring is linear
   gated pools likewise: the weights of the patches are held constant
-With these rules the network is linear in what is not held, and relevance is gradient times input (Ali et al., 2022;
-xMIL, Hense et al., 2024). So the host's own forward pass runs, with hooks that cut the gradient where a rule holds
-something constant. No division, hence no epsilon.
 
-Relevance is read at the embedded patches. Below them every patch is on its own, and a rule that conserves relevance
-cannot move any from one patch to another. The sum over patches is f minus the share of biases and of the class token.
-
-For softmax pooling with a linear head this is R_i = a_i w_c m_i: the host's contribution, before it is centred over
-the classes. A host names the parts that make its pooling weights (`lrp_constants`). Hosts without a rule for one of their
-parts are not supported: hdmil (Chebyshev head), camil (its fusion of two branches by a product of both).
+With these rules relevance is gradient times input (Ali et al., 2022; xMIL, Hense et al., 2024):
+the host's own forward pass runs, with hooks that cut the gradient at what a rule holds constant.
+Relevance is read at the embedded patches: below them a rule that conserves relevance cannot move
+any between patches. The sum over patches is f minus the share of biases and of the class token. A
+host names the parts that make its pooling weights (`lrp_constants`); hdmil and camil have no rules.
 """
 
 from __future__ import annotations
@@ -73,7 +67,7 @@ from gcemil.shapes import Coords, Logits, Scores, Selected
 
 @torch.no_grad()
 def occlusion(bag: PredictedBag) -> Scores:
-    """f(X) - f(X without i) of every patch; the only patch of a bag has no complement, and scores 0."""
+    """f(X) - f(X without i) of every patch; 0 for the only patch of a bag."""
     form = _find_closed_form(bag.host)
     if len(bag) == 1:
         return bag.logit.new_zeros(1)
@@ -96,7 +90,8 @@ def _find_closed_form(host: Host) -> ClosedForm:
     form = closed_form(host)
     if form is None:
         raise UsageError(
-            f"{type(host).__name__} has no closed form of leave-one-out. Use 'occlusion_blocks' or 'single_blocks'."
+            f"{type(host).__name__} has no closed form of leave-one-out. "
+            "Use 'occlusion_blocks' or 'single_blocks'."
         )
     return form
 
@@ -134,7 +129,7 @@ def _kept_logit(bag: PredictedBag, kept: Selected) -> Float[Tensor, ""]:
 
 
 def patch_blocks(coords: Coords | None, n_patches: int) -> Int[Tensor, "n"]:
-    """The block of each patch, numbered from 0: squares of the grid, as small as the limit on blocks allows."""
+    """The block of each patch: squares of the grid, as small as MAX_BLOCKS allows."""
     if coords is None:
         return torch.arange(n_patches) * min(MAX_BLOCKS, n_patches) // n_patches
     cells = (coords - coords.amin(dim=0)) // common_step(coords)
@@ -154,7 +149,7 @@ OfRows = Callable[[Rows, Rows], Tensor]
 
 
 def _is_differentiable(host: Host) -> bool:
-    """Whether the host passes gradients to its features; a black box says so by scoring patches by slope."""
+    """Whether the host passes gradients to its features."""
     return not isinstance(host, CallableHost) or host.score_source == "slope"
 
 
@@ -185,7 +180,7 @@ def _row_products(rows: Rows, slopes: Rows) -> Float[Tensor, "k"]:
 def _slope_scores(
     bag: PredictedBag, of_rows: OfRows, *, scale: float = 1.0, at_tokens: bool = False
 ) -> Scores:
-    """What `of_rows` makes of every patch and the slope of f there, f being taken at `scale` times the features.
+    """`of_rows` of every patch and the slope of f, taken at `scale` times the features.
 
     The slope is that of the features, or of the tokens embedded from them.
     """
@@ -197,7 +192,7 @@ def _slope_scores(
             (slopes,) = torch.autograd.grad(seam.logits(mapped)[bag.index], place)
             return of_rows(values, slopes)
         pooled_slopes = _slope_of_pooled(bag, seam, scale)
-        # Made before the blocks: a small tensor left behind by each would keep the heap from closing its gaps.
+        # Made before the blocks: small tensors left between them would fragment the heap.
         scores = bag.logit.new_empty(len(bag))
         for where in parts:
             place, values, mapped = _map_patches(
@@ -231,7 +226,7 @@ class _Seam(NamedTuple):
 
 
 def _find_seam(bag: PredictedBag) -> _Seam:
-    """The narrowest seam there is: readings where the host pools linearly, the embedding elsewhere."""
+    """The narrowest seam: readings if the host pools linearly, else the embedding."""
     host, kind = bag.host, bag.embedded
     form = linear_form(host)
     if form is None:
@@ -262,14 +257,14 @@ def _find_seam(bag: PredictedBag) -> _Seam:
 def _map_patches(
     seam: _Seam, features: Tensor, scale: float, at_tokens: bool = False
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Where the slope of some patches is taken, the values there before they were scaled, and what is pooled of them."""
+    """The leaf of the slope of some patches, its values before scaling, and what is pooled."""
     rows = (scale * features.detach()).requires_grad_()
     tokens, mapped = seam.mapped(rows)
     return (tokens, tokens.detach(), mapped) if at_tokens else (rows, features, mapped)
 
 
 def has_lrp_rules(host: Host) -> bool:
-    """Whether its class says which of its parts are held constant: every other part has a rule then."""
+    """Whether the class of the host names the parts that are held constant."""
     return shortcut(host, "lrp_constants") is not None
 
 

@@ -1,44 +1,50 @@
-"""Is this explanation faithful? S/N/R and stability of any model and any patch scores, beside random and oracle.
+"""Is this explanation faithful? S/N/R and stability of any model and any patch scores.
 
-A rule turns patch scores into a subset, for every rule the same number of patches: max(1, round(budget N)).
+A rule turns patch scores into a subset, for every rule the same number of patches:
+max(1, round(budget N)).
 
   <source>   scores of the model itself, or read from files
-  random     one draw per bag: what chance gives
-  oracle     truth first, one region after another; only where every bag has its truth
+  random     one draw per bag: the baseline of chance
+  oracle     truth first, one region after another; only if every bag has its truth
 
-Every row is one comparison:
+A row is one comparison:
 
-  whole bag    the model's own task metrics: an explanation of a model that knows nothing explains nothing
+  whole bag    the task metrics of the model: an explanation of a model at chance explains nothing
   full-kept    X against X_S and X_notS: sufficiency, necessity, size, truth
-  curves       Phi of the first 1 to 20 % of the patches alone (keep), and what is lost without them (removal)
-  soft-kept    X_pi against X_S, for scores that are gates: recoverability. A black box is gated at its input
-  dropout s    the bag without a share s of its patches, noise s: features moved by a share s of their deviation. The
-  noise s      scores are asked anew, so scores from files have no such row
+  curves       Phi of the first 1 to 20 % of the patches alone (keep), and the loss without them
+  soft-kept    X_pi against X_S, for scores that are gates. A black box is gated at its input
+  dropout s    the bag without a share s of its patches; noise s: features moved by a share s of
+  noise s      their deviation. Scores are computed again, so scores from files have no such row
 
-Phi is the probability of the class predicted on X, or the risk in units of the audited bags' own risks, because the
-training risks of a foreign model are not known.
+Phi is the probability of the class predicted on X, or the risk in units of the audited bags' own
+risks, because the training risks of a foreign model are not known.
 
-  keep curve      min(1, Phi(X_S) / Phi(X)); of a risk max(0, 1 - |Phi(X_S) - Phi(X)|). AUKC is its mean
-  removal curve   Phi(X) - Phi(X_notS); of a risk its size. The removal area is its mean
-  MSK             the smallest of these shares from which Phi is reached within the tolerance; 1 where none is enough
+  keep curve      min(1, Phi(X_S) / Phi(X)); of a risk max(0, 1 - |Phi(X_S) - Phi(X)|); AUKC: mean
+  removal curve   Phi(X) - Phi(X_notS); of a risk its size; removal area: its mean
+  MSK             the smallest of these shares at which Phi is within the tolerance; 1 if none is
+
+audit_inputs.py opens a cohort and a model on disk; `gcemil.audit` takes bags in memory.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
 from gcemil.bags.bag import Bag
 from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.bags.loader import SampleRule, load_bags
-from gcemil.diagnostics.audit_inputs import name_bag_in_errors
+from gcemil.bags.memory import as_array
 from gcemil.diagnostics.snr import (
     RISK_TOLERANCE,
     BagOutcome,
@@ -51,22 +57,34 @@ from gcemil.diagnostics.snr import (
     task_metric,
 )
 from gcemil.diagnostics.stability import PERTURBATIONS, jaccard
-from gcemil.diagnostics.truth import oracle_scores, true_evidence, true_regions, truth_figures
-from gcemil.errors import BagError, UsageError
-from gcemil.explanation import Interventions, bag_tensors
+from gcemil.diagnostics.truth import (
+    TRUTH_FIGURES,
+    oracle_scores,
+    true_evidence,
+    true_regions,
+    truth_figures,
+)
+from gcemil.errors import InputError, UsageError
+from gcemil.explanation import Interventions, bag_tensors, explain_bag
 from gcemil.findings import Count, Figures, Finding, Row, compare_counts, mean_row, mean_rows
-from gcemil.hosts.host import Host, HostOutput, log_with_zero
+from gcemil.hosts.host import Host, HostOutput, check_gates, find_device, log_with_zero
 from gcemil.metrics import CHANCE, METRICS
+from gcemil.model import GceMil
 from gcemil.recovery import members, subset_size, top_k
 from gcemil.rules import CONTROLS
 from gcemil.shapes import Logits, Scores
 from gcemil.tasks.task import Task
 
-"""What a model that knows nothing reaches."""
-
 CURVE_SHARES = (0.01, 0.02, 0.05, 0.1, 0.2)
 """Shares of the patches at which the curves are read: few patches are an explanation."""
+FULL_KEPT = (
+    "full_kept_gap", "removal_gap", "sufficient_share", "necessary_share", "evidence_fraction",
+    *TRUTH_FIGURES,
+)  # fmt: skip
+SOFT_KEPT = ("cd_gap", "recoverable_share")
+CURVES = ("aukc", "removal_area", "msk")
 OnBag = Callable[[int, int], None]
+Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -74,26 +92,26 @@ class ScoreSource:
     """Where the scores of a rule come from."""
 
     of: Callable[[Bag, HostOutput], Tensor]
-    """One score per patch, from the bag and from what the model says of it."""
+    """One score per patch, from the bag and from the model's output on it."""
     follows_bag: bool = True
     """Whether a changed bag gets scores of its own; scores from files do not."""
     are_gates: bool = False
-    """Whether they lie in [0, 1] and mean how much of a patch there is."""
+    """Whether they lie in [0, 1] and weigh the patches."""
 
 
 OWN_SCORES = ScoreSource(lambda _bag, full: full.scores)
 """What the model itself returns."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Trial:
-    """One rule on one bag, and on its changed versions: perturbation, overlap of the subsets, prediction."""
+class _Trial(NamedTuple):
+    """One rule on one bag and on its changed versions."""
 
     outcome: BagOutcome
     truth: Figures
     along: list[BagOutcome]
     """The outcomes at the sizes of the curves."""
-    changed: list[tuple[str, float, Logits]] = field(default_factory=list)
+    changed: list[tuple[str, float, Logits]]
+    """Perturbation, overlap of the subsets, prediction."""
 
 
 @torch.no_grad()
@@ -113,12 +131,13 @@ def audit_model(
     noise: float = 0.1,
     repeats: int = 3,
 ) -> Finding:
-    """Every source and both controls on these bags; the host is any that `Interventions` accepts."""
+    """Judge every source and both controls on these bags."""
     if not specs:
         raise UsageError("There is no bag to audit. Choose another --part or --fold.")
     if not score_sources:
         raise UsageError(
-            "There are no scores to audit. Let the model return (logits, scores), or give --scores DIR."
+            "There are no scores to audit. Let the model return (logits, scores), "
+            "or give --scores DIR."
         )
     if taken := [name for name in score_sources if name in CONTROLS]:
         raise UsageError(
@@ -127,43 +146,93 @@ def audit_model(
     tolerances = tolerances or Tolerances()
     changes = {"dropout": dropout, "noise": noise}
     trials: dict[str, list[_Trial]] = {}
-    for done, (spec, bag) in enumerate(
-        load_bags(cohort, specs, rule=SampleRule(), ahead=2), start=1
-    ):
+    bags = load_bags(cohort, specs, rule=SampleRule(), ahead=2)
+    for done, (spec, bag) in enumerate(bags, start=1):
         with name_bag_in_errors(spec.bag_id):
-            for rule, trial in _try_rules(
-                host, cohort, bag, score_sources, budget, changes, repeats, seed
-            ).items():
-                trials.setdefault(rule, []).append(trial)
+            found = _try_rules(host, cohort, bag, score_sources, budget, changes, repeats, seed)
+        for rule, trial in found.items():
+            trials.setdefault(rule, []).append(trial)
         if on_bag:
             on_bag(done, len(specs))
     # A control over some of the bags would be compared with rules over all of them.
     n_with_truth = len(trials.get("oracle", ()))
     if n_with_truth < len(specs):
         trials.pop("oracle", None)
-    scale = measure_risk_scale([trial.outcome for trial in trials["random"]], task.n_outputs)
-    table = _AuditTable(trials, targets, task, OutputScale(task.n_outputs, scale), tolerances)
-    full = torch.stack([trial.outcome.full for trial in trials["random"]])
+    outcomes = {rule: [one.outcome for one in own] for rule, own in trials.items()}
+    risk_scale = measure_risk_scale(outcomes["random"], task.n_outputs)
+    scale = OutputScale(task.n_outputs, risk_scale)
+    records = {
+        rule: [_judge_trial(one, scale, tolerances) for one in own] for rule, own in trials.items()
+    }
+    full_kept = {}
+    for rule, own in records.items():
+        metrics = subset_metrics(outcomes[rule], targets, partial(task_metric, task))
+        del metrics["task_metric"]
+        full_kept[rule] = _mean_row(rule, "full-kept", own, FULL_KEPT, metrics)
+    full = torch.stack([one.full for one in outcomes["random"]])
     whole = task.metrics(targets, task.prediction(full))
-    answers = (text for rule in trials if rule not in CONTROLS for text in table.answer(rule))
-    notes = [*_chance_notes(whole), *answers]
+    changed = [
+        {"rule": rule, **row.labels, **row.values}
+        for rule, own in trials.items()
+        for trial in own
+        for row in mean_rows(_compare_changed(trial, scale), ["comparison"])
+    ]
+    notes = [
+        f"On whole bags the model is no better than chance ({METRICS[name].label} {value:.3f}): "
+        "check the order of its outputs. What explains such a prediction explains nothing."
+        for name, value in whole.items()
+        if value <= CHANCE.get(name, -1.0)
+    ]
+    both = {
+        rule: Count(
+            sum(bool(r["sufficient_share"] and r["necessary_share"]) for r in own), len(own)
+        )
+        for rule, own in records.items()
+    }
+    for rule in (rule for rule in trials if rule not in CONTROLS):
+        notes.append(compare_counts(rule, both[rule], both["random"]))
+        label = METRICS[task.task_metric].label
+        notes.append(
+            _compare_metric(rule, label, full_kept[rule].values, full_kept["random"].values)
+        )
     if n_with_truth < len(specs):
         notes.append(
             f"No oracle: {n_with_truth} of {len(specs)} bags have their true evidence in truth/."
         )
     if still := [name for name, source in score_sources.items() if not source.follows_bag]:
         notes.append(
-            f"Scores from files ({', '.join(still)}) cannot follow a changed bag: no stability for them."
+            f"Scores from files ({', '.join(still)}) cannot follow a changed bag: "
+            "no stability for them."
         )
     if task.n_outputs == 1:
         notes.append(
-            f"Predictions are in units of the audited bags' own (mean {scale.mean:.3g}, deviation "
-            f"{scale.deviation:.3g}), because those of the model's training slides are not known."
+            "Predictions are in units of the audited bags' own "
+            f"(mean {risk_scale.mean:.3g}, deviation {risk_scale.deviation:.3g}), "
+            "because those of the model's training slides are not known."
         )
     return Finding(
         name="audit",
-        rows=(Row({"rule": "whole bag", "comparison": "whole bag"}, dict(whole)), *table.rows()),
-        slides=tuple(table.records(specs)),
+        rows=(
+            Row({"rule": "whole bag", "comparison": "whole bag"}, dict(whole)),
+            *full_kept.values(),
+            *(_mean_row(rule, "curves", own, CURVES) for rule, own in records.items()),
+            *(
+                _mean_row(rule, "soft-kept", own, SOFT_KEPT)
+                for rule, own in records.items()
+                if own[0]["cd_gap"] is not None
+            ),
+            *mean_rows(changed, ["rule", "comparison"]),
+        ),
+        slides=tuple(
+            {
+                "bag_id": spec.bag_id,
+                "slide_ids": list(spec.slide_ids),
+                "rule": rule,
+                **{name: value for name, value in record.items() if name not in SOFT_KEPT},
+            }
+            for rule, own in records.items()
+            for spec, record in zip(specs, own, strict=True)
+        ),
         notes=tuple(notes),
         settings={
             "budget": budget,
@@ -195,7 +264,6 @@ def _try_rules(
     def score_patches(
         names: Sequence[str], changed: Bag, answer: HostOutput, rows: Tensor
     ) -> dict[str, Scores]:
-        """Scores of every rule for the patches of a bag; the oracle ranks those that are left."""
         scores = {name: sources[name].of(changed, answer).double() for name in names}
         scores["random"] = torch.from_numpy(draw.random(len(rows)))
         return scores if oracle is None else scores | {"oracle": oracle[rows].double()}
@@ -203,19 +271,19 @@ def _try_rules(
     size, chosen, trials = subset_size(len(bag), budget), {}, {}
     for rule, scores in score_patches(list(sources), bag, full, torch.arange(len(bag))).items():
         chosen[rule] = top_k(scores, size)
-        gates = _log_gates(scores) if rule in sources and sources[rule].are_gates else None
+        gates = None
+        if rule in sources and sources[rule].are_gates:
+            check_gates(scores, n_patches=len(bag))
+            gates = log_with_zero(scores.float())
         outcome = bag_outcome(interventions, chosen[rule], gates, full=full.logits)
         # Several shares of a small bag are one number of patches.
         sizes = [subset_size(len(bag), share) for share in CURVE_SHARES]
-        found = {
+        along = {
             size: bag_outcome(interventions, top_k(scores, size), full=full.logits)
             for size in set(sizes)
         }
-        trials[rule] = _Trial(
-            outcome,
-            truth_figures(chosen[rule], scores, truth, regions),
-            [found[size] for size in sizes],
-        )
+        figures = truth_figures(chosen[rule], scores, truth, regions)
+        trials[rule] = _Trial(outcome, figures, [along[size] for size in sizes], [])
     following = [name for name, source in sources.items() if source.follows_bag]
     for name, strength in changes.items():
         for repeat in range(repeats):
@@ -233,175 +301,185 @@ def _try_rules(
     return trials
 
 
-def _log_gates(scores: Scores) -> Scores:
-    outside = ~((scores >= 0) & (scores <= 1))
-    if bool(outside.any()):
-        wrong = int(outside.nonzero()[0])
-        raise BagError(
-            f"Gates lie in [0, 1], but patch {wrong} has {float(scores[wrong])}. Audit them as scores."
-        )
-    return log_with_zero(scores.float())
-
-
 def _random_stream(seed: int, bag: Bag, purpose: str) -> np.random.Generator:
     """What is drawn depends on seed, bag and purpose alone, not on the bags before."""
     return np.random.default_rng([seed, *f"{purpose} {bag.bag_id}".encode()])
 
 
-@dataclass(frozen=True, eq=False)
-class _AuditTable:
-    """All trials by rule, each with one entry per bag and in the same order."""
+def _judge_trial(trial: _Trial, scale: OutputScale, tolerances: Tolerances) -> Record:
+    """Outputs, verdicts, truth and curves of one rule on one bag."""
+    outputs, along = scale.read(trial.outcome), [scale.read(one) for one in trial.along]
+    verdict = judge_subset(outputs, tolerances)
+    if scale.is_number:
+        keep = [max(0.0, 1 - one.full_kept_gap) for one in along]
+        removal = [one.removal_gap for one in along]
+        reached = [one.full_kept_gap <= RISK_TOLERANCE for one in along]
+    else:
+        keep = [min(1.0, one.kept / one.full) for one in along]
+        removal = [None if one.removed is None else one.full - one.removed for one in along]
+        reached = [one.full - one.kept <= tolerances.sufficiency for one in along]
+    lost = [value for value in removal if value is not None]
+    return {
+        "phi_full": outputs.full,
+        "phi_kept": outputs.kept,
+        "phi_removed": outputs.removed,
+        "phi_soft": outputs.gated,
+        "full_kept_gap": outputs.full_kept_gap,
+        "removal_gap": outputs.removal_gap,
+        "sufficient_share": float(verdict.sufficient),
+        "necessary_share": float(verdict.necessary),
+        "evidence_fraction": trial.outcome.fraction,
+        **trial.truth,
+        "cd_gap": outputs.cd_gap,
+        "recoverable_share": float(bool(verdict.recoverable)),
+        "aukc": fmean(keep),
+        "removal_area": fmean(lost) if lost else None,
+        "msk": next((s for s, enough in zip(CURVE_SHARES, reached, strict=True) if enough), 1.0),
+        "keep_curve": keep,
+        "removal_curve": removal,
+    }
 
-    trials: Mapping[str, Sequence[_Trial]]
-    targets: Tensor
-    task: Task
-    output_scale: OutputScale
-    tolerances: Tolerances
 
-    def rows(self) -> Iterator[Row]:
-        """Sufficiency and necessity of every rule, then the curves, the gates and the stability."""
-        for rule in self.trials:
-            yield self.full_kept(rule)
-        for rule, trials in self.trials.items():
-            areas = [self.trace(trial)[2] for trial in trials]
-            yield mean_row({"rule": rule, "comparison": "curves"}, areas)
-        for rule, trials in self.trials.items():
-            if trials[0].outcome.gated is not None:
-                figures = [self.figures(trial, gates=True) for trial in trials]
-                yield mean_row({"rule": rule, "comparison": "soft-kept"}, figures)
-        for rule, trials in self.trials.items():
-            per_bag = [
-                row
-                for trial in trials
-                for row in mean_rows(self.compare_changed(trial), ["comparison"])
-            ]
-            records = [{"rule": rule, **row.labels, **row.values} for row in per_bag]
-            yield from mean_rows(records, ["rule", "comparison"])
-
-    def full_kept(self, rule: str) -> Row:
-        """Sufficiency, necessity, size and truth."""
-        trials = self.trials[rule]
-        outcomes = [trial.outcome for trial in trials]
-        metrics = subset_metrics(outcomes, self.targets, partial(task_metric, self.task))
-        metrics.pop("task_metric")
-        figures = [self.figures(trial) for trial in trials]
-        return mean_row({"rule": rule, "comparison": "full-kept"}, figures, metrics)
-
-    def figures(self, trial: _Trial, *, gates: bool = False) -> Figures:
-        """What is said of the subset of one bag, or of its gates."""
-        outputs = self.output_scale.read(trial.outcome)
-        verdict = judge_subset(outputs, self.tolerances)
-        if gates:
-            return {"cd_gap": outputs.cd_gap, "recoverable_share": float(bool(verdict.recoverable))}
-        return {
-            "full_kept_gap": outputs.full_kept_gap,
-            "removal_gap": outputs.removal_gap,
-            "sufficient_share": float(verdict.sufficient),
-            "necessary_share": float(verdict.necessary),
-            "evidence_fraction": trial.outcome.fraction,
-            **trial.truth,
+def _compare_changed(trial: _Trial, scale: OutputScale) -> Iterator[Record]:
+    """A bag beside each of its changed versions."""
+    full, kept = trial.outcome.full, trial.outcome.kept
+    for name, overlap, changed in trial.changed:
+        before, after = scale.outputs(full, torch.stack([kept, changed])).tolist()
+        gap = abs(before - after)
+        flipped = float(scale.differ(kept, changed, gap))
+        yield {
+            "comparison": name,
+            "jaccard": overlap,
+            "prediction_flip": flipped,
+            "output_gap": gap,
         }
 
-    def trace(self, trial: _Trial) -> tuple[list[float], list[float | None], Figures]:
-        """Keep and removal curve of one bag, their means, and MSK."""
-        outputs = [self.output_scale.read(outcome) for outcome in trial.along]
-        if self.output_scale.is_number:
-            keep = [max(0.0, 1 - one.full_kept_gap) for one in outputs]
-            removal = [one.removal_gap for one in outputs]
-            reached = [one.full_kept_gap <= RISK_TOLERANCE for one in outputs]
-        else:
-            keep = [min(1.0, one.kept / one.full) for one in outputs]
-            removal = [None if one.removed is None else one.full - one.removed for one in outputs]
-            reached = [one.full - one.kept <= self.tolerances.sufficiency for one in outputs]
-        lost = [value for value in removal if value is not None]
-        msk = next(
-            (share for share, enough in zip(CURVE_SHARES, reached, strict=True) if enough), 1.0
-        )
-        areas: Figures = {
-            "aukc": fmean(keep),
-            "removal_area": fmean(lost) if lost else None,
-            "msk": msk,
-        }
-        return keep, removal, areas
 
-    def compare_changed(self, trial: _Trial) -> Iterator[dict[str, Any]]:
-        """A bag beside each of its changed versions."""
-        full, kept = trial.outcome.full, trial.outcome.kept
-        for name, overlap, changed in trial.changed:
-            before, after = self.output_scale.outputs(full, torch.stack([kept, changed])).tolist()
-            gap = abs(before - after)
-            flipped = float(self.output_scale.differ(kept, changed, gap))
-            yield {
-                "comparison": name,
-                "jaccard": overlap,
-                "prediction_flip": flipped,
-                "output_gap": gap,
-            }
-
-    def records(self, specs: Sequence[BagSpec]) -> Iterator[dict[str, Any]]:
-        """One entry per bag and rule."""
-        for rule, trials in self.trials.items():
-            for spec, trial in zip(specs, trials, strict=True):
-                outputs = self.output_scale.read(trial.outcome)
-                keep, removal, areas = self.trace(trial)
-                yield {
-                    "bag_id": spec.bag_id,
-                    "slide_ids": list(spec.slide_ids),
-                    "rule": rule,
-                    "phi_full": outputs.full,
-                    "phi_kept": outputs.kept,
-                    "phi_removed": outputs.removed,
-                    "phi_soft": outputs.gated,
-                    **self.figures(trial),
-                    **areas,
-                    "keep_curve": keep,
-                    "removal_curve": removal,
-                }
-
-    def answer(self, rule: str) -> tuple[str, str]:
-        """Beside chance: on how many bags it holds; what its patches give alone, and what is lost without them."""
-        verdict = compare_counts(rule, self.count_both(rule), self.count_both("random"))
-        return verdict, self._compare_metric(rule)
-
-    def count_both(self, rule: str) -> Count:
-        """Bags on which the patches of a rule are sufficient and necessary."""
-        found = [self.figures(trial) for trial in self.trials[rule]]
-        return Count(
-            sum(bool(one["sufficient_share"] and one["necessary_share"]) for one in found),
-            len(found),
-        )
-
-    def _compare_metric(self, rule: str) -> str:
-        ours, chance = (self.full_kept(name).values for name in (rule, "random"))
-        text = (
-            f"{rule}: {METRICS[self.task.task_metric].label} from its patches alone "
-            f"{ours['evidence_sufficiency']:.3f}, from random ones {chance['evidence_sufficiency']:.3f}"
-        )
-        lost, lost_by_chance = ours["complement_degradation"], chance["complement_degradation"]
-        if lost is None or lost_by_chance is None:
-            return f"{text}; no bag has patches left without them."
-        return f"{text}; lost without them {lost:.3f}, without random ones {lost_by_chance:.3f}."
+def _mean_row(
+    rule: str,
+    comparison: str,
+    records: Sequence[Record],
+    names: Sequence[str],
+    over_all: Figures | None = None,
+) -> Row:
+    figures = [{name: record[name] for name in names} for record in records]
+    return mean_row({"rule": rule, "comparison": comparison}, figures, over_all)
 
 
-def _chance_notes(whole: Mapping[str, float]) -> Iterator[str]:
-    for name, value in whole.items():
-        if value <= CHANCE.get(name, -1.0):
-            yield (
-                f"On whole bags the model is no better than chance ({METRICS[name].label} {value:.3f}): check the order "
-                "of its outputs. What explains such a prediction explains nothing."
-            )
+def _compare_metric(rule: str, label: str, ours: Figures, chance: Figures) -> str:
+    """The task metric from the patches alone and without them, beside random patches."""
+    text = (
+        f"{rule}: {label} from its patches alone {ours['evidence_sufficiency']:.3f}, "
+        f"from random ones {chance['evidence_sufficiency']:.3f}"
+    )
+    lost, lost_by_chance = ours["complement_degradation"], chance["complement_degradation"]
+    if lost is None or lost_by_chance is None:
+        return f"{text}; no bag has patches left without them."
+    return f"{text}; lost without them {lost:.3f}, without random ones {lost_by_chance:.3f}."
 
 
 def measure_risk_scale(
     outcomes: Sequence[BagOutcome], n_outputs: int, spread: float | None = None
 ) -> RiskScale:
-    """Mean of the audited bags' own risks, and their deviation where no other is known; classes need neither."""
+    """Mean of the audited bags' own risks, and their deviation unless it is known."""
     if n_outputs > 1:
         return RiskScale()
     risks = [float(outcome.full[0]) for outcome in outcomes]
     deviation = float(np.std(risks)) if spread is None else spread
     if not deviation > 0:
         raise UsageError(
-            f"The model answers {risks[0]:g} for all {len(risks)} bags: its answers have no unit, and nothing to explain."
+            f"The model answers {risks[0]:g} for all {len(risks)} bags: "
+            "its answers have no unit, and nothing to explain."
         )
     return RiskScale(fmean(risks), deviation)
+
+
+@contextmanager
+def name_bag_in_errors(bag_id: str) -> Iterator[None]:
+    """Puts the bag in front of what is wrong with it."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"Bag '{bag_id}': {error}") from error
+    except InputError as error:
+        raise type(error)(f"Bag '{bag_id}': {error}") from error
+
+
+# Bags in memory
+
+Scoring = Callable[[Any], Any]
+"""From a bag, as the caller gave it, to one score per patch or a boolean mask over its patches."""
+
+
+@torch.no_grad()
+def apply_rules(
+    network: Any,
+    item: Any,
+    bag: Bag,
+    scorings: Mapping[str, Scoring],
+    budget: float,
+    gates: bool,
+    seed: int,
+) -> Iterator[tuple[str, Tensor, BagOutcome]]:
+    """Every rule on one bag: its name, the patches it selects, and the predictions."""
+    device = find_device(network)
+    features, coords = bag_tensors(bag, device)
+    size, n_patches = subset_size(len(bag), budget), len(bag)
+    chosen: dict[str, tuple[Tensor, Tensor | None]] = {}
+    if isinstance(network, GceMil):
+        found = explain_bag(network, bag)
+        embedded, full = found.output.embedded, found.output.answer
+        interventions = Interventions(network.explained, features, coords, embedded=embedded)
+        if not scorings:
+            chosen["evidence"] = found.recovery.selected, found.output.log_gates
+    else:
+        interventions = Interventions(network, features, coords)
+        full = interventions.full()
+    if not scorings:
+        chosen["attention"] = top_k(full.scores, size), None
+    for rule, score in scorings.items():
+        with torch.enable_grad():
+            values = torch.from_numpy(as_array(score(item)).reshape(-1)).to(device)
+        if len(values) != n_patches or not bool(torch.isfinite(values).all()):
+            raise UsageError(
+                f"Explanation '{rule}' must give {n_patches} finite scores, "
+                f"got {len(values)} values."
+            )
+        if gates:
+            check_gates(values.float(), n_patches=n_patches)
+        selected = values if values.dtype == torch.bool else top_k(values.double(), size)
+        chosen[rule] = selected, log_with_zero(values.float()) if gates else None
+    first = next(iter(chosen.values()))[0]
+    draw = np.random.default_rng([seed, *bag.bag_id.encode()]).random(n_patches)
+    chosen["random"] = top_k(torch.from_numpy(draw).to(device), int(first.sum())), None
+    for rule, (selected, log_gates) in chosen.items():
+        yield rule, selected, bag_outcome(interventions, selected, log_gates, full=full.logits)
+
+
+def judge_outcome(
+    scale: OutputScale, outcome: BagOutcome, tolerances: Sequence[float]
+) -> dict[str, Any]:
+    """Outputs, gaps and verdicts of one rule on one bag."""
+    outputs = scale.read(outcome)
+    figures = {f"phi_{name}": value for name, value in vars(outputs).items()} | {
+        "sufficiency_gap": outputs.full_kept_gap,
+        "necessity_gap": outputs.removal_gap,
+        "recoverability_gap": outputs.cd_gap,
+    }
+    record: Record = {n: math.nan if value is None else value for n, value in figures.items()}
+    for tolerance in tolerances:
+        verdict = judge_subset(outputs, Tolerances(tolerance, tolerance, tolerance))
+        record |= {f"{name}@{tolerance:g}": value for name, value in vars(verdict).items()}
+    return record
+
+
+def describe_table(table: pd.DataFrame, tolerances: Sequence[float]) -> str:
+    """The verdict on every rule in one sentence, at the tolerance nearest to that of the method."""
+    if not tolerances:
+        return ""
+    tolerance = min(tolerances, key=lambda one: abs(one - Tolerances().sufficiency))
+    sufficient, necessary = (table[f"{n}@{tolerance:g}"] for n in ("sufficient", "necessary"))
+    holds = (sufficient.astype(bool) & necessary.astype(bool)).groupby(table["rule"], sort=False)
+    counts = {str(rule): Count(int(rows.sum()), len(rows)) for rule, rows in holds}
+    random = counts.pop("random")
+    return " ".join(compare_counts(rule, count, random) for rule, count in counts.items())

@@ -1,34 +1,36 @@
-"""The bounds of the paper's appendix, filled with numbers. The first two are part of `snr`, the third is `bounds`.
+"""bounds: the bounds of the paper's appendix in numbers. The first two are part of `snr`.
 
 Recoverability:   |F(pi) - F(1_S)| <= L_X ||pi - 1_S||,   F the host's Phi under gates
   margin   min_i |pi_i - threshold|
-  L_X      the largest Euclidean slope of F on the way from 1_S to pi. The mean value theorem asks for no more than this
-           way; it is looked at in a few points, so L_X is estimated from below.
-  S        the recovered subset: the inequality holds for every 0/1 vector, so repair may have added to it.
+  L_X      the largest Euclidean slope of F on the way from 1_S to pi (mean value theorem), taken at
+           a few points, so L_X is estimated from below
+  S        the recovered subset: the inequality holds for every 0/1 vector, also after repair
 
-Coverage residual:   |Phi(X) - Phi(X_S)| <= L_q eta R(S),   R(S) = sum_m alpha_m prod_{i in S} (1 - r_im)
+Coverage residual:   |Phi(X) - Phi(X_S)| <= L_q eta R(S),
+                     R(S) = sum_m alpha_m prod_{i in S} (1 - r_im)
   eta      the largest ||g(X) - g(X_S)|| / R(S),             g the host's bag feature
   L_q      the largest |Phi(X) - Phi(X_S)| / ||g(X) - g(X_S)||
-  Both are the largest over evidence, attention and random subsets of the validation bags. The paper assumes an additive
-  g, whose difference is the sum of the omitted patches; attention is normalised anew when rows go, so the difference
-  itself is taken.
+  Both are the largest over evidence, attention and random subsets of the validation bags. The paper
+  assumes an additive g, whose difference is the sum of the omitted patches; attention is normalised
+  anew when rows go, so the difference itself is taken.
 
-slack = right-hand side - left-hand side. A negative slack on a test bag says that an estimate, or an assumption, fails.
+slack = right-hand side - left-hand side. A negative slack on a test bag means that an estimate, or
+an assumption, fails.
 
-Greedy repair:   U(S_greedy) >= (1 - e^-kappa) / kappa * U(S_best)   at equal size; the factor is 1 at kappa = 0
-  kappa    the total curvature of U over the bag: 1 - min_{i: U({i}) > 0} [U(V) - U(V without i)] / U({i}), in [0, 1].
-           0: no two patches show the same anchor. 1: some patch adds nothing to the rest, the factor is the classical 1 - 1/e.
-           Repair starts from a subset S rather than from nothing; its curvature is that of the candidates alone under the
-           weights alpha_m (1 - v_m(S)), which is the same function of other arguments.
-  utility_share  U(S) / U(whole bag) of a subset, for the evidence and for its rivals at the same size
-  greedy_share   the same for the greedy subset of that size, so that U(S_best) / U(whole bag) <= greedy_share / factor
+Greedy repair:   U(S_greedy) >= (1 - e^-kappa) / kappa * U(S_best)   at equal size; 1 at kappa = 0
+  kappa    total curvature of U: 1 - min_{i: U({i}) > 0} [U(V) - U(V without i)] / U({i})
+           0: no two patches show the same anchor. 1: some patch adds nothing to the rest; the
+           factor is the classical 1 - 1/e. Repair starts from a subset S; its curvature is that of
+           the candidates alone under the weights alpha_m (1 - v_m(S)).
+  utility_share  U(S) / U(whole bag) of a subset, for the evidence and its rivals of the same size
+  greedy_share   the same for the greedy subset of that size, so that
+                 U(S_best) / U(whole bag) <= greedy_share / factor
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -41,7 +43,7 @@ from gcemil.diagnostics.trained_fold import FoldBag, Measure, Pass, TrainedFold
 from gcemil.errors import UsageError
 from gcemil.evidence.coverage import anchor_coverage, marginal_gains
 from gcemil.explanation import Explanation
-from gcemil.findings import Finding, mean_rows
+from gcemil.findings import Figures, Finding, mean_rows
 from gcemil.hosts.host import log_with_zero
 from gcemil.model import GceMil
 from gcemil.recovery import greedy_subset
@@ -51,7 +53,7 @@ OutputUnder = Callable[[Tensor], Tensor]
 """F: Phi under log-gates, differentiable where the host is."""
 
 NEAREST_TO_SUBSET = 0.01
-"""Closed gates have no logarithm at the subset itself; at this share of the way from it they have one."""
+"""Closed gates have no logarithm at the subset itself, but at this share of the way from it."""
 
 
 def gate_slope(
@@ -84,46 +86,38 @@ def coverage_residual(
     return float(missed @ anchor_weights.detach().double())
 
 
-class Variation(NamedTuple):
-    """What one subset leaves uncovered, and how far it moves the bag feature and the output."""
-
-    residual: float
-    feature: float
-    output: float
-
-
-@dataclass(frozen=True)
-class Completeness:
+class Completeness(NamedTuple):
     """eta and L_q as some subsets show them."""
 
     eta: float
-    """Infinite when a subset that covers every anchor still moves the bag feature."""
+    """Infinite if a subset that covers every anchor still moves the bag feature."""
     output_slope: float
 
     def bound(self, residual: float) -> float | None:
-        """L_q eta R(S); None where no finite eta exists."""
+        """L_q eta R(S); None if eta is infinite."""
         return self.output_slope * self.eta * residual if math.isfinite(self.eta) else None
 
 
-def fit_completeness(variations: Sequence[Variation]) -> Completeness | None:
-    """The smallest eta and L_q that hold for all of them; None when none moves the bag feature."""
-    moved = [one for one in variations if one.feature > 0]
+def fit_completeness(variations: Sequence[tuple[float, float, float]]) -> Completeness | None:
+    """The smallest eta and L_q for subsets with these residuals and moves of feature and output.
+
+    None if none moves the bag feature.
+    """
+    moved = [one for one in variations if one[1] > 0]
     if not moved:
         return None
     return Completeness(
-        eta=max(one.feature / one.residual if one.residual > 0 else math.inf for one in moved),
-        output_slope=max(one.output / one.feature for one in moved),
+        eta=max(feature / residual if residual > 0 else math.inf for residual, feature, _ in moved),
+        output_slope=max(output / feature for _, feature, output in moved),
     )
 
 
 ROUNDING = 1e-6
-"""Gates that are 0 and 1 leave no distance, and a gap of rounding alone does not break a bound of 0."""
+"""A gap of rounding alone does not break a bound of 0."""
 
 
-def recoverability_figures(
-    bag: FoldBag, outputs: BagOutputs, *, points: int
-) -> dict[str, float | None]:
-    """Margin, distance, right-hand side and slack of the recoverability bound for the evidence of one bag."""
+def recoverability_figures(bag: FoldBag, outputs: BagOutputs, *, points: int) -> Figures:
+    """Margin, distance, right-hand side and slack of the recoverability bound of one bag."""
     fold, explanation = bag.fold, bag.explanation
     model = fold.model
     if model is None or explanation is None:
@@ -152,7 +146,7 @@ def recoverability_figures(
 
 def coverage_figures(
     model: GceMil, explanation: Explanation, outputs: BagOutputs, complete: Completeness | None
-) -> dict[str, float | None]:
+) -> Figures:
     """Residual, right-hand side and slack of the coverage bound for the evidence of one bag."""
     weights = model.anchor_weights(explanation.output.answer.logits)
     residual = coverage_residual(
@@ -169,35 +163,33 @@ def coverage_figures(
 
 
 @Measure
+@torch.no_grad()
 def estimate_completeness(fold: TrainedFold) -> Pass[Completeness | None]:
     """eta and L_q from the validation bags; None without a wrapper or without such bags."""
     if fold.model is None:
         return None
-    found: list[Variation] = []
+    found: list[tuple[float, float, float]] = []
+    scale = fold.output_scale("wrapped")
     while (bag := (yield "val")) is not None:
-        found += _measure_variations(fold.model, bag)
+        full, interventions = bag.view.full, bag.view.interventions
+        weights, responses = (
+            fold.model.anchor_weights(full.logits),
+            fold.model.responses(bag.features),
+        )
+        for subset in take_subsets(bag, "wrapped", budget=1.0):
+            # Truth has no part in an estimate.
+            if subset.rule != "oracle":
+                kept = interventions.kept(subset.selected)
+                moved = full.bag_feature.double() - kept.bag_feature.double()
+                drop = scale.drops(full.logits, kept.logits.unsqueeze(0)).abs()
+                residual = coverage_residual(subset.selected, responses, weights)
+                found.append((residual, float(moved.norm()), float(drop)))
     return fit_completeness(found)
-
-
-@torch.no_grad()
-def _measure_variations(model: GceMil, bag: FoldBag) -> Iterator[Variation]:
-    """One for the evidence and one for each rival; truth has no part in an estimate."""
-    full = bag.wrapped.full()
-    weights, responses = model.anchor_weights(full.logits), model.responses(bag.features)
-    output_scale = bag.fold.output_scale("wrapped")
-    for subset in take_subsets(bag, "wrapped", budget=1.0):
-        if subset.rule != "oracle":
-            kept = bag.wrapped.kept(subset.selected)
-            yield Variation(
-                coverage_residual(subset.selected, responses, weights),
-                float((full.bag_feature.double() - kept.bag_feature.double()).norm()),
-                float(output_scale.drops(full.logits, kept.logits.unsqueeze(0)).abs()),
-            )
 
 
 @Measure
 def measure_bounds(fold: TrainedFold) -> Pass[Finding]:
-    """Curvature, greedy bound and utility of every test bag, for the evidence and its rivals at the same size."""
+    """Curvature, greedy bound and utility of every test bag, for the evidence and its rivals."""
     if fold.model is None:
         return Finding(
             "bounds", (), notes=("The run has no wrapper, so it has no coverage to bound.",)
@@ -207,20 +199,17 @@ def measure_bounds(fold: TrainedFold) -> Pass[Finding]:
         slides += _bound_records(fold.model, bag)
     rows = mean_rows([{**record, "network": "wrapped"} for record in slides], ("rule", "network"))
     note = (
-        "Curvature is 1 as soon as one patch adds nothing to all the others, and then the factor is 1 - 1/e: a bound for the "
-        "worst case, far below what greedy selection reaches."
+        "Curvature is 1 as soon as one patch adds nothing to all the others, and then the factor "
+        "is 1 - 1/e: a bound for the worst case, far below what greedy selection reaches."
     )
     return Finding("bounds", rows, slides=tuple(slides), notes=(note,))
 
 
 @torch.no_grad()
 def _bound_records(model: GceMil, bag: FoldBag) -> list[dict[str, Any]]:
-    """One record per rule: what the anchors of the predicted class are worth in its subset."""
-    full = bag.wrapped.full()
-    weights, responses = (
-        model.anchor_weights(full.logits).double(),
-        model.responses(bag.features).double(),
-    )
+    """One record per rule: the utility of its subset."""
+    weights = model.anchor_weights(bag.view.full.logits).double()
+    responses = model.responses(bag.features).double()
     whole = float(anchor_coverage(torch.ones(len(bag), dtype=torch.float64), responses) @ weights)
     curvature = total_curvature(responses, weights)
     subsets = list(take_subsets(bag, "wrapped", budget=model.settings.budget))
@@ -248,16 +237,16 @@ def _bound_records(model: GceMil, bag: FoldBag) -> list[dict[str, Any]]:
 
 
 def total_curvature(responses: Responses, anchor_weights: AnchorWeights) -> float:
-    """kappa of U over these patches; a utility that is zero everywhere is linear, so its curvature is 0."""
+    """kappa of U over these patches; 0 for a utility that is zero everywhere."""
     alone = responses @ anchor_weights
     last = marginal_gains(torch.ones_like(alone), responses, anchor_weights)
     useful = alone > 0
     if not bool(useful.any()):
         return 0.0
-    # Both are sums of the same terms in different arithmetic: rounding can push their ratio just past 1.
+    # Rounding can push the ratio just past 1.
     return 1.0 - min(1.0, float((last[useful] / alone[useful]).min()))
 
 
 def greedy_bound_factor(curvature: float) -> float:
-    """(1 - e^-kappa) / kappa: the guaranteed ratio of the greedy utility to the best one of the same size."""
+    """(1 - e^-kappa) / kappa: guaranteed ratio of the greedy utility to the best of its size."""
     return -math.expm1(-curvature) / curvature if curvature > 0.0 else 1.0

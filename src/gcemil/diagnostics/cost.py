@@ -1,35 +1,38 @@
-"""What each inference mode costs, relative to one pass of the host over the whole bag (paper, cost table).
+"""cost: each inference mode relative to one pass of the host over the whole bag.
+
+The cost table of the paper.
 
   full         the host on all patches
   soft         gates from the selector, then the host on the gated bag
   discrete     the host on the recovered evidence
-  attention    the host on as many patches, those of highest attention
-  occlusion    the host on as many patches, those whose removal costs the prediction most
-  integrated_gradients   the host on as many patches, those of highest attribution
-  prefilter    the host on the evidence found among the patches a prefilter kept, or on all where it fell back
-  random, oracle         the host on as many patches, by chance and truth first: between them lies what a choice is worth
+  attention, occlusion, integrated_gradients
+               the host on as many patches, by attention, loss without each, or attribution
+  prefilter    the host on the evidence among the patches a prefilter kept, or on all of a fallback
+  random, oracle   the host on as many patches, by chance and truth first: what a choice is worth
 
   aggregation_time   one prediction when the subset is known and its features are cached
-  explained_time     the same with finding the subset: selector and recovery, one more pass, or one pass per patch
+  explained_time     the same with finding the subset
   peak_memory        rows handed in plus what the pass holds at once, when the subset is known
   patch_ratio        patches the host pools
   relative_utility   task metric over the task metric of the whole bags
 
-Plain occlusion is one pass per patch. That is never run here: some passes are timed and multiplied, and the row
-says `extrapolated`. Hosts that pool linearly have it in closed form, a row of its own. Times are medians of interleaved
-runs, so that a busy machine slows all of them; figures are means over bags.
+Plain occlusion is one pass per patch: some passes are timed and multiplied, and the row is labelled
+`extrapolated`. Hosts that pool linearly have it in closed form, a row of its own. Times are medians
+of interleaved runs, so that a busy machine slows all of them; figures are means over bags.
 
-The whole bag is the plain host's where there is one, else the wrapped host's own. Encoding is in none of this. With `encoders`
-its seconds per patch are timed (architecture alone: weights do not change the time), and rows that name the encoder say what a
-slide takes from its patches to its explained prediction. From file to prediction 'gcemil prefilter --measure' times the test slides:
+The whole bag is the plain host's if there is one, else the wrapped host's own. Encoding is not part
+of these figures. With `encoders` the seconds per patch of their architectures are timed, and rows
+that name the encoder count from patches to the explained prediction. From file to prediction
+'gcemil prefilter --measure' times the test slides:
 
   extraction_time    tissue, view, student and encoder, whole bag = 1
-  end_to_end_time    the same with the explained prediction; of a prefilter by another encoder, with that one's time per patch
+  end_to_end_time    the same with the explained prediction
 
-Peak memory is the most that tensors made by a call hold at one moment. Every operation is watched: a storage counts from the operation that returns it until it is freed. Tensors that exist
-before the call do not count, nor do buffers inside one kernel. Against the allocator's own record (torch's profiler)
-seven of the nine hosts agree to the byte; for the two with Nystrom attention this is 13 % low at 3,000 patches. Unlike
-the resident size of a process it has no noise, so that ratios of small bags mean something.
+Peak memory is the most that tensors made by a call hold at one moment: a storage counts from the
+operation that returns it until it is freed. Tensors from before the call do not count, nor do
+buffers inside one kernel. Against torch's profiler seven of the nine hosts agree to the byte; with
+Nystrom attention this is 13 % low at 3,000 patches. Unlike the resident size of a process it has no
+noise.
 """
 
 from __future__ import annotations
@@ -38,9 +41,9 @@ import itertools
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -79,6 +82,7 @@ from gcemil.recovery import members, subset_size, top_k
 from gcemil.rules import CONTROLS
 from gcemil.runs.folder import Run
 from gcemil.shapes import Logits, Selected
+from gcemil.tasks.task import stacked_targets
 
 Clock = Callable[[], float]
 Call = Callable[[], Any]
@@ -87,8 +91,7 @@ GRADIENTS = "integrated_gradients"
 TIMED_PATCHES = 8
 
 
-@dataclass(frozen=True, eq=False)
-class InferenceMode:
+class InferenceMode(NamedTuple):
     """One way to predict a bag."""
 
     name: str
@@ -99,12 +102,7 @@ class InferenceMode:
     """Gives logits, the subset being known."""
     handed: Sequence[Tensor | None]
     explain: Call | None = None
-    """Finds the subset as well; None where there is nothing to find."""
-
-    @property
-    def is_timed_alone(self) -> bool:
-        """A prefilter finds its subset while it encodes, which end_to_end_time counts; controls are not inference modes."""
-        return self.name != PREFILTER_MODE and self.name not in CONTROLS
+    """Finds the subset as well; None if there is nothing to find."""
 
 
 @Measure
@@ -118,7 +116,7 @@ def measure_inference_cost(
     encoders: Sequence[str] = (),
     clock: Clock = time.perf_counter,
 ) -> Pass[Finding]:
-    """Utility from every test bag, cost from `timed_bags` of them; `budget` sizes subsets where there is no wrapper."""
+    """Utility from every test bag, cost from `timed_bags` of them; `budget` is for plain hosts."""
     encoding = {name: time_encoder(name, repeats=min(3, repeats), clock=clock) for name in encoders}
     if repeats < 1 or timed_bags < 1:
         raise UsageError(f"repeats and timed_bags are at least 1, got {repeats} and {timed_bags}.")
@@ -138,7 +136,8 @@ def measure_inference_cost(
                 facts | figures for figures in measure_modes(bag, modes, repeats, clock, encoding)
             ]
     utility = {
-        mode: task_metric(fold.task, fold.targets(), found) for mode, found in logits.items()
+        mode: task_metric(fold.task, stacked_targets(fold.specs()), found)
+        for mode, found in logits.items()
     }
     rows = []
     for row in mean_rows(slides, ("mode", "network", "timing", "encoder")):
@@ -173,29 +172,29 @@ def list_modes(
     yield InferenceMode("full", network, everyone, lambda: host(features, coords).logits, handed)
     size = subset_size(len(bag), budget)
     model, explanation = fold.model, bag.explanation
+    subset_mode = partial(_subset_mode, bag, network, host)
+    explained_mode = partial(_subset_mode, bag, "wrapped", fold.explained)
     if model is not None and explanation is not None:
         patch_size, evidence = bag.bag.patch_size, explanation.recovery.selected
         size = int(evidence.sum())
 
-        def gated() -> Logits:
+        def predict_gated() -> Logits:
             return model.gated(features, coords, patch_size=patch_size).logits
 
-        def evidence_found() -> Logits:
+        def find_evidence() -> Logits:
             output = read_evidence_output(model, features, coords, patch_size)
-            asked = Interventions(fold.explained, features, coords, embedded=output.embedded)
-            return asked.kept(recover_evidence(model, output, coords).selected).logits
+            embedded = Interventions(fold.explained, features, coords, embedded=output.embedded)
+            return embedded.kept(recover_evidence(model, output, coords).selected).logits
 
-        yield InferenceMode("soft", "wrapped", everyone, gated, handed)
-        yield build_subset_mode(
-            "discrete", "wrapped", fold.explained, bag, evidence, evidence_found
-        )
+        yield InferenceMode("soft", "wrapped", everyone, predict_gated, handed)
+        yield explained_mode("discrete", evidence, find_evidence)
 
-    def attention_found() -> Logits:
-        asked = Interventions(host, features, coords)
-        return asked.kept(top_k(asked.full().scores, size)).logits
+    def find_attended() -> Logits:
+        embedded = Interventions(host, features, coords)
+        return embedded.kept(top_k(embedded.full().scores, size)).logits
 
-    attention = top_k(bag.predict(network).full.scores, size)
-    yield build_subset_mode("attention", network, host, bag, attention, attention_found)
+    attended = top_k(bag.predict(network).full.scores, size)
+    yield subset_mode("attention", attended, find_attended)
     supported = supported_attributions(host)
     for mode, name in ((CLOSED_FORM, "occlusion"), (GRADIENTS, GRADIENTS)):
         if name in supported:
@@ -205,33 +204,33 @@ def list_modes(
             ) -> Selected:
                 return top_k(scores(predict_bag(host, features, coords)), size)
 
-            def attribution_found(choose: Callable[[], Selected] = choose) -> Logits:
+            def find_attributed(choose: Callable[[], Selected] = choose) -> Logits:
                 return Interventions(host, features, coords).kept(choose()).logits
 
-            yield build_subset_mode(mode, network, host, bag, choose(), attribution_found)
+            yield subset_mode(mode, choose(), find_attributed)
     for subset in take_subsets(bag, network, budget=budget):
         if subset.rule in CONTROLS:
-            yield build_subset_mode(subset.rule, network, host, bag, subset.selected)
+            yield subset_mode(subset.rule, subset.selected)
     if filtered is not None:
         slide = next(one for one in filtered.slides if one.bag_id == bag.spec.bag_id)
         if slide.n_patches != len(bag):
             raise RunError(
-                f"Slide '{slide.bag_id}' had {slide.n_patches} patches when the prefilter was measured, now {len(bag)}. "
-                "Measure again with 'gcemil prefilter --measure'."
+                f"Slide '{slide.bag_id}' had {slide.n_patches} patches when the prefilter was "
+                f"measured, now {len(bag)}. Measure again with 'gcemil prefilter --measure'."
             )
         left = members(torch.tensor(slide.selected, dtype=torch.long), n_patches=len(bag))
-        yield build_subset_mode(PREFILTER_MODE, "wrapped", fold.explained, bag, left)
+        yield explained_mode(PREFILTER_MODE, left)
 
 
-def build_subset_mode(
-    mode: str,
+def _subset_mode(
+    bag: FoldBag,
     network: NetworkName,
     host: Host,
-    bag: FoldBag,
+    mode: str,
     selected: Selected,
     explain: Call | None = None,
 ) -> InferenceMode:
-    """The host on some rows, which lie ready as if only they had been read."""
+    """The host on some rows, as if only they had been read."""
     rows = bag.features[selected]
     coords = None if bag.coords is None else bag.coords[selected]
     return InferenceMode(
@@ -240,7 +239,7 @@ def build_subset_mode(
 
 
 def time_encoder(name: str, *, repeats: int, clock: Clock) -> float:
-    """Seconds per patch of an encoder's architecture with random weights, on the threads at hand."""
+    """Seconds per patch of an encoder's architecture with random weights."""
     spec = find_encoder_spec(RANDOM_PREFIX + name)
     network = spec.load(WeightSource()).eval()
     patches = torch.zeros(TIMED_PATCHES, 3, spec.input_px, spec.input_px)
@@ -263,10 +262,15 @@ def measure_modes(
     calls = {f"predict {mode.name}": mode.predict for mode in modes}
     calls |= {f"explain {mode.name}": mode.explain for mode in modes if mode.explain is not None}
     if n_patches > 1:
-        asked = bag.predict(full.network).asked
-        turns = iter([leave_out_patch(n_patches, turn) for turn in range(repeats)])
-        calls["one out"] = lambda: asked.kept(next(turns))
-    memory = {mode.name: count_bytes(mode.handed) + peak_bytes(mode.predict) for mode in modes}
+        interventions = bag.predict(full.network).interventions
+        # All patches but one; each turn another, spread over the bag.
+        left_out = iter([turn * 7919 % n_patches for turn in range(repeats)])
+        calls["one out"] = lambda: interventions.kept(torch.arange(n_patches) != next(left_out))
+    memory = {
+        mode.name: peak_bytes(mode.predict)
+        + sum(one.numel() * one.element_size() for one in mode.handed if one is not None)
+        for mode in modes
+    }
     seconds = time_interleaved(calls, repeats, clock)
     unit = seconds["predict full"]
 
@@ -288,8 +292,10 @@ def measure_modes(
 
     for mode in modes:
         explained = seconds.get(f"explain {mode.name}", seconds[f"predict {mode.name}"])
+        # A prefilter finds its subset while it encodes; controls are no inference modes.
+        is_timed_alone = mode.name != PREFILTER_MODE and mode.name not in CONTROLS
         labels = {"mode": mode.name, "network": mode.network, "timing": "measured"}
-        yield from describe(labels, mode, explained if mode.is_timed_alone else None)
+        yield from describe(labels, mode, explained if is_timed_alone else None)
     kept = next(mode for mode in modes if mode.name == "attention")
     labels = {"mode": "occlusion", "network": full.network, "timing": "extrapolated"}
     explained = unit + n_patches * seconds.get("one out", 0.0) + seconds["predict attention"]
@@ -297,31 +303,20 @@ def measure_modes(
 
 
 def time_interleaved(calls: dict[str, Call], repeats: int, clock: Clock) -> dict[str, float]:
-    """The median time of each call; every round times all of them, starting with another one each time."""
+    """The median time of each call; every round starts with another one."""
     names = list(calls)
-    found: dict[str, list[float]] = {name: [] for name in names}
+    seconds: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(repeats):
         start = turn % len(names)
         for name in names[start:] + names[:start]:
             before = clock()
             calls[name]()
-            found[name].append(clock() - before)
-    return {name: median(times) for name, times in found.items()}
-
-
-def leave_out_patch(n_patches: int, turn: int) -> Selected:
-    """All patches but one; each turn another, spread over the bag."""
-    kept = torch.ones(n_patches, dtype=torch.bool)
-    kept[(turn * 7919) % n_patches] = False
-    return kept
-
-
-def count_bytes(tensors: Sequence[Tensor | None]) -> int:
-    return sum(one.numel() * one.element_size() for one in tensors if one is not None)
+            seconds[name].append(clock() - before)
+    return {name: median(times) for name, times in seconds.items()}
 
 
 def find_utility(mode: str, utility: Mapping[str, float]) -> float | None:
-    """What the predictions of a mode are worth, over those of whole bags; None for a mode that was never predicted from."""
+    """The metric of a mode over that of whole bags; None if it was never predicted from."""
     # The closed form gives the very scores that one pass per patch gives.
     ours = utility.get(CLOSED_FORM if mode == "occlusion" else mode)
     return None if ours is None or utility["full"] == 0 else ours / utility["full"]
@@ -334,7 +329,10 @@ def cost_notes(
     if fold.model is None:
         yield "The run has no wrapper: no rows 'soft' and 'discrete'."
     if CLOSED_FORM not in utility:
-        yield "This host has no closed form of occlusion, so its utility is not known here; see the diagnostic posthoc."
+        yield (
+            "This host has no closed form of occlusion, so its utility is not known here; see the "
+            "diagnostic posthoc."
+        )
     if utility["full"] == 0:
         yield "The task metric of the whole bags is 0, so no relative utility exists."
 
@@ -379,6 +377,6 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def list_storages(values: Any) -> list[torch.UntypedStorage]:
-    """Of every dense tensor in a nested value; a sparse one is made of dense ones, seen when they were made."""
+    """The storages of every dense tensor in a nested value."""
     tensors = [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
     return [tensor.untyped_storage() for tensor in tensors if tensor.layout == torch.strided]

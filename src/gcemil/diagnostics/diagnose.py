@@ -1,12 +1,12 @@
-"""All diagnostics of a run: fold by fold, side by side on the cores, what is already there left alone.
+"""All diagnostics of a run, fold by fold; current findings are reused.
 
-RUN/fold_<k>/diagnostics/<name>.json   one fold, slides in detail
-RUN/fold_<k>/diagnostics/measurements.csv.gz   what was measured of every bag, network, rule and size (measurements.py)
-RUN/diagnostics/<name>.json            joined over folds: mean and deviation between folds
-RUN/diagnostics/significance.json      the run against another, paired by fold
+RUN/fold_<k>/diagnostics/<name>.json             one fold, slides in detail
+RUN/fold_<k>/diagnostics/measurements.csv.gz     every bag, network, rule and size (measurements.py)
+RUN/diagnostics/<name>.json                      joined over folds: mean and deviation
+RUN/diagnostics/significance.json                the run against another, paired by fold
 
-DIAGNOSTICS (table.py) names every diagnostic. `measure_fold` measures all of a fold in one pass: every bag is read, embedded and
-explained once, whatever the number of diagnostics.
+`measure_fold` measures all diagnostics (table.py) of a fold in one pass: every bag is read,
+embedded and explained once.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def measure_fold(comparison: Comparison, fold: int, names: Sequence[str]) -> lis
 
 
 def load_measure(name: str) -> Measure[..., Finding]:
-    """The function that measures a fold; its module is imported now, not when the table is read."""
+    """The function that measures a fold."""
     module, function = DIAGNOSTICS[name][0].split(":")
     measure: Measure[..., Finding] = getattr(
         import_module(f"gcemil.diagnostics.{module}"), function
@@ -83,14 +83,13 @@ def load_measure(name: str) -> Measure[..., Finding]:
 
 
 def list_options(name: str) -> list[str]:
-    """What a caller may set, beside the fold."""
-    return [
-        one for one in list(inspect.signature(load_measure(name)).parameters)[1:] if one != "others"
-    ]
+    """The options of a diagnostic."""
+    names = list(inspect.signature(load_measure(name)).parameters)[1:]
+    return [one for one in names if one != "others"]
 
 
 def _open_other_seed(run: Path, fold: int, first: TrainedFold, *, seed: int) -> TrainedFold:
-    """The same fold of another seed; its plain host beside it where the first has one and the wrapper left it alone."""
+    """The same fold of another seed, with its plain host if the first has one."""
     opened = TrainedFold.open(run, fold, seed=seed)
     if first.plain is None or not opened.settings.host_is_unchanged:
         return opened
@@ -99,12 +98,13 @@ def _open_other_seed(run: Path, fold: int, first: TrainedFold, *, seed: int) -> 
 
 def _hash_networks(comparison: Comparison, fold: int) -> dict[str, str]:
     """The fingerprints of every network a finding depends on."""
-    networks = {
-        "run": comparison.run,
-        **({"against": comparison.against} if comparison.against else {}),
-    }
+    networks = {"run": comparison.run, "against": comparison.against}
     networks |= {f"other_{number}": path for number, path in enumerate(comparison.others)}
-    return {name: content_hash(Run(path).fold(fold).checkpoint) for name, path in networks.items()}
+    return {
+        name: content_hash(Run(path).fold(fold).checkpoint)
+        for name, path in networks.items()
+        if path is not None
+    }
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Comparison:
     seed: int = 0
     device: str = "cpu"
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """What single diagnostics are asked otherwise than by default."""
+    """Options of single diagnostics that are not the default."""
 
 
 def diagnose_run(
@@ -167,14 +167,15 @@ def diagnose_run(
 
 
 def _choose_names(names: Sequence[str] | None, comparison: Comparison) -> list[str]:
-    """The diagnostics asked for; all that train nothing, where none is named."""
+    """The named diagnostics, or all that train nothing."""
     possible = [*DIAGNOSTICS, SIGNIFICANCE]
     if names is None:
         left_out = ON_REQUEST if comparison.against is not None else (*ON_REQUEST, SIGNIFICANCE)
         return [name for name in possible if name not in left_out]
     if unknown := [name for name in names if name not in possible]:
         raise UsageError(
-            f"Unknown diagnostic '{unknown[0]}'.{did_you_mean(unknown[0], possible)} Choose from: {', '.join(possible)}."
+            f"Unknown diagnostic '{unknown[0]}'.{did_you_mean(unknown[0], possible)} "
+            f"Choose from: {', '.join(possible)}."
         )
     if SIGNIFICANCE in names and comparison.against is None:
         raise UsageError(
@@ -189,13 +190,10 @@ def is_current(comparison: Comparison, name: str, fold: int) -> bool:
     if not path.is_file():
         return False
     provenance = read_finding(path).provenance
-    # By name: a file keeps its names in alphabetical order.
-    expected = _hash_networks(comparison, fold)
-    is_asked_alike = provenance.get("options", {}) == comparison.options.get(name, {})
     return (
-        is_asked_alike
+        provenance.get("options", {}) == comparison.options.get(name, {})
         and provenance.get("seed") == comparison.seed
-        and provenance["inputs"] == expected
+        and provenance["inputs"] == _hash_networks(comparison, fold)
     )
 
 

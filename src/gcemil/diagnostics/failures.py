@@ -1,28 +1,31 @@
 """failures: the six-type audit of the paper, with thresholds stated and slides listed.
 
-  case failure        classification: another class is predicted on X, or the two most probable classes lie within
-                      `ambiguity` of each other (the paper's "incorrect or unreliable")
-                      survival: the risk agrees with fewer than `min_concordance` of the bag's comparable pairs
-  artifact evidence   at least `artifact_share` of the selected patches show an artifact: by the concepts in truth/, else by the
-                      pixels of the slide in slides/ (glass, ink, out of focus; slides/artifacts.py)
+  case failure        classification: another class is predicted on X, or the two most probable
+                      classes lie within `ambiguity` (the paper's "incorrect or unreliable")
+                      survival: the risk agrees with fewer than `min_concordance` of the bag's
+                      comparable pairs; regression: the value is a deviation or more off the label
+  artifact evidence   at least `artifact_share` of the selected patches show an artifact: by the
+                      concepts in truth/, else by the pixels of the slide in slides/ (artifacts.py)
   low sufficiency     not delta_s-sufficient (Definition 1)
   low necessity       not delta_n-necessary (Definition 2)
-  semantic mismatch   the anchor to which the selected patches respond most, on average, is none that the predicted class
-                      (or the risk) uses: its weight is below `intended_weight_share` of the largest
+  semantic mismatch   the anchor to which the selected patches respond most, on average, is none
+                      that the predicted class (or the risk) uses: its weight is below
+                      `intended_weight_share` of the largest
   severe failure      at least `severe_count` of these five together
 
-A type that cannot be known of a bag is null there and counts as absent in severe failure; a note says so. The paper
-states no thresholds, so its rates are no yardstick for ours; random, attention and oracle rows are.
+A type that cannot be known of a bag is null there and counts as absent in severe failure; a note
+explains it. The paper states no thresholds, so its rates cannot be compared with ours; random,
+attention and oracle rows can.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from jaxtyping import Bool, Float, Real
 from torch import Tensor
@@ -43,31 +46,11 @@ from gcemil.slides.reader import open_slide
 from gcemil.tasks.survival import comparable_pairs
 from gcemil.tasks.task import ClassificationTask, RegressionTask, Task
 
+MAX_ERROR = 1.0
+"""Of a value, in training deviations."""
 BASIC_TYPES = tuple(kind for kind in FAILURE_TYPES if kind != "severe_failure")
 
 Record = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Thresholds:
-    """Where the audit draws its lines."""
-
-    ambiguity: float = 0.1
-    min_concordance: float = 0.5
-    artifact_share: float = 0.25
-    intended_weight_share: float = 0.5
-    severe_count: int = 2
-    max_error: float = 1.0
-    """Of a value, in training deviations."""
-
-    def __post_init__(self) -> None:
-        for name in ("ambiguity", "min_concordance", "artifact_share", "intended_weight_share"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UsageError(f"{name} lies in [0, 1], got {getattr(self, name)}.")
-        if not 1 <= self.severe_count <= len(BASIC_TYPES):
-            raise UsageError(
-                f"severe_count counts 1 to {len(BASIC_TYPES)} failures, got {self.severe_count}."
-            )
 
 
 @Measure
@@ -83,11 +66,21 @@ def measure_failures(
     intended_weight_share: float = 0.5,
     severe_count: int = 2,
 ) -> Pass[Finding]:
-    """The audit of a fold's test bags; `artifacts` names the concepts that are artifacts, None asks the cohort."""
+    """The audit of a fold's test bags; `artifacts` names concepts, None takes the cohort's."""
     tolerances = Tolerances(sufficiency_tolerance, necessity_tolerance)
-    lines = Thresholds(
-        ambiguity, min_concordance, artifact_share, intended_weight_share, severe_count
-    )
+    shares = {
+        "ambiguity": ambiguity,
+        "min_concordance": min_concordance,
+        "artifact_share": artifact_share,
+        "intended_weight_share": intended_weight_share,
+    }
+    for name, value in shares.items():
+        if not 0 <= value <= 1:
+            raise UsageError(f"{name} lies in [0, 1], got {value}.")
+    if not 1 <= severe_count <= len(BASIC_TYPES):
+        raise UsageError(
+            f"severe_count counts 1 to {len(BASIC_TYPES)} failures, got {severe_count}."
+        )
     numbers = artifact_concepts(fold.cohort, artifacts)
     records: list[Record] = []
     by_pixels = 0
@@ -100,9 +93,23 @@ def measure_failures(
             chosen = torch.stack([one.selected for one in subsets]).any(dim=0)
             is_artifact = artifacts_by_pixels(fold.cohort.folder, bag.bag, chosen)
             by_pixels += is_artifact is not None
-        records += [_failure_record(bag, one, tolerances, is_artifact, lines) for one in subsets]
+        for one in subsets:
+            record = {
+                **bag_record(bag, one, tolerances),
+                "case_failure": case_failure(
+                    one.outcome.full, bag.spec.target, fold.task, ambiguity
+                ),
+                **_find_mismatch(bag, one, intended_weight_share),
+            }
+            share = None if is_artifact is None else is_artifact[one.selected].double().mean()
+            record["artifact_fraction"] = None if share is None else float(share)
+            record["artifact_evidence"] = None if share is None else float(share) >= artifact_share
+            record["low_sufficiency"] = not record["sufficient"]
+            record["low_necessity"] = not record["necessary"]
+            records.append(record)
     records = [
-        {**record, **count_failures(record, lines)} for record in add_concordance(records, lines)
+        {**record, **count_failures(record, severe_count)}
+        for record in add_concordance(records, min_concordance)
     ]
     return Finding(
         name="failures",
@@ -113,7 +120,7 @@ def measure_failures(
 
 
 def artifacts_by_pixels(cohort: Path, bag: Bag, chosen: Selected) -> Selected | None:
-    """Which of the chosen patches show an artifact in their slide; None unless every slide of the bag can be read."""
+    """Which of the chosen patches show an artifact; None unless every slide can be read."""
     paths = [find_slide_file(cohort, slide_id) for slide_id in bag.slide_ids]
     if bag.coords is None or bag.patch_size is None or None in paths:
         return None
@@ -127,62 +134,38 @@ def artifacts_by_pixels(cohort: Path, bag: Bag, chosen: Selected) -> Selected | 
             with open_slide(path) as slide:
                 shown = find_artifacts(slide, coords.astype(np.int64), int(bag.patch_size), rows)
         except GcemilError:
-            # The audit is about the run; a slide that cannot be opened here leaves one kind of failure unknown.
+            # A slide that cannot be opened leaves one type of failure unknown.
             return None
         found[bag.rows_of(slide_id)] = torch.from_numpy(shown)
     return found
 
 
-def _failure_record(
-    bag: FoldBag,
-    one: Measurement,
-    tolerances: Tolerances,
-    is_artifact: Selected | None,
-    lines: Thresholds,
-) -> Record:
-    """Every type that one bag shows by itself; the concordance of a survival bag needs the others."""
-    share = None if is_artifact is None else float(is_artifact[one.selected].double().mean())
-    record = bag_record(bag, one, tolerances)
-    shown = prompts = mismatch = None
-    model = bag.fold.model
-    if model is not None and bag.explanation is not None:
-        # The anchor of highest mean response over the subset, the lower index where two are equal.
-        first = int(bag.explanation.output.responses[one.selected].double().mean(dim=0).argmax())
-        intended = intended_anchors(
-            model.anchor_weights(one.outcome.full), lines.intended_weight_share
-        )
-        prompts = [
-            prompt
-            for prompt, used in zip(model.bank.prompts, intended.tolist(), strict=True)
-            if used
-        ]
-        shown, mismatch = model.bank.prompts[first], not bool(intended[first])
+def _find_mismatch(bag: FoldBag, one: Measurement, weight_share: float) -> Record:
+    """The anchor that a subset shows, and those that its prediction uses."""
+    model, explanation = bag.fold.model, bag.explanation
+    if model is None or explanation is None:
+        return dict.fromkeys(("shown_anchor", "intended_anchors", "semantic_mismatch"))
+    # The anchor of highest mean response over the subset, the lower index on ties.
+    first = int(explanation.output.responses[one.selected].double().mean(dim=0).argmax())
+    intended = intended_anchors(model.anchor_weights(one.outcome.full), weight_share)
+    used = intended.nonzero().flatten().tolist()
     return {
-        **record,
-        "case_failure": case_failure(one.outcome.full, bag.spec.target, bag.fold.task, lines),
-        "artifact_fraction": share,
-        "artifact_evidence": None if share is None else share >= lines.artifact_share,
-        "low_sufficiency": not record["sufficient"],
-        "low_necessity": not record["necessary"],
-        "shown_anchor": shown,
-        "intended_anchors": prompts,
-        "semantic_mismatch": mismatch,
+        "shown_anchor": model.bank.prompts[first],
+        "intended_anchors": [model.bank.prompts[index] for index in used],
+        "semantic_mismatch": not bool(intended[first]),
     }
 
 
 def case_failure(
-    logits: Logits, target: int | float | tuple[float | None, ...], task: Task, lines: Thresholds
+    logits: Logits, target: int | float | tuple[float | None, ...], task: Task, ambiguity: float
 ) -> bool | None:
-    """Whether the class on X is wrong or undecided, or the value `max_error` or more away from the label.
-
-    None for a risk, which is right or wrong only among others.
-    """
+    """Whether the class on X is wrong or undecided, or the value far off; None for a risk."""
     if isinstance(task, RegressionTask) and isinstance(target, float):
-        return abs(float(logits[0]) - (target - task.mean) / task.deviation) >= lines.max_error
+        return abs(float(logits[0]) - (target - task.mean) / task.deviation) >= MAX_ERROR
     if not isinstance(target, int):
         return None
     first, second = torch.softmax(logits.double(), dim=0).topk(2).values.tolist()
-    return int(logits.argmax()) != target or first - second < lines.ambiguity
+    return int(logits.argmax()) != target or first - second < ambiguity
 
 
 def intended_anchors(weights: AnchorWeights, weight_share: float) -> Bool[Tensor, "m"]:
@@ -190,57 +173,53 @@ def intended_anchors(weights: AnchorWeights, weight_share: float) -> Bool[Tensor
     return weights.detach() >= weight_share * weights.detach().max()
 
 
-def add_concordance(records: Sequence[Record], lines: Thresholds) -> list[Record]:
-    """Survival: whether each bag's risk goes against the others; classification has its answer already."""
+def add_concordance(records: Sequence[Record], min_concordance: float) -> list[Record]:
+    """Survival: whether each bag's risk disagrees with the others of its rule and network."""
     if not records or "time" not in records[0]:
         return list(records)
     judged: list[Record] = []
-    for key in dict.fromkeys((record["network"], record["rule"]) for record in records):
-        own = [record for record in records if (record["network"], record["rule"]) == key]
-        risks, times = (np.array([record[name] for record in own]) for name in ("phi_full", "time"))
-        shares = ordered_share(risks, times, np.array([record["event"] == 1 for record in own]))
-        for record, share in zip(own, shares.tolist(), strict=True):
+    for _, own in pd.DataFrame(records).groupby(["network", "rule"], sort=False):
+        shares = ordered_share(
+            own["phi_full"].to_numpy(), own["time"].to_numpy(), own["event"].to_numpy() == 1
+        )
+        for row, share in zip(own.index, shares.tolist(), strict=True):
             known = not np.isnan(share)
-            failed = share < lines.min_concordance if known else None
-            judged.append(
-                {**record, "concordance": share if known else None, "case_failure": failed}
-            )
+            failed = share < min_concordance if known else None
+            concordance = {"concordance": share if known else None, "case_failure": failed}
+            judged.append({**records[row], **concordance})
     return judged
 
 
 def ordered_share(
     risks: Float[np.ndarray, "n"], times: Real[np.ndarray, "n"], events: Bool[np.ndarray, "n"]
 ) -> Float[np.ndarray, "n"]:
-    """Share of each bag's comparable pairs that its risk orders rightly, ties one half; NaN without a pair."""
+    """Share of each bag's comparable pairs that its risk orders rightly, ties one half."""
     comparable = comparable_pairs(times, events)
     earlier = risks[events][:, None]
     right = comparable * ((earlier > risks) + 0.5 * (earlier == risks))
     pairs, wins = comparable.sum(axis=0).astype(np.float64), right.sum(axis=0)
-    # A bag takes part as the one that lived on (columns) and, with an event, as the one that did not (rows).
+    # A bag is in a column as the one that lived on and, with an event, in a row.
     pairs[events] += comparable.sum(axis=1)
     wins[events] += right.sum(axis=1)
     return np.divide(wins, pairs, out=np.full(len(risks), np.nan), where=pairs > 0)
 
 
-def count_failures(record: Record, lines: Thresholds) -> Record:
+def count_failures(record: Record, severe_count: int) -> Record:
     """The basic failures of a slide, and whether they are many."""
     found = [kind for kind in BASIC_TYPES if record[kind]]
-    return {"failures": found, "severe_failure": len(found) >= lines.severe_count}
+    return {"failures": found, "severe_failure": len(found) >= severe_count}
 
 
 def _failure_rows(records: Sequence[Record], fold: TrainedFold) -> Iterator[Row]:
     """The rate of every type, for every rule and network, over all bags and by class."""
     classes = fold.task.classes if isinstance(fold.task, ClassificationTask) else ()
-    for network, rule in dict.fromkeys((record["network"], record["rule"]) for record in records):
-        own = [
-            record for record in records if (record["network"], record["rule"]) == (network, rule)
-        ]
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        groups.setdefault((record["network"], record["rule"]), []).append(record)
+    for (network, rule), own in groups.items():
         for name in ("all", *classes):
             shares: list[Figures] = [
-                {
-                    f"{kind}_share": None if one[kind] is None else float(one[kind])
-                    for kind in FAILURE_TYPES
-                }
+                {f"{t}_share": None if one[t] is None else float(one[t]) for t in FAILURE_TYPES}
                 for one in own
                 if name in ("all", one.get("target"))
             ]
@@ -250,19 +229,24 @@ def _failure_rows(records: Sequence[Record], fold: TrainedFold) -> Iterator[Row]
 
 
 def _failure_notes(fold: TrainedFold, records: Sequence[Record], by_pixels: int) -> Iterator[str]:
-    """What could not be known, and of how many bags."""
+    """What could not be known, and for how many bags."""
     n_bags = len({record["bag_id"] for record in records})
     if by_pixels:
         yield (
-            f"Artifacts of {by_pixels} of {n_bags} bags are told by the pixels of their patches: glass, ink, out of focus."
+            f"Artifacts of {by_pixels} of {n_bags} bags are told by the pixels of their patches: "
+            "glass, ink, out of focus."
         )
-    for kind, remedy in {
+    for kind, reason in {
         "case_failure": "a bag without a comparable pair cannot be ordered wrongly",
-        "artifact_evidence": "the cohort does not say which patches show artifacts, and holds no slides to look at",
+        "artifact_evidence": "the cohort does not say which patches show artifacts, and holds no "
+        "slides to look at",
         "semantic_mismatch": "the run has no wrapper, so it has no anchors",
     }.items():
-        unknown = {record["bag_id"] for record in records if record[kind] is None}
-        if unknown:
-            yield f"{kind.replace('_', ' ').capitalize()} is unknown for {len(unknown)} of {n_bags} bags: {remedy}."
+        if unknown := {record["bag_id"] for record in records if record[kind] is None}:
+            name = kind.replace("_", " ").capitalize()
+            yield f"{name} is unknown for {len(unknown)} of {n_bags} bags: {reason}."
     if fold.model is not None and fold.model.bank.kind == "prototypes":
-        yield "The anchors are prototypes: a semantic mismatch speaks of clusters of patches, not of concepts."
+        yield (
+            "The anchors are prototypes: a semantic mismatch speaks of clusters of patches, not of "
+            "concepts."
+        )

@@ -1,29 +1,29 @@
-"""Evidence sizes that come with a promise: the prediction from the evidence is the prediction from the whole bag.
+"""guarantee: evidence sizes that come with a promise: the evidence keeps the prediction.
 
-The validation part calibrates, the test part shows what the promise is worth. A rule ranks the patches of a bag; its
-evidence of size f is the first share f of them. `conformal` and `learn_then_test` say which f is promised.
+The validation part calibrates, the test part shows what the promise is worth. A rule ranks the
+patches of a bag; its evidence of size f is the first share f of them.
 
   realised_rate     share of test bags whose evidence of the promised size agrees with the whole bag
-  fallback_share    test bags that are shown whole: those that disagree, or all when no size could be certified
-  guarded_fraction  mean share of patches shown once these bags show everything; the guarded agreement is then 1
+  fallback_share    test bags that show the whole bag: those that disagree, or all of them when no
+                    size could be certified
+  guarded_fraction  mean share of patches shown once these bags show everything; the agreement is 1
 
-Agreement is the same class, or a risk within `risk_tolerance` training deviations.
+Agreement is the same class, or a risk within `risk_tolerance` training deviations. Sizes are
+fractions of the bag on a grid that ends with 1, the whole bag, which agrees with itself.
 
-The promise holds for finitely many calibration bags. A bag agrees at a size when its evidence of that size gives the answer of the whole bag. Sizes are fractions of the bag
-on a fixed grid that ends with 1, the whole bag, which agrees with itself.
+  conformal        stable size of a bag = the smallest size from which on it always agrees
+                   size = the ceil((n + 1)(1 - alpha))-th smallest stable size of n bags
+                   promise: a new exchangeable bag agrees with probability >= 1 - alpha, over
+                   calibration and new bag (for 0/1 losses made monotone in this way, conformal risk
+                   control gives the same size)
+  learn then test  p(size) = P(Binomial(n, alpha) <= failures at this size), tested from the largest
+                   size down until one p > 1 - confidence; the last size that passed
+                   promise: with the stated confidence over the calibration, new bags agree at a
+                   rate >= 1 - alpha (a fixed sequence needs no correction, and no monotony)
 
-  conformal        stable size of a bag = the smallest size from which on it agrees at every larger one, too
-                   size = the ceil((n + 1)(1 - alpha))-th smallest stable size of n calibration bags
-                   promise: a new exchangeable bag agrees with probability >= 1 - alpha, over calibration and new bag
-                   (for 0/1 losses made monotone in this way, conformal risk control gives the same size)
-  learn then test  p(size) = P(Binomial(n, alpha) <= failures at this size), tested from the largest size down until
-                   one p > 1 - confidence; the last size that passed
-                   promise: with the stated confidence over the calibration, new bags agree at a rate >= 1 - alpha
-                   (a fixed sequence needs no correction, and no monotony)
-
-Few bags promise little: conformal needs n >= 1 / alpha - 1, learn then test n >= log(1 - confidence) / log(1 - alpha)
-even if nothing ever fails. Below that, and when the calibration bags fail too often, the size is 1 and nothing is
-certified.
+Few bags promise little: conformal needs n >= 1 / alpha - 1, learn then test
+n >= log(1 - confidence) / log(1 - alpha) even if nothing ever fails. Below that, and when the
+calibration bags fail too often, the size is 1 and nothing is certified.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ from gcemil.recovery import rank_scores, ranking, subset_size
 
 FRACTIONS = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 SELECTION_NOTE = (
-    "The validation part calibrates and has also chosen the epoch, so it is exchangeable with the test part "
-    "but for that choice."
+    "The validation part calibrates and has also chosen the epoch, so it is exchangeable with the "
+    "test part but for that choice."
 )
 RuleKey = tuple[str, NetworkName]
 
@@ -82,12 +82,12 @@ class Certificate:
     """Conformal: which of the sorted stable sizes was taken."""
 
     def realised_floor(self, n_test: int) -> float:
-        """A rate that a kept promise falls below in at most one of twenty tests with so many bags."""
+        """A rate that a kept promise falls below in at most one of twenty tests of this size."""
         if not self.certified:
             return 1.0
         if self.rank is None:
             return float(binom.ppf(FLOOR_LEVEL, n_test, 1 - self.alpha)) / n_test
-        # The rate of new bags at an order statistic of n is Beta(rank, n + 1 - rank), or higher where sizes tie.
+        # The rate at an order statistic of n is Beta(rank, n + 1 - rank), or higher if sizes tie.
         law = betabinom(n_test, self.rank, self.n_bags + 1 - self.rank)
         return float(law.ppf(FLOOR_LEVEL)) / n_test
 
@@ -96,7 +96,8 @@ def conformal_certificate(
     agrees: Agreement, fractions: Sequence[float], *, alpha: float
 ) -> Certificate:
     """The size that a share 1 - alpha of new bags does not need to exceed."""
-    rank = conformal_rank(len(agrees), alpha)
+    # (9 + 1)(1 - 0.1) is 9, not the 9.000000000000002 of floats.
+    rank = max(1, math.ceil((len(agrees) + 1) * (1 - alpha) - 1e-9))
     if rank > len(agrees):
         return Certificate(WHOLE_BAG, False, len(agrees), alpha)
     size = float(np.sort(stable_sizes(agrees, fractions))[rank - 1])
@@ -106,12 +107,12 @@ def conformal_certificate(
 def binomial_certificate(
     agrees: Agreement, fractions: Sequence[float], *, alpha: float, confidence: float = 0.9
 ) -> Certificate:
-    """The last size on the way down at which calibration bags fail too seldom for a rate above alpha."""
+    """The last size on the way down at which failures are too few for a rate above alpha."""
     size = WHOLE_BAG
     # The whole bag cannot fail, so it needs no test.
     for column in range(len(fractions) - 2, -1, -1):
         failures = int((~agrees[:, column]).sum())
-        # The bound is reached exactly by powers of 1 - alpha, so rounding must not decide.
+        # Powers of 1 - alpha reach the bound exactly, so rounding must not decide.
         if failure_p_value(failures, len(agrees), alpha=alpha) > (1 - confidence) * (1 + 1e-12):
             break
         size = float(fractions[column])
@@ -124,19 +125,13 @@ def stable_sizes(agrees: Agreement, fractions: Sequence[float]) -> Float[np.ndar
     return np.asarray(fractions, dtype=np.float64)[settled.argmax(axis=1)]
 
 
-def conformal_rank(n_bags: int, alpha: float) -> int:
-    """ceil((n + 1)(1 - alpha)); beyond n there is no such bag, and only the whole bag is safe."""
-    # (9 + 1)(1 - 0.1) is 9, not the 9.000000000000002 a computer may find.
-    return max(1, math.ceil((n_bags + 1) * (1 - alpha) - 1e-9))
-
-
 def failure_p_value(failures: int, n_bags: int, *, alpha: float) -> float:
     """How likely so few failures are when bags fail at rate alpha; 1 without bags."""
     return float(bdtr(failures, n_bags, alpha)) if n_bags else 1.0
 
 
 def bags_needed(alpha: float, confidence: float | None = None) -> int:
-    """The least number of calibration bags that can certify anything: conformal, or tested at a confidence."""
+    """The least number of bags that can certify: conformal, or tested at a confidence."""
     if confidence is None:
         return math.ceil(1 / alpha - 1 - 1e-9)
     return math.ceil(math.log(1 - confidence) / math.log(1 - alpha) - 1e-9)
@@ -217,13 +212,13 @@ def _rank_bags(
     while (bag := (yield part)) is not None:
         random = rank_scores(torch.randperm(len(bag), generator=generator))
         sizes = [subset_size(len(bag), fraction) for fraction in fractions]
-        truth = bag.truth if bag.truth is not None and bool(bag.truth.any()) else None
+        truth = bag.truth if bag.has_true_evidence else None
         for network, output_scale in scales.items():
             view = bag.predict(network)
             for rule, scores in score_rules(bag, network, random=random).items():
                 order = ranking(scores)
                 agrees = output_scale.agree(view.full.logits, prefix_logits(view, order, sizes))
-                # Near a tie between classes the two ways to pool a whole bag may round to different answers.
+                # Near a tie between classes the two ways to pool a whole bag may round apart.
                 agrees = agrees | (torch.tensor(sizes) == len(bag))
                 found = None if truth is None else average_precision(rank_scores(order), truth)
                 one = RankedBag(bag.bag.bag_id, agrees.numpy(), np.array(sizes) / len(bag), found)
@@ -234,38 +229,33 @@ def _rank_bags(
 def show_guarantee(
     labels: Labels, certificate: Certificate, bags: Sequence[RankedBag], fractions: Sequence[float]
 ) -> tuple[Row, list[dict[str, Any]]]:
-    """What was promised on validation bags and kept on test bags; and each test bag at the certified size."""
+    """The promise on validation bags, and every test bag at the certified size."""
     column = list(fractions).index(certificate.fraction)
-    floor = certificate.realised_floor(len(bags))
-    figures: list[Figures] = []
-    lines = []
+    figures: Figures = {
+        "promised_rate": 1 - certificate.alpha,
+        "realised_floor": certificate.realised_floor(len(bags)),
+        "certified_share": float(certificate.certified),
+        "certified_fraction": certificate.fraction,
+        "calibration_bags": float(certificate.n_bags),
+    }
+    records: list[Figures] = []
+    slides = []
     for bag in bags:
         agrees, shown = bool(bag.agrees[column]), float(bag.shown[column])
         falls_back = not (agrees and certificate.certified)
-        lines.append(
+        slide = {"agrees": agrees, "evidence_fraction": shown, "falls_back": falls_back}
+        slides.append({"bag_id": bag.bag_id, **labels, **slide})
+        records.append(
             {
-                "bag_id": bag.bag_id,
-                **labels,
-                "agrees": agrees,
-                "evidence_fraction": shown,
-                "falls_back": falls_back,
-            }
-        )
-        figures.append(
-            {
-                "promised_rate": 1 - certificate.alpha,
+                **figures,
                 "realised_rate": float(agrees),
-                "realised_floor": floor,
-                "certified_share": float(certificate.certified),
-                "certified_fraction": certificate.fraction,
                 "evidence_fraction": shown,
                 "fallback_share": float(falls_back),
                 "guarded_fraction": 1.0 if falls_back else shown,
-                "calibration_bags": float(certificate.n_bags),
                 "average_precision": bag.average_precision,
             }
         )
-    return mean_row(labels, figures), lines
+    return mean_row(labels, records), slides
 
 
 def explain_refusal(labels: Labels, certificate: Certificate, confidence: float) -> list[str]:
@@ -276,10 +266,11 @@ def explain_refusal(labels: Labels, certificate: Certificate, confidence: float)
     needed = bags_needed(certificate.alpha, None if method == "conformal" else confidence)
     if n_bags < needed:
         return [
-            f"{method}: {n_bags} calibration bags cannot certify a rate of {promise}, it takes at least {needed}. "
-            "Every slide falls back to the whole bag."
+            f"{method}: {n_bags} calibration bags cannot certify a rate of {promise}, it takes at "
+            f"least {needed}. Every slide falls back to the whole bag."
         ]
     return [
-        f"{method}, {labels['rule']} ({labels['network']}): too many of {n_bags} calibration bags change their answer at "
-        f"every size below the whole bag to certify a rate of {promise}. Every slide falls back to the whole bag."
+        f"{method}, {labels['rule']} ({labels['network']}): too many of {n_bags} calibration bags "
+        f"change their answer at every size below the whole bag to certify a rate of {promise}. "
+        "Every slide falls back to the whole bag."
     ]

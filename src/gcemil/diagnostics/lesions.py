@@ -1,26 +1,21 @@
-"""Lesions on the patch grid, and how well a map of scores finds them: candidates, FROC, Dice, specificity.
+"""Lesions on the patch grid, and how well a map of scores finds them.
 
 Lesions and lesion candidates are 8-connected (sides and corners).
 
-lesion      connected positive patches, so two annotations whose positive patches touch count as one
-candidate   connected patches with a score at or above the threshold; its score is the highest inside, its peak the
-            patch that has it (the lower index where several do)
+lesion      connected positive patches, so two annotations whose patches touch count as one
+candidate   connected patches with a score at or above the threshold; its score is the highest
+            inside, its peak the patch that has it (the lower index on ties)
 
-Which candidates hit which lesions is asked in two ways:
   by overlap (the paper)       a candidate hits every lesion of which it holds a positive patch
   by point (the organisers)    a candidate hits the one lesion in which its peak lies
 
-Free-response ROC (FROC): lesions found against false positives per slide, over the scores of detections.
-
-A lesion's score is that of the best detection that hits it; a detection that hits no lesion is a false positive. At
-threshold t:
+Free-response ROC (FROC): a lesion's score is that of the best detection that hits it; a detection
+that hits no lesion is a false positive. At threshold t:
   sensitivity(t)      = lesions with a score >= t / all lesions
   false positives(t)  = false positives with a score >= t / all slides
-Detections of equal score enter together, so that no order among them is invented.
+Detections of equal score enter together.
 
-Marked patches against positive patches: Dice, specificity, and the threshold that makes Dice best.
-
-  Dice         = 2 |marked and positive| / (|marked| + |positive|), mean over the slides with a positive patch
+  Dice         = 2 |marked and positive| / (|marked| + |positive|)
   specificity  = share of negative patches that are not marked
 A patch is marked when its score is at or above the threshold.
 """
@@ -45,7 +40,7 @@ NOT_FOUND = -np.inf
 
 @dataclass(frozen=True, eq=False)
 class SlideDetections:
-    """One slide's part of the curve; a normal slide has no lesions, a quiet one no false positives."""
+    """One slide's part of the curve."""
 
     lesion_scores: Float[np.ndarray, "lesions"]
     """NOT_FOUND for a lesion that no detection hits."""
@@ -75,7 +70,7 @@ def froc_curve(slides: Sequence[SlideDetections]) -> FrocCurve | None:
 def reached_sensitivity(
     curve: FrocCurve | None, rates: Sequence[float] = PAPER_RATES
 ) -> list[float]:
-    """The highest sensitivity that some threshold reaches with at most so many false positives; none without a curve."""
+    """The highest sensitivity at no more than each rate of false positives."""
     if curve is None:
         return []
     false_positives, sensitivity = curve
@@ -85,7 +80,7 @@ def reached_sensitivity(
 def interpolated_sensitivity(
     curve: FrocCurve | None, rates: Sequence[float] = OFFICIAL_RATES
 ) -> list[float]:
-    """Sensitivity by straight lines between the points, as the organisers read their curve; none without a curve."""
+    """Sensitivity by straight lines between the points, as the organisers read their curve."""
     return [] if curve is None else np.interp(rates, *curve).tolist()
 
 
@@ -113,7 +108,7 @@ def lesion_candidates(cells: Cells, scores: PatchScores, threshold: float) -> _C
 
 
 def hits_by_overlap(candidates: _Candidates, lesion: Numbers) -> SlideDetections:
-    """The paper's rule: one positive patch inside is a hit, and one candidate may hit several lesions."""
+    """The paper's rule: one positive patch inside is a hit, possibly of several lesions."""
     inside = (candidates.number > 0) & (lesion > 0)
     best = np.full(int(lesion.max(initial=0)), NOT_FOUND)
     np.maximum.at(best, lesion[inside] - 1, candidates.scores[candidates.number[inside] - 1])
@@ -125,7 +120,7 @@ def hits_by_overlap(candidates: _Candidates, lesion: Numbers) -> SlideDetections
 def hits_by_point(
     candidates: _Candidates, lesion: Numbers, ignored: Ignored | None = None
 ) -> SlideDetections:
-    """The organisers' rule: the peak decides; a peak in an ignored lesion is neither right nor wrong."""
+    """The organisers' rule: the peak decides; ignored lesions are neither found nor missed."""
     struck = lesion[candidates.peaks]
     best = np.full(int(lesion.max(initial=0)), NOT_FOUND)
     np.maximum.at(best, struck[struck > 0] - 1, candidates.scores[struck > 0])
@@ -138,8 +133,7 @@ def major_axes(
 ) -> Float[np.ndarray, "lesions"]:
     """Major axis of the ellipse with each lesion's second moments, in the unit of `patch_size`.
 
-    The annotated part of a patch is taken as a square of that area in the middle of the patch, since where it lies
-    inside the patch is not known.
+    The annotated part of a patch is taken as a square of that area in the middle of the patch.
     """
     n_lesions = int(lesion.max(initial=0))
     rows = lesion > 0
@@ -175,10 +169,7 @@ def specificity(marked: Bool[np.ndarray, "n"], positive: Bool[np.ndarray, "n"]) 
 def best_threshold(
     slides: Sequence[tuple[Float[np.ndarray, "_"], Bool[np.ndarray, "_"]]],
 ) -> float | None:
-    """The score at which the mean Dice is highest, the higher one where two are equal; None without positives.
-
-    A slide is its scores and its positive patches.
-    """
+    """The highest score of best mean Dice over slides (scores, positive patches)."""
     # Going down the joined ranking, each patch changes the Dice of its own slide alone.
     walks = [_dice_steps(scores, positive) for scores, positive in slides if positive.any()]
     if not walks:
@@ -187,7 +178,7 @@ def best_threshold(
     order = np.argsort(-scores, kind="stable")
     total = np.cumsum(np.concatenate([walk[1] for walk in walks])[order])
     ranked = scores[order]
-    # Patches of equal score are marked together: only the last of them is a state that a threshold has.
+    # Patches of equal score are marked together: only the last of them is a threshold.
     last = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))
     # Sums of changes differ in their last digits; those digits must not choose the threshold.
     return float(ranked[last[np.round(total[last], 9).argmax()]])
@@ -196,7 +187,7 @@ def best_threshold(
 def _dice_steps(
     scores: PatchScores, positive: Bool[np.ndarray, "n"]
 ) -> tuple[Float[np.ndarray, "n"], Float[np.ndarray, "n"]]:
-    """A slide's scores in decreasing order, and what each patch adds to its Dice when it is marked next."""
+    """A slide's scores in decreasing order, and what each patch adds to its Dice."""
     order = np.argsort(-scores, kind="stable")
     hits = np.cumsum(positive[order])
     after = 2 * hits / (np.arange(1, len(order) + 1) + positive.sum())

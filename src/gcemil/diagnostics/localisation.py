@@ -1,28 +1,33 @@
-"""Does the evidence lie on the annotated lesions? The paper's CAMELYON16 protocol, for every map of scores.
+"""localisation: does the evidence lie on the annotated lesions? The paper's CAMELYON16 protocol.
 
-threshold        one per map, where the mean Dice over the validation slides is best; then fixed. The recovered evidence
-                 is a set already and has none: "evidence" marks the patches that were found, "confirmed evidence" marks
-                 them only where the prediction moves without them, and nothing on a slide that has no evidence
+threshold        one per map of scores, of best mean Dice over the validation slides. The recovered
+                 evidence is a set and has none: "evidence" marks its patches on every slide,
+                 "confirmed evidence" only where the prediction moves without them
 Dice             mean over the test slides with a lesion
-specificity      normal_specificity: share of patches not marked, mean over the test slides without a lesion
-                 patch_specificity: share not marked among all negative patches of all test slides
-FROC             candidates are 8-connected marked patches, scored by their highest patch; a candidate hits every lesion
-                 of which it holds a positive patch (1 % overlap); mean sensitivity at 1/8 ... 8 false positives per slide
-official FROC    the organisers' rule: one point per candidate, hitting the lesion it lies in; isolated tumour cells are
-                 neither found nor missed; mean sensitivity at 1/4 ... 8, read by interpolation
+specificity      normal_specificity: share of patches not marked, mean over the slides without a
+                 lesion; patch_specificity: among all negative patches of all test slides
+FROC             candidates are 8-connected marked patches, scored by their highest patch; one hits
+                 every lesion of which it holds a positive patch; mean sensitivity at 1/8 ... 8
+                 false positives per slide
+official FROC    the organisers' rule: one point per candidate, hitting the lesion it lies in;
+                 isolated tumour cells do not count; mean sensitivity at 1/4 ... 8, interpolated
 
-The paper sweeps a threshold over "the binarized patch grid" and scores a candidate by its maximum. A maximum means
-something only if candidates are formed once, so they are formed at the threshold of Dice and swept by their score.
-
-At patch level the official rule is an approximation. A point is a patch, and lies in a lesion when that patch is
-positive; lesions join when their positive patches touch (the organisers: when less than 75 micrometres apart); isolated
-tumour cells (major axis below 275 micrometres) are told by the moments of the overlap, where the slide's micrometres
-per pixel are known; a lesion without a patch (outside the tissue mask) is not known and not missed. The organisers'
-script leaves the lowest score out of its curve when every lesion is found; here every score counts.
-
-positive patch   at least 1 % of it lies inside the annotation (`overlap` of truth/<slide>.h5; `evidence` without it)
+positive patch   at least 1 % of it lies inside the annotation (`overlap` of truth/<slide>.h5;
+                 `evidence` without it)
 lesion           8-connected positive patches
-A slide without truth or coordinates, or one that the cohort's recipe keeps out of lesion metrics, is excluded by name.
+
+The paper scores a candidate by its maximum. A maximum means something only if candidates are formed
+once, so they are formed at the threshold of Dice and swept by their score.
+
+At patch level the official rule is an approximation. A point is a patch, and lies in a lesion when
+that patch is positive; lesions join when their positive patches touch (the organisers: when less
+than 75 micrometres apart); isolated tumour cells (major axis below 275 micrometres) are found by
+the moments of the overlap, if micrometres per pixel are known; a lesion without a patch is not
+missed.
+The organisers' script leaves out the lowest score when every lesion is found; here it counts.
+
+A slide without truth or coordinates, or one that the cohort's recipe keeps out of lesion metrics,
+is excluded by name.
 """
 
 from __future__ import annotations
@@ -96,19 +101,18 @@ def _map_slides(
     fold: TrainedFold, bag: FoldBag, min_overlap: float, microns_per_pixel: float | None
 ) -> tuple[list[MappedSlide], dict[str, str]]:
     """Every slide of a bag with its maps, and the reason why others cannot be judged."""
-    excluded = lesion_exclusions(fold.cohort.card.provenance)
-    excluded = {
-        slide_id: excluded[slide_id] for slide_id in bag.bag.slide_ids if slide_id in excluded
-    }
-    truths = []
-    for slide_id in (name for name in bag.bag.slide_ids if name not in excluded):
+    excluded, truths = {}, []
+    listed = lesion_exclusions(fold.cohort.card.provenance)
+    for slide_id in bag.bag.slide_ids:
         path = fold.cohort.truth_file(slide_id)
-        truth = slide_truth(path, bag.bag, slide_id, min_overlap, microns_per_pixel)
+        truth = listed.get(slide_id) or slide_truth(
+            path, bag.bag, slide_id, min_overlap, microns_per_pixel
+        )
         if isinstance(truth, str):
             excluded[slide_id] = truth
         else:
             truths.append(truth)
-    # Every ranking of the patches by a trained network; scores are raw, so that one threshold fits all slides.
+    # Scores are raw, so that one threshold fits all slides.
     maps: dict[MapKey, Tensor] = {}
     if truths:
         maps |= {("attention", str(name)): bag.predict(name).full.scores for name in fold.networks}
@@ -122,7 +126,11 @@ def _map_slides(
     for truth in truths:
         rows = bag.bag.rows_of(truth.slide_id)
         own = {rule: scores[rows].detach().double().numpy() for rule, scores in maps.items()}
-        mapped.append(MappedSlide(truth, own | control_maps(truth, fold.seed)))
+        # Drawn from the slide's own name, so that no other slide changes what is drawn.
+        draws = np.random.default_rng([fold.seed, *truth.slide_id.encode()])
+        own["random", "none"] = draws.random(len(truth.cells))
+        own["oracle", "none"] = truth.positive.astype(np.float64)
+        mapped.append(MappedSlide(truth, own))
     return mapped, excluded
 
 
@@ -135,7 +143,7 @@ def lesion_exclusions(provenance: dict[str, Any]) -> dict[str, str]:
 def slide_truth(
     path: Path, bag: Bag, slide_id: str, min_overlap: float, microns_per_pixel: float | None
 ) -> SlideTruth | str:
-    """Positive patches and lesions of a slide, or why they are not known; the file's own size of a pixel counts first."""
+    """Positive patches and lesions of a slide, or why they are not known."""
     coords = bag.slide_coords(slide_id)
     if not path.is_file():
         return "no truth"
@@ -153,25 +161,10 @@ def slide_truth(
     return SlideTruth(slide_id, cells, positive, lesion, isolated, mpp is not None)
 
 
-def control_maps(truth: SlideTruth, seed: int) -> dict[MapKey, PatchScores]:
-    """Chance, and the truth itself."""
-    # Drawn from the slide's own name, so that no other slide changes what is drawn.
-    draws = np.random.default_rng([seed, *truth.slide_id.encode()])
-    return {
-        ("random", "none"): draws.random(len(truth.cells)),
-        ("oracle", "none"): truth.positive.astype(np.float64),
-    }
-
-
 FIGURES = (
-    "dice",
-    "normal_specificity",
-    "patch_specificity",
-    "froc",
-    "froc_official",
-    "marked_share",
+    "dice", "normal_specificity", "patch_specificity", "froc", "froc_official", "marked_share",
     "map_threshold",
-)
+)  # fmt: skip
 RATE_NAMES = {1 / 8: "1/8", 1 / 4: "1/4", 1 / 2: "1/2"}
 
 Detail = dict[str, Any]
@@ -184,7 +177,7 @@ def measure_localisation(
     min_overlap: float = MIN_OVERLAP,
     microns_per_pixel: float | None = None,
 ) -> Pass[Finding]:
-    """Attention, evidence scores and gates beside random and oracle, on the test slides with truth."""
+    """Attention, evidence scores and gates beside random and oracle, on slides with truth."""
     judged: dict[PartName, list[MappedSlide]] = {"val": [], "test": []}
     excluded: dict[str, str] = {}
     for part, slides in judged.items():
@@ -210,7 +203,7 @@ def measure_localisation(
 def localisation_rows(
     val: Sequence[MappedSlide], test: Sequence[MappedSlide]
 ) -> tuple[tuple[Row, ...], tuple[Detail, ...]]:
-    """The rows of every map, and its figures slide by slide; thresholds come from `val`, figures from `test`."""
+    """The rows of every map, and its figures by slide; thresholds come from `val`."""
     rows: list[Row] = []
     details: list[Detail] = []
     for rule in test[0].maps if test else ():
@@ -308,16 +301,17 @@ def localisation_notes(
         lines.append("Every test slide has a lesion, so normal_specificity does not exist.")
     if not all(one.truth.knows_size for one in test):
         lines.append(
-            "Micrometres per pixel are not known for every slide: there, isolated tumour cells count in froc_official."
+            "Micrometres per pixel are not known for every slide: there, isolated tumour cells "
+            "count in froc_official."
         )
     if CONFIRMED_MAP in test[0].maps:
         # Without numbers, so that the folds say it once.
         lines.append(
-            "'confirmed evidence' counts the verdict: slides that have no evidence mark nothing. 'evidence' marks the patches "
-            "that were found on every slide."
+            "'confirmed evidence' counts the verdict: slides that have no evidence mark nothing. "
+            "'evidence' marks the patches that were found on every slide."
         )
     lines.append(
-        "froc credits a candidate of any size: a map that marks all tissue hits every lesion with one candidate. "
-        "Read it beside marked_share and froc_official, where one point decides."
+        "froc credits a candidate of any size: a map that marks all tissue hits every lesion with "
+        "one candidate. Read it beside marked_share and froc_official, where one point decides."
     )
     return tuple(lines)

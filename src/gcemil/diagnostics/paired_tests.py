@@ -1,7 +1,7 @@
 """Paired comparisons of a few numbers, such as the folds of two runs: d_i = ours_i - theirs_i.
 
-  t-test        t = mean(d) / (sd(d) / sqrt n), n - 1 degrees of freedom, two-sided
-  Wilcoxon      ranks of |d| without the zeros, signs flipped at random; exact up to 12 pairs, ties and all, two-sided
+  t-test        n - 1 degrees of freedom, two-sided
+  Wilcoxon      signed ranks without the zeros; exact up to 12 pairs, ties and all, two-sided
   interval      percentile bootstrap of mean(d); with few pairs it is too narrow
   d_z           mean(d) / sd(d)
   rank-biserial (ranks in favour - ranks against) / all ranks
@@ -61,16 +61,11 @@ def wilcoxon(differences: Differences) -> float | None:
 
     if len(nonzero) > LARGEST_EXACT:
         return float(stats.wilcoxon(nonzero).pvalue)
-    # scipy's permutation method is exact with ties too, but takes seconds where this takes milliseconds.
+    # scipy's permutation method is exact with ties too, but takes seconds.
     ranks = stats.rankdata(np.abs(nonzero))
     # Ranks are halves at worst, so that these sums and the comparison below are exact.
     flipped = np.array(list(product((-1.0, 1.0), repeat=len(nonzero)))) @ ranks
     return float((np.abs(flipped) >= abs(np.sign(nonzero) @ ranks)).mean())
-
-
-def smallest_wilcoxon(n_pairs: int) -> float:
-    """The smallest two-sided p that so many pairs can give: all of them in one direction."""
-    return 2.0 ** (1 - n_pairs)
 
 
 def bootstrap_interval(
@@ -114,7 +109,7 @@ def rank_biserial(differences: Differences) -> float | None:
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Corrected p-values in the order given; a test that was not possible is no part of the family."""
+    """Corrected p-values in the order given; None is no part of the family."""
     found = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
     corrected: list[float | None] = [None] * len(p_values)
     largest = 0.0

@@ -1,25 +1,25 @@
-"""posthoc: explanations made after training, beside the evidence of the wrapper (paper, post-hoc table).
+"""posthoc: explanations made after training, beside the evidence of the wrapper.
 
-Per method and network, at the size of the recovered evidence (or at a budget): S/N/R as in budget.py, figures against
-truth, the areas of the flipping curves with SRG, and
+The post-hoc table of the paper. Per method and network, at the size of the recovered evidence (or
+at a budget): the rows of measurements.py, the areas of the flipping curves with SRG, and
 
-  runtime_ratio   median over bags of the time of the scores over the median time of one pass of the same host
+  runtime_ratio   median over bags of the time of the scores over the median time of one pass of
+                  the same host
 
-Passes and methods take turns on the same bag, so that a busy machine slows both. A pass is embedding and pooling without
-gradients. gce_soft is timed as the wrapper's pass, which gives both predictions, gce_discrete with the
-recovery on top; random and oracle cost nothing and have no time.
+Passes and methods take turns on the same bag, so that a busy machine slows both. A pass is
+embedding and pooling without gradients. gce_soft is timed as the wrapper's pass, gce_discrete with
+the recovery on top; random and oracle cost nothing and have no time.
 
-Flipping curves: a bag loses its patches in the order of a ranking, and the output Phi is read on the way.
+Flipping curves: patches leave a bag in the order of a ranking, and Phi is read on the way.
 
-  most relevant first    Phi(X without the k highest): falls at once where the ranking finds what is needed
-  least relevant first   Phi(X without the k lowest), that is Phi of the n - k highest alone: stays up where the
-                         ranking finds what is enough
-  area                   mean height of a curve over the share of patches removed, by the trapezoid rule
-  SRG                    area(least first) - area(most first): one number for a ranking, 0 for a random one
+  most relevant first    Phi(X without the k highest): falls at once if the ranking finds what is
+                         necessary
+  least relevant first   Phi(X without the k lowest), that is Phi of the n - k highest alone: stays
+                         up if the ranking finds what is sufficient
+  area                   mean height of a curve over the share removed, by the trapezoid rule
+  SRG                    area(least first) - area(most first); 0 for a random ranking
 
-Read from right to left, the second curve is the keep curve of the ranking. Patches are really removed; a bag without any
-has no prediction, so a curve ends with the last patch. Phi is the probability of the class predicted on X, or the risk
-in units of the training risks: a ranking of risk is good when its first patches raise it.
+Patches are really removed; an empty bag has no prediction, so a curve ends with the last patch.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gcemil.diagnostics.attribution import Attribution
-from gcemil.diagnostics.budget import RuleTable, bag_sizes
-from gcemil.diagnostics.measurements import RECOVERED
+from gcemil.diagnostics.measurements import RECOVERED, RuleTable, bag_sizes
 from gcemil.diagnostics.rules import RANKED, choose_attributions, score_rules
 from gcemil.diagnostics.snr import OutputScale
 from gcemil.diagnostics.trained_fold import (
@@ -50,10 +49,8 @@ from gcemil.diagnostics.trained_fold import (
 from gcemil.errors import UsageError
 from gcemil.explanation import read_evidence_output, recover_evidence
 from gcemil.findings import Figures, Finding
-from gcemil.hosts.host import Host
 from gcemil.model import GceMil
 from gcemil.recovery import ranking
-from gcemil.shapes import Scores
 
 Clock = Callable[[], float]
 T = TypeVar("T")
@@ -67,24 +64,19 @@ def measure_posthoc(
     attributions: Sequence[str] | None = None,
     clock: Clock = time.perf_counter,
 ) -> Pass[Finding]:
-    """Every method on the test bags; `budget` None is the size of the recovered evidence, where there is any."""
+    """Every method on the test bags; `budget` None is the size of the evidence, if there is any."""
     if budget is None:
         budget = RECOVERED if fold.model is not None else fold.own_budget
-    chosen = {
-        network: choose_attributions(fold.host_of(network), attributions)
-        for network in fold.networks
-    }
+    chosen = choose_attributions(fold, attributions)
     table = RuleTable(fold)
     while (bag := (yield "test")) is not None:
         sizes = bag_sizes(bag, (budget,))
         for network in fold.networks:
             view, output_scale = bag.predict(network), fold.output_scale(network)
-            attributed, ratios = _time_attributions(bag, view.host, chosen[network], clock)
+            ratios = _time_attributions(view, chosen[network], clock)
             if network == "wrapped" and fold.model is not None:
                 ratios |= _time_evidence(bag, fold.model, clock)
-            rules = score_rules(
-                bag, network, random=bag.random, attributions=attributed, ours=RANKED
-            )
+            rules = score_rules(bag, network, attributions=chosen[network], ours=RANKED)
             for rule, scores in rules.items():
                 figures = curve_figures(*flipping_curves(view, ranking(scores), output_scale))
                 more = {**figures, "runtime_ratio": ratios.get(rule)}
@@ -95,41 +87,44 @@ def measure_posthoc(
 
 
 def _time_attributions(
-    bag: FoldBag, host: Host, attributions: Mapping[str, Attribution], clock: Clock
-) -> tuple[dict[str, Scores], Figures]:
-    """What each attribution says of a bag, and its time in passes of the host; the pass it starts from counts."""
-    # The first pass over a bag meets cold caches, which would flatter whatever is compared with it.
-    predict_bag(host, bag.features, bag.coords)
-    scores: dict[str, Scores] = {}
+    view: PredictedBag, attributions: Mapping[str, Attribution], clock: Clock
+) -> Figures:
+    """The time of each attribution in passes of the host, its own pass included."""
+
+    def run_pass() -> PredictedBag:
+        return predict_bag(view.host, view.features, view.coords)
+
+    # The first pass over a bag has cold caches, which would flatter whatever is compared with it.
+    run_pass()
     passes: list[float] = []
     seconds: dict[str, float] = {}
     for name, one in attributions.items():
 
-        def attribute(one: Attribution = one) -> Scores:
-            return one.scores(predict_bag(host, bag.features, bag.coords))
+        def attribute(one: Attribution = one) -> Tensor:
+            return one.scores(run_pass())
 
-        passes.append(_time_pass(bag, host, clock))
-        scores[name], seconds[name] = _time_call(attribute, clock)
-    return scores, {name: time_ratio(one, passes) for name, one in seconds.items()}
+        passes.append(_time_call(run_pass, clock)[1])
+        view.attributed[name], seconds[name] = _time_call(attribute, clock)
+    return {name: time_ratio(one, passes) for name, one in seconds.items()}
 
 
 @torch.no_grad()
 def _time_evidence(bag: FoldBag, model: GceMil, clock: Clock) -> Figures:
     """The wrapper's pass, without and with recovery, in passes of its host."""
-    before = _time_pass(bag, model.host, clock)
+
+    def run_pass() -> PredictedBag:
+        return predict_bag(model.host, bag.features, bag.coords)
+
+    passes = [_time_call(run_pass, clock)[1]]
     output, soft = _time_call(
         lambda: read_evidence_output(model, bag.features, bag.coords, bag.bag.patch_size), clock
     )
     _, recovery = _time_call(lambda: recover_evidence(model, output, bag.coords), clock)
-    passes = [before, _time_pass(bag, model.host, clock)]
+    passes.append(_time_call(run_pass, clock)[1])
     return {
         "gce_soft": time_ratio(soft, passes),
         "gce_discrete": time_ratio(soft + recovery, passes),
     }
-
-
-def _time_pass(bag: FoldBag, host: Host, clock: Clock) -> float:
-    return _time_call(lambda: predict_bag(host, bag.features, bag.coords), clock)[1]
 
 
 def _time_call(call: Callable[[], T], clock: Clock) -> tuple[T, float]:
@@ -158,7 +153,7 @@ def flipping_curves(
     *,
     removed_shares: Sequence[float] = REMOVED_SHARES,
 ) -> tuple[Curve, Curve, Curve]:
-    """Shares removed, and Phi without the highest and without the lowest patches; the ranking is best first."""
+    """Shares removed, and Phi without the highest and without the lowest patches."""
     if wrong := [share for share in removed_shares if not 0 <= share <= 1]:
         raise UsageError(f"A share of removed patches lies in [0, 1], got {wrong[0]}.")
     n_patches, full = len(order), view.full.logits

@@ -1,15 +1,15 @@
 """regions: patches that belong together as units of keeping and removing.
 
-  region          selected patches whose cells touch at a side or at a corner (8-neighbourhood on the patch grid)
-  mass            sum over the region of softmax(s) over the bag, s the scores from which the patches were taken
-  sufficient      |Phi(X_R) - Phi(X)|    <= delta_s      the region alone keeps the prediction        (Definition 1)
-  necessary       |Phi(X_notR) - Phi(X)| >= delta_n      without the region the prediction moves      (Definition 2)
+  region          selected patches whose cells touch at a side or at a corner (8-neighbourhood)
+  mass            sum over the region of softmax(s) over the bag, s the scores of the rule
+  sufficient      |Phi(X_R) - Phi(X)|    <= delta_s    the region alone keeps the prediction
+  necessary       |Phi(X_notR) - Phi(X)| >= delta_n    without the region the prediction moves
   regions needed  the smallest j of which the j regions of largest mass are sufficient together
 
-Regions are numbered by mass, the largest first. Each is asked alone up to a limit (16 of a bag in the diagnostic), because a
-scattered subset is a region per patch. A bag without coordinates has no regions.
+Regions are numbered by mass, the largest first. At most `limit` of a bag are kept and removed by
+themselves, because a scattered subset has a region per patch. A bag without coordinates has none.
 
-Rules (rules.py), each at the size of the recovered evidence: evidence, attention, random, and oracle where truth is known.
+Rules (rules.py), each at the size of the recovered evidence: evidence, attention, random, oracle.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gcemil.bags.bag import Bag, connected_regions, coordinate_step, patch_cells
-from gcemil.diagnostics.rules import RuleSubset, take_subsets
+from gcemil.diagnostics.rules import take_subsets
 from gcemil.diagnostics.snr import BagOutcome, OutputScale, Tolerances, judge_subset
 from gcemil.diagnostics.trained_fold import Measure, Pass, PredictedBag, TrainedFold, prefix_logits
-from gcemil.errors import BagError, UsageError
+from gcemil.errors import UsageError
 from gcemil.findings import Finding, mean_rows
 from gcemil.records import RegionVerdict
 from gcemil.recovery import ranking
 from gcemil.shapes import Scores, Selected
 
-MAX_ASKED = 16
-"""Regions of a bag that are asked one by one."""
+MAX_REGIONS = 16
+"""Regions of a bag that are kept and removed one by one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ class Regions:
 
 
 def find_regions(bag: Bag, selected: Selected, scores: Scores) -> Regions | None:
-    """The regions of the selected patches, largest mass first; None for a bag without coordinates."""
+    """The regions of the selected patches, largest mass first; None without coordinates."""
     if bag.coords is None:
         return None
     # Slides of a case lie apart in its bag, so that no region crosses from one to another.
@@ -78,14 +78,14 @@ class RegionJudge:
 
     output_scale: OutputScale
     tolerances: Tolerances
-    limit: int = MAX_ASKED
-    """Regions that are asked, largest mass first."""
+    limit: int = MAX_REGIONS
+    """Regions that get a verdict, largest mass first."""
 
     @torch.no_grad()
     def judge(
         self, outcome_of: Callable[[Selected], BagOutcome], bag: Bag, regions: Regions
     ) -> list[RegionVerdict]:
-        """Every region by itself, `outcome_of` giving the predictions for a subset; those beyond the limit are listed without a verdict."""
+        """Every region by itself; those beyond the limit are listed without a verdict."""
         facts = zip(regions.masses.tolist(), regions.sizes.tolist(), strict=True)
         verdicts = []
         for number, (mass, size) in enumerate(facts, start=1):
@@ -108,7 +108,7 @@ class RegionJudge:
 
     @torch.no_grad()
     def count_needed(self, view: PredictedBag, regions: Regions) -> int | None:
-        """How many regions, largest mass first, are sufficient together; None where those asked are not."""
+        """How many regions are sufficient together, if those within the limit are."""
         full, count = view.full.logits, min(self.limit, len(regions))
         order = torch.cat(
             [regions.members(number).nonzero().squeeze(1) for number in range(1, count + 1)]
@@ -128,9 +128,9 @@ def measure_regions(
     sufficiency_tolerance: float = 0.05,
     necessity_tolerance: float = 0.05,
     budget: float | None = None,
-    max_regions: int = MAX_ASKED,
+    max_regions: int = MAX_REGIONS,
 ) -> Pass[Finding]:
-    """Regions of every rule on the test bags; `budget` is the size of the subsets of a run without a wrapper."""
+    """Regions of every rule on the test bags; `budget` is for a run without a wrapper."""
     if max_regions < 1:
         raise UsageError(f"max_regions is at least 1, got {max_regions}.")
     tolerances = Tolerances(sufficiency_tolerance, necessity_tolerance)
@@ -148,16 +148,20 @@ def measure_regions(
         for network, judge in judges.items():
             view = bag.predict(network)
             for subset in take_subsets(bag, network, budget=budget):
-                labels = {"bag_id": bag.spec.bag_id, "rule": subset.rule, "network": network}
-                records.append({**labels, **judge_rule(bag.bag, view, subset, judge)})
+                regions = find_regions(bag.bag, subset.selected, subset.scores)
+                if regions is not None:
+                    labels = {"bag_id": bag.spec.bag_id, "rule": subset.rule, "network": network}
+                    records.append({**labels, **region_figures(bag.bag, view, regions, judge)})
     notes = []
     if placeless:
         notes.append(
-            f"Excluded: {len(placeless)} bags without coordinates ('{placeless[0]}'), which have no regions."
+            f"Excluded: {len(placeless)} bags without coordinates ('{placeless[0]}'), "
+            "which have no regions."
         )
     if any(one["regions_per_slide"] > max_regions for one in records):
         notes.append(
-            f"Of a subset with more than {max_regions} regions, the {max_regions} of largest score mass are asked."
+            f"Of a subset with more than {max_regions} regions, the {max_regions} of largest "
+            "score mass are asked."
         )
     return Finding(
         name="regions",
@@ -168,13 +172,10 @@ def measure_regions(
     )
 
 
-def judge_rule(
-    bag: Bag, view: PredictedBag, subset: RuleSubset, judge: RegionJudge
+def region_figures(
+    bag: Bag, view: PredictedBag, regions: Regions, judge: RegionJudge
 ) -> dict[str, Any]:
-    """Figures and regions of what one rule takes from one bag."""
-    regions = find_regions(bag, subset.selected, subset.scores)
-    if regions is None:
-        raise BagError(f"Bag '{bag.bag_id}' has no coordinates, so its patches form no regions.")
+    """Figures and verdicts of the regions of one rule."""
     verdicts = judge.judge(view.outcome, bag, regions)
     needed = judge.count_needed(view, regions)
     return {

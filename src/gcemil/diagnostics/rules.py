@@ -1,19 +1,19 @@
-"""Subset rules by name: each is a ranking of the patches of a bag, of which a subset takes the first so many.
+"""Subset rules by name: each is a ranking of the patches of a bag, whose first ones are a subset.
 
   random            one draw per bag, the same for every network
-  <attribution>     every scorer of attribution.py that can explain the host: attention, occlusion, lrp ...
-  <..>_smoothed     the same under the half smoothing of our selector: 1/2 s + 1/2 mean of s over the 3 x 3 patches
+  <attribution>     every scorer of attribution.py that supports the host: attention, occlusion ...
+  <..>_smoothed     the same under the half smoothing of our selector: 1/2 s + 1/2 mean of s over
+                    the 3 x 3 patches
   gce_soft          the selector's scores: the first k are those whose gates open first
-  gce_discrete      the recovered evidence first, then the rest, both by the selector's scores: at the size of the
-                    evidence it is the evidence, and at any other size it has as many patches as the other rules
-  oracle            truth first, one region after another, then attention; only where the truth is known
+  gce_discrete      the recovered evidence first, then the rest, by the selector's scores: a ranking
+                    that is the evidence at its size, and comparable at any other
+  evidence          the recovered evidence as a set, with the selector's scores
+  oracle            truth first, one region after another, then attention; only with truth
 
-  evidence          the selector's scores too, under the name of the set that is recovered from them
+`score_rules` scores the patches by the rules; `take_subsets` takes as many patches from each rule
+as the recovered evidence has. Names, labels and colours: gcemil/rules.py.
 
-`score_rules` scores the patches by the rules that are named; `take_subsets` takes from each rule as many patches as the
-recovered evidence has. Names, labels and colours: gcemil/rules.py.
-
-Rivals are made from the host that is asked, wrapped or plain. The two gce rules are the wrapper's, whose gates exist
+Rivals are made from the host that is explained, wrapped or plain. The rules of the wrapper exist
 under the wrapped host only.
 """
 
@@ -23,15 +23,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gcemil.diagnostics.attribution import ATTRIBUTIONS, Attribution, supported_attributions
-from gcemil.diagnostics.trained_fold import FoldBag, NetworkName, PredictedBag
+from gcemil.diagnostics.trained_fold import FoldBag, NetworkName, PredictedBag, TrainedFold
 from gcemil.diagnostics.truth import oracle_scores
 from gcemil.errors import UsageError
 from gcemil.evidence.selector import Neighbourhood, smoothed
-from gcemil.hosts.host import Host
 from gcemil.recovery import subset_size, top_k
 from gcemil.rules import SMOOTHED
 from gcemil.shapes import Scores, Selected
 
+ATTENTION = {"attention": ATTRIBUTIONS["attention"]}
 RANKED = ("gce_soft", "gce_discrete")
 """The rules of the wrapper as rankings, comparable with others at any number of patches."""
 
@@ -40,17 +40,18 @@ def score_rules(
     bag: FoldBag,
     network: NetworkName,
     *,
-    random: Scores,
-    attributions: Mapping[str, Scores] | None = None,
+    random: Scores | None = None,
+    attributions: Mapping[str, Attribution] = ATTENTION,
     ours: Sequence[str] = ("evidence",),
     smooth: bool = False,
 ) -> dict[str, Scores]:
-    """Scores of every rule for the patches of a bag; `ours` names the wrapper's rules, None attributes by attention alone."""
-    attention = bag.predict(network).full.scores
-    attributions = {"attention": attention} if attributions is None else attributions
-    scores = {"random": random, **attributions}
-    if smooth:
-        scores |= smooth_scores(bag, attributions)
+    """Scores of every rule for the patches of a bag; `ours` names the rules of the wrapper."""
+    view = bag.predict(network)
+    attributed = attribute_patches(view, attributions)
+    scores = {"random": bag.random if random is None else random, **attributed}
+    if smooth and bag.coords is not None:
+        around = Neighbourhood.of(bag.coords, bag.bag.patch_size)
+        scores |= {f"{name}{SMOOTHED}": smoothed(own, around) for name, own in attributed.items()}
     if network == "wrapped" and bag.explanation is not None:
         explanation = bag.explanation
         scores |= {
@@ -58,37 +59,36 @@ def score_rules(
             for rule in ours
         }
     if bag.truth is not None:
-        scores["oracle"] = oracle_scores(bag.truth, bag.regions, attention)
+        scores["oracle"] = oracle_scores(bag.truth, bag.regions, view.full.scores)
     return scores
 
 
 def attribute_patches(
     view: PredictedBag, attributions: Mapping[str, Attribution]
 ) -> dict[str, Scores]:
-    """The scores of each attribution for the patches of a bag; computed once per bag and network."""
+    """The scores of each attribution for the patches of a bag, computed once."""
     for name in attributions.keys() - view.attributed.keys():
         view.attributed[name] = attributions[name].scores(view)
     return {name: view.attributed[name] for name in attributions}
 
 
-def smooth_scores(bag: FoldBag, scores: Mapping[str, Scores]) -> dict[str, Scores]:
-    """The same rules under the selector's half smoothing; none for a bag without coordinates."""
-    if bag.coords is None:
-        return {}
-    around = Neighbourhood.of(bag.coords, bag.bag.patch_size)
-    return {name + SMOOTHED: smoothed(values, around) for name, values in scores.items()}
-
-
-def choose_attributions(host: Host, names: Sequence[str] | None = None) -> dict[str, Attribution]:
-    """The attributions that can explain the host, or those of them that are asked for; attention always."""
-    found = supported_attributions(host)
-    if names is None:
-        return found
-    if unknown := [name for name in names if name not in ATTRIBUTIONS]:
-        raise UsageError(
-            f"Unknown attribution '{unknown[0]}'. Choose from: {', '.join(ATTRIBUTIONS)}."
-        )
-    return {name: one for name, one in found.items() if name in names or name == "attention"}
+def choose_attributions(
+    fold: TrainedFold, names: Sequence[str] | None = None
+) -> dict[NetworkName, dict[str, Attribution]]:
+    """The attributions that support each host, or the named ones of them and attention."""
+    for name in names or ():
+        if name not in ATTRIBUTIONS:
+            raise UsageError(
+                f"Unknown attribution '{name}'. Choose from: {', '.join(ATTRIBUTIONS)}."
+            )
+    return {
+        network: {
+            name: one
+            for name, one in supported_attributions(fold.host_of(network)).items()
+            if names is None or name in ("attention", *names)
+        }
+        for network in fold.networks
+    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +112,7 @@ def take_subsets(
 
     `budget` gives the size where there is no wrapper.
     """
-    scores = score_rules(bag, network, random=bag.random)
+    scores = score_rules(bag, network)
     explanation = bag.explanation
     selected = None if explanation is None else explanation.recovery.selected
     size = subset_size(len(bag), budget) if selected is None else int(selected.sum())

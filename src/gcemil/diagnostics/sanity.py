@@ -1,19 +1,21 @@
 """sanity: do figures notice a model that knows nothing? Four controls on the slides of a fold.
 
-  control            what is done                                              what it should show
-  random_weights     the trained host gets fresh weights                       its attention ranks patches otherwise: mean |Spearman| at most 0.5
-  shuffled_labels    a fresh host is fitted to labels in random order          a prediction at chance: the interval of AUC or C-index holds 0.5, of R2 0
-  planted_shortcut   a mark in 2 % of the patches of training bags of one      attention finds the mark on test bags: average precision at
-                     class; a fresh host is fitted                             least 0.5 (chance 0.02)
-  no_signal          every patch of a test bag is replaced by a random one     sufficient and necessary evidence on at most 10 % of the bags
-                     with the mean and deviation of the training patches
+  random_weights     fresh weights; attention should rank patches otherwise: mean |Spearman| <= 0.5
+  shuffled_labels    a fresh host fitted to labels in random order; its prediction should be at
+                     chance: the interval of AUC or C-index holds 0.5, of R2 0
+  planted_shortcut   a mark in 2 % of the patches of training bags of one class and a fresh host
+                     fitted; attention should find the mark on test bags: average precision >= 0.5
+  no_signal          every patch of a test bag replaced by a random one with the mean and deviation
+                     of the training patches; sufficient and necessary evidence on <= 10 % of bags
 
-Beside each value stands the one that gives it its meaning: attention of two fresh hosts, the same short fit to true labels, the average precision
-of a host fitted without the mark, and the share on the bags as they are. A control passes, fails, or says nothing: the second and third say
-nothing unless the short fit has learned (true labels above chance; the mark changes the prediction of the marked class on
-average by 0.1, or the risk by 0.2 deviations of the test risks).
+Each value has one beside it for comparison: attention of two fresh hosts, the same short fit to
+true labels, the average precision of a host fitted without the mark, and the share on the bags as
+they are. A control passes, fails, or says nothing: the second and third say nothing unless the
+short fit has learned (true labels above chance; the mark changes the prediction of the marked class
+on average by 0.1, or the risk by 0.2 deviations of the test risks).
 
-Fits are short: FIT_STEPS bags of at most FIT_PATCHES patches, at the rate of the host table, by the task loss alone.
+Fits are short: FIT_STEPS bags of at most FIT_PATCHES patches, at the rate of the host table, by the
+task loss alone.
 """
 
 from __future__ import annotations
@@ -52,7 +54,6 @@ FIT_STEPS, FIT_PATCHES, FIT_BAGS = 1200, 256, 100
 MARKED_SHARE, MARK_LENGTH = 0.02, 4.0
 MOST_ALIKE, LEAST_FOUND, MOST_FALSE = 0.5, 0.5, 0.1
 TOLERANCE, LEAST_TAKEN = 0.05, 0.1
-PASS, FAIL, SILENT = "pass", "fail", "says nothing"
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,8 +91,11 @@ class Control:
     @property
     def sentence(self) -> str:
         """What it should show, what it shows, and the verdict."""
-        verdict = SILENT if self.passed is None else PASS if self.passed else FAIL
-        return f"{self.name}: {self.expected}; it is {self.value:.3f} (beside it {self.beside:.3f}): {verdict}."
+        verdict = {None: "says nothing", True: "pass", False: "fail"}[self.passed]
+        return (
+            f"{self.name}: {self.expected}; it is {self.value:.3f} "
+            f"(beside it {self.beside:.3f}): {verdict}."
+        )
 
 
 @Measure
@@ -120,13 +124,19 @@ def measure_sanity(
     controls = []
     if hosts:
         own, fresh = np.abs(np.array(alike)).mean(axis=0)
-        expected = f"attention of fresh weights should rank patches otherwise, mean |Spearman| at most {MOST_ALIKE}"
+        expected = (
+            "attention of fresh weights should rank patches otherwise, mean |Spearman| at most "
+            f"{MOST_ALIKE}"
+        )
         controls.append(Control("random_weights", expected, own, fresh, bool(own <= MOST_ALIKE)))
-        plain = _fit(fold, train, torch.stack([one.target for one in train]), steps)
-        controls.append(_shuffle_labels(fold, plain, train, test, steps, generator))
-        controls.append(_plant_shortcut(fold, plain, train, test, steps, generator))
+        data = Samples(fold, train, test, steps, generator)
+        plain = data.fit(train, data.targets)
+        controls += [_shuffle_labels(data, plain), _plant_shortcut(data, plain)]
     real, empty = np.array(held, dtype=float).mean(axis=0)
-    expected = f"random patches should have sufficient and necessary evidence on at most {MOST_FALSE:.0%} of the bags"
+    expected = (
+        "random patches should have sufficient and necessary evidence on at most "
+        f"{MOST_FALSE:.0%} of the bags"
+    )
     controls.append(Control("no_signal", expected, empty, real, bool(empty <= MOST_FALSE)))
     notes = [one.sentence for one in controls]
     if not hosts:
@@ -145,7 +155,7 @@ def _sample(bag: FoldBag, generator: torch.Generator) -> Sample:
 
 
 def _fresh_hosts(fold: TrainedFold, count: int) -> list[AnyHost]:
-    """Hosts as the settings of the run name them, untrained; none where the run has a host of another kind."""
+    """Untrained hosts of the run's settings; none if the run has a host of another kind."""
     if fold.settings.host.is_frozen or not isinstance(fold.host, nn.Module):
         return []
     return [_fresh_host(fold, fold.seed + number) for number in range(count)]
@@ -162,7 +172,7 @@ def _fresh_host(fold: TrainedFold, seed: int) -> AnyHost:
 
 
 def _compare_attention(bag: FoldBag, hosts: Sequence[Host]) -> tuple[float, float]:
-    """Spearman's rho of a fresh host's attention with that of the trained host, and with another fresh host's."""
+    """Spearman's rho of a fresh host's attention with the trained and with another fresh host."""
     own, first, second = (
         predict_bag(host, bag.features, bag.coords).full.scores for host in (bag.fold.host, *hosts)
     )
@@ -197,118 +207,114 @@ def _holds(bag: FoldBag) -> bool:
     return outputs.full_kept_gap <= tolerance and (outputs.removal_gap or 0.0) >= tolerance
 
 
-def _fit(fold: TrainedFold, bags: Sequence[Sample], targets: Tensor, steps: int) -> AnyHost:
-    """A fresh host after a short fit of the task loss."""
-    task, settings, host = fold.task, fold.settings, _fresh_host(fold, fold.seed + 10)
-    rate = settings.learning_rate or host_spec(settings.host.name).learning_rate
-    size = 1 if task.n_outputs > 1 else min(settings.window, len(bags))
-    n_epochs = max(1, round(steps / len(bags)))
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        torch.manual_seed(fold.seed)
-        host.begin_stage(
-            host.stages()[-1],
-            lambda: torch.stack(
-                [host(one.features, one.coords).bag_feature.detach() for one in bags]
-            ),
-            n_epochs * len(bags),
-        )
-        host.train()
-        learned = [weight for weight in host.parameters() if weight.requires_grad]
-        optimizer = torch.optim.AdamW(learned, lr=rate, weight_decay=settings.weight_decay)
-        generator = np.random.default_rng(fold.seed)
-        for _ in range(n_epochs):
-            for window in task.windows(targets, window_size=size, generator=generator):
-                outputs = [host(bags[i].features, bags[i].coords) for i in window]
-                loss = task.loss(
-                    torch.stack([one.logits for one in outputs]), targets[torch.as_tensor(window)]
-                )
-                if loss is None:
-                    continue
-                optimizer.zero_grad(set_to_none=True)
-                loss.backward()  # type: ignore[no-untyped-call]
-                nn.utils.clip_grad_norm_(learned, 5.0)
-                optimizer.step()
-                host.after_step()
-    host.eval()
-    return host
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Training and test samples of a fold, with short fits of fresh hosts on them."""
+
+    fold: TrainedFold
+    train: Sequence[Sample]
+    test: Sequence[Sample]
+    steps: int
+    generator: torch.Generator
+
+    @property
+    def targets(self) -> Tensor:
+        """Targets of the training samples."""
+        return torch.stack([one.target for one in self.train])
+
+    def fit(self, bags: Sequence[Sample], targets: Tensor) -> AnyHost:
+        """A fresh host after a short fit of the task loss."""
+        fold, host = self.fold, _fresh_host(self.fold, self.fold.seed + 10)
+        task, settings = fold.task, fold.settings
+        rate = settings.learning_rate or host_spec(settings.host.name).learning_rate
+        size = 1 if task.n_outputs > 1 else min(settings.window, len(bags))
+        n_epochs = max(1, round(self.steps / len(bags)))
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            torch.manual_seed(fold.seed)
+            host.begin_stage(
+                host.stages()[-1],
+                lambda: torch.stack(
+                    [host(one.features, one.coords).bag_feature.detach() for one in bags]
+                ),
+                n_epochs * len(bags),
+            )
+            host.train()
+            learned = [weight for weight in host.parameters() if weight.requires_grad]
+            optimizer = torch.optim.AdamW(learned, lr=rate, weight_decay=settings.weight_decay)
+            generator = np.random.default_rng(fold.seed)
+            for _ in range(n_epochs):
+                for window in task.windows(targets, window_size=size, generator=generator):
+                    logits = [host(bags[i].features, bags[i].coords).logits for i in window]
+                    loss = task.loss(torch.stack(logits), targets[torch.as_tensor(window)])
+                    if loss is None:
+                        continue
+                    optimizer.zero_grad(set_to_none=True)
+                    loss.backward()  # type: ignore[no-untyped-call]
+                    nn.utils.clip_grad_norm_(learned, 5.0)
+                    optimizer.step()
+                    host.after_step()
+        host.eval()
+        return host
+
+    def score(self, host: Host) -> tuple[float, float]:
+        """AUC, C-index or R2 on the test samples, and its bootstrap error."""
+        task, targets = self.fold.task, torch.stack([one.target for one in self.test])
+        with torch.no_grad():
+            logits = torch.stack([host(one.features, one.coords).logits for one in self.test])
+        predictions = task.prediction(logits)
+
+        def figure(rows: np.ndarray) -> float:
+            return task.metrics(targets[rows], predictions[rows])[task.figure]
+
+        try:
+            every = np.arange(len(targets))
+            return figure(every), bootstrap_error(figure, len(targets)) or float("inf")
+        except InputError:
+            return float("nan"), float("inf")
 
 
-def _shuffle_labels(
-    fold: TrainedFold,
-    plain: Host,
-    train: Sequence[Sample],
-    test: Sequence[Sample],
-    steps: int,
-    generator: torch.Generator,
-) -> Control:
-    """A host fitted to labels in random order, beside the plain one, which was fitted to the true labels."""
-    targets = torch.stack([one.target for one in train])
-    order = torch.randperm(len(targets), generator=generator)
-    figure, chance = METRICS[fold.task.figure].label, CHANCE[fold.task.figure]
-    shuffled, error = _score(fold, _fit(fold, train, targets[order], steps), test)
-    true, true_error = _score(fold, plain, test)
+def _shuffle_labels(data: Samples, plain: Host) -> Control:
+    """A host fitted to labels in random order, beside the plain one."""
+    order = torch.randperm(len(data.train), generator=data.generator)
+    figure = data.fold.task.figure
+    label, chance = METRICS[figure].label, CHANCE[figure]
+    shuffled, error = data.score(data.fit(data.train, data.targets[order]))
+    true, true_error = data.score(plain)
     learned = true - Z95 * true_error > chance
-    expected = f"after labels in random order the interval of the {figure} should hold {chance:g}"
+    expected = f"after labels in random order the interval of the {label} should hold {chance:g}"
     passed = abs(shuffled - chance) <= Z95 * error
     return Control("shuffled_labels", expected, shuffled, true, passed if learned else None)
 
 
-def _score(fold: TrainedFold, host: Host, test: Sequence[Sample]) -> tuple[float, float]:
-    """AUC or C-index on the test bags, and its bootstrap error."""
-    task, targets = fold.task, torch.stack([one.target for one in test])
-    with torch.no_grad():
-        logits = torch.stack([host(one.features, one.coords).logits for one in test])
-    predictions = task.prediction(logits)
-
-    def figure(rows: np.ndarray) -> float:
-        return task.metrics(targets[rows], predictions[rows])[task.figure]
-
-    try:
-        return figure(np.arange(len(test))), bootstrap_error(figure, len(test)) or float("inf")
-    except InputError:
-        return float("nan"), float("inf")
-
-
-def _plant_shortcut(
-    fold: TrainedFold,
-    plain: Host,
-    train: Sequence[Sample],
-    test: Sequence[Sample],
-    steps: int,
-    generator: torch.Generator,
-) -> Control:
-    """A host fitted to bags of which one class is marked, beside the plain one, which saw no mark."""
-    targets = torch.stack([one.target for one in train])
-    pooled = torch.cat([one.features for one in train])
+def _plant_shortcut(data: Samples, plain: Host) -> Control:
+    """A host fitted to bags of which one class is marked, beside the plain one."""
+    targets, generator = data.targets, data.generator
+    pooled = torch.cat([one.features for one in data.train])
     signs = torch.randint(0, 2, (pooled.shape[1],), generator=generator) * 2 - 1
     mark = pooled.mean(dim=0) + MARK_LENGTH * pooled.std(dim=0) * signs
-    is_number = fold.task.n_outputs == 1
+    is_number = data.fold.task.n_outputs == 1
     # The largest class; of survival the cases with an early event; of values the upper half.
     chosen = _highest(targets) if is_number else targets == targets.mode().values
     marked = [
         _put_mark(one, mark, generator)[0] if bool(is_chosen) else one
-        for one, is_chosen in zip(train, chosen, strict=True)
+        for one, is_chosen in zip(data.train, chosen, strict=True)
     ]
-    misled = _fit(fold, marked, targets, steps)
-    planted = [_put_mark(one, mark, generator) for one in test]
+    misled = data.fit(marked, targets)
+    planted = [_put_mark(one, mark, generator) for one in data.test]
     with torch.no_grad():
         views = [predict_bag(misled, one.features, one.coords) for one, _ in planted]
-        clean = [predict_bag(misled, one.features, one.coords) for one in test]
+        clean = [predict_bag(misled, one.features, one.coords) for one in data.test]
         others = [predict_bag(plain, one.features, one.coords) for one, _ in planted]
     taken = _mark_effect(views, clean, None if is_number else int(targets.mode().values))
+    marks = [where.numpy() for _, where in planted]
     found, beside = (
-        float(np.mean([average_precision_score(where.numpy(), view.full.scores.numpy()) for view, (_, where) in zip(side, planted, strict=True)]))
-        for side in (views, others)
-    )  # fmt: skip
-    expected = f"attention should find the planted mark, average precision at least {LEAST_FOUND}"
-    limit = RISK_TOLERANCE if is_number else LEAST_TAKEN
-    return Control(
-        "planted_shortcut",
-        expected,
-        found,
-        beside,
-        found >= LEAST_FOUND if taken >= limit else None,
+        float(np.mean(list(map(average_precision_score, marks, scores))))
+        for scores in ([view.full.scores.numpy() for view in side] for side in (views, others))
     )
+    expected = f"attention should find the planted mark, average precision at least {LEAST_FOUND}"
+    has_learned = taken >= (RISK_TOLERANCE if is_number else LEAST_TAKEN)
+    passed = found >= LEAST_FOUND if has_learned else None
+    return Control("planted_shortcut", expected, found, beside, passed)
 
 
 def _highest(targets: Tensor) -> Tensor:
@@ -332,7 +338,7 @@ def _put_mark(one: Sample, mark: Tensor, generator: torch.Generator) -> tuple[Sa
 def _mark_effect(
     marked: Sequence[PredictedBag], clean: Sequence[PredictedBag], index: int | None
 ) -> float:
-    """How far the mark moves the probability of its class, or the risk in deviations, on average."""
+    """How far the mark moves the probability of its class, or the risk in deviations."""
     logits = [torch.stack([view.full.logits for view in side]) for side in (marked, clean)]
     if index is not None:
         after, before = (side.softmax(dim=1)[:, index] for side in logits)

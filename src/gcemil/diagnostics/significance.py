@@ -1,13 +1,15 @@
-"""Is one run better than another? Paired tests over the folds they share, and over the bags they both tested.
+"""significance: is one run better than another?
 
-Each mode of `run` (full bag, gates, discrete evidence) is compared with the full bag of `against`, fold by fold, for
-every task metric. Folds share most of their training bags, so p-values over folds are too small rather than too large;
-the interval over bags asks another question.
+Paired tests over the folds that two runs share, and over the bags they both tested. Each mode of
+`run` (full bag, gates, discrete evidence) is compared with the full bag of `against`, fold by fold,
+for every task metric. Folds share most of their training bags, so p-values over folds are too small
+rather than too large.
 
-That interval says how much of a difference depends on which bags were tested: a paired bootstrap over test bags. Both
-networks of every fold stay as they are. Cases are drawn with replacement inside each fold and class (event, for
-survival; quartile of the label, for regression), the same cases for both runs, and the difference of the metric is averaged over the folds. Predictions of
-different folds never meet in one metric: they come from different networks, whose scales need not agree.
+The interval over bags says how much of a difference depends on the tested bags: a paired bootstrap
+in which both networks of every fold stay as they are. Cases are drawn with replacement inside each
+fold and class (event, for survival; quartile of the label, for regression), the same cases for both
+runs, and the difference of the metric is averaged over the folds. Predictions of different folds
+never meet in one metric: they come from different networks, whose scales need not agree.
 """
 
 from __future__ import annotations
@@ -23,12 +25,7 @@ from torch import Tensor
 
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.tables import read_table
-from gcemil.diagnostics.paired_tests import (
-    holm,
-    paired_tests,
-    percentile_interval,
-    smallest_wilcoxon,
-)
+from gcemil.diagnostics.paired_tests import holm, paired_tests, percentile_interval
 from gcemil.errors import InputError, RunError
 from gcemil.findings import Figures, Finding, Row
 from gcemil.metrics import METRICS
@@ -39,17 +36,26 @@ from gcemil.tasks.task import ClassificationTask, RegressionTask, SurvivalTask, 
 FoldMetrics = dict[int, dict[str, dict[str, float]]]
 
 
+Compared = tuple[str, str]
+"""A mode of the run and a task metric."""
+
+
 def compare_runs(run: Path, against: Path, *, seed: int = 0, resamples: int = 1000) -> Finding:
     """Every mode and metric of `run` against the full bag of `against`."""
     Run(run).check_same_cohort(against)
     ours, theirs = read_fold_metrics(run), read_fold_metrics(against)
     if alone := sorted(set(ours) ^ set(theirs)):
         raise RunError(
-            f"{run} has the folds {sorted(ours)}, {against} has {sorted(theirs)}: fold {alone[0]} has no partner. "
-            "Train the missing folds with 'gcemil train --folds'."
+            f"{run} has the folds {sorted(ours)}, {against} has {sorted(theirs)}: fold {alone[0]} "
+            "has no partner. Train the missing folds with 'gcemil train --folds'."
         )
+    folds = list(ours.values())
+    modes = [mode for mode in MODES if all(mode in fold for fold in folds)]
     compared = [
-        (mode, metric) for mode in _shared_modes(ours) for metric in task_metrics(ours, mode)
+        (mode, name)
+        for mode in modes
+        for name in folds[0][mode]
+        if name in METRICS and all(name in fold[mode] for fold in folds)
     ]
     generator = np.random.default_rng(seed)
     differences = {
@@ -59,9 +65,12 @@ def compare_runs(run: Path, against: Path, *, seed: int = 0, resamples: int = 10
         for mode, metric in compared
     }
     tests = {key: paired_tests(values, generator=generator) for key, values in differences.items()}
-    intervals, bag_notes = _bootstrap_bags(
-        run, against, ours, theirs, generator=generator, resamples=resamples
-    )
+    files = {
+        fold: {mode: Run(run).fold(fold).predictions(mode, ours[fold]) for mode in modes}
+        for fold in ours
+    }
+    rivals = {fold: Run(against).fold(fold).predictions("full", theirs[fold]) for fold in ours}
+    intervals, bag_notes = _bootstrap_bags(run, files, rivals, generator, resamples)
     # Holm's family is all rows of the finding, separately for each test.
     for name in ("p_paired_t", "p_wilcoxon"):
         corrected = holm([test[name] for test in tests.values()])
@@ -71,9 +80,8 @@ def compare_runs(run: Path, against: Path, *, seed: int = 0, resamples: int = 10
     for (mode, metric), test in tests.items():
         low, high = intervals.get((mode, metric), (None, None))
         values = {**test, "bag_difference_low": low, "bag_difference_high": high}
-        spread = (
-            {"difference": float(differences[mode, metric].std(ddof=1))} if len(ours) > 1 else {}
-        )
+        own = differences[mode, metric]
+        spread = {"difference": float(own.std(ddof=1))} if len(ours) > 1 else {}
         rows.append(Row({"mode": mode, "metric": metric}, values, spread))
     slides = [
         {
@@ -114,47 +122,26 @@ def read_fold_metrics(run: Path) -> FoldMetrics:
     }
 
 
-def _shared_modes(metrics: FoldMetrics) -> list[str]:
-    return [mode for mode in MODES if all(mode in fold for fold in metrics.values())]
-
-
-def task_metrics(metrics: FoldMetrics, mode: str) -> list[str]:
-    """Metrics that every fold has."""
-    folds = list(metrics.values())
-    return [
-        name
-        for name in folds[0][mode]
-        if name in METRICS and all(name in fold[mode] for fold in folds)
-    ]
-
-
 def _bootstrap_bags(
     run: Path,
-    against: Path,
-    ours: FoldMetrics,
-    theirs: FoldMetrics,
-    *,
+    files: Mapping[int, Mapping[str, Path]],
+    rivals: Mapping[int, Path],
     generator: np.random.Generator,
     resamples: int,
 ) -> tuple[dict[Compared, tuple[float, float]], list[str]]:
     """The intervals over bags, and why there are none or how many draws do not count."""
-    modes = _shared_modes(ours)
-    files = {
-        fold: {mode: Run(run).fold(fold).predictions(mode, ours[fold]) for mode in modes}
-        for fold in ours
-    }
-    rivals = {fold: Run(against).fold(fold).predictions("full", theirs[fold]) for fold in ours}
     needed = [*rivals.values(), *(path for own in files.values() for path in own.values())]
     if missing := next((path for path in needed if not path.is_file()), None):
         return {}, [f"No interval over bags: {missing.parent.name}/{missing.name} does not exist."]
     card = Run(run).card
     task = create_task(Cohort.load(card.cohort), card.settings)
-    pairs = (_read_fold_pair(files[fold], rivals[fold], task) for fold in ours)
+    pairs = (_read_fold_pair(files[fold], rivals[fold], task) for fold in files)
     intervals, undefined = bag_intervals(pairs, task, generator=generator, resamples=resamples)
     if not undefined:
         return intervals, []
     return intervals, [
-        f"Interval over bags: {undefined} of {resamples} draws leave a metric undefined and do not count."
+        f"Interval over bags: {undefined} of {resamples} draws leave a metric undefined and do not "
+        "count."
     ]
 
 
@@ -162,21 +149,21 @@ def _fold_notes(tests: Mapping[Compared, Figures], n_folds: int) -> list[str]:
     """What so few folds can and cannot show."""
     if n_folds < 2:
         return ["One fold gives one difference: no test over folds is possible."]
+    # All folds in one direction give the smallest p.
     lines = [
-        f"With {n_folds} folds the smallest possible two-sided p of the Wilcoxon test is {smallest_wilcoxon(n_folds):g}.",
-        "Folds share training bags, so their differences are not independent and p-values over folds are too small.",
+        f"With {n_folds} folds the smallest possible two-sided p of the Wilcoxon test is "
+        f"{2.0 ** (1 - n_folds):g}.",
+        "Folds share training bags, so their differences are not independent and p-values over "
+        "folds are too small.",
     ]
     if equal := [" ".join(key) for key, test in tests.items() if test["rank_biserial"] is None]:
         lines.append(f"{', '.join(equal)}: every difference is 0, so there is nothing to test.")
     return lines + [
-        f"{mode} {metric}: every fold differs by the same, so the t-test has no spread to compare with."
+        f"{mode} {metric}: every fold differs by the same, so the t-test has no spread to compare "
+        "with."
         for (mode, metric), test in tests.items()
         if test["rank_biserial"] is not None and test["cohens_dz"] is None
     ]
-
-
-Compared = tuple[str, str]
-"""A mode of the run and a task metric."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,7 +191,7 @@ FoldPair = tuple[Mapping[str, BagPredictions], BagPredictions]
 def bag_intervals(
     folds: Iterable[FoldPair], task: Task, *, generator: np.random.Generator, resamples: int = 1000
 ) -> tuple[dict[Compared, tuple[float, float]], int]:
-    """95 % percentile intervals, none where less than half of the draws count; and how many draws do not."""
+    """95 % percentile intervals, if half of the draws count; and how many draws do not."""
     per_fold = [_draw_differences(*fold, task, generator, resamples) for fold in folds]
     nowhere = np.full(resamples, np.nan)
     keys = dict.fromkeys(key for fold in per_fold for key in fold)
@@ -242,7 +229,7 @@ def _draw_differences(
 def draw_rows(
     bags: BagPredictions, resamples: int, generator: np.random.Generator
 ) -> list[Int[np.ndarray, "_"]]:
-    """Rows of whole cases, drawn with replacement inside each class, quartile of the label, or event."""
+    """Rows of whole cases, drawn with replacement inside each class, quartile or event."""
     targets = bags.targets if bags.targets.ndim == 1 else bags.targets[:, 1]
     if bags.targets.ndim == 1 and targets.is_floating_point():
         targets = torch.searchsorted(
@@ -275,8 +262,8 @@ def _read_fold_pair(ours: Mapping[str, Path], theirs: Path, task: Task) -> FoldP
         if bags.slide_ids != other.slide_ids:
             alone = sorted(set(bags.slide_ids) ^ set(other.slide_ids))
             raise RunError(
-                f"{ours[mode]} and {theirs} test different bags ('{alone[0]}' is in one of them only): the folds were "
-                "made anew between the runs. Train one of them again."
+                f"{ours[mode]} and {theirs} test different bags ('{alone[0]}' is in one of them "
+                "only): the folds were made anew between the runs. Train one of them again."
             )
     return found, other
 
@@ -304,7 +291,8 @@ def read_predictions(path: Path, task: Task) -> BagPredictions:
             raise ValueError("it has no test bag")
     except ValueError as error:
         raise RunError(
-            f"{path} is no table of predictions ({error}). Make it again with 'gcemil train RUN --again'."
+            f"{path} is no table of predictions ({error}). "
+            "Make it again with 'gcemil train RUN --again'."
         ) from error
     return BagPredictions(
         tuple(row["slide_id"] for row in rows),

@@ -1,25 +1,29 @@
-"""Sufficiency, Necessity, Recoverability of discrete evidence, measured by intervention (paper, metric table).
+"""Sufficiency, Necessity, Recoverability of discrete evidence, measured by intervention.
+
+The metrics of the paper (metric table):
 
   keep_only_drop          M(X) - M(X_S)                     sufficiency, lower is better
   evidence_sufficiency    M(X_S)                            sufficiency, higher is better
   complement_degradation  M(X) - M(X_notS)                  necessity, higher is better
-  cd_gap                  mean |Phi(X_pi) - Phi(X_S)|       recoverability of gates, lower is better
+  cd_gap                  mean |Phi(X_pi) - Phi(X_S)|       recoverability, lower is better
   full_kept_gap           mean |Phi(X) - Phi(X_S)|          for every subset rule, lower is better
 
-M is the task metric over all bags; Phi is the probability of the class predicted on X, the risk in units of the
-training risks, or the value in deviations of the training labels. cd_gap needs gates; full_kept_gap does not. They are different quantities and never share a row.
+M is the task metric over all bags; Phi is the probability of the class predicted on X, the risk in
+units of the training risks, or the value in deviations of the training labels. cd_gap needs gates;
+full_kept_gap does not. They are different quantities and never share a row.
 
 Definitions 1 to 3 of the paper judge one subset of one bag:
 
   sufficient    |Phi(X_S) - Phi(X)|    <= delta_s
-  necessary     |Phi(X_notS) - Phi(X)| >= delta_n      the whole bag never is: it leaves nothing behind to compare with
-  recoverable   |Phi(X_pi) - Phi(X_S)| <= delta_r      a rule without gates has no such verdict
+  necessary     |Phi(X_notS) - Phi(X)| >= delta_n    never for the whole bag: nothing is left
+  recoverable   |Phi(X_pi) - Phi(X_S)| <= delta_r    not defined for a rule without gates
 
-S is the recovered evidence (threshold and repair), since that is the subset a reader is shown. No criterion implies
-another: the paper's constructions are toys in the tests.
+S is the recovered evidence (threshold and repair), the subset that a reader is shown. No criterion
+implies another: the paper's constructions are toys in the tests.
 
-Two predictions for one bag are the same answer where they name the same class, or where the risk or value moves by no more than
-risk_tolerance: 0.2 of a deviation is to numbers, most of which lie within four, what 0.05 is to a probability.
+Two predictions of one bag agree if they are the same class, or if the risk or value moves by at
+most risk_tolerance: 0.2 of a deviation is to numbers, most of which lie within four, what 0.05 is
+to a probability.
 """
 
 from __future__ import annotations
@@ -38,7 +42,7 @@ from gcemil.errors import InputError, UsageError
 from gcemil.explanation import Interventions, bag_tensors, read_evidence_output, recover_evidence
 from gcemil.findings import Figures
 from gcemil.model import GceMil
-from gcemil.outputs import AskedOutput, NumberOutput, Output, create_output, guess_task
+from gcemil.outputs import AskedOutput, ClassOutput, NumberOutput, Output
 from gcemil.outputs import Tolerances as Tolerances
 from gcemil.shapes import LogGates, Logits, Selected
 from gcemil.tasks.task import (
@@ -68,7 +72,7 @@ class SnrScores:
     evidence_fraction: float
     n_bags: int
     n_whole_bags: int
-    """Bags whose subset is the whole bag; they have no complement and do not count in the degradation."""
+    """Bags whose subset is the whole bag, which do not count in the degradation."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +126,7 @@ class AskedOutputs(BagOutputs):
 
 @dataclass(frozen=True)
 class RiskScale:
-    """Mean and deviation of the training fold's risks; (0, 1) for classes, and for values, which are counted so already."""
+    """Mean and deviation of the training fold's risks; (0, 1) for classes and for values."""
 
     mean: float = 0.0
     deviation: float = 1.0
@@ -135,7 +139,7 @@ def bag_outcome(
     *,
     full: Logits | None = None,
 ) -> BagOutcome:
-    """Put one subset to the test; `full` is what the host says of X, where that is known."""
+    """The predictions for one subset; `full` is that on X, if it is known."""
     removed = interventions.removed(selected)
     return BagOutcome(
         full=interventions.full().logits if full is None else full,
@@ -199,19 +203,19 @@ def snr(
     return snr_scores(outcomes, targets, task, scale=scale)
 
 
-def subset_metrics(outcomes: Sequence[BagOutcome], targets: Tensor, score: Score) -> Figures:
+def subset_metrics(
+    outcomes: Sequence[BagOutcome], targets: Sequence[Tensor] | Tensor, score: Score
+) -> Figures:
     """M of X, X_S and X_notS over all bags; None without bags or where M does not exist on them."""
-    rest = [number for number, outcome in enumerate(outcomes) if outcome.removed is not None]
 
-    def measure(name: str, numbers: Sequence[int]) -> float | None:
-        return (
-            score(targets[list(numbers)], [getattr(outcomes[one], name) for one in numbers])
-            if numbers
-            else None
-        )
+    def measure(name: str, pairs: Sequence[tuple[BagOutcome, Tensor]]) -> float | None:
+        if not pairs:
+            return None
+        return score(torch.stack([one for _, one in pairs]), [getattr(o, name) for o, _ in pairs])
 
-    everyone = range(len(outcomes))
-    full, kept = measure("full", everyone), measure("kept", everyone)
+    every = list(zip(outcomes, targets, strict=True))
+    rest = [pair for pair in every if pair[0].removed is not None]
+    full, kept = measure("full", every), measure("kept", every)
     return {
         "task_metric": full,
         "evidence_sufficiency": kept,
@@ -220,10 +224,13 @@ def subset_metrics(outcomes: Sequence[BagOutcome], targets: Tensor, score: Score
     }
 
 
-def gated_metrics(outcomes: Sequence[BagOutcome], targets: Tensor, score: Score) -> Figures:
+def gated_metrics(
+    outcomes: Sequence[BagOutcome], targets: Sequence[Tensor], score: Score
+) -> Figures:
     """M of X_pi beside M of X_S, and how far they are apart."""
     soft, kept = (
-        score(targets, [getattr(one, name) for one in outcomes]) for name in ("gated", "kept")
+        score(torch.stack(list(targets)), [getattr(one, name) for one in outcomes])
+        for name in ("gated", "kept")
     )
     gap = _subtract(soft, kept)
     return {
@@ -249,15 +256,6 @@ def score_where_defined(task: Task) -> Score:
     return score
 
 
-def explain_missing_metric(task: Task, targets: Tensor, full: Sequence[Logits]) -> list[str]:
-    """Why M does not exist on these bags, if so."""
-    try:
-        task_metric(task, targets, full)
-    except InputError as error:
-        return [f"No task metric on these bags: {error}"]
-    return []
-
-
 def task_metric(task: Task, targets: Tensor, logits: Sequence[Logits]) -> float:
     """M: Macro-F1, R2 or C-index."""
     return measure_task_metric(task, targets, torch.stack([one.cpu() for one in logits]))
@@ -279,7 +277,7 @@ class OutputScale:
         if self.is_number and not self.scale.deviation > 0:
             raise UsageError(
                 f"The training risks have standard deviation {self.scale.deviation}: "
-                "a model that says the same of everyone has no unit of risk."
+                "a model that predicts the same for every bag has no unit of risk."
             )
 
     @property
@@ -287,12 +285,15 @@ class OutputScale:
         """Whether predictions are risks or values, which have no class to keep."""
         return self.n_outputs == 1
 
-    def outputs(self, full: Logits, logits: Float[Tensor, "k c"]) -> Float[Tensor, "k"]:
-        """Phi of several predictions for the bag on which the host says `full`."""
-        kind: Output = self.asked or create_output(guess_task(self.n_outputs), self.n_outputs)
+    @property
+    def _kind(self) -> Output:
         if self.is_number:
-            kind = NumberOutput(self.scale.deviation, self.scale.mean)
-        return kind.phi(full, logits)
+            return NumberOutput(self.scale.deviation, self.scale.mean)
+        return self.asked or ClassOutput(self.n_outputs)
+
+    def outputs(self, full: Logits, logits: Float[Tensor, "k c"]) -> Float[Tensor, "k"]:
+        """Phi of several predictions for the bag with prediction `full`."""
+        return self._kind.phi(full, logits)
 
     def output(self, full: Logits, logits: Logits) -> float:
         """Phi of one prediction; the class is the one predicted on X."""
@@ -300,43 +301,29 @@ class OutputScale:
 
     def read(self, outcome: BagOutcome) -> BagOutputs:
         """Phi of X, X_S, X_notS and X_pi."""
-
-        def phi(logits: Logits | None) -> float | None:
-            return None if logits is None else self.output(outcome.full, logits)
-
-        outputs = BagOutputs if self.asked is None else AskedOutputs
-        return outputs(
-            full=self.output(outcome.full, outcome.full),
-            kept=self.output(outcome.full, outcome.kept),
-            removed=phi(outcome.removed),
-            gated=phi(outcome.gated),
-        )
+        logits = (outcome.full, outcome.kept, outcome.removed, outcome.gated)
+        phi = [None if one is None else self.output(outcome.full, one) for one in logits]
+        return (BagOutputs if self.asked is None else AskedOutputs)(*phi)  # type: ignore[arg-type]
 
     def drops(self, full: Logits, logits: Float[Tensor, "k c"]) -> Float[Tensor, "k"]:
-        """Phi(X) - Phi of each: what of the prediction is lost. A number can move either way, so its size counts."""
+        """Phi(X) - Phi of each; its size for a number, which can move either way."""
         lost = self.outputs(full, full.unsqueeze(0)) - self.outputs(full, logits)
         return lost.abs() if self.is_number else lost
 
     def agree(self, full: Logits, logits: Float[Tensor, "k c"]) -> Bool[Tensor, "k"]:
-        """Which of the predictions are the answer given on the whole bag."""
+        """Which of the predictions agree with the one on the whole bag."""
         if self.is_number:
             return self.drops(full, logits) <= self.risk_tolerance
-        if self.asked is not None:
-            return torch.tensor([self.asked.same_class(full, one) for one in logits])
-        return logits.argmax(dim=1) == full.argmax()
+        return torch.tensor([self._kind.same_class(full, one) for one in logits])
 
     def differ(self, one: Logits, other: Logits, gap: float) -> bool:
-        """Whether two predictions, their outputs so far apart, are different answers."""
-        return (
-            gap > self.risk_tolerance
-            if self.is_number
-            else int(one.argmax()) != int(other.argmax())
-        )
+        """Whether two predictions, their outputs so far apart, disagree."""
+        return gap > self.risk_tolerance if self.is_number else bool(one.argmax() != other.argmax())
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What Definitions 1 to 3 say of one subset."""
+    """Definitions 1 to 3 for one subset."""
 
     sufficient: bool
     necessary: bool
@@ -344,7 +331,7 @@ class Verdict:
 
 
 def judge_subset(outputs: BagOutputs, tolerances: Tolerances) -> Verdict:
-    """What the definitions say of one subset of one bag."""
+    """Apply the definitions to one subset of one bag."""
     removal_gap, cd_gap = outputs.removal_gap, outputs.cd_gap
     return Verdict(
         sufficient=outputs.full_kept_gap <= tolerances.sufficiency,

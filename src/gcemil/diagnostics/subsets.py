@@ -1,11 +1,14 @@
-"""How many disjoint subsets of a bag each carry its prediction (paper, minimal-subset table).
+"""subsets: how many disjoint subsets of a bag each carry its prediction.
+
+The minimal-subset table of the paper.
 
   sufficient   the class predicted on X is predicted again and Phi(X) - Phi(X_S) <= 0.05 (paper);
-               a risk has no class: |Phi(X) - Phi(X_S)| <= risk_tolerance, in units of the training risks
-  recursion    take a candidate off the ranking; if it is sufficient, go on with the patches left, at most three times
+               for a risk |Phi(X) - Phi(X_S)| <= risk_tolerance, in units of the training risks
+  recursion    take a candidate off the ranking; if it is sufficient, go on with the patches left,
+               at most three times
 
   rule               candidate
-  sufficient_prefix  the next k, 2k, 3k, ... patches by attention: the shortest that is sufficient, at most 16 k
+  sufficient_prefix  the shortest sufficient of the next k, 2k, ... 16 k patches by attention
   attention          the next k by attention
   evidence           the next k by evidence score
   random             the next k of a random order (seed 42)
@@ -13,18 +16,18 @@
 
 The ranking is that of the whole bag throughout, and so is the reference Phi(X).
 
-Read off the paper's table, which does not define them. Mean subsets = share with one + share with two + share with
-three holds in every row: the recursion stops at three. Its attention rows have a mean drop above the 0.05 that
-defines a subset although every slide has one: the mean is over every candidate tried, the last one failing included.
-Counts of its sufficient-prefix rows fall with k: k is the step of the search and not its limit. `remove_union_j` is
-over the slides that have j subsets, so its columns speak of different slides; `remove_random` takes as many random
-patches out as all subsets of the slide have together.
+The paper's table does not define its columns; these follow from its figures. Mean subsets = share
+with one + share with two + share with three holds in every row: the recursion stops at three. Its
+attention rows have a mean drop above the 0.05 that defines a subset: the mean is over every
+candidate tried, the failing one included. Counts of its sufficient-prefix rows fall with k: k is
+the step of the search. `remove_union_j` is over the slides with j subsets; `remove_random` takes
+as many random patches out as all subsets of the slide have together.
 
-The same search serves one explained slide, whose evidence is the first of the sets:
+The same search gives the further sets of one explained slide:
 
-  alternative 2, 3    disjoint from the evidence and from each other; each alone keeps the class and loses at most delta_s
-                      of Phi (the shortest next parts of the ranking)
-  turning             the smallest set found whose removal makes the network predict the class that was asked against
+  alternative 2, 3    disjoint from the evidence and from each other; each alone keeps the class and
+                      loses at most delta_s of Phi (the shortest next parts of the ranking)
+  turning             the smallest set found whose removal turns the prediction into another class
 """
 
 from __future__ import annotations
@@ -72,17 +75,15 @@ class Sufficiency:
     """Largest drop of the class probability."""
 
     def holds(self, full: Logits, logits: Float[Tensor, "k c"]) -> Bool[Tensor, "k"]:
-        """Whether each subset says of the bag what the whole bag says."""
+        """Whether the prediction from each subset is that from the whole bag."""
         same = self.output_scale.agree(full, logits)
-        return (
-            same
-            if self.output_scale.is_number
-            else same & (self.output_scale.drops(full, logits) <= self.tolerance)
-        )
+        if self.output_scale.is_number:
+            return same
+        return same & (self.output_scale.drops(full, logits) <= self.tolerance)
 
 
 class Candidate(NamedTuple):
-    """Patches that were tried as a subset, and what of the prediction they lose."""
+    """Patches that were tried as a subset, and how much of the prediction they lose."""
 
     patches: Ranking
     drop: float
@@ -111,30 +112,22 @@ def measure_subsets(
     }
     slides: list[dict[str, Any]] = []
     while (bag := (yield part)) is not None:
-        # One random order per bag serves every k and both networks, so that they differ by what is compared alone.
+        # One random order per bag serves every k and both networks.
         random_order = torch.randperm(len(bag), generator=generator)
         for network, judge in judges.items():
             view = bag.predict(network)
             scores = score_rules(bag, network, random=rank_scores(random_order))
             orders = {rule: ranking(values) for rule, values in scores.items()}
-            # How many steps of k a candidate may take.
-            policies = {"sufficient_prefix": (orders["attention"], MAX_STEPS)}
-            policies |= {rule: (order, 1) for rule, order in orders.items()}
+            orders = {"sufficient_prefix": orders["attention"], **orders}
             for k in sizes:
-                for rule, (order, steps) in policies.items():
-                    candidates = disjoint_candidates(view, order, judge, k=k, steps=steps)
+                for rule, order in orders.items():
+                    steps = MAX_STEPS if rule == "sufficient_prefix" else 1
+                    found = disjoint_candidates(view, order, judge, k=k, steps=steps)
                     figures = subset_figures(
-                        view, candidates, judge.output_scale, random_order, bag.truth
+                        view, found, judge.output_scale, random_order, bag.truth
                     )
-                    slides.append(
-                        {
-                            "bag_id": bag.bag.bag_id,
-                            "rule": rule,
-                            "network": network,
-                            "k": k,
-                            **figures,
-                        }
-                    )
+                    labels = {"rule": rule, "network": network, "k": k}
+                    slides.append({"bag_id": bag.bag.bag_id, **labels, **figures})
     settings = {"max_subsets": MAX_SUBSETS, "max_steps": MAX_STEPS}
     rows = mean_rows(slides, ("rule", "network", "k"))
     return Finding("subsets", rows, slides=tuple(slides), settings=settings)
@@ -149,7 +142,7 @@ def disjoint_candidates(
     steps: int,
     n_sets: int = MAX_SUBSETS,
 ) -> list[Candidate]:
-    """Sufficient subsets that share no patch, at most `n_sets`, and the candidate at which the search ended.
+    """At most `n_sets` disjoint sufficient subsets, and the candidate at which the search ended.
 
     A candidate is the shortest sufficient prefix of the patches left, or the last one tried.
     """
@@ -176,7 +169,7 @@ def subset_figures(
     random_order: Order,
     truth: Selected | None = None,
 ) -> Figures:
-    """The columns of the paper's table for one bag; a drop is None where no patch can be removed or would be left."""
+    """The columns of the paper's table for one bag; None where no patch is removed or left."""
     subsets = [candidate.patches for candidate in candidates if candidate.is_sufficient]
     count, total = len(subsets), sum(len(subset) for subset in subsets)
     figures: Figures = {
@@ -209,7 +202,7 @@ def subset_figures(
 def find_disjoint_sets(
     view: PredictedBag, selected: Selected, scores: Scores, judge: Sufficiency
 ) -> list[Selected]:
-    """The evidence and up to two further sets that each carry the prediction; none where the evidence does not."""
+    """The evidence and up to two further sets that carry the prediction; none if it does not."""
     if not bool(judge.holds(view.full.logits, view.kept(selected).unsqueeze(0))[0]):
         return []
     order = ranking(scores)
@@ -234,37 +227,32 @@ def find_further_sets(
     turning: Selected | None = None,
     against: int | None = None,
 ) -> tuple[FurtherSet, ...]:
-    """The second and third set that carry the prediction, where the first one does, and the set that turns it."""
+    """The second and third set that carry the prediction, and the set that turns it."""
     disjoint = find_disjoint_sets(
         view, selected, scores, Sufficiency(scale, tolerances.sufficiency)
     )
     sets = [(f"alternative {number}", one) for number, one in enumerate(disjoint[1:], start=2)]
     if turning is not None and against is not None:
         sets.append((f"removal turns it into {names[against]}", turning))
-    return tuple(_judge(name, one, view, scale, tolerances, names) for name, one in sets)
-
-
-def _judge(
-    name: str,
-    selected: Selected,
-    view: PredictedBag,
-    scale: OutputScale,
-    tolerances: Tolerances,
-    names: Sequence[str],
-) -> FurtherSet:
-    outcome = view.outcome(selected)
-    outputs = scale.read(outcome)
-    verdict = judge_subset(outputs, tolerances)
-    classes = None if scale.is_number else names
-    return FurtherSet(
-        name=name,
-        patches=tuple(selected.nonzero().flatten().tolist()),
-        kept=outputs.kept,
-        removed=outputs.removed,
-        kept_class=None if classes is None else classes[int(outcome.kept.argmax())],
-        removed_class=None
-        if classes is None or outcome.removed is None
-        else classes[int(outcome.removed.argmax())],
-        sufficient=verdict.sufficient,
-        necessary=None if outputs.removed is None else verdict.necessary,
-    )
+    found = []
+    for name, one in sets:
+        outcome = view.outcome(one)
+        outputs = scale.read(outcome)
+        verdict = judge_subset(outputs, tolerances)
+        kept_class, removed_class = (
+            None if scale.is_number or logits is None else names[int(logits.argmax())]
+            for logits in (outcome.kept, outcome.removed)
+        )
+        found.append(
+            FurtherSet(
+                name=name,
+                patches=tuple(one.nonzero().flatten().tolist()),
+                kept=outputs.kept,
+                removed=outputs.removed,
+                kept_class=kept_class,
+                removed_class=removed_class,
+                sufficient=verdict.sufficient,
+                necessary=None if outputs.removed is None else verdict.necessary,
+            )
+        )
+    return tuple(found)

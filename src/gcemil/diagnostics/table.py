@@ -1,4 +1,4 @@
-"""Every diagnostic by name: the function that measures a fold, and the question it answers. No torch, so that a page can ask it."""
+"""Every diagnostic by name: the function that measures a fold, and the question it answers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DIAGNOSTICS: dict[str, tuple[str, str]] = {
     "sweep": ("sweep:measure_sweep", "How do threshold and coverage target move the result?"),
     "sanity": ("sanity:measure_sanity", "Do the figures notice a model that knows nothing?"),
 }
-"""module:function and question of the diagnostics of one fold. `significance` compares two runs over their folds and is made beside them."""
+"""module:function and question of the diagnostics of one fold."""
 SIGNIFICANCE = "significance"
 ON_REQUEST = ("sanity",)
 """Not measured unless they are named: they train hosts of their own."""

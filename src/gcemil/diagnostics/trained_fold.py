@@ -1,23 +1,26 @@
-"""A trained fold, opened: its bags, one at a time, with everything a diagnostic asks of them.
+"""A trained fold, opened: its bags one at a time, and their predictions.
 
-wrapped  F, host and evidence head together (or the host: of a run without evidence, around a given host, where the head has no vote)
+wrapped  F, host and evidence head together (or the host: of a run without evidence, and around a
+         given host, where the head has no vote)
 plain    the host of another run on the same folds, trained without the wrapper
 
-A bag is predicted once under a network, and then asked for the prefixes of any ranking. A host that pools linearly predicts every prefix in one pass down the ranking:
+A bag is predicted once under a network, and then for the prefixes of any ranking. A host that
+pools linearly predicts every prefix in one pass down the ranking:
 
   a = softmax(z),   pooled = sum_i a_i u_i,   logits = read_out(pooled)
 
-z_i is the attention logit of patch i and u_i what the head reads of it: as wide as the outputs, not as the embedding.
-The pooled reading of the first k patches is
+z_i is the attention logit of patch i and u_i what the head reads of it: as wide as the outputs,
+not as the embedding. The pooled reading of the first k patches is
 
   log Z_k = logcumsumexp(z)_k,    reading_k = sum_{i <= k} e^{z_i} u_i / Z_k
 
-and u = u_plus - u_minus makes both halves cumulative sums of exponentials too, so that nothing underflows however far
-the logits of a badly ranked prefix lie below the largest one:
+and u = u_plus - u_minus makes both halves cumulative sums of exponentials too, so that nothing
+underflows however far the logits of a badly ranked prefix lie below the largest one:
 
-  reading_k = exp(logcumsumexp(z + log u_plus)_k - log Z_k) - exp(logcumsumexp(z + log u_minus)_k - log Z_k)
+  reading_k = exp(logcumsumexp(z + log u_plus)_k - log Z_k)
+            - exp(logcumsumexp(z + log u_minus)_k - log Z_k)
 
-Other hosts pool every prefix that is asked for.
+Other hosts pool every prefix.
 """
 
 from __future__ import annotations
@@ -56,21 +59,16 @@ from gcemil.hosts.host import (
     shortcut,
 )
 from gcemil.model import GceMil
-from gcemil.outputs import AskedOutput
+from gcemil.outputs import AskedOutput, ClassQuestion
 from gcemil.recovery import members
 from gcemil.runs.checkpoint import open_network
-from gcemil.runs.folder import (
-    FoldParts,
-    Run,
-    RunCard,
-    fold_parts,
-)
+from gcemil.runs.folder import FoldParts, Run, RunCard, fold_parts
 from gcemil.search import measure_class_support
 from gcemil.shapes import Logits, Scores, Selected
-from gcemil.tasks.task import Task, create_task, stacked_targets, target_tensor
+from gcemil.tasks.task import Task, create_task, target_tensor
 
 DEFAULT_BUDGET = 0.05
-"""rho of the paper, for a run that has no wrapper to say its own."""
+"""rho of the paper, for a run without a wrapper."""
 
 NetworkName = Literal["wrapped", "plain"]
 PartName = Literal["train", "val", "test"]
@@ -81,7 +79,7 @@ MeasurementKey = tuple[str, NetworkName, str, str]
 
 @dataclass(frozen=True, eq=False)
 class FoldNetwork:
-    """The network of a trained fold in evaluation mode on the CPU, with or without the cohort it was trained on."""
+    """The network of a trained fold in evaluation mode, without its cohort."""
 
     run: Path
     fold: int
@@ -93,7 +91,7 @@ class FoldNetwork:
 
     @property
     def explained(self) -> Host:
-        """What the evidence is evidence of: F, a given host, or the host of a run without evidence."""
+        """F, a given host, or the host of a run without evidence."""
         return self.host if self.model is None else self.model.explained
 
     @property
@@ -103,12 +101,13 @@ class FoldNetwork:
 
 
 class NetworkBag:
-    """One bag before a network, embedded once and asked many questions."""
+    """One bag and its predictions under one network, embedded once."""
 
-    def __init__(self, bag: Bag, network: FoldNetwork) -> None:
-        self.bag = bag
+    def __init__(
+        self, bag: Bag, network: FoldNetwork, question: ClassQuestion | None = None
+    ) -> None:
+        self.bag, self.network, self.question = bag, network, question
         self.features, self.coords = bag_tensors(bag)
-        self.network = network
 
     def __len__(self) -> int:
         return len(self.features)
@@ -116,13 +115,19 @@ class NetworkBag:
     @cached_property
     def explanation(self) -> Explanation | None:
         """Gates and recovered evidence; None for a run without the wrapper."""
-        return None if self.network.model is None else explain_bag(self.network.model, self.bag)
+        model = self.network.model
+        return None if model is None else explain_bag(model, self.bag, self.question)
 
     @cached_property
-    def wrapped(self) -> Interventions:
-        """Questions to the host of the run."""
-        embedded = None if self.explanation is None else self.explanation.output.embedded
-        return Interventions(self.network.explained, self.features, self.coords, embedded=embedded)
+    def view(self) -> PredictedBag:
+        """The bag under the explained host."""
+        found, host = self.explanation, self.network.explained
+        if found is None:
+            return predict_bag(host, self.features, self.coords)
+        output, selected = found.output, found.recovery.selected
+        view = PredictedBag(host, self.features, self.coords, output.embedded, output.answer)
+        view.predicted[_subset_key(selected)] = found.kept.logits
+        return view
 
 
 class FoldBag(NetworkBag):
@@ -132,43 +137,40 @@ class FoldBag(NetworkBag):
         self, spec: BagSpec, bag: Bag, fold: TrainedFold, random: Scores | None = None
     ) -> None:
         super().__init__(bag, fold)
-        self.spec = spec
-        self.fold = fold
+        self.spec, self.fold = spec, fold
         self.random = torch.zeros(len(bag)) if random is None else random
         """One draw per patch, the same for every diagnostic and network."""
-        self.measurements: dict[MeasurementKey, tuple[Any, ...]] = {}
+        self.measurements: dict[MeasurementKey, dict[str, Any]] = {}
         """What was measured on the bag so far (measurements.py)."""
-        self._predicted: dict[NetworkName, PredictedBag] = {}
 
     @property
     def target(self) -> Tensor:
         """Its class, its value, or time and event."""
         return target_tensor(self.spec)
 
+    @cached_property
+    def plain(self) -> PredictedBag:
+        """The bag under the plain host."""
+        return predict_bag(self.fold.host_of("plain"), self.features, self.coords)
+
     def predict(self, network: NetworkName) -> PredictedBag:
-        """The bag under the wrapped or the plain host, predicted once; the wrapper's own embedding is used where there is one."""
-        if network not in self._predicted:
-            host, explanation = self.fold.host_of(network), self.explanation
-            if network == "wrapped" and explanation is not None:
-                output, selected = explanation.output, explanation.recovery.selected
-                view = PredictedBag(
-                    host, self.features, self.coords, output.embedded, output.answer
-                )
-                view.predicted[_subset_key(selected)] = explanation.kept.logits
-            else:
-                view = predict_bag(host, self.features, self.coords)
-            self._predicted[network] = view
-        return self._predicted[network]
+        """The bag under the wrapped or the plain host, predicted once."""
+        return self.view if network == "wrapped" else self.plain
 
     @cached_property
-    def truth(self) -> Tensor | None:
+    def truth(self) -> Selected | None:
         """Which patches are evidence, where the cohort knows."""
         return true_evidence(self.fold.cohort, self.bag)
 
     @cached_property
     def regions(self) -> Tensor | None:
-        """The connected true region of each patch, 0 = none; numbered apart for the slides of a case."""
+        """The connected true region of each patch, 0 = none."""
         return true_regions(self.fold.cohort, self.bag)
+
+    @property
+    def has_true_evidence(self) -> bool:
+        """Whether figures against truth exist."""
+        return self.truth is not None and bool(self.truth.any())
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,8 +182,8 @@ class TrainedFold(FoldNetwork):
     plain: Host | None
     plain_scale: RiskScale
     seed: int = 0
-    measurements: dict[MeasurementKey, tuple[Any, ...]] = field(default_factory=dict)
-    """What the diagnostics measured on the test bags, by bag, network, rule and size (measurements.py)."""
+    measurements: dict[MeasurementKey, dict[str, Any]] = field(default_factory=dict)
+    """What the diagnostics measured on the test bags (measurements.py)."""
 
     @classmethod
     def open(
@@ -195,7 +197,10 @@ class TrainedFold(FoldNetwork):
         device: str = "cpu",
         precision: Precision = "32",
     ) -> TrainedFold:
-        """The network of `run`, beside it the plain host of `against` on the same folds; `opened` is what open_cohort gave."""
+        """The network of `run`, and the plain host of `against` on the same folds.
+
+        `opened` is what open_cohort returned.
+        """
         card, cohort = opened or Run(run).open_cohort()
         network, _ = open_network(Run(run).fold(fold).checkpoint, device, precision)
         plain = None
@@ -219,12 +224,12 @@ class TrainedFold(FoldNetwork):
 
     @property
     def networks(self) -> tuple[NetworkName, ...]:
-        """The networks that can be asked."""
+        """The networks that are compared."""
         return ("wrapped",) if self.plain is None else ("plain", "wrapped")
 
     @property
     def is_same_network(self) -> bool:
-        """Whether the plain host has the very weights of the wrapped one, so that every rule of one is a rule of the other."""
+        """Whether the plain host has the very weights of the wrapped one."""
         if not isinstance(self.plain, nn.Module) or not isinstance(self.explained, nn.Module):
             return False
         own, other = self.explained.state_dict(), self.plain.state_dict()
@@ -248,7 +253,7 @@ class TrainedFold(FoldNetwork):
     def output_scale(
         self, network: NetworkName, *, risk_tolerance: float = RISK_TOLERANCE
     ) -> OutputScale:
-        """How predictions of one network are compared, in units of that network's own training risks."""
+        """How predictions of a network are compared, in units of its own training risks."""
         scale = self.scale if network == "wrapped" else self.plain_scale
         return OutputScale(self.task.n_outputs, scale, risk_tolerance)
 
@@ -258,20 +263,16 @@ class TrainedFold(FoldNetwork):
         return specs
 
     def require_parts(self, reason: str) -> None:
-        """Refuse a fold without validation or without test bags, with the reason why both are needed."""
+        """Refuse a fold without validation or without test bags."""
         for part in ("val", "test"):
             if not self.specs(part):
                 raise UsageError(
-                    f"Fold {self.fold} of {self.cohort.folder} has no {part} bags; {reason}. Make folds that have both with "
-                    "'gcemil split'."
+                    f"Fold {self.fold} of {self.cohort.folder} has no {part} bags; {reason}. "
+                    "Make folds that have both with 'gcemil split'."
                 )
 
-    def targets(self, part: PartName = "test") -> Tensor:
-        """Their labels, or times and events."""
-        return stacked_targets(self.specs(part))
-
     def bags(self, part: PartName = "test") -> Iterator[FoldBag]:
-        """All patches of every bag of the part; one bag in memory at a time."""
+        """Every bag of the part with all its patches; one bag in memory at a time."""
         generator = torch.Generator().manual_seed(self.seed)
         for spec, bag in load_bags(self.cohort, self.specs(part), rule=SampleRule(), ahead=2):
             yield FoldBag(spec, bag, self, torch.rand(len(bag), generator=generator))
@@ -284,14 +285,14 @@ P = ParamSpec("P")
 NOT_SETTINGS = ("others", "clock")
 """Options of a pass that are no values."""
 Pass = Generator[PartName, FoldBag | None, T]
-"""A measurement that shares its bags with others: it yields the part it wants a bag of, is sent one bag after another, and None
-after the last. It may read several parts, in the order train, val, test."""
+"""A measurement that shares its bags with others: it yields the part of which it needs a bag, is
+sent one bag after another, and None after the last. Parts are read in the order of PARTS."""
 
 
 class Measure(Generic[P, T]):
-    """A decorator that makes a pass a function of the fold, which reads the bags itself; `steps` is the pass.
+    """A decorator that makes a pass a function of the fold; `steps` is the pass itself.
 
-    The settings of a finding are the options of its pass, unless the finding says otherwise.
+    The settings of a finding are the options of its pass, unless the finding sets them.
     """
 
     def __init__(self, measure: Callable[Concatenate[TrainedFold, P], Pass[T]]) -> None:
@@ -299,25 +300,25 @@ class Measure(Generic[P, T]):
         update_wrapper(self, measure)
 
     def steps(self, fold: TrainedFold, *args: P.args, **options: P.kwargs) -> Pass[T]:
-        """The pass, and its options in what it found."""
-        found = yield from self._measure(fold, *args, **options)
-        if not isinstance(found, Finding):
-            return found
-        asked = inspect.signature(self._measure).bind(fold, *args, **options)
-        asked.apply_defaults()
-        plain = {
+        """The pass, with its options in the settings of its finding."""
+        result = yield from self._measure(fold, *args, **options)
+        if not isinstance(result, Finding):
+            return result
+        bound = inspect.signature(self._measure).bind(fold, *args, **options)
+        bound.apply_defaults()
+        settings = {
             name: list(value) if isinstance(value, tuple) else value
-            for name, value in list(asked.arguments.items())[1:]
+            for name, value in list(bound.arguments.items())[1:]
             if name not in NOT_SETTINGS
         }
-        return replace(found, settings={"seed": fold.seed, **plain, **found.settings})
+        return replace(result, settings={"seed": fold.seed, **settings, **result.settings})
 
     def __call__(self, fold: TrainedFold, /, *args: P.args, **options: P.kwargs) -> T:
         return run_passes(fold, {"only": self.steps(fold, *args, **options)})["only"]
 
 
 def run_passes(fold: TrainedFold, passes: Mapping[str, Pass[T]]) -> dict[str, T]:
-    """Feed every bag of the fold to all passes that want it, so that it is read, embedded and explained once."""
+    """Send every bag of the fold to all passes that need it: it is read and explained once."""
     results: dict[str, T] = {}
     wanted: dict[str, PartName] = {}
 
@@ -348,7 +349,7 @@ def run_passes(fold: TrainedFold, passes: Mapping[str, Pass[T]]) -> dict[str, T]
 
 
 def read_risk_scale(run: Path, fold: int, *, of_host: bool = False) -> RiskScale:
-    """Mean and deviation of the training risks of F, or of its host, as training wrote them; (0, 1) for classes and values."""
+    """Mean and deviation of the training risks of F, or of its host; (0, 1) but for survival."""
     details = Run(run).fold(fold).read_metrics().details
     if of_host and details.host_risk_deviation is not None:
         return RiskScale(details.host_risk_mean, details.host_risk_deviation)
@@ -356,26 +357,25 @@ def read_risk_scale(run: Path, fold: int, *, of_host: bool = False) -> RiskScale
 
 
 COLUMNS = 8
-"""Readings summed down a ranking at once: in double precision, with every intermediate, a wide row would outweigh the bag."""
+"""Readings summed down a ranking at once, so that a wide row does not outweigh the bag."""
 Ranking = Int[Tensor, "k"]
 Order = Int[Tensor, "n"]
 
 
 @dataclass(frozen=True, eq=False)
 class PredictedBag:
-    """A bag embedded and pooled once by a host in evaluation mode: where every attribution and every subset starts."""
+    """A bag embedded and pooled once by a host in evaluation mode: every subset starts here."""
 
     host: Host
     features: Tensor
-    """As stored: those of a large bag in half precision where the file has them so."""
+    """As stored: those of a large bag may be in half precision."""
     coords: Tensor | None
     embedded: Embedded
-    """Of the host's own kind."""
     full: HostOutput
     attributed: dict[str, Scores] = field(default_factory=dict)
-    """Scores of the attributions that were computed so far, by name."""
+    """Scores of the attributions computed so far, by name."""
     predicted: dict[bytes, Logits] = field(default_factory=dict)
-    """Predictions from the subsets that were kept so far, so that all diagnostics of a pass share them."""
+    """Predictions from the subsets kept so far, which all diagnostics of a pass share."""
 
     def __len__(self) -> int:
         return len(self.features)
@@ -392,17 +392,19 @@ class PredictedBag:
 
     @cached_property
     def class_support(self) -> list[Scores]:
-        """How much each patch speaks for each class; empty for a risk, and for a host without gradients."""
+        """How much each patch speaks for each class; empty for numbers and without gradients."""
         n_outputs = len(self.full.logits)
-        if n_outputs == 1:
-            return []
         questions = [AskedOutput(n_outputs, index) for index in range(n_outputs)]
-        return measure_class_support(
-            self.host, self.features, self.embedded, self.coords, questions
+        return (
+            []
+            if n_outputs == 1
+            else measure_class_support(
+                self.host, self.features, self.embedded, self.coords, questions
+            )
         )
 
     @cached_property
-    def asked(self) -> Interventions:
+    def interventions(self) -> Interventions:
         """The interventions on the bag, which is not embedded again."""
         return Interventions(self.host, self.features, self.coords, embedded=self.embedded)
 
@@ -412,21 +414,21 @@ class PredictedBag:
             return self.full.logits
         key = _subset_key(selected)
         if key not in self.predicted:
-            self.predicted[key] = self.asked.kept(selected).logits
+            self.predicted[key] = self.interventions.kept(selected).logits
         return self.predicted[key]
 
     def removed(self, selected: Selected) -> Logits | None:
-        """The prediction without the selected patches, computed once; None when nothing is left."""
+        """The prediction without the selected patches; None if none is left."""
         return None if bool(selected.all()) else self.kept(~selected)
 
     def outcome(self, selected: Selected, gated: Logits | None = None) -> BagOutcome:
-        """The four predictions for a subset; `gated` is the one under gates, for a rule that has them."""
+        """The four predictions for a subset; `gated` is the one under its gates, if it has any."""
         kept, removed = self.kept(selected), self.removed(selected)
         return BagOutcome(self.full.logits, kept, removed, gated, float(selected.double().mean()))
 
     @cached_property
     def linear(self) -> LinearPooling | None:
-        """None for a host whose patches see each other before they are pooled."""
+        """The bag ready for prefixes; None for a host whose patches see each other."""
         form = linear_form(self.host)
         with torch.no_grad():
             return None if form is None else form(self.embedded)
@@ -439,7 +441,6 @@ def _subset_key(selected: Selected) -> bytes:
 @torch.no_grad()
 def predict_bag(host: Host, features: Tensor, coords: Tensor | None) -> PredictedBag:
     """One pass of a host in evaluation mode over the whole bag."""
-    # Users call this with tensors of their own: a message says more than a failed annotation.
     check_bag(features, coords, in_dim=host.in_dim)
     if getattr(host, "training", False):
         raise UsageError("A host is explained in evaluation mode. Call host.eval() first.")
@@ -450,14 +451,14 @@ def predict_bag(host: Host, features: Tensor, coords: Tensor | None) -> Predicte
 
 
 def linear_form(host: Host) -> Callable[[Embedded], LinearPooling] | None:
-    """How to read an embedded bag of this host; None where patches see each other before they are pooled, or in training."""
+    """How the host reads an embedded bag; None if its patches see each other, or in training."""
     return None if getattr(host, "training", False) else shortcut(host, "linear_form")
 
 
 def _pool_prefixes(
     pooling: LinearPooling, order: Int[Tensor, "n"], sizes: Sequence[int]
 ) -> Float[Tensor, "s v"]:
-    """The pooled readings of the first so many patches of the ranking, for each number of them."""
+    """The pooled readings of the first patches of a ranking, for each number of them."""
     order, last = order[: max(sizes)], torch.tensor(sizes) - 1
     logits = pooling.attention_logits[order].double().unsqueeze(1)
     log_total = logits.logcumsumexp(dim=0)
@@ -472,14 +473,8 @@ def _pool_prefixes(
 
 @torch.no_grad()
 def prefix_logits(bag: PredictedBag, order: Ranking, sizes: Sequence[int]) -> Float[Tensor, "s c"]:
-    """What the host says of the first patches of a ranking, for each number of them."""
+    """Predictions from the first patches of a ranking, for each number of them."""
     if bag.linear is None:
-        # The whole bag is the dearest prefix, and its answer is known.
-        pooled = [
-            bag.full.logits
-            if len(order[:size]) == len(bag)
-            else bag.kept(members(order[:size], n_patches=len(bag)))
-            for size in sizes
-        ]
-        return torch.stack(pooled)
+        subsets = [members(order[:size], n_patches=len(bag)) for size in sizes]
+        return torch.stack([bag.kept(selected) for selected in subsets])
     return bag.linear.read_out(_pool_prefixes(bag.linear, order, sizes).to(bag.full.logits.dtype))

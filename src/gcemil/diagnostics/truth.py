@@ -1,11 +1,11 @@
-"""Evidence against truth, where a cohort knows it: what was found, in what order, and in how many places.
+"""Evidence against truth, where a cohort knows it.
 
   precision          |S and T| / |S|
   recall             |S and T| / |T|
-  average precision  mean over the true patches of the precision at their rank; patches of one score share a rank
+  average precision  mean precision at the ranks of the true patches; equal scores share a rank
   region coverage    disjoint true regions that S touches / disjoint true regions
 
-A bag without true evidence has none of these figures: there is nothing to find in it.
+A bag without true evidence has none of these figures.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TRUTH_FIGURES = ("precision", "recall", "average_precision", "region_coverage")
 def truth_figures(
     selected: Selected, scores: Scores, truth: Selected | None, regions: RegionNumbers | None
 ) -> dict[str, float | None]:
-    """Every truth figure of one subset and of the ranking it came from; None where there is no truth to meet."""
+    """Every truth figure of one subset and of its ranking; None without true patches."""
     if truth is None or not bool(truth.any()):
         return dict.fromkeys(TRUTH_FIGURES)
     return {
@@ -49,7 +49,7 @@ def truth_figures(
 
 
 def precision(selected: Selected, truth: Selected) -> float:
-    """Share of the subset that is true; an empty subset has found nothing."""
+    """Share of the subset that is true; 0 for an empty subset."""
     return float((selected & truth).sum()) / max(1, int(selected.sum()))
 
 
@@ -72,7 +72,7 @@ def region_coverage(selected: Selected, regions: RegionNumbers) -> float | None:
 
 
 def oracle_scores(truth: Selected, regions: RegionNumbers | None, attention: Scores) -> Scores:
-    """A ranking no other can beat on truth: the first patch of every region, then the second of each, then the rest.
+    """The best ranking on truth: the first patch of every region, the second of each, the rest.
 
     Within a region and in the rest, attention decides.
     """
@@ -93,7 +93,7 @@ def true_evidence(cohort: Cohort, bag: Bag) -> Selected | None:
 
 
 def true_regions(cohort: Cohort, bag: Bag) -> Int[Tensor, "n"] | None:
-    """The connected true region of each patch, 0 = none; numbered apart for the slides of a case."""
+    """The connected true region of each patch, 0 = none; no region is in two slides."""
     column = truth_column(cohort, bag, "region")
     if column is None:
         return None
@@ -103,7 +103,7 @@ def true_regions(cohort: Cohort, bag: Bag) -> Int[Tensor, "n"] | None:
 
 
 def truth_column(cohort: Cohort, bag: Bag, name: str) -> Int[Tensor, "n"] | None:
-    """One column of truth/<slide>.h5 for every patch of a bag; None unless every slide of the bag has it."""
+    """One column of truth/<slide>.h5 for every patch; None unless every slide has it."""
     files = [cohort.truth_file(slide_id) for slide_id in bag.slide_ids]
     if not all(path.is_file() and store.has(path, name) for path in files):
         return None
@@ -115,16 +115,17 @@ def truth_column(cohort: Cohort, bag: Bag, name: str) -> Int[Tensor, "n"] | None
 
 
 def artifact_concepts(cohort: Cohort, names: Sequence[str] | None = None) -> tuple[int, ...] | None:
-    """Numbers in the concept column that are artifacts: the named ones, or those of kind "artifact" in cohort.yaml.
+    """Numbers of the concepts that are artifacts: by name, or by kind in cohort.yaml.
 
-    None where cohort.yaml does not list the kinds of its concepts.
+    None if cohort.yaml does not list the kinds of its concepts.
     """
     provenance = cohort.card.provenance
     known = list(provenance.get("concepts", ()))
     if names is not None:
         if missing := [name for name in names if name not in known]:
             raise UsageError(
-                f"{cohort.folder / 'cohort.yaml'} names no concept '{missing[0]}', only: {', '.join(known) or 'none'}."
+                f"{cohort.folder / 'cohort.yaml'} names no concept '{missing[0]}', "
+                f"only: {', '.join(known) or 'none'}."
             )
         return tuple(known.index(name) for name in names)
     kinds = provenance.get("kinds")

@@ -37,11 +37,10 @@ from gcemil.diagnostics.trained_fold import (
     FoldNetwork,
     NetworkBag,
     PredictedBag,
-    predict_bag,
     read_risk_scale,
 )
 from gcemil.errors import BagError, UsageError
-from gcemil.explanation import Explanation, explain_bag, slide_evidence
+from gcemil.explanation import slide_evidence
 from gcemil.exports.certificate import Judgement, Verdict, VerdictName, describe_direction
 from gcemil.exports.evidence import ExplainedSlide
 from gcemil.exports.geojson import SlideRegions
@@ -102,32 +101,17 @@ class SourceBag(NetworkBag):
         options: ExplainOptions,
     ) -> None:
         """`part` is that of the fold, or 'new'; `hashes` are of the inputs, by slide."""
-        super().__init__(bag, network)
+        self.names = tuple(name.removeprefix("prob_") for name in network.task.prediction_names)
+        question = ClassQuestion.read(self.names, options.target, options.against)
+        super().__init__(bag, network, question)
         self.part = part
         self.hashes = hashes
         self.options = options
-        self.names = tuple(name.removeprefix("prob_") for name in network.task.prediction_names)
-        self.question = ClassQuestion.read(self.names, options.target, options.against)
 
     @property
     def model_hash(self) -> str:
         """The fingerprint of the checkpoint."""
         return self.network.model_hash
-
-    @cached_property
-    def explanation(self) -> Explanation | None:
-        """Gates and evidence; None for a run without the wrapper."""
-        model = self.network.model
-        return None if model is None else explain_bag(model, self.bag, self.question)
-
-    @cached_property
-    def view(self) -> PredictedBag:
-        """The bag as it was predicted, for subsets."""
-        host, explanation = self.network.explained, self.explanation
-        if explanation is None:
-            return predict_bag(host, self.features, self.coords)
-        output = explanation.output
-        return PredictedBag(host, self.features, self.coords, output.embedded, output.answer)
 
     @property
     def asked(self) -> AskedOutput | None:
@@ -439,7 +423,7 @@ def _predict_versions(source: SourceBag, chosen: ChosenSet) -> BagOutcome:
         full=source.view.full.logits,
         kept=explanation.kept.logits,
         removed=None if removed is None else removed.logits,
-        gated=source.view.asked.gated(explanation.output.log_gates).logits,
+        gated=source.view.interventions.gated(explanation.output.log_gates).logits,
         fraction=float(chosen.selected.double().mean()),
     )
 

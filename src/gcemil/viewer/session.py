@@ -98,7 +98,7 @@ class OpenedSlide:
         @lru_cache(CACHED_ANSWERS)
         def pool(mask: bytes) -> Logits:
             selected = torch.from_numpy(np.frombuffer(mask, dtype=bool).copy())
-            return self.bench.wrapped.kept(selected).logits
+            return self.bench.view.interventions.kept(selected).logits
 
         return pool
 
@@ -195,11 +195,11 @@ def _open_slide(
     evidence, gated = None, None
     if fold.model is not None and (explanation := bench.explanation) is not None:
         full, chosen = explanation.output.answer, explanation.recovery.selected
-        gated = bench.wrapped.gated(explanation.output.log_gates).logits
+        gated = bench.view.interventions.gated(explanation.output.log_gates).logits
         records = slide_evidence(fold.model, bench.bag, explanation)
         evidence = next(record for record in records if record.slide_id == slide_id)
     else:
-        full = bench.wrapped.full()
+        full = bench.view.full
         chosen = top_k(full.scores, subset_size(len(bench), fold.own_budget))
     rows = bench.bag.rows_of(slide_id)
     level0 = bench.bag.slide_coords(slide_id)

@@ -1,4 +1,4 @@
-"""Sizes that follow the bag: calibrated on shares counted by hand, and walked on a planted fold whose sizes are known."""
+"""Adaptive sizes: calibrated on shares counted by hand, and walked on a planted fold."""
 
 from dataclasses import replace
 
@@ -60,8 +60,10 @@ def planted_sizes(fold, tolerances):
 
 def test_the_planted_sizes_are_those_worked_out_by_hand(tmp_path):
     # Phi(X) = sigmoid(3 * 2 / (2 + 18 e)) = .9288, e = exp(-4 tanh 3). The first k >= 2 patches say
-    # sigmoid(3 * 2 / (2 + (k - 2) e)): .9526 with two, .9487 with five, .9435 with nine and .9422 with ten.
-    # One patch says .9526 too, but the other one keeps the class. Two leave nothing but a tie, which goes to 'left'.
+    # sigmoid(3 * 2 / (2 + (k - 2) e)): .9526 with two, .9487 with five, .9435 with nine and .9422
+    # with ten.
+    # One patch says .9526 too, but the other one keeps the class. Two leave nothing but a tie,
+    # which goes to 'left'.
     right = calibrated_fold(tmp_path, only=1)
     assert planted_sizes(right, [0.01, 0.02, 0.05, 0.2]) == [
         (10, False),
@@ -84,8 +86,8 @@ def test_the_planted_tolerance_and_sizes_stand_in_the_finding(tmp_path):
     fold = calibrated_fold(tmp_path, only=1)
     finding = adaptive.measure_adaptive(fold, mean_budget=0.3, **BY_PATCH)
     assert finding.notes[0] == (
-        "Fold 0: tolerance 0.02, the smallest of 0.01, 0.02, 0.05, 0.1, 0.2 that keeps the mean budget of 0.3 "
-        "(6 validation bags, mean share of patches 0.2500)."
+        "Fold 0: tolerance 0.02, the smallest of 0.01, 0.02, 0.05, 0.1, 0.2 that keeps the mean "
+        "budget of 0.3 (6 validation bags, mean share of patches 0.2500)."
     )
     assert "its host's attention gives the sizes" in finding.notes[1]
     walked = values(finding, rule="attention")
@@ -122,11 +124,14 @@ def test_the_report_shows_the_walk_first_and_one_comparison():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"tolerances": ()}, "tolerances needs at least one number"),
-        ({"tolerances": (-0.1,)}, "A tolerance is at least 0, got -0.1"),
+        ({"tolerances": ()}, r"one or more numbers of at least 0, got \[\]"),
+        ({"tolerances": (-0.1,)}, r"got \[-0.1\]"),
         ({"mean_budget": 0.0}, r"mean_budget is a share of the bag in \(0, 1\], got 0.0"),
-        ({"step_fraction": 0.2}, r"step_fraction lies in \(0, 0.1\]"),
-        ({"max_fraction": 1.5}, r"A fraction of the bag lies in \(0, 1\], got 1.5"),
+        (
+            {"step_fraction": 0.2},
+            "Sizes need 0 < step_fraction <= max_fraction <= 1, got 0.2 and 0.1",
+        ),
+        ({"max_fraction": 1.5}, "got 0.01 and 1.5"),
         ({"risk_tolerance": -1.0}, "risk_tolerance is at least 0, got -1"),
     ],
 )

@@ -161,7 +161,8 @@ def reviews(**counts):
 
 def test_slides_are_pooled_and_drawn_again_as_wholes():
     (row,), _ = review_rows(reviews(a=(3, 1, 1, 1), b=(0, 1, 0, 1)), seed=0, resamples=2000)
-    # Together (3, 2, 1, 2). Draws are both slides (half of them), a twice or b twice: precision 3/5, 3/4 or 0.
+    # Together (3, 2, 1, 2). Draws are both slides (half of them), a twice or b twice: precision
+    # 3/5, 3/4 or 0.
     assert row.values["review_precision"] == pytest.approx(3 / 5)
     assert (
         row.values["review_precision_low"],
@@ -183,7 +184,8 @@ def test_the_interval_of_one_slide_holds_its_figure_and_depends_on_the_seed_alon
     assert found[0] == found[1] != found[2]
     (slide,) = found[0]
     assert slide["review_kappa_low"] < slide["review_kappa"] < slide["review_kappa_high"]
-    # The deviation of a share of 3/4 in about 40 patches is 0.068; the interval has about four of them.
+    # The deviation of a share of 3/4 in about 40 patches is 0.068; the interval has about four of
+    # them.
     assert slide["review_precision_high"] - slide["review_precision_low"] == pytest.approx(
         0.27, abs=0.06
     )

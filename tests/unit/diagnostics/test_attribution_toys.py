@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
 
 from builders.occlusion_loops import keep_one, leave_one_out
 from builders.wrappers import prepared_host, tensor_bag
@@ -15,7 +14,6 @@ from gcemil.diagnostics.attribution import (
     hold_constant,
     integrated_gradients,
     lrp,
-    normalise_by_constant,
     patch_blocks,
     supported_attributions,
 )
@@ -40,7 +38,7 @@ KNOWN = {
 
 
 def mean_host(n_outputs=2, host_class=Abmil):
-    """Uniform attention; the logits are the mean of the patches, and its negative where there are two."""
+    """Uniform attention; the logits are the mean of the patches, and its negative."""
     host = host_class(1, n_outputs, width=1, hidden=1).eval()
     with torch.no_grad():
         for parameter in host.parameters():
@@ -217,16 +215,6 @@ def test_holding_parts_constant_changes_no_value(name):
         with hold_constant(host):
             during = host(features, coords).logits
     torch.testing.assert_close(during, before, atol=1e-5, rtol=0)
-
-
-def test_the_rule_of_the_normalisation_by_hand():
-    norm = nn.LayerNorm(2, eps=0.0, elementwise_affine=True)
-    rows = torch.tensor([[3.0, 1.0]], requires_grad=True)
-    output = normalise_by_constant(norm, (rows,), norm(rows))
-    assert output[0].tolist() == pytest.approx([1.0, -1.0])
-    # (x1 - x2) / 2 over the constant deviation 1: relevance 3/2 and -1/2, in sum the output.
-    (slope,) = torch.autograd.grad(output[0, 0], rows)
-    assert (slope * rows)[0].tolist() == pytest.approx([1.5, -0.5])
 
 
 def test_hosts_without_a_rule_for_one_of_their_parts_are_not_supported():

@@ -7,7 +7,8 @@ import torch
 from builders import make_bag
 from gcemil.bags import store
 from gcemil.bags.bag import case_bag
-from gcemil.diagnostics.audit_inputs import BlackBox, name_bag_in_errors, read_bag_scores
+from gcemil.diagnostics.audit import name_bag_in_errors
+from gcemil.diagnostics.audit_inputs import BlackBox, read_bag_scores
 from gcemil.errors import BagError, CohortError, StoreError, UsageError
 
 FEATURES = torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 3.0]])
@@ -115,7 +116,10 @@ def test_an_error_inside_the_model_is_told_with_what_it_was_given():
     def model(features, coords):
         raise KeyError("weights")
 
-    message = r"failed on 3 patches \(KeyError: 'weights'\). It is called with features \(3, 2\) and coords as torch"
+    message = (
+        r"failed on 3 patches \(KeyError: 'weights'\). It is called with features \(3, 2\) and "
+        "coords as torch"
+    )
     with pytest.raises(UsageError, match=message):
         box(model).answer(FEATURES, COORDS)
 
@@ -204,7 +208,7 @@ def test_a_table_per_class_is_refused(tmp_path, values):
 
 def test_missing_ambiguous_and_broken_files_are_named(tmp_path):
     with pytest.raises(
-        StoreError, match=r"no scores of slide 'a.1': a.1.h5, a.1.csv, a.1.npy are looked for"
+        StoreError, match=r"no scores of slide 'a.1': none of a.1.h5, a.1.csv, a.1.npy exists"
     ):
         read_bag_scores(tmp_path, BAG)
     written(tmp_path, "a.1.h5", first=np.zeros(3), second=np.zeros(3))

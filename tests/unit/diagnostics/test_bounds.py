@@ -10,7 +10,6 @@ from builders.folds import few_bags
 from builders.runs import TrainedRuns
 from gcemil.diagnostics.bounds import (
     Completeness,
-    Variation,
     coverage_figures,
     coverage_residual,
     estimate_completeness,
@@ -41,7 +40,8 @@ def test_the_slope_of_a_linear_output_is_its_norm_over_the_gates_that_move():
 
 
 def test_the_slope_is_the_steepest_on_the_way():
-    # d/dpi of pi^2 is 2 pi: steepest at the selected patch's own end, one hundredth of the way from 1 to 0.5.
+    # d/dpi of pi^2 is 2 pi: steepest at the selected patch's own end, one hundredth of the way from
+    # 1 to 0.5.
     slope = gate_slope(
         lambda log_gates: (2 * log_gates).exp().sum(), torch.tensor([0.5]), torch.tensor([True])
     )
@@ -74,16 +74,14 @@ def test_the_residual_is_the_weight_of_what_is_missed():
 
 
 def test_eta_and_slope_are_the_smallest_that_hold_for_all():
-    found = fit_completeness(
-        [Variation(0.5, 1.0, 0.2), Variation(0.1, 0.4, 0.02), Variation(0.3, 0.0, 0.0)]
-    )
+    found = fit_completeness([(0.5, 1.0, 0.2), (0.1, 0.4, 0.02), (0.3, 0.0, 0.0)])
     assert (found.eta, found.output_slope) == pytest.approx((4.0, 0.2))
     # 0.2 * 4 * residual is at least every output change seen.
     assert found.bound(0.5) == pytest.approx(0.4)
 
 
 def test_a_covered_subset_that_still_moves_the_bag_has_no_finite_eta():
-    found = fit_completeness([Variation(0.0, 1.0, 0.1), Variation(1.0, 1.0, 0.1)])
+    found = fit_completeness([(0.0, 1.0, 0.1), (1.0, 1.0, 0.1)])
     assert found.eta == math.inf
     assert found.bound(0.5) is None
 
@@ -93,7 +91,7 @@ def test_the_recoverability_bound_holds_on_trained_slides(classification_runs: T
     for bag in fold.bags():
         explanation = bag.explanation
         outcome = bag_outcome(
-            bag.wrapped, explanation.recovery.selected, explanation.output.log_gates
+            bag.view.interventions, explanation.recovery.selected, explanation.output.log_gates
         )
         outputs = fold.output_scale("wrapped").read(outcome)
         figures = recoverability_figures(bag, outputs, points=5)
@@ -128,23 +126,18 @@ def test_eta_comes_from_the_validation_bags_of_a_wrapped_run(survival_runs: Trai
     assert estimate_completeness(TrainedFold.open(survival_runs.host, 0)) is None
 
 
-ONE = torch.ones(1, dtype=torch.float64)
-
-
-def test_patches_that_share_no_anchor_have_no_curvature():
-    responses = torch.tensor([[0.3, 0.0], [0.0, 0.8]], dtype=torch.float64)
-    assert total_curvature(
-        responses, torch.tensor([1.0, 2.0], dtype=torch.float64)
-    ) == pytest.approx(0.0, abs=1e-12)
-
-
-def test_a_certain_twin_gives_curvature_one():
-    assert total_curvature(torch.ones(2, 1, dtype=torch.float64), ONE) == pytest.approx(1.0)
-
-
-def test_two_halves_have_curvature_one_half():
-    # The second patch adds .25 to the first and .5 on its own.
-    assert total_curvature(torch.full((2, 1), 0.5, dtype=torch.float64), ONE) == pytest.approx(0.5)
+@pytest.mark.parametrize(
+    ("responses", "weights", "curvature"),
+    [
+        # No anchor in common; a certain twin; .25 beside the first and .5 alone.
+        ([[0.3, 0.0], [0.0, 0.8]], [1.0, 2.0], 0.0),
+        ([[1.0], [1.0]], [1.0], 1.0),
+        ([[0.5], [0.5]], [1.0], 0.5),
+    ],
+)
+def test_curvature_is_what_a_patch_loses_beside_the_others(responses, weights, curvature):
+    tensors = (torch.tensor(values, dtype=torch.float64) for values in (responses, weights))
+    assert total_curvature(*tensors) == pytest.approx(curvature, abs=1e-12)
 
 
 def test_bound_is_one_without_curvature_and_one_minus_one_over_e_with_all_of_it():

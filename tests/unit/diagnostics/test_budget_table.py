@@ -32,7 +32,8 @@ def test_the_planted_oracle_is_sufficient_and_necessary_as_by_hand(tmp_path):
     oracle = values(finding, rule="oracle")
     assert oracle["evidence_sufficiency"] == oracle["task_metric"] == pytest.approx(1)
     assert oracle["keep_only_drop"] == pytest.approx(0, abs=1e-6)
-    # Without its two patches a slide is all zeros: a tie, which goes to the first class. F1 2/3 and 0.
+    # Without its two patches a slide is all zeros: a tie, which goes to the first class. F1 2/3 and
+    # 0.
     assert oracle["complement_degradation"] == pytest.approx(1 - 1 / 3)
     assert [oracle[name] for name in TRUTH] == pytest.approx([1, 1, 1, 1])
     # Two patches at 3 with attention 4 tanh 3, eighteen at 0 with attention 0.
@@ -49,7 +50,7 @@ def test_prefixes_of_a_ranking_are_judged_by_real_removal(classification_runs: T
     scores = torch.rand(len(bag), generator=torch.Generator().manual_seed(1))
     sizes = [1, 7, len(bag) - 1, len(bag)]
     for size, found in zip(sizes, prefix_outcomes(view, scores, sizes, None), strict=True):
-        expected = bag_outcome(view.asked, top_k(scores, size))
+        expected = bag_outcome(view.interventions, top_k(scores, size))
         torch.testing.assert_close(found.kept, expected.kept, atol=1e-5, rtol=0)
         assert (found.removed is None) == (expected.removed is None) == (size == len(bag))
         if expected.removed is not None:

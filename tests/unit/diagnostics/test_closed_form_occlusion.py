@@ -1,4 +1,4 @@
-"""Leave-one-out and keep-one in closed form are those of the loop over patches, for every host that pools by attention."""
+"""Leave-one-out and keep-one in closed form are those of the loop over patches."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Time, memory and worth of every way to predict, with a clock that moves only when someone works."""
+"""Time, memory and utility of every mode, with a clock that moves only when someone works."""
 
 from dataclasses import replace
 

@@ -29,12 +29,13 @@ def test_every_slide_is_read_and_explained_once_by_all_diagnostics(
     run = shutil.copytree(classification_runs.gce, tmp_path / "run")
     explained, explain = [], trained_fold.explain_bag
 
-    def count(model, bag):
+    def count(model, bag, question):
         explained.append(bag.bag_id)
-        return explain(model, bag)
+        return explain(model, bag, question)
 
     monkeypatch.setattr(trained_fold, "explain_bag", count)
-    # Stability perturbs bags and sanity empties them, which makes other bags; these are explained too.
+    # Stability perturbs bags and sanity empties them, which makes other bags; these are explained
+    # too.
     names = [name for name in DIAGNOSTICS if name not in ("stability", "sanity")]
     diagnose_run(Comparison(run), names=names, jobs=1, again=True)
     fold = trained_fold.TrainedFold.open(run, 0)

@@ -7,7 +7,6 @@ import torch
 from builders.runs import TrainedRuns
 from gcemil.diagnostics.failures import (
     BASIC_TYPES,
-    Thresholds,
     add_concordance,
     case_failure,
     count_failures,
@@ -36,28 +35,30 @@ from gcemil.tasks.task import ClassificationTask, RegressionTask, SurvivalTask
 )
 def test_a_case_fails_when_its_class_is_wrong_or_undecided(odds, target, failed):
     task = ClassificationTask(tuple("abc"[: len(odds)]))
-    assert case_failure(torch.tensor(odds).log(), target, task, Thresholds(0.1)) is failed
+    assert case_failure(torch.tensor(odds).log(), target, task, 0.1) is failed
 
 
 @pytest.mark.parametrize(
-    ("label", "failed"), [(12.0, False), (13.9, False), (14.1, True), (7.9, True)]
+    ("label", "failed"), [(12.0, False), (12.9, False), (13.1, True), (8.9, True)]
 )
 def test_a_value_fails_a_training_deviation_away_from_its_label(label, failed):
     # The network says 0.5 deviations above a mean of 10, which is 11.
     task = RegressionTask(mean=10.0, deviation=2.0)
-    assert case_failure(torch.tensor([0.5]), label, task, Thresholds(max_error=1.5)) is failed
+    assert case_failure(torch.tensor([0.5]), label, task, 0.1) is failed
 
 
 def test_a_risk_is_right_or_wrong_only_among_others():
-    assert case_failure(torch.tensor([0.5]), (3.0, 1), SurvivalTask(), Thresholds()) is None
+    assert case_failure(torch.tensor([0.5]), (3.0, 1), SurvivalTask(), 0.1) is None
 
 
 def test_the_agreement_of_every_bag_with_the_others_by_hand():
-    # Comparable: 0 died first, so it is paired with all; 1 died before 2 and 3; 3 outlived 2, who was censored.
+    # Comparable: 0 died first, so it is paired with all; 1 died before 2 and 3; 3 outlived 2, who
+    # was censored.
     times = np.array([1.0, 2.0, 3.0, 4.0])
     events = np.array([True, True, False, False])
     risks = np.array([0.5, 2.0, 0.0, 0.5])
-    # 0: against 1 wrong, 2 right, 3 tied. 1: against 0 wrong, 2 and 3 right. 2: twice right. 3: tied and right.
+    # 0: against 1 wrong, 2 right, 3 tied. 1: against 0 wrong, 2 and 3 right. 2: twice right. 3:
+    # tied and right.
     assert ordered_share(risks, times, events).tolist() == pytest.approx([0.5, 2 / 3, 1.0, 0.75])
 
 
@@ -67,7 +68,7 @@ def test_a_survival_case_fails_when_most_of_its_pairs_are_wrong():
         return {**common, "time": time, "event": event, "phi_full": risk}
 
     records = [record(1.0, 1, 0.0), record(2.0, 0, 1.0), record(0.5, 0, 9.0)]
-    found = add_concordance(records, Thresholds())
+    found = add_concordance(records, 0.5)
     assert [one["case_failure"] for one in found] == [True, True, None]
     assert [one["concordance"] for one in found] == pytest.approx([0.0, 0.0, None])
 
@@ -79,11 +80,11 @@ def test_intended_anchors_have_half_of_the_largest_weight():
 
 def test_several_failures_together_are_severe_and_the_unknown_counts_as_absent():
     record = dict.fromkeys(BASIC_TYPES, False) | {"low_necessity": True, "artifact_evidence": None}
-    assert count_failures(record, Thresholds()) == {
+    assert count_failures(record, 2) == {
         "failures": ["low_necessity"],
         "severe_failure": False,
     }
-    found = count_failures(record | {"case_failure": True}, Thresholds())
+    found = count_failures(record | {"case_failure": True}, 2)
     assert found == {"failures": ["case_failure", "low_necessity"], "severe_failure": True}
 
 
@@ -94,9 +95,11 @@ def test_several_failures_together_are_severe_and_the_unknown_counts_as_absent()
         ({"severe_count": 0}, "counts 1 to 5"),
     ],
 )
-def test_lines_outside_their_range_are_refused(wrong, message):
+def test_thresholds_outside_their_range_are_refused(
+    classification_runs: TrainedRuns, wrong, message
+):
     with pytest.raises(UsageError, match=message):
-        Thresholds(**wrong)
+        measure_failures(TrainedFold.open(classification_runs.host, 0), **wrong)
 
 
 @pytest.fixture(scope="module")

@@ -93,7 +93,8 @@ def test_the_major_axis_of_whole_patches_equals_that_of_an_image_library():
     lesion = connected_regions(cells, np.ones(len(cells), dtype=bool))
     ours = major_axes(cells, lesion, np.ones(len(cells)), 1.0)
     theirs = regionprops(label(image, connectivity=2))
-    # The library takes a pixel as a point; the square that it is adds its own variance, 1/12 of its side squared.
+    # The library takes a pixel as a point; the square that it is adds its own variance, 1/12 of its
+    # side squared.
     lengths = np.array([one.axis_major_length for one in theirs])
     assert np.sort(ours) == pytest.approx(np.sort(np.sqrt(lengths**2 + 16 / 12)))
 

@@ -133,7 +133,8 @@ def test_rows_of_a_toy_are_those_computed_by_hand():
 def test_a_map_that_marks_everything_is_unmasked_by_the_point():
     everything = [slide("a", [0.5, 0.9, 0.5, 0.5, 0.5], "x..xx")]
     row = localisation_rows(everything, everything)[0][0].values
-    # The best Dice marks all five patches: one candidate over both lesions, with its peak beside them.
+    # The best Dice marks all five patches: one candidate over both lesions, with its peak beside
+    # them.
     assert row["marked_share"] == pytest.approx(1)
     assert row["froc"] == pytest.approx(1)
     assert row["froc_official"] == pytest.approx(0)
@@ -174,7 +175,8 @@ def test_truth_is_read_by_the_one_percent_rule(tmp_path):
     assert found.positive.tolist() == [True, False, True, False]
     assert found.lesion.tolist() == [1, 0, 2, 0]
     assert not found.isolated.any()
-    # A whole patch of 128 micrometres has a major axis of 148, below the 275 of isolated tumour cells.
+    # A whole patch of 128 micrometres has a major axis of 148, below the 275 of isolated tumour
+    # cells.
     assert slide_truth(path, bag, "s", 0.01, 0.25).isolated.tolist() == [True, True]
     store.write(path, {"overlap": overlap}, {"microns_per_pixel": 1.0})
     assert slide_truth(path, bag, "s", 0.01, 0.25).isolated.tolist() == [True, False]
@@ -208,8 +210,9 @@ def test_a_trained_fold_has_every_map_and_its_controls(classification_runs: Trai
         (row.labels["rule"], row.labels["network"]) for row in finding.rows if len(row.labels) == 2
     ]
     assert rules == [
-        ("attention", "plain"), ("attention", "wrapped"), ("evidence scores", "wrapped"), ("gates", "wrapped"),
-        ("evidence", "wrapped"), ("confirmed evidence", "wrapped"), ("random", "none"), ("oracle", "none"),
+        ("attention", "plain"), ("attention", "wrapped"), ("evidence scores", "wrapped"),
+        ("gates", "wrapped"), ("evidence", "wrapped"), ("confirmed evidence", "wrapped"),
+        ("random", "none"), ("oracle", "none"),
     ]  # fmt: skip
     # The recovered set is marked as it is: its share of the patches is the evidence fraction.
     shares = [
@@ -236,8 +239,8 @@ def test_a_slide_without_evidence_marks_nothing_once_its_verdict_counts(
 ):
     """As on a normal slide, whose prediction stays without the patches that were found."""
 
-    def explain_in_vain(model, bag):
-        found = explain_bag(model, bag)
+    def explain_in_vain(model, bag, question):
+        found = explain_bag(model, bag, question)
         return replace(found, verdict=replace(found.verdict, is_necessary=False))
 
     monkeypatch.setattr(trained_fold, "explain_bag", explain_in_vain)

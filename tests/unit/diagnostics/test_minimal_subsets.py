@@ -1,4 +1,4 @@
-"""Toys whose disjoint sufficient subsets can be counted by hand, and the equality of both ways to evaluate a prefix."""
+"""Toys whose disjoint sufficient subsets can be counted by hand, and prefixes in one pass."""
 
 import pytest
 import torch
@@ -120,7 +120,7 @@ def test_prefixes_in_one_pass_equal_prefixes_pooled_one_by_one(name, n_outputs):
     assert (view.linear is not None) == (name in LINEAR_HOSTS)
     order = torch.randperm(40, generator=torch.Generator().manual_seed(1))
     sizes = [1, 2, 3, 7, 20, 39, 40]
-    naive = [view.asked.kept(members(order[:size], n_patches=40)).logits for size in sizes]
+    naive = [view.interventions.kept(members(order[:size], n_patches=40)).logits for size in sizes]
     assert torch.allclose(prefix_logits(view, order, sizes), torch.stack(naive), atol=1e-5)
 
 
@@ -137,7 +137,9 @@ def test_no_prefix_underflows_however_far_apart_the_attention_logits_lie(name):
     assert float(logits.max() - logits.min()) > 1000
     # The worst patches first: their weights beside the best one's are below the smallest float64.
     order = logits.argsort()
-    naive = [view.asked.kept(members(order[:size], n_patches=30)).logits for size in range(1, 31)]
+    naive = [
+        view.interventions.kept(members(order[:size], n_patches=30)).logits for size in range(1, 31)
+    ]
     assert torch.allclose(prefix_logits(view, order, range(1, 31)), torch.stack(naive), atol=1e-4)
 
 

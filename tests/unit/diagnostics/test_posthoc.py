@@ -1,4 +1,4 @@
-"""Explanations made after training: their time, their size, and flipping curves that can be drawn by hand."""
+"""Explanations made after training: their time and size, and flipping curves drawn by hand."""
 
 from itertools import count
 
@@ -17,8 +17,8 @@ from gcemil.hosts.adapters import CallableHost
 
 TRUTH = ("precision", "recall", "average_precision", "region_coverage")
 ABMIL = {
-    "attention", "contribution", "saliency", "gradient_x_input", "integrated_gradients", "occlusion", "single",
-    "lrp",
+    "attention", "contribution", "saliency", "gradient_x_input", "integrated_gradients",
+    "occlusion", "single", "lrp",
 }  # fmt: skip
 
 
@@ -74,7 +74,8 @@ def test_the_planted_oracle_has_the_curves_drawn_by_hand(tmp_path):
         posthoc.measure_posthoc(planted_fold(tmp_path), attributions=("lrp",), clock=ticking())
     )
     oracle, chance = found["oracle"], found["random"]
-    # Both patches are needed to be gone: after one, the other still decides; then the slide is a tie.
+    # Both patches are needed to be gone: after one, the other still decides; then the slide is a
+    # tie.
     tokens, background = torch.exp(4 * torch.tanh(torch.tensor(3.0))), 1.0
 
     def phi(n_evidence, n_background):
@@ -165,5 +166,5 @@ def test_points_of_a_curve_are_real_removals(name):
     for position, share in enumerate(found[0].tolist()):
         gone = torch.zeros(12, dtype=torch.bool)
         gone[order[: round(share * 12)]] = True
-        left = view.asked.kept(~gone).logits.double().softmax(0)[view.full.logits.argmax()]
+        left = view.interventions.kept(~gone).logits.double().softmax(0)[view.full.logits.argmax()]
         assert float(found[1][position]) == pytest.approx(float(left), abs=1e-5)

@@ -6,11 +6,10 @@ import torch
 
 from builders.runs import TrainedRuns
 from gcemil.bags.bag import case_bag, slide_bag
-from gcemil.diagnostics.regions import RegionJudge, find_regions, judge_rule, measure_regions
-from gcemil.diagnostics.rules import RuleSubset
+from gcemil.diagnostics.regions import RegionJudge, find_regions, measure_regions, region_figures
 from gcemil.diagnostics.snr import OutputScale, RiskScale, Tolerances
 from gcemil.diagnostics.trained_fold import TrainedFold, predict_bag
-from gcemil.errors import BagError, UsageError
+from gcemil.errors import UsageError
 from gcemil.hosts.adapters import CallableHost
 from gcemil.metrics import METRICS
 
@@ -80,8 +79,8 @@ class TestVerdictsOfAHostSolvableByHand:
         bag = toy_bag([5.0, 5.0, -1.0, -1.0, 2.0, 2.0])
         view = toy_view(bag)
         selected = torch.tensor([True] * 4 + [False] * 2)
-        subset = RuleSubset("evidence", selected, torch.tensor([3.0, 3.0, 1.0, 1.0, 0.0, 0.0]))
-        found = judge_rule(bag, view, subset, self.judge)
+        regions = find_regions(bag, selected, torch.tensor([3.0, 3.0, 1.0, 1.0, 0.0, 0.0]))
+        found = region_figures(bag, view, regions, self.judge)
         assert found["regions_needed"] == 2
         assert found["region_sufficient_share"] == 0
         assert found["region_patches"] == 2
@@ -93,12 +92,6 @@ class TestVerdictsOfAHostSolvableByHand:
         judge = RegionJudge(self.judge.output_scale, Tolerances(), limit=1)
         verdicts = judge.judge(view.outcome, bag, regions)
         assert [one.sufficient is None for one in verdicts] == [False, True, True, True]
-
-    def test_a_rule_needs_places(self):
-        bag = toy_bag([0.0] * 6, coords=None)
-        subset = RuleSubset("evidence", torch.ones(6, dtype=torch.bool), torch.zeros(6))
-        with pytest.raises(BagError, match="has no coordinates"):
-            judge_rule(bag, toy_view(bag), subset, self.judge)
 
 
 class TestOfARun:

@@ -45,27 +45,27 @@ def test_attention_finds_a_planted_mark_that_decides_the_label(finding):
 
 def test_a_host_that_is_its_own_fresh_copy_fails_the_control_of_weights(fold, monkeypatch):
     monkeypatch.setattr(sanity, "_fresh_host", lambda fold, seed: fold.host)
-    monkeypatch.setattr(sanity, "_fit", lambda fold, bags, targets, steps: fold.host)
+    monkeypatch.setattr(sanity.Samples, "fit", lambda self, bags, targets: self.fold.host)
     found = controls(measure_sanity(fold, bags=8))["random_weights"]
     assert found["control_value"] == pytest.approx(1)
     assert found["control_passed"] == 0
 
 
 def test_labels_that_are_predicted_although_they_were_shuffled_fail(fold, monkeypatch):
-    monkeypatch.setattr(sanity, "_score", lambda fold, host, test: (0.9, 0.05))
-    monkeypatch.setattr(sanity, "_fit", lambda fold, bags, targets, steps: fold.host)
+    monkeypatch.setattr(sanity.Samples, "score", lambda self, host: (0.9, 0.05))
+    monkeypatch.setattr(sanity.Samples, "fit", lambda self, bags, targets: self.fold.host)
     assert controls(measure_sanity(fold, bags=8))["shuffled_labels"]["control_passed"] == 0
 
 
 def test_a_short_fit_that_learned_nothing_says_nothing(fold, monkeypatch):
-    monkeypatch.setattr(sanity, "_score", lambda fold, host, test: (0.5, 0.1))
-    monkeypatch.setattr(sanity, "_fit", lambda fold, bags, targets, steps: fold.host)
+    monkeypatch.setattr(sanity.Samples, "score", lambda self, host: (0.5, 0.1))
+    monkeypatch.setattr(sanity.Samples, "fit", lambda self, bags, targets: self.fold.host)
     assert controls(measure_sanity(fold, bags=8))["shuffled_labels"]["control_passed"] is None
 
 
 def test_evidence_that_always_holds_fails_on_bags_without_signal(fold, monkeypatch):
     monkeypatch.setattr(sanity, "_holds", lambda bag: True)
-    monkeypatch.setattr(sanity, "_fit", lambda fold, bags, targets, steps: fold.host)
+    monkeypatch.setattr(sanity.Samples, "fit", lambda self, bags, targets: self.fold.host)
     assert controls(measure_sanity(fold, bags=8))["no_signal"]["control_passed"] == 0
 
 
@@ -89,7 +89,7 @@ def test_a_plain_host_is_asked_of_its_attended_patches(
     classification_runs: TrainedRuns, monkeypatch
 ):
     fold = TrainedFold.open(classification_runs.host, 0)
-    monkeypatch.setattr(sanity, "_fit", lambda fold, bags, targets, steps: fold.host)
+    monkeypatch.setattr(sanity.Samples, "fit", lambda self, bags, targets: self.fold.host)
     assert 0 <= controls(measure_sanity(fold, bags=8))["no_signal"]["control_beside"] <= 1
 
 

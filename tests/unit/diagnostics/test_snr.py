@@ -1,4 +1,4 @@
-"""Toys whose S/N/R is known by hand, and the paper's constructions that no criterion implies another."""
+"""Toys whose S/N/R is known by hand; no criterion implies another."""
 
 import pytest
 import torch

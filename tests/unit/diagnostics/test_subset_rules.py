@@ -2,14 +2,12 @@ import pytest
 import torch
 
 from builders.occlusion_loops import leave_one_out
-from builders.planted_folds import planted_fold, planted_host
+from builders.planted_folds import planted_fold
 from builders.runs import TrainedRuns
 from gcemil.diagnostics.rules import (
     RANKED,
-    attribute_patches,
     choose_attributions,
     score_rules,
-    smooth_scores,
 )
 from gcemil.diagnostics.trained_fold import TrainedFold, predict_bag
 from gcemil.errors import UsageError
@@ -17,18 +15,16 @@ from gcemil.recovery import top_k
 
 
 def scores_of(fold, bag, network="wrapped", names=("attention", "occlusion")):
-    view = bag.predict(network)
-    random = torch.rand(len(bag), generator=torch.Generator().manual_seed(0))
-    rivals = attribute_patches(view, choose_attributions(view.host, names))
-    return score_rules(bag, network, random=random, attributions=rivals, ours=RANKED, smooth=True)
+    rivals = choose_attributions(fold, names)[network]
+    return score_rules(bag, network, attributions=rivals, ours=RANKED, smooth=True)
 
 
 def test_smoothing_takes_half_of_a_score_from_the_patches_around(tmp_path):
     bag = next(iter(planted_fold(tmp_path).bags()))
-    scores = torch.zeros(20)
-    scores[5] = 6.0
+    bag.view.attributed["attention"] = torch.zeros(20)
+    bag.view.attributed["attention"][5] = 6.0
     # A single row of patches: three in every neighbourhood, two at the ends.
-    smoothed = smooth_scores(bag, {"attention": scores})["attention_smoothed"]
+    smoothed = score_rules(bag, "wrapped", smooth=True)["attention_smoothed"]
     assert smoothed[4:7].tolist() == pytest.approx([1, 4, 1])
     assert smoothed.sum() == pytest.approx(6)
 
@@ -73,6 +69,6 @@ def test_attributions_explain_the_host_that_is_asked(classification_runs: Traine
         )
 
 
-def test_an_unknown_attribution_is_named():
+def test_an_unknown_attribution_is_named(tmp_path):
     with pytest.raises(UsageError, match="Unknown attribution 'shap'. Choose from: attention"):
-        choose_attributions(planted_host(), ["shap"])
+        choose_attributions(planted_fold(tmp_path), ["shap"])

@@ -47,7 +47,8 @@ def test_the_oracle_visits_every_region_before_it_returns_to_one():
     truth, regions = mask("xxxx.."), torch.tensor([1, 1, 1, 2, 0, 0])
     attention = torch.tensor([5.0, 6.0, 4.0, 1.0, 9.0, 2.0])
     order = oracle_scores(truth, regions, attention).argsort(descending=True)
-    # First of region 1, first of region 2, the rest of region 1 by attention, then what is not true by attention.
+    # First of region 1, first of region 2, the rest of region 1 by attention, then what is not true
+    # by attention.
     assert order.tolist() == [1, 3, 0, 2, 4, 5]
 
 

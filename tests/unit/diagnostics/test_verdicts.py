@@ -17,21 +17,17 @@ from gcemil.explanation import Interventions
 TOLERANCES = Tolerances(sufficiency=0.125, necessity=0.25, recoverability=0.0625)
 
 
-def test_the_limits_themselves_are_within():
-    found = judge_subset(BagOutputs(full=0.75, kept=0.625, removed=0.5, gated=0.6875), TOLERANCES)
-    assert found == Verdict(sufficient=True, necessary=True, recoverable=True)
-
-
-def test_just_beyond_the_limits_all_three_fail():
-    found = judge_subset(BagOutputs(full=0.75, kept=0.624, removed=0.501, gated=0.687), TOLERANCES)
-    assert found == Verdict(sufficient=False, necessary=False, recoverable=False)
-
-
-def test_a_whole_bag_leaves_nothing_behind_and_is_not_necessary():
-    found = judge_subset(
-        BagOutputs(full=0.75, kept=0.75, removed=None, gated=None), Tolerances(necessity=0.0)
-    )
-    assert found == Verdict(sufficient=True, necessary=False, recoverable=None)
+@pytest.mark.parametrize(
+    ("outputs", "expected"),
+    [
+        # At the limits, just beyond them, and of a whole bag, which leaves nothing behind.
+        ((0.75, 0.625, 0.5, 0.6875), (True, True, True)),
+        ((0.75, 0.624, 0.501, 0.687), (False, False, False)),
+        ((0.75, 0.75, None, None), (True, False, None)),
+    ],
+)
+def test_the_limits_themselves_are_within(outputs, expected):
+    assert judge_subset(BagOutputs(*outputs), TOLERANCES) == Verdict(*expected)
 
 
 def judged_fold(run, *, against=None, budget=0.05):

@@ -119,7 +119,7 @@ def test_anchors_that_count_for_the_prediction_come_first(client, slide):
 def test_removing_patches_gives_what_the_python_interface_gives(client, slide):
     chosen = some(slide, 0, 7)
     found = judged(client, slide, chosen, ~chosen)
-    expected = slide.bench.wrapped.removed(torch.from_numpy(chosen))
+    expected = slide.bench.view.interventions.removed(torch.from_numpy(chosen))
     assert found["live"]["output"] == pytest.approx(probability(slide, expected.logits), abs=1e-6)
     assert found["predictions"]["removed"] == found["live"]
     assert (found["n_selected"], found["n_present"]) == (7, len(slide.bench) - 7)
@@ -187,7 +187,7 @@ def test_disjoint_subsets_are_each_sufficient(client, slide):
     assert len(groups) == len(slide.coords)
     full = probability(slide, slide.full.logits)
     for number in range(1, int(groups.max()) + 1):
-        kept = slide.bench.wrapped.kept(torch.from_numpy(groups == number))
+        kept = slide.bench.view.interventions.kept(torch.from_numpy(groups == number))
         assert full - probability(slide, kept.logits) <= 0.05 + 1e-6
 
 
@@ -290,7 +290,7 @@ def test_a_case_is_judged_as_one_bag_in_units_of_training_risks(survival_runs):
     slide = session.slide(next(iter(session.specs)))
     chosen = some(slide, 0, 5)
     found = judged(visitor(session), slide, chosen, ~chosen)
-    risk = float(slide.bench.wrapped.removed(torch.from_numpy(chosen)).logits[0])
+    risk = float(slide.bench.view.interventions.removed(torch.from_numpy(chosen)).logits[0])
     scale = session.fold.scale
     assert found["output_name"] == "risk in units of the training risks"
     assert found["live"]["output"] == pytest.approx((risk - scale.mean) / scale.deviation, abs=1e-5)
