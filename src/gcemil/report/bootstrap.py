@@ -1,8 +1,9 @@
 """Intervals of task metrics by a bootstrap over test bags.
 
-Predictions of different folds come from different networks, so a metric is computed within a fold and then averaged over
-folds. Cases are drawn with replacement inside each fold and class (event, for survival; quartile of the label, for regression); all modes share the draws, so
-the difference of two modes is paired. A draw is a vector of weights, which makes all draws one matrix product.
+Folds have different networks, so a metric is computed within a fold and then averaged over folds.
+Cases are drawn with replacement inside each fold and class (event, for survival; quartile of the
+label, for regression). All modes share the draws, so differences are paired. A draw is a vector of
+weights, which makes all draws one matrix product.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Bool, Float, Int, Shaped
 from scipy.stats import rankdata
 
@@ -33,13 +35,13 @@ class FoldPredictions:
     classes: tuple[str, ...]
     """Empty for survival and regression."""
     labels: Int[np.ndarray, "n"]
-    """Index of the class; whether the event was seen, for survival; the quartile of the value, for regression."""
+    """Class; for survival, whether the event was seen; for regression, the quartile of the value."""
     targets: Float[np.ndarray, "n"]
     """Time of survival, or value of regression; 0 for classes."""
     by_mode: dict[str, Float[np.ndarray, "..."]]
     """Probabilities (bags, classes), or risks or values (bags,)."""
     folds: Int[np.ndarray, "n"] | None = None
-    """The fold of every bag, where bags of several folds stand together."""
+    """The fold of every bag, if there are several."""
 
     def measure(self, mode: str, metric: str, weights: Weights) -> Draws:
         """The metric under every row of weights; NaN where it is undefined."""
@@ -55,9 +57,8 @@ class FoldPredictions:
             if self.folds is not None:
                 # Risks of different networks share no unit.
                 outlived &= self.folds[events][:, None] == self.folds
-            return share_of_pairs(
-                weights, events, np.ones(len(times), dtype=bool), values, outlived
-            )
+            everyone = np.ones(len(times), dtype=bool)
+            return share_of_pairs(weights, events, everyone, values, outlived)
         predicted = values.argmax(axis=1)
         if metric == "accuracy":
             return weights @ (predicted == labels) / weights.sum(axis=1)
@@ -65,10 +66,8 @@ class FoldPredictions:
             # The mean over the classes that occur as label or prediction.
             classes = np.arange(values.shape[1])
             is_true, is_predicted = labels[:, None] == classes, predicted[:, None] == classes
-            hits, total = (
-                weights @ (is_true & is_predicted),
-                weights @ is_true + weights @ is_predicted,
-            )
+            hits = weights @ (is_true & is_predicted)
+            total = weights @ is_true + weights @ is_predicted
             scores = np.divide(2 * hits, total, out=np.zeros_like(hits), where=total > 0)
             return scores.sum(axis=1) / (total > 0).sum(axis=1)
         # One-vs-rest area, the mean over the classes that occur.
@@ -94,49 +93,41 @@ class FoldPredictions:
 def read_fold_predictions(fold: FoldData, plain: FoldData | None = None) -> FoldPredictions | None:
     """The bags that all modes of the fold predicted; None without tables of predictions.
 
-    `plain` is the same fold of the plain host; its prediction from all patches becomes the mode "plain".
+    `plain` is the same fold of the plain host; its prediction from all patches is mode "plain".
     """
     lines = {mode: fold.predictions(mode) for mode in fold.modes}
     if plain is not None:
         lines[PLAIN] = plain.predictions("full")
-    tables = {mode: {row["slide_id"]: row for row in rows} for mode, rows in lines.items() if rows}
-    ids = sorted(set.intersection(*map(set, tables.values()))) if tables else []
+    tables = {
+        mode: pd.DataFrame(rows).set_index("slide_id") for mode, rows in lines.items() if rows
+    }
+    ids = (
+        sorted(set.intersection(*(set(table.index) for table in tables.values()))) if tables else []
+    )
     if not ids:
         return None
-    table = next(iter(tables.values()))
-    rows = [table[slide_id] for slide_id in ids]
-    columns = [name for name in rows[0] if name.startswith("prob_")]
+    truth = next(iter(tables.values())).loc[ids]
+    columns = [name for name in truth if name.startswith("prob_")]
     classes = tuple(name.removeprefix("prob_") for name in columns)
-    number = next((one.number for one in TASKS.values() if one.number in rows[0]), None)
+    number = [task.number for task in TASKS.values() if task.number in truth]
     try:
-        targets = np.array([0.0 if classes else float(row["target"]) for row in rows])
+        targets = np.zeros(len(ids)) if classes else truth.target.astype(float).to_numpy()
         if classes:
-            labels = np.array([classes.index(row["target"]) for row in rows], dtype=int)
-        elif "event" in rows[0]:
-            labels = np.array([int(float(row["event"])) for row in rows], dtype=int)
+            labels = np.array([classes.index(name) for name in truth.target], dtype=int)
+        elif "event" in truth:
+            labels = truth.event.astype(float).to_numpy().astype(int)
         else:
             labels = np.searchsorted(np.quantile(targets, [0.25, 0.5, 0.75]), targets)
         by_mode = {
-            mode: np.array(
-                [
-                    [float(table[slide_id][name]) for name in columns or [str(number)]]
-                    for slide_id in ids
-                ]
-            )
+            mode: table.loc[ids, columns or number[0]].astype(float).to_numpy()
             for mode, table in tables.items()
         }
     except (KeyError, OverflowError, ValueError) as error:
         raise RunError(
-            f"{fold.files.path}: a table of predictions has a value that is no class or number ({error}). "
-            "Make it again with 'gcemil train RUN --again'."
+            f"{fold.files.path}: a table of predictions has a value that is no class or number "
+            f"({error}). Make it again with 'gcemil train RUN --again'."
         ) from error
-    return FoldPredictions(
-        cases=np.array([row["case_id"] for row in rows]),
-        classes=classes,
-        labels=labels,
-        targets=targets,
-        by_mode=by_mode if classes else {mode: values.ravel() for mode, values in by_mode.items()},
-    )
+    return FoldPredictions(truth.case_id.to_numpy(dtype=str), classes, labels, targets, by_mode)
 
 
 def pool_folds(folds: Sequence[FoldPredictions]) -> FoldPredictions:
@@ -184,7 +175,7 @@ def share_of_pairs(
     values: Float[np.ndarray, "n"],
     counts: Shaped[np.ndarray, "a b"] | bool = True,
 ) -> Draws:
-    """Weighted share of pairs (a of first, b of second) with value a > value b; ties are half, `counts` weighs pairs."""
+    """Weighted share of pairs (a of first, b of second) with value a > value b; a tie is half a pair."""
     difference = values[first][:, None] - values[second]
     won = (np.sign(difference) + 1) / 2 * counts
     wins = ((weights[:, first] @ won) * weights[:, second]).sum(axis=1)

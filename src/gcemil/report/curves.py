@@ -1,7 +1,6 @@
 """Curves of a classifier over test bags, for many weightings of the bags at once.
 
-One row of weights is one bootstrap draw; a row of ones is the curve itself. The report averages the curves of the folds,
-the figures for a paper draw those of all bags together with a band over the draws.
+One row of weights is one bootstrap draw; a row of ones is the curve itself.
 """
 
 from __future__ import annotations
@@ -35,7 +34,10 @@ class Curves:
 def trace_curves(
     bags: FoldPredictions, mode: str, weights: Weights, classes: Sequence[int] | None = None
 ) -> Curves | None:
-    """The mean over the classes: the second of two, or each of several against the others; None where one class occurs."""
+    """The mean over the classes: the second of two, or each of several against the others.
+
+    None where one class occurs.
+    """
     if classes is None:
         classes = (1,) if len(bags.classes) == 2 else np.unique(bags.labels).tolist()
     found = [
@@ -78,53 +80,37 @@ def _trace_class(
 def bin_confidence(
     bags: FoldPredictions, mode: str, weights: Weights
 ) -> tuple[Lines, Lines, Float[np.ndarray, "d"]]:
-    """Mean confidence and share of right predictions per bin, NaN for an empty one, and their mean distance (ECE)."""
+    """Mean confidence and share of right predictions per bin (NaN if empty), and their ECE."""
     confidence = bags.by_mode[mode].max(axis=1)
     right = bags.by_mode[mode].argmax(axis=1) == bags.labels
     place = np.minimum((confidence * BINS).astype(int), BINS - 1)
     members = place[:, None] == np.arange(BINS)
     sizes = weights @ members
     means, shares = (
-        np.divide(
-            weights @ (members * values[:, None]),
-            sizes,
-            out=np.full(sizes.shape, np.nan),
-            where=sizes > 0,
-        )
-        for values in (confidence, right)
+        _divide(weights @ (members * values[:, None]), sizes) for values in (confidence, right)
     )
     error = np.nansum(sizes * np.abs(means - shares), axis=1) / sizes.sum(axis=1)
     return means, shares, error
 
 
 def measure_classes(bags: FoldPredictions, mode: str, weights: Weights) -> dict[str, PerClass]:
-    """Each class against the others, by metric: sensitivity, specificity, precision, F1 and AUC; NaN where undefined."""
-    classes = np.arange(len(bags.classes))
+    """Metrics of each class against the others; NaN where undefined."""
+    scores, classes = bags.by_mode[mode], np.arange(len(bags.classes))
     is_true = bags.labels[:, None] == classes
-    is_predicted = bags.by_mode[mode].argmax(axis=1)[:, None] == classes
+    is_predicted = scores.argmax(axis=1)[:, None] == classes
     hits, true, predicted = (
         weights @ is_member for is_member in (is_true & is_predicted, is_true, is_predicted)
     )
     others = weights.sum(axis=1, keepdims=True) - true
+    areas = [share_of_pairs(weights, is_true[:, i], ~is_true[:, i], scores[:, i]) for i in classes]
     return {
         "sensitivity": _divide(hits, true),
         "specificity": _divide(others - predicted + hits, others),
         "precision": _divide(hits, predicted),
         "f1": _divide(2 * hits, true + predicted),
-        "auc": np.stack(
-            [
-                share_of_pairs(
-                    weights,
-                    bags.labels == index,
-                    bags.labels != index,
-                    bags.by_mode[mode][:, index],
-                )
-                for index in classes
-            ],
-            axis=1,
-        ),
+        "auc": np.stack(areas, axis=1),
     }
 
 
-def _divide(above: PerClass, below: PerClass) -> PerClass:
+def _divide(above: Lines, below: Lines) -> Lines:
     return np.divide(above, below, out=np.full(above.shape, np.nan), where=below > 0)

@@ -1,6 +1,6 @@
-"""A run folder as plain values: settings, folds, findings, predictions and evidence, read from files alone.
+"""A run folder as plain values: settings, folds, findings, predictions and evidence.
 
-What is not there is None or empty, never a guess; a file that is there and cannot be read is an error.
+What is missing is None or empty; a file that cannot be read is an error.
 """
 
 from __future__ import annotations
@@ -21,11 +21,7 @@ from gcemil.findings import SAME_NETWORK, Finding, join_folds, read_finding
 from gcemil.metrics import TASKS
 from gcemil.records import MODES, SlideEvidence, read_evidence
 from gcemil.report.claim import Claim, make_claim
-from gcemil.runs.folder import (
-    Run,
-    RunCard,
-    RunFold,
-)
+from gcemil.runs.folder import Run, RunCard, RunFold
 
 Record = dict[str, Any]
 
@@ -47,7 +43,6 @@ class FoldData:
 
     @property
     def number(self) -> int:
-        """The k of fold_<k>."""
         return self.files.number
 
     @cached_property
@@ -67,19 +62,17 @@ class FoldData:
 
     @cached_property
     def findings(self) -> dict[str, Finding]:
-        """What diagnostics found, by their name."""
-        return {
-            path.stem: read_finding(path) for path in sorted(self.files.diagnostics.glob("*.json"))
-        }
+        paths = sorted(self.files.diagnostics.glob("*.json"))
+        return {path.stem: read_finding(path) for path in paths}
 
     @property
     def modes(self) -> list[str]:
-        """Ways to predict that the fold has, in the order of MODES."""
+        """The modes of prediction that the fold has, in the order of MODES."""
         return [mode for mode in MODES if mode in self.metrics]
 
     @property
     def outdated(self) -> list[str]:
-        """Diagnostics that were made from another network than the one that lies here."""
+        """Diagnostics that were made with other weights than the present ones."""
         if not self.files.checkpoint.is_file():
             return []
         expected = (None, content_hash(self.files.checkpoint))
@@ -90,18 +83,15 @@ class FoldData:
         ]
 
     def predictions(self, mode: str, part: str = "test") -> list[dict[str, str]] | None:
-        """Lines of a part of the fold."""
+        """Lines of a part of the fold; None without a table."""
         path = self.files.predictions(mode, self.modes)
         if not path.is_file():
             return None
-        return [
-            row
-            for row in read_table(path, ("slide_id", "case_id", "split"))
-            if row["split"] == part
-        ]
+        rows = read_table(path, ("slide_id", "case_id", "split"))
+        return [row for row in rows if row["split"] == part]
 
     def evidence(self, slide_id: str) -> SlideEvidence | None:
-        """None where the fold recovered nothing: a plain host, or a bag it did not test."""
+        """None for a plain host, or a bag that the fold did not test."""
         path = self.files.evidence(check_slide_id(slide_id, self.files.path / "predictions.csv"))
         return read_evidence(path) if path.is_file() else None
 
@@ -116,12 +106,11 @@ class RunData:
 
     @property
     def settings(self) -> TrainSettings:
-        """The training settings."""
         return self.config.settings
 
     @property
     def evidence(self) -> EvidenceSettings:
-        """How the evidence of a wrapped run is found; a plain one has none."""
+        """The evidence settings of a wrapped run."""
         if self.settings.evidence is None:
             raise RunError(f"{self.folder} was trained without evidence.")
         return self.settings.evidence
@@ -133,31 +122,33 @@ class RunData:
 
     @property
     def rule(self) -> str:
-        """The subset rule the run stands for: its evidence, or attention where it has none."""
+        """The subset rule the run stands for."""
         return "evidence" if self.is_wrapped else "attention"
 
     @cached_property
     def environment(self) -> Record:
-        """Versions and machine, as the run recorded them; empty where it did not."""
+        """Versions and machine; empty where the run did not record them."""
         path = Run(self.folder).environment
-        return (
-            read_record(path, Record, error=RunError, remedy="Train again.")
-            if is_file(path)
-            else {}
-        )
+        if not is_file(path):
+            return {}
+        return read_record(path, Record, error=RunError, remedy="Train again.")
 
     @property
     def cohort(self) -> Path:
-        """Where the cohort lay in training."""
+        """Where the cohort was during training."""
         return self.config.cohort
 
     @cached_property
     def card(self) -> CohortCard | None:
-        """None where the cohort does not lie where it lay in training."""
+        """None if the cohort was moved."""
         try:
             return read_card(self.cohort)
         except InputError:
             return None
+
+    @property
+    def cohort_name(self) -> str:
+        return self.cohort.name if self.card is None else self.card.name
 
     @property
     def task(self) -> str:
@@ -178,7 +169,6 @@ class RunData:
 
     @property
     def task_metrics(self) -> tuple[str, ...]:
-        """The metrics of the task."""
         return TASKS[self.task].metrics
 
     @property
@@ -189,7 +179,7 @@ class RunData:
     def finding(self, name: str) -> Finding | None:
         """Joined over folds; of one fold as it is, so that the spread is over its slides.
 
-        Rows of the plain host repeat those of the wrapped one where both are one network, and are left out.
+        Rows of the plain host are left out if both networks are the same.
         """
         findings = [fold.findings[name] for fold in self.folds if name in fold.findings]
         path = Run(self.folder).finding(name)
@@ -213,7 +203,7 @@ class RunData:
 
     @cached_property
     def claim(self) -> Claim | None:
-        """What the S/N/R diagnostic lets one claim; None where it was not made."""
+        """The claim that the S/N/R diagnostic allows; None where it was not made."""
         return make_claim(self.slides("snr"), rule=self.rule, is_same_network=self.is_same_network)
 
     def spread(self, name: str) -> str:
@@ -233,12 +223,9 @@ class RunData:
         ]
 
     def own_slides(self, name: str) -> list[Record]:
-        """Those of the run's own rule under its own network; rivals and controls are left out."""
-        return [
-            slide
-            for slide in self.slides(name)
-            if (slide["rule"], slide["network"]) == (self.rule, "wrapped")
-        ]
+        """Those of the run's own rule under its own network."""
+        own = (self.rule, "wrapped")
+        return [slide for slide in self.slides(name) if (slide["rule"], slide["network"]) == own]
 
     def values(self, mode: str, metric: str) -> dict[int, float]:
         """A task metric of one mode, fold by fold."""
@@ -263,12 +250,11 @@ class RunData:
         return tuple(bags)
 
     def fold(self, number: int) -> FoldData:
-        """The fold of this number."""
         return next(fold for fold in self.folds if fold.number == number)
 
 
 def read_run_data(folder: Path) -> RunData:
-    """The run in this folder; one without a finished fold has nothing to report."""
+    """The run in this folder, which has at least one finished fold."""
     config = Run(folder).card
     folds = Run(folder).finished_folds()
     if not folds:

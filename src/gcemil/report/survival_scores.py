@@ -1,4 +1,4 @@
-"""How well risks tell who has the event when: time-dependent AUC and Brier score, both corrected for censoring.
+"""How well risks predict events: time-dependent AUC and Brier score, corrected for censoring.
 
 G(t) is the Kaplan-Meier estimate of staying uncensored. With weights w of a bootstrap draw:
 
@@ -7,8 +7,8 @@ G(t) is the Kaplan-Meier estimate of staying uncensored. With weights w of a boo
   Brier(t)  mean of  S_i(t)^2 / G(t_i)        for events by t,
                      (1 - S_i(t))^2 / G(t)    for those who live beyond t                (Graf et al. 1999)
 
-A risk becomes a survival probability S_i(t) by a Cox model with the risk as its only covariate, fitted on the validation
-cases of the fold (lifelines), so the Brier score is that of the recalibrated model.
+S_i(t) comes from a Cox model with the risk as its only covariate, fitted on the validation cases of
+the fold (lifelines), so the Brier score is that of the recalibrated model.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Times = Float[np.ndarray, "t"]
 Scores = Float[np.ndarray, "d t"]
 N_TIMES = 40
 RIDGE = 0.1
-"""Penalty of the recalibrating Cox model, on risks of unit variance: a dozen validation cases may separate perfectly."""
+"""Penalty of the Cox model on risks of unit variance: few cases may separate perfectly."""
 
 
 def choose_times(times: Real[np.ndarray, "n"], events: Bool[np.ndarray, "n"]) -> Times:
-    """Evenly spaced between the tenth and ninetieth percentile of the event times; empty without two of them."""
+    """Evenly between the 10th and 90th percentile of the event times; empty without two of them."""
     if len(np.unique(times[events])) < 2:
         return np.empty(0)
     # Beyond the last time nobody is left to compare with.
@@ -74,14 +74,10 @@ def measure_brier(
     """The Brier score at every time; `survival` holds S_i(t)."""
     own = estimate_uncensored(times, events, times)[:, None]
     had, lives = (times[:, None] <= at) & events[:, None], times[:, None] > at
+    later = np.broadcast_to(estimate_uncensored(times, events, at), survival.shape)
     losses = np.zeros(survival.shape)
     np.divide(survival**2, own, out=losses, where=had)
-    np.divide(
-        (1 - survival) ** 2,
-        np.broadcast_to(estimate_uncensored(times, events, at), survival.shape),
-        out=losses,
-        where=lives,
-    )
+    np.divide((1 - survival) ** 2, later, out=losses, where=lives)
     return weights @ losses / weights.sum(axis=1, keepdims=True)
 
 
@@ -93,29 +89,22 @@ def integrate_over_time(scores: Scores, at: Times) -> Float[np.ndarray, "d"]:
 def predict_survival(
     fitted_on: pd.DataFrame, risks: Float[np.ndarray, "n"], at: Times
 ) -> tuple[Float[np.ndarray, "n t"], Times] | None:
-    """S_i(t) of these risks, and S(t) of Kaplan-Meier without them; None where the cases have no event or one risk.
+    """S_i(t) of these risks, and S(t) of Kaplan-Meier.
 
-    `fitted_on` has the columns time, event and risk.
+    `fitted_on` has the columns time, event and risk; None if it has no event or a single risk.
     """
     # lifelines takes seconds to import, and a classification run needs none of it.
     from lifelines import CoxPHFitter, KaplanMeierFitter
 
-    spread = fitted_on.risk.std()
+    middle, spread = fitted_on.risk.mean(), fitted_on.risk.std()
     if not fitted_on.event.any() or not spread > 0:
         return None
-    middle = fitted_on.risk.mean()
+    scaled = fitted_on.assign(risk=(fitted_on.risk - middle) / spread)[["time", "event", "risk"]]
     with warnings.catch_warnings():
         # It warns of few or separable cases, which the penalty is there for.
         warnings.simplefilter("ignore")
-        model = CoxPHFitter(penalizer=RIDGE).fit(
-            fitted_on.assign(risk=(fitted_on.risk - middle) / spread)[["time", "event", "risk"]],
-            duration_col="time",
-            event_col="event",
-        )
-        survival = model.predict_survival_function(
-            pd.DataFrame({"risk": (risks - middle) / spread}), times=at
-        )
-        reference = (
-            KaplanMeierFitter().fit(fitted_on.time, fitted_on.event).survival_function_at_times(at)
-        )
-    return survival.to_numpy().T, reference.to_numpy()
+        model = CoxPHFitter(penalizer=RIDGE).fit(scaled, duration_col="time", event_col="event")
+        own = pd.DataFrame({"risk": (risks - middle) / spread})
+        survival = model.predict_survival_function(own, times=at)
+        reference = KaplanMeierFitter().fit(fitted_on.time, fitted_on.event)
+    return survival.to_numpy().T, reference.survival_function_at_times(at).to_numpy()

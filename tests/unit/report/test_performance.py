@@ -17,10 +17,10 @@ from gcemil.report.bootstrap import (
     find_interval,
     read_fold_predictions,
 )
+from gcemil.report.context import Context
 from gcemil.report.curves import bin_confidence
 from gcemil.report.run_data import read_run_data
 from gcemil.report.sections import headline, performance
-from gcemil.report.sections.context import Context
 
 
 def fold_of(n=60, classes=("a", "b", "c"), seed=0, **modes) -> FoldPredictions:

@@ -14,8 +14,8 @@ from gcemil.exports.overlay import SlideFrame, draw_evidence, read_own_thumbnail
 from gcemil.findings import Row
 from gcemil.records import AdapterFigures, Representations
 from gcemil.report.claim import RuleSlides
+from gcemil.report.context import save_figure
 from gcemil.report.publication.survival import draw_risk_groups, split_at_median
-from gcemil.report.sections.context import save_figure
 from gcemil.report.sections.controls import draw_keep_and_remove, draw_same_budget
 from gcemil.report.sections.examples import (
     draw_attention_and_evidence,
@@ -143,12 +143,13 @@ def test_patches_are_cut_from_the_slide_file(tmp_path):
     from builders.slides import write_slide as write_slide_file
 
     assert read_own_thumbnail(tmp_path, "s0") is None
-    assert read_patch_pixels(tmp_path, "s0", grid_coords(2), [0], patch_size=PATCH) is None
+    view = SlideView("s0", toy_evidence(n_patches=2), grid_coords(2, width=2), PATCH, None, None)
+    assert read_patch_pixels(tmp_path, view, [0]) is None
     image = np.full((1024, 1024, 3), 255, dtype=np.uint8)
     image[:512, 512:] = (200, 30, 30)
     (tmp_path / "slides").mkdir()
     write_slide_file(tmp_path / "slides" / "s0.tif", image)
-    pixels = read_patch_pixels(tmp_path, "s0", grid_coords(2, width=2), [1, 0], patch_size=PATCH)
+    pixels = read_patch_pixels(tmp_path, view, [1, 0])
     assert pixels is not None
     red, white = (one[48, 48].astype(int) for one in pixels)
     assert np.abs(red - (200, 30, 30)).max() < 12
@@ -280,7 +281,7 @@ def test_a_figure_says_its_fact_in_words_and_becomes_png_and_svg(name, tmp_path)
     make, words = FIGURES[name]
     figure = make()
     assert words in texts(figure)
-    picture = save_figure(tmp_path, name, figure, alt=name, caption="")
+    picture = save_figure(tmp_path, name, figure, name, "")
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / f"{name}.svg").read_bytes() == picture.data
     assert b"dc:date" not in picture.data

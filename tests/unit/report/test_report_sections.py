@@ -16,20 +16,14 @@ from gcemil.errors import CohortError, RunError
 from gcemil.exports.geojson import EVIDENCE, NO_EVIDENCE
 from gcemil.findings import Finding, Row
 from gcemil.records import Representations, write_representations
+from gcemil.report.context import Context
 from gcemil.report.run_data import read_run_data
 from gcemil.report.run_report import write_report
-from gcemil.report.sections import (
-    failures,
-    headline,
-    mechanism,
-    representations,
-    snr,
-)
-from gcemil.report.sections.context import Context
+from gcemil.report.sections import headline, mechanism, representations, snr, tables
 from gcemil.report.sections.examples import choose_examples
 from gcemil.report.sections.grid import pair_hosts
 from gcemil.report.sections.slides import describe_bags, draw_map, link_bags, render_slides
-from gcemil.report.sections.truth import make_detector_table
+from gcemil.report.sections.tables import make_detector_table
 from gcemil.report.slide_view import name_anchor, read_slide_view
 from gcemil.runs.folder import RunFold
 from gcemil.tables import best_cells, format_metric
@@ -235,7 +229,7 @@ def test_a_bound_that_limits_nothing_is_said_to_and_not_printed(toy_run):
 
 
 def test_failing_slides_are_named_and_linked(toy_run):
-    types = dict.fromkeys(failures.FAILURE_TYPES, False)
+    types = dict.fromkeys(tables.FAILURE_TYPES, False)
     slides = [
         {
             "bag_id": name,
@@ -253,11 +247,11 @@ def test_failing_slides_are_named_and_linked(toy_run):
     )
     toy_run.finding(0, Finding("failures", (row,), slides=tuple(slides)))
     context = context_of(toy_run.folder)
-    text = failures.render_failures(context, link_bags(context)).body
+    text = tables.render_failures(context, link_bags(context)).body
     assert '<a href="#bag-1">s1</a>' in text
     assert "1 of 2" in text
     assert "not known" in text
-    kinds = {bag["bag_id"]: bag["kinds"] for bag in describe_bags(context)}
+    kinds = {bag["bag_id"]: bag["kinds"] for bag in describe_bags(context.run)}
     assert ("failing" in kinds["s0"], "failing" in kinds["s1"]) == (False, True)
 
 
