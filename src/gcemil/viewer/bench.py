@@ -1,19 +1,18 @@
-"""What the page shows of an opened slide: layers, the verdict on the set under test, and that set as files.
+"""What the page shows of an opened slide: layers, the verdict on the set under test, and files.
 
-  heat   attention, gate, evidence score, marginal gain, one layer per anchor      a colour scale from low to high
-  set    evidence, truth                                                           1 = member
-  group  disjoint sufficient subsets, numbered from 1; computed on request, because a host that does not pool
-         linearly needs seconds for them
+  heat   attention, gate, evidence score, marginal gain, one layer per anchor, from low to high
+  set    evidence, truth                                                       1 = member
+  group  disjoint sufficient subsets, numbered from 1; computed on request, since it takes seconds
 
-Bytes of `patch_arrays`, little-endian: int32 corners x, y of every patch from the frame's corner, then float32 values layer
-by layer.
+Bytes of `patch_arrays`, little-endian: int32 corners x, y of every patch from the frame's corner,
+then float32 values layer by layer.
 
   S  the set under test    X_S and X_notS of the whole bag, and with X and X_pi its three verdicts
-  P  the patches present   what is left after any number of "keep only" and "remove"; the live prediction is of P
+  P  the patches present   what is left after any number of "keep only" and "remove"
 
-The bag was embedded when it was opened, so judging a set only pools again; results are cached. S and P arrive as
-bits over the bag, least significant bit first. Files are written without the network, so a large one does not hold
-up other requests.
+The live prediction is that of P. S and P arrive as bits over the bag, least significant bit first.
+The bag was embedded when it was opened, so judging a set only pools again. Files are written
+without the network, so a large one does not hold up other requests.
 """
 
 from __future__ import annotations
@@ -64,37 +63,34 @@ class _Layer:
         low, high = self.natural or (float(self.values.min()), float(self.values.max()))
         # A score without a scale of its own is coloured by rank, as in the heat maps and overlays.
         ranked = self.kind == "heat" and self.natural is None
-        return {
-            "key": self.key,
-            "label": self.label,
-            "kind": self.kind,
-            "low": low,
-            "high": high,
-            "ranked": ranked,
-        }
+        about = {"key": self.key, "label": self.label, "kind": self.kind}
+        return {**about, "low": low, "high": high, "ranked": ranked}
 
 
 def slide_layers(slide: OpenedSlide) -> list[_Layer]:
     """Every layer the slide has, in the order of the page."""
     share, rows, evidence = (0.0, 1.0), slide.rows, slide.evidence
-    layers = [_Layer("attention", "attention of the host", "heat", slide.full.scores.numpy()[rows])]
-    for index, (name, support) in enumerate(zip(slide.classes, slide.class_support, strict=False)):
-        layers.append(_Layer(f"class_{index}", f"speaks for {name}", "heat", support.numpy()[rows]))
+
+    def heat(key: str, label: str, values: np.ndarray, *natural: tuple[float, float]) -> _Layer:
+        return _Layer(key, label, "heat", values, *natural)
+
+    layers = [heat("attention", "attention of the host", slide.full.scores.numpy()[rows])]
+    names = slide.fold.task.prediction_names
+    support = zip(names, slide.view.class_support, strict=False)
+    for index, (name, scores) in enumerate(support):
+        label = f"speaks for {name.removeprefix('prob_')}"
+        layers.append(heat(f"class_{index}", label, scores.numpy()[rows]))
+    label = slide.rule
     if evidence is not None:
+        label = EVIDENCE_LABELS[evidence.is_no_evidence]
         layers += [
-            _Layer("gate", "gate", "heat", evidence.gates, share),
-            _Layer("evidence_score", "evidence score", "heat", evidence.evidence_scores),
-            _Layer("marginal_gain", "marginal gain", "heat", evidence.marginal_gain),
+            heat("gate", "gate", evidence.gates, share),
+            heat("evidence_score", "evidence score", evidence.evidence_scores),
+            heat("marginal_gain", "marginal gain", evidence.marginal_gain),
         ]
-        layers += [
-            _Layer(
-                f"anchor_{index}", f"concept: {prompt}", "heat", evidence.responses[:, index], share
-            )
-            for index, prompt in enumerate(evidence.prompts)
-        ]
-    label = (
-        EVIDENCE_LABELS[slide.evidence.is_no_evidence] if slide.evidence is not None else slide.rule
-    )
+        for index, prompt in enumerate(evidence.prompts):
+            values = evidence.responses[:, index]
+            layers.append(heat(f"anchor_{index}", f"concept: {prompt}", values, share))
     layers.append(_Layer("evidence", label, "set", slide.chosen.numpy()[rows], share))
     truth = slide.bench.truth
     if truth is not None and len(truth) == len(slide.bench):
@@ -112,7 +108,7 @@ def patch_arrays(slide: OpenedSlide) -> bytes:
 
 
 def region_numbers(slide: OpenedSlide) -> list[int]:
-    """The connected region of each patch that the model chose, over the bag; none for a bag without coordinates."""
+    """The connected region of each chosen patch of the bag; none without coordinates."""
     explanation = slide.bench.explanation
     scores = slide.full.scores if explanation is None else explanation.output.scores
     regions = find_regions(slide.bench.bag, slide.chosen, scores)
@@ -121,12 +117,14 @@ def region_numbers(slide: OpenedSlide) -> list[int]:
 
 @torch.no_grad()
 def subset_groups(slide: OpenedSlide) -> Int[np.ndarray, "n"]:
-    """Which disjoint sufficient set each patch is in: 1 = the set the model chose, 2 and 3 = alternatives, 0 = none."""
-    view, explanation = slide.bench.predict("wrapped"), slide.bench.explanation
-    scores = view.full.scores if explanation is None else explanation.output.scores
+    """The disjoint sufficient set of each patch: 1 = the chosen set, 2 and 3 = others, 0 = none."""
+    explanation = slide.bench.explanation
+    scores = slide.full.scores if explanation is None else explanation.output.scores
     judge = Sufficiency(slide.fold.output_scale("wrapped"))
     groups = np.zeros(len(slide.bench), dtype=np.uint8)
-    for number, one in enumerate(find_disjoint_sets(view, slide.chosen, scores, judge), start=1):
+    for number, one in enumerate(
+        find_disjoint_sets(slide.view, slide.chosen, scores, judge), start=1
+    ):
         groups[one.numpy()] = number
     return groups[slide.rows]
 
@@ -136,14 +134,15 @@ def read_masks(body: bytes, *, n_patches: int, count: int) -> list[Tensor]:
     length = (n_patches + 7) // 8
     if len(body) != count * length:
         raise UsageError(
-            f"{count} sets of {n_patches} patches are {count * length} bytes of bits, got {len(body)} bytes."
+            f"{count} sets of {n_patches} patches are {count * length} bytes of bits, "
+            f"got {len(body)} bytes."
         )
-    bits = np.unpackbits(
-        np.frombuffer(body, np.uint8).reshape(count, length), axis=1, bitorder="little"
-    )
+    rows = np.frombuffer(body, np.uint8).reshape(count, length)
+    bits = np.unpackbits(rows, axis=1, bitorder="little")
     return [torch.from_numpy(row[:n_patches].astype(bool)) for row in bits]
 
 
+@torch.no_grad()
 def judge_set(
     slide: OpenedSlide, selected: Selected, present: Selected, tolerances: Tolerances
 ) -> dict[str, Any]:
@@ -167,6 +166,10 @@ def judge_set(
             for name, verdict in judged.items()
         ]
         direction = describe_direction(Predictions(**predictions))
+    coverage = None
+    if (explanation := slide.bench.explanation) is not None:
+        responses = explanation.output.responses
+        coverage = anchor_coverage(selected.to(responses.dtype), responses).tolist()
     return {
         "n_selected": int(selected.sum()),
         "n_present": int(present.sum()),
@@ -176,28 +179,16 @@ def judge_set(
         "verdicts": verdicts,
         "direction": direction,
         "is_evidence": bool((selected == slide.chosen).all()),
-        "coverage": _measure_coverage(slide, selected),
+        "coverage": coverage,
         "milliseconds": 1000 * (time.perf_counter() - start),
     }
-
-
-def _measure_coverage(slide: OpenedSlide, selected: Selected) -> list[float] | None:
-    """How surely S shows each anchor; None without anchors."""
-    explanation = slide.bench.explanation
-    if explanation is None:
-        return None
-    responses = explanation.output.responses
-    with torch.no_grad():
-        covered: list[float] = anchor_coverage(selected.to(responses.dtype), responses).tolist()
-    return covered
 
 
 def _prediction(slide: OpenedSlide, logits: Logits | None) -> Prediction | None:
     if logits is None:
         return None
-    fold = slide.fold
-    output = fold.output_scale("wrapped").output(slide.full.logits, logits)
-    return Prediction(name_prediction(fold.task, logits), output)
+    output = slide.fold.output_scale("wrapped").output(slide.full.logits, logits)
+    return Prediction(name_prediction(slide.fold.task, logits), output)
 
 
 EDITED = PatchClass("Evidence edited by hand", (230, 160, 0))
@@ -205,7 +196,7 @@ EDITED = PatchClass("Evidence edited by hand", (230, 160, 0))
 
 
 def export_evidence(slide: OpenedSlide, selected: Bool[np.ndarray, "n"]) -> Iterator[str]:
-    """The set in the layout of `gcemil explain`; an unchanged set keeps the name of its rule."""
+    """The set in the layout of `gcemil explain`."""
     export = _edit_export(slide, selected)
     return encode_list(export.describe(), "patches", export.list_patches())
 
@@ -213,9 +204,8 @@ def export_evidence(slide: OpenedSlide, selected: Bool[np.ndarray, "n"]) -> Iter
 def export_geojson(slide: OpenedSlide, selected: Bool[np.ndarray, "n"]) -> Iterator[str]:
     """The set as QuPath tiles."""
     bounds = read_slide_bounds(slide.fold.cohort.folder, slide.slide_id)
-    return encode_features(
-        _edit_export(slide, selected).list_tiles(bounds=bounds, selected_class=EDITED)
-    )
+    tiles = _edit_export(slide, selected).list_tiles(bounds=bounds, selected_class=EDITED)
+    return encode_features(tiles)
 
 
 def _edit_export(slide: OpenedSlide, selected: Bool[np.ndarray, "n"]) -> SlideExport:

@@ -1,7 +1,7 @@
-"""The start of the page: what may be claimed about the run, and which slide to open first.
+"""The start of the page: what may be claimed of the run, and which slide to open first.
 
-The first slide should teach: its prediction is right, its evidence is sufficient and necessary, it lies in several
-regions, and there is tissue to see. Predictions and verdicts are read from the files of the fold; nothing is computed.
+The first slide should teach: its prediction is right, its evidence is sufficient and necessary and
+lies in several regions, and there is tissue to see. All of it is read from the files of the fold.
 """
 
 from __future__ import annotations
@@ -46,15 +46,14 @@ def describe_run(session: ViewerSession) -> dict[str, Any]:
             words.append(f"{target}{'' if predicted == target else f', predicted {predicted}'}")
         if evidence is not None and evidence.is_no_evidence:
             words.append("no evidence")
+        verdict = "" if evidence is None else certify(evidence.verdict, warning).partition(":")[0]
         rows.append(
             {
                 "slide": slide_id,
                 "patient": spec.case_id,
                 "label": target or "",
                 "prediction": predicted or "",
-                "verdict": ""
-                if evidence is None
-                else certify(evidence.verdict, warning).partition(":")[0],
+                "verdict": verdict,
             }
         )
         labels[slide_id] = f"{slide_id}: {', '.join(words)}" if words else slide_id

@@ -28,9 +28,7 @@ def class_probability(logits, index):
 
 @pytest.fixture(scope="module")
 def session(classification_runs):
-    session = opened(classification_runs.gce)
-    yield session
-    session.close()
+    return opened(classification_runs.gce)
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +98,6 @@ def test_what_may_be_claimed_stands_on_the_page(classification_runs, tmp_path):
     assert "no better than chance" in warning
     diagnose_run(Comparison(run, classification_runs.host), names=["snr"], jobs=1)
     claim = visitor(session).get("/api/slides").json()["claim"]
-    session.close()
     assert claim[0] == warning
     assert "is sufficient and necessary in" in claim[1]
     assert any("Best rival at the same size" in text for text in claim)
@@ -169,7 +166,7 @@ def test_layers_are_the_arrays_of_the_evidence_and_the_truth_file(
     assert by_key["anchor_1"] == pytest.approx(slide.evidence.responses[:, 1])
     truth = store.read(classification_runs.cohort / "truth" / f"{slide.slide_id}.h5", "evidence")
     assert (by_key["truth"] == truth).all()
-    assert by_key["class_0"] == pytest.approx(slide.class_support[0].numpy(), rel=1e-5)
+    assert by_key["class_0"] == pytest.approx(slide.view.class_support[0].numpy(), rel=1e-5)
     ranked = {layer["key"] for layer in about["layers"] if layer["ranked"]}
     assert ranked == {"attention", "class_0", "class_1", "evidence_score", "marginal_gain"}
 
@@ -267,7 +264,6 @@ def test_marks_of_qupath_join_those_that_are_there(classification_runs, tmp_path
         mark["patch"]: mark["mark"] for mark in client.get(f"/api/slides/{name}").json()["marks"]
     }
     assert marks == {0: "accept", 1: "reject", 2: "accept"}
-    session.close()
 
 
 def test_a_run_without_the_wrapper_is_shown_with_its_attention(classification_runs):
@@ -282,7 +278,6 @@ def test_a_run_without_the_wrapper_is_shown_with_its_attention(classification_ru
     assert found["predictions"]["gated"] is None
     assert found["coverage"] is None
     assert {one["name"]: one["held"] for one in found["verdicts"]}["recoverable"] is None
-    session.close()
 
 
 def test_a_case_is_judged_as_one_bag_in_units_of_training_risks(survival_runs):
@@ -294,7 +289,6 @@ def test_a_case_is_judged_as_one_bag_in_units_of_training_risks(survival_runs):
     scale = session.fold.scale
     assert found["output_name"] == "risk in units of the training risks"
     assert found["live"]["output"] == pytest.approx((risk - scale.mean) / scale.deviation, abs=1e-5)
-    session.close()
 
 
 def test_only_a_few_bags_stay_in_memory(classification_runs):
@@ -303,12 +297,11 @@ def test_only_a_few_bags_stay_in_memory(classification_runs):
     for name in names:
         session.slide(name)
     assert list(session.opened) == names[1:]
-    session.close()
 
 
 def test_a_fold_or_slide_that_is_not_there_is_named(session, classification_runs):
     with pytest.raises(RunError, match="no trained fold 3, only: 0"):
-        ViewerSession.open(classification_runs.gce, 3)
+        ViewerSession(classification_runs.gce, 3)
     with pytest.raises(UsageError, match="tests no slide 'nobody'"):
         session.slide("nobody")
 
@@ -317,16 +310,15 @@ def test_slides_lie_where_the_user_says(classification_runs, session, tmp_path):
     name = next(iter(session.specs))
     (tmp_path / "scans").mkdir()
     write_slide(tmp_path / "scans" / f"{name}.tif", np.full((600, 1000, 3), 240, np.uint8))
-    found = ViewerSession.open(classification_runs.gce, slides=tmp_path)
+    found = ViewerSession(classification_runs.gce, slides=tmp_path)
     assert found.slide_file(name) == tmp_path / "scans" / f"{name}.tif"
     assert found.slide(name).tiles.shows_pixels
-    found.close()
     (tmp_path / "others").mkdir()
     (tmp_path / "others" / "X.tif").write_bytes(b"a slide of another cohort")
     with pytest.raises(UsageError, match="holds none of the .* test slides"):
-        ViewerSession.open(classification_runs.gce, slides=tmp_path / "others")
+        ViewerSession(classification_runs.gce, slides=tmp_path / "others")
     with pytest.raises(UsageError, match="does not exist"):
-        ViewerSession.open(classification_runs.gce, slides=tmp_path / "nowhere")
+        ViewerSession(classification_runs.gce, slides=tmp_path / "nowhere")
 
 
 def test_the_command_prints_the_address_and_opens_no_browser_unless_asked(
@@ -340,7 +332,6 @@ def test_the_command_prints_the_address_and_opens_no_browser_unless_asked(
     from gcemil.cli.report import view
 
     def serve(session, listener, *, on_address):
-        session.close()
         on_address("http://127.0.0.1/?code=x")
         on_address("http://127.0.0.1/?code=y")
 
