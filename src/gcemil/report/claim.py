@@ -57,12 +57,9 @@ class RuleSlides:
 
     def count(self, *criteria: str) -> Count:
         """Slides in which all these criteria hold, of those where all apply."""
-        judged = [
-            record
-            for record in self.records
-            if all(record.get(name) is not None for name in criteria)
-        ]
-        return Count(sum(all(record[name] for name in criteria) for record in judged), len(judged))
+        known = [[record.get(name) for name in criteria] for record in self.records]
+        judged = [values for values in known if None not in values]
+        return Count(sum(map(all, judged)), len(judged))
 
     @property
     def both(self) -> Count:
@@ -103,16 +100,13 @@ class Claim:
         sentences += explain_counts(self.own.records, unit)
         if self.rival is not None:
             sentences.append(self._compare_with(self.rival, unit))
-        others = [
-            f"{other.words} {other.both.words}"
-            for other in self.rules
-            if other.rule in ("attention", "random")
-            and other is not self.rival
-            and other is not self.own
+        others = [one for one in self.rules if one.rule in ("attention", "random")]
+        counts = [
+            f"{one.words} {one.both.words}"
+            for one in others
+            if one is not self.rival and one is not self.own
         ]
-        if others:
-            sentences.append("Others: " + "; ".join(others) + ".")
-        return sentences
+        return [*sentences, f"Others: {'; '.join(counts)}."] if counts else sentences
 
     def remarks(self) -> list[str]:
         """Whose rivals these are, if their names do not say it, and what an oracle is."""
@@ -160,13 +154,9 @@ class Claim:
 
 def explain_counts(records: Sequence[Record], unit: str) -> list[str]:
     """How the output moves without or with only the evidence, and why a definition fails."""
+    known = [one for one in records if one.get("phi_full") is not None]
     kept, removed = (
-        [
-            one
-            for one in records
-            if one.get("phi_full") is not None and one.get(f"phi_{name}") is not None
-        ]
-        for name in ("kept", "removed")
+        [one for one in known if one.get(f"phi_{name}") is not None] for name in ("kept", "removed")
     )
     if not kept or not removed:
         return []
@@ -183,13 +173,10 @@ def explain_counts(records: Sequence[Record], unit: str) -> list[str]:
         f"({without - before:+.2f}){leaves}.",
     ]
     failed = [one for one in kept if one.get("sufficient") is False]
-    surer = [
-        one
-        for one in failed
-        if one["phi_kept"] > one["phi_full"] and one.get("keeps_class") is True
-    ]
+    same = [one for one in failed if one.get("keeps_class") is True]
+    n_surer = sum(one["phi_kept"] > one["phi_full"] for one in same)
     if len(failed) > len(records) / 2:
-        sentences.append(_explain_insufficient(len(surer), len(failed), full, unit))
+        sentences.append(_explain_insufficient(n_surer, len(failed), full, unit))
     spare = sum(one.get("necessary") is False for one in removed)
     if spare > len(records) / 2:
         sentences.append(

@@ -18,7 +18,7 @@ from gcemil.files import write_bytes
 from gcemil.findings import Finding, Row
 from gcemil.metrics import METRICS
 from gcemil.report.html import Picture, Section, render_section
-from gcemil.report.run_data import RunData, read_run_data
+from gcemil.report.run_data import RunData
 from gcemil.report.style import COLUMN, encode_figure, readable_name
 from gcemil.rules import CONTROLS, order_rules
 from gcemil.tables import Column, Line, Table, metric_cell
@@ -29,6 +29,15 @@ GROUP_NAMES = {"guarantee": "Promise", "failure": "Failures"}
 RULE_HEADINGS = {"rule": "Patches chosen by", "network": "Predicted by"}
 LARGEST_SVG = 400_000
 """Bytes above which a page shows a JPEG instead: tissue is large as PNG."""
+
+
+@dataclass(frozen=True, eq=False)
+class Plate:
+    """A figure with its file name and caption."""
+
+    name: str
+    figure: Figure
+    caption: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,8 +57,8 @@ class Context:
     @classmethod
     def open(cls, run: Path, against: Path | None, figures: Path, seed: int) -> Context:
         """Two runs can be compared if they have the same task and were trained on the same bags."""
-        data = read_run_data(run)
-        rival = None if against is None else read_run_data(against)
+        data = RunData(run)
+        rival = None if against is None else RunData(against)
         if rival is not None:
             if data.config.cohort_fingerprint != rival.config.cohort_fingerprint:
                 raise RunError(
@@ -103,6 +112,10 @@ class Context:
     def draw(self, name: str, figure: Figure, alt: str, caption: str) -> Picture:
         """Write the figure beside the run, and return it for the page."""
         return save_figure(self.figures, name, figure, alt, caption)
+
+    def show(self, plate: Plate) -> Picture:
+        """The same of a plate, whose first sentence describes it."""
+        return self.draw(plate.name, plate.figure, plate.caption.partition(". ")[0], plate.caption)
 
     def make_table(
         self,

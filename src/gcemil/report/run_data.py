@@ -6,6 +6,7 @@ What is missing is None or empty; a file that cannot be read is an error.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,14 +15,14 @@ from typing import Any
 from gcemil.bags.cohort import CohortCard, read_card
 from gcemil.bags.fingerprint import content_hash
 from gcemil.bags.tables import check_slide_id, read_table
-from gcemil.config import EvidenceSettings, TrainSettings
+from gcemil.config import EvidenceSettings
 from gcemil.errors import InputError, RunError
 from gcemil.files import is_file, read_record
 from gcemil.findings import SAME_NETWORK, Finding, join_folds, read_finding
 from gcemil.metrics import TASKS
 from gcemil.records import MODES, SlideEvidence, read_evidence
 from gcemil.report.claim import Claim, make_claim
-from gcemil.runs.folder import Run, RunCard, RunFold
+from gcemil.runs.folder import Run, RunFold
 
 Record = dict[str, Any]
 
@@ -35,25 +36,17 @@ class BagKey:
     slide_ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, eq=False)
 class FoldData:
     """A finished fold."""
 
-    files: RunFold
-
-    @property
-    def number(self) -> int:
-        return self.files.number
-
-    @cached_property
-    def metrics(self) -> Record:
+    def __init__(self, files: RunFold) -> None:
+        self.files, self.number = files, files.number
+        metrics = files.read_metrics()
+        self.metrics: Record = metrics.modes
         """Metrics of every mode."""
-        return self.files.read_metrics().modes
-
-    @cached_property
-    def details(self) -> Record:
+        self.modes = [mode for mode in MODES if mode in self.metrics]
+        self.details: Record = metrics.details.model_dump(exclude_unset=True)
         """Details of the training."""
-        return self.files.read_metrics().details.model_dump(exclude_unset=True)
 
     @cached_property
     def history(self) -> list[Record]:
@@ -64,11 +57,6 @@ class FoldData:
     def findings(self) -> dict[str, Finding]:
         paths = sorted(self.files.diagnostics.glob("*.json"))
         return {path.stem: read_finding(path) for path in paths}
-
-    @property
-    def modes(self) -> list[str]:
-        """The modes of prediction that the fold has, in the order of MODES."""
-        return [mode for mode in MODES if mode in self.metrics]
 
     @property
     def outdated(self) -> list[str]:
@@ -96,17 +84,33 @@ class FoldData:
         return read_evidence(path) if path.is_file() else None
 
 
-@dataclass(frozen=True, eq=False)
 class RunData:
-    """A run and all its finished folds."""
+    """A run and all its finished folds; it has at least one."""
 
-    folder: Path
-    config: RunCard
-    folds: tuple[FoldData, ...]
-
-    @property
-    def settings(self) -> TrainSettings:
-        return self.config.settings
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.config = Run(folder).card
+        self.folds = [FoldData(fold) for fold in Run(folder).finished_folds()]
+        if not self.folds:
+            raise RunError(f"{folder} has no finished fold. Train it with 'gcemil train'.")
+        self.settings = self.config.settings
+        self.is_wrapped = self.settings.evidence is not None
+        self.rule = "evidence" if self.is_wrapped else "attention"
+        """The subset rule the run stands for."""
+        self.cohort = self.config.cohort
+        """Where the cohort was during training."""
+        self.card: CohortCard | None = None
+        """None if the cohort was moved."""
+        with suppress(InputError):
+            self.card = read_card(self.cohort)
+        self.cohort_name = self.cohort.name if self.card is None else self.card.name
+        full = self.folds[0].metrics["full"]
+        self.task = next(task for task, figures in TASKS.items() if figures.lead in full)
+        self.phi = TASKS[self.task].phi
+        self.task_metrics, self.task_metric = TASKS[self.task].metrics, TASKS[self.task].lead
+        stated = None if self.card is None else self.card.bag_unit
+        self.bag_unit = stated or ("case" if self.task == "survival" else "slide")
+        """What a bag is: a slide or a case."""
 
     @property
     def evidence(self) -> EvidenceSettings:
@@ -115,16 +119,6 @@ class RunData:
             raise RunError(f"{self.folder} was trained without evidence.")
         return self.settings.evidence
 
-    @property
-    def is_wrapped(self) -> bool:
-        """Whether the host was trained with evidence."""
-        return self.settings.evidence is not None
-
-    @property
-    def rule(self) -> str:
-        """The subset rule the run stands for."""
-        return "evidence" if self.is_wrapped else "attention"
-
     @cached_property
     def environment(self) -> Record:
         """Versions and machine; empty where the run did not record them."""
@@ -132,49 +126,6 @@ class RunData:
         if not is_file(path):
             return {}
         return read_record(path, Record, error=RunError, remedy="Train again.")
-
-    @property
-    def cohort(self) -> Path:
-        """Where the cohort was during training."""
-        return self.config.cohort
-
-    @cached_property
-    def card(self) -> CohortCard | None:
-        """None if the cohort was moved."""
-        try:
-            return read_card(self.cohort)
-        except InputError:
-            return None
-
-    @property
-    def cohort_name(self) -> str:
-        return self.cohort.name if self.card is None else self.card.name
-
-    @property
-    def task(self) -> str:
-        """The task of the cohort, by the metrics of the run."""
-        found = self.folds[0].metrics["full"]
-        return next(task for task, figures in TASKS.items() if figures.lead in found)
-
-    @property
-    def phi(self) -> str:
-        """What Phi is, in words."""
-        return TASKS[self.task].phi
-
-    @property
-    def bag_unit(self) -> str:
-        """What a bag is: a slide or a case."""
-        stated = None if self.card is None else self.card.bag_unit
-        return stated or ("case" if self.task == "survival" else "slide")
-
-    @property
-    def task_metrics(self) -> tuple[str, ...]:
-        return TASKS[self.task].metrics
-
-    @property
-    def task_metric(self) -> str:
-        """The metric that tables and figures lead with."""
-        return TASKS[self.task].lead
 
     def finding(self, name: str) -> Finding | None:
         """Joined over folds; of one fold as it is, so that the spread is over its slides.
@@ -251,15 +202,6 @@ class RunData:
 
     def fold(self, number: int) -> FoldData:
         return next(fold for fold in self.folds if fold.number == number)
-
-
-def read_run_data(folder: Path) -> RunData:
-    """The run in this folder, which has at least one finished fold."""
-    config = Run(folder).card
-    folds = Run(folder).finished_folds()
-    if not folds:
-        raise RunError(f"{folder} has no finished fold. Train it with 'gcemil train'.")
-    return RunData(folder, config, tuple(map(FoldData, folds)))
 
 
 def find_predicted_class(prediction: Mapping[str, str]) -> str | None:

@@ -8,7 +8,6 @@ from functools import cached_property
 from statistics import fmean, stdev
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from gcemil.metrics import METRICS
 from gcemil.report import style
@@ -22,23 +21,9 @@ from gcemil.report.bootstrap import (
     read_fold_predictions,
 )
 from gcemil.report.context import Context
-from gcemil.report.html import Picture
 from gcemil.report.run_data import RunData
 from gcemil.runs.folder import main_mode
 from gcemil.tables import NOT_MEASURED, Cell, Column, Line, Table, metric_cell
-
-
-@dataclass(frozen=True, eq=False)
-class Plate:
-    """A figure with its file name and caption."""
-
-    name: str
-    figure: Figure
-    caption: str
-
-    def show(self, context: Context) -> Picture:
-        """The figure as a part of the page."""
-        return context.draw(self.name, self.figure, self.caption.partition(". ")[0], self.caption)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,14 +72,21 @@ class Sample:
         return f"{draws}; {self.count}.{twins if same else ''}"
 
 
-def read_folds(context: Context) -> list[FoldPredictions | None]:
-    """The predictions of every fold and of the plain host; None of a fold without tables."""
+def draw_sample(context: Context, *beside: str) -> Sample | None:
+    """The bags of all folds and draws of their patients; figures show `beside` too.
+
+    None if a fold has no tables of predictions.
+    """
     plain = {} if context.against is None else {fold.number: fold for fold in context.against.folds}
-    return [read_fold_predictions(fold, plain.get(fold.number)) for fold in context.run.folds]
-
-
-def draw_sample(context: Context, folds: list[FoldPredictions], *beside: str) -> Sample:
-    """The bags of these folds and the draws of their patients; figures show `beside` too."""
+    folds = []
+    for fold in context.run.folds:
+        found = read_fold_predictions(fold, plain.get(fold.number))
+        if found is None:
+            context.missing[f"{fold.files.path} has no table of predictions."] = (
+                f"gcemil train {context.path} --again"
+            )
+            return None
+        folds.append(found)
     bags = pool_folds(folds)
     drawn = bags.draw_weights(np.random.default_rng(context.seed))
     weights = np.vstack([np.ones(len(bags.labels)), drawn])

@@ -11,7 +11,7 @@ from gcemil.errors import RunError
 from gcemil.files import read_json, write_bytes
 from gcemil.findings import mean_and_deviation
 from gcemil.report.html import render, render_page, render_section
-from gcemil.report.run_data import read_run_data
+from gcemil.report.run_data import RunData
 from gcemil.runs.folder import Run, main_mode
 from gcemil.tables import Column, Line, Table, metric_cell
 
@@ -60,7 +60,7 @@ def tabulate_targets(run: Run) -> Table:
 
 def _measure_evidence(run: Path) -> dict[str, float | None]:
     """The figures of EVIDENCE of one target; None before 'gcemil diagnose'."""
-    claim = read_run_data(run).claim
+    claim = RunData(run).claim
     if claim is None:
         return dict.fromkeys(EVIDENCE)
     means = {name: claim.own.mean(name) for name in EVIDENCE}

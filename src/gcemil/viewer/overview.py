@@ -11,7 +11,7 @@ from typing import Any
 from gcemil.bags.bag import connected_regions, coordinate_step, patch_cells
 from gcemil.errors import GcemilError
 from gcemil.records import SlideEvidence, certify
-from gcemil.report.run_data import FoldData, find_predicted_class, read_run_data
+from gcemil.report.run_data import FoldData, RunData, find_predicted_class
 from gcemil.runs.folder import Run, RunFold, main_mode
 from gcemil.viewer.session import ViewerSession
 
@@ -28,7 +28,7 @@ def describe_run(session: ViewerSession) -> dict[str, Any]:
         for row in data.predictions(main_mode(data.modes)) or []
         for slide_id in row["slide_id"].split("|")
     }
-    claim, warning = read_run_data(fold.run).claim, Run(fold.run).model_warning
+    claim, warning = RunData(fold.run).claim, Run(fold.run).model_warning
     labels, ranks, rows = {}, {}, []
     for slide_id, spec in session.specs.items():
         outcome = outcomes.get(slide_id, {})

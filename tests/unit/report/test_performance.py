@@ -19,7 +19,7 @@ from gcemil.report.bootstrap import (
 )
 from gcemil.report.context import Context
 from gcemil.report.curves import bin_confidence
-from gcemil.report.run_data import read_run_data
+from gcemil.report.run_data import RunData
 from gcemil.report.sections import headline, performance
 
 
@@ -157,7 +157,7 @@ def measured(tmp_path):
 
 
 def test_the_section_compares_the_mixture_with_the_host_and_says_who_decides(measured):
-    context = Context(read_run_data(measured.folder), None, measured.folder / "figures")
+    context = Context(RunData(measured.folder), None, measured.folder / "figures")
     text = performance.render_performance(context).body
     line = ["Macro-F1", "host, all patches", "0.800", "0.800", "+0.000", "0.000 to 0.000"]
     assert re.search("".join(f"<td[^>]*>{re.escape(cell)}</td>" for cell in line), text)
@@ -177,7 +177,7 @@ def test_the_plain_host_of_another_run_is_compared_on_the_same_draws(measured, t
     names = [f"s{number}" for number in range(6)]
     host = run_folder(tmp_path / "host", wrapped=False)
     host.fold(0, names, wrapped=False, value=0.5)
-    data, plain = read_run_data(measured.folder), read_run_data(host.folder)
+    data, plain = RunData(measured.folder), RunData(host.folder)
     fold = read_fold_predictions(data.folds[0], plain.folds[0])
     assert "plain" in fold.by_mode
     context = Context(data, plain, measured.folder / "figures")
@@ -195,6 +195,6 @@ def test_the_plain_host_of_another_run_is_compared_on_the_same_draws(measured, t
 def test_a_target_that_is_no_class_is_refused(measured):
     path = measured.folder / "fold_0" / "predictions_full.csv"
     path.write_text(path.read_text().replace("test,b", "test,z"))
-    data = read_run_data(measured.folder)
+    data = RunData(measured.folder)
     with pytest.raises(RunError, match="no class or number"):
         read_fold_predictions(data.folds[0])

@@ -17,7 +17,7 @@ from gcemil.exports.geojson import EVIDENCE, NO_EVIDENCE
 from gcemil.findings import Finding, Row
 from gcemil.records import Representations, write_representations
 from gcemil.report.context import Context
-from gcemil.report.run_data import read_run_data
+from gcemil.report.run_data import RunData
 from gcemil.report.run_report import write_report
 from gcemil.report.sections import headline, mechanism, representations, snr, tables
 from gcemil.report.sections.examples import choose_examples
@@ -30,8 +30,8 @@ from gcemil.tables import best_cells, format_metric
 
 
 def context_of(run: Path, against: Path | None = None) -> Context:
-    rival = None if against is None else read_run_data(against)
-    return Context(read_run_data(run), rival, run / "figures")
+    rival = None if against is None else RunData(against)
+    return Context(RunData(run), rival, run / "figures")
 
 
 @pytest.fixture
@@ -105,13 +105,13 @@ def test_the_spread_is_over_folds_and_of_one_fold_over_its_slides(tmp_path):
     for number, value in enumerate((0.2, 0.4)):
         run.fold(number, [f"s{number}"])
         run.finding(number, Finding("cost", (Row({"mode": "full"}, {"peak_memory": value}),)))
-    data = read_run_data(run.folder)
+    data = RunData(run.folder)
     assert data.spread("cost") == "2 folds"
     row = data.finding("cost").rows[0]
     assert row.values["peak_memory"] == pytest.approx(0.3)
     assert row.deviations["peak_memory"] == pytest.approx(0.2 / 2**0.5)
     (run.folder / "fold_1" / "diagnostics" / "cost.json").unlink()
-    assert read_run_data(run.folder).spread("cost") == "the slides of one fold"
+    assert RunData(run.folder).spread("cost") == "the slides of one fold"
 
 
 def test_the_best_figure_is_bold_and_controls_do_not_compete(toy_run):
@@ -189,7 +189,7 @@ def test_a_slide_without_evidence_has_a_chip_a_filter_and_a_grey_map(tmp_path):
     assert '<span class="chip none">no evidence</span>' in text
     assert "no evidence (1)" in text
     assert "No evidence: without the patches that were found the prediction stays as it is" in text
-    data = read_run_data(run.folder)
+    data = RunData(run.folder)
     view = read_slide_view(data, data.bags[0], "s0")
     pixels = np.asarray(Image.open(io.BytesIO(draw_map(view).data)).convert("RGB")).reshape(-1, 3)
     assert (pixels == NO_EVIDENCE.color).all(axis=1).any()
@@ -221,7 +221,7 @@ def test_a_bound_that_limits_nothing_is_said_to_and_not_printed(toy_run):
         "coverage_broken_share": 0.0,
         "full_kept_gap": 0.1,
     }
-    slides = read_run_data(toy_run.folder).folds[0].findings["snr"].slides
+    slides = RunData(toy_run.folder).folds[0].findings["snr"].slides
     toy_run.finding(0, Finding("snr", (Row(labels, figures),), slides=slides))
     text = snr.render_snr(context_of(toy_run.folder)).body
     assert "1355" not in text
@@ -318,7 +318,7 @@ def test_examples_are_the_middle_and_the_end_of_the_order_by_gap(tmp_path):
             for name, gap in zip(names, (0.5, 0.1, 0.9, 0.3, 0.2), strict=True)
         ],
     )
-    found = {key: view.slide_id for key, view in choose_examples(read_run_data(run.folder)).items()}
+    found = {key: view.slide_id for key, view in choose_examples(RunData(run.folder)).items()}
     assert found == {"typical": "s3", "worst": "s2"}
 
 

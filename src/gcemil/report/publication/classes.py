@@ -11,10 +11,9 @@ from matplotlib.figure import Figure
 
 from gcemil.report import style
 from gcemil.report.bootstrap import PLAIN
-from gcemil.report.context import Context
+from gcemil.report.context import Context, Plate
 from gcemil.report.curves import GRID, Curves, bin_confidence, measure_classes, trace_curves
 from gcemil.report.sample import (
-    Plate,
     Sample,
     find_band,
     format_value,

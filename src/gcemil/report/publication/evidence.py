@@ -12,9 +12,8 @@ from gcemil.errors import GcemilError, UsageError
 from gcemil.exports.overlay import read_slide_place
 from gcemil.findings import Finding
 from gcemil.report import style
-from gcemil.report.context import Context
+from gcemil.report.context import Context, Plate
 from gcemil.report.run_data import RunData
-from gcemil.report.sample import Plate
 from gcemil.report.sections.controls import KEEP_REMOVE, draw_budget_curves
 from gcemil.report.sections.examples import LARGEST, choose_examples, draw_attention_and_evidence
 from gcemil.report.sections.snr import draw_slides_by_rule

@@ -18,7 +18,7 @@ from gcemil.files import write_bytes, write_text
 from gcemil.report.context import Context
 from gcemil.report.publication.evidence import choose_slides, describe_diagnostics, describe_slide
 from gcemil.report.publication.performance import describe_performance
-from gcemil.report.sample import draw_sample, read_folds
+from gcemil.report.sample import draw_sample
 from gcemil.report.style import STYLE, encode_figure
 from gcemil.tables import Table, render_tables
 
@@ -60,16 +60,12 @@ def write_publication(
         )
     context = Context.open(run, against, out, seed)
     views = choose_slides(context, slides)
-    folds = []
-    for fold, found in zip(context.run.folds, read_folds(context), strict=True):
-        if found is None:
-            raise RunError(
-                f"{fold.files.path} has no table of predictions. "
-                f"Make it with 'gcemil train {context.path} --again'."
-            )
-        folds.append(found)
+    sample = draw_sample(context)
+    if sample is None:
+        ((what, remedy),) = context.missing.items()
+        raise RunError(f"{what} Make it with '{remedy}'.")
     parts = [
-        describe_performance(context, draw_sample(context, folds)),
+        describe_performance(context, sample),
         describe_diagnostics(context),
         *(describe_slide(context, view, dpi) for view in views),
     ]

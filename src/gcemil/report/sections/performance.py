@@ -13,11 +13,11 @@ from matplotlib.figure import Figure
 from gcemil.metrics import METRICS
 from gcemil.report import style
 from gcemil.report.bootstrap import PLAIN, Draws, draw_metrics, find_interval
-from gcemil.report.context import Context
+from gcemil.report.context import Context, Plate
 from gcemil.report.html import Picture, Section, render_section
 from gcemil.report.publication.performance import describe_performance
 from gcemil.report.run_data import Record
-from gcemil.report.sample import Plate, draw_sample, read_folds, spread_cell
+from gcemil.report.sample import draw_sample, spread_cell
 from gcemil.report.style import ARMS
 from gcemil.runs.folder import describe_vote, main_mode
 from gcemil.tables import Cell, Column, Line, Table
@@ -35,16 +35,13 @@ Values = Mapping[str, Mapping[str, Mapping[int, float]]]
 def render_performance(context: Context) -> Section:
     """Metrics with intervals, the gain by the evidence, curves, and tests against a plain host."""
     run, against = context.run, context.against
-    folds = [fold for fold in read_folds(context) if fold is not None]
+    sample = draw_sample(context, "head")
     draws: Sampled = {}
     plates: list[Plate | Table] = []
-    if len(folds) == len(run.folds):
-        modes = [mode for mode in ARMS if all(mode in fold.by_mode for fold in folds)]
-        draws = draw_metrics(folds, modes, run.task_metrics, seed=context.seed)
-        plates = list(describe_performance(context, draw_sample(context, folds, "head")))
-    else:
-        what = "A fold has no table of predictions, so metrics have no interval."
-        context.missing[what] = f"gcemil train {context.path} --again"
+    if sample is not None:
+        modes = [mode for mode in ARMS if mode in sample.bags.by_mode]
+        draws = draw_metrics(sample.folds, modes, run.task_metrics, seed=context.seed)
+        plates = list(describe_performance(context, sample))
     tests = None if against is None else context.find("significance")
     if against is None and run.is_wrapped:
         what = "The plain host is not shown: no run of it was given."
@@ -61,7 +58,7 @@ def render_performance(context: Context) -> Section:
         vote=describe_vote([vote["weight"] for vote in votes if vote is not None]),
         comparison=compare_with_host(context, draws),
         table=_tabulate_metrics(context, values, draws),
-        plates=[one.show(context) for one in plates if isinstance(one, Plate)],
+        plates=[context.show(one) for one in plates if isinstance(one, Plate)],
         tables=[one for one in plates if isinstance(one, Table)],
         figures=_draw_history(context),
         is_survival=bool(draws) and run.task == "survival",
