@@ -1,4 +1,4 @@
-"""How good is the model: metrics of weighted bags against scikit-learn and lifelines, and what the section says."""
+"""Metrics of weighted bags against scikit-learn and lifelines, and the text of the section."""
 
 import json
 import re
@@ -10,7 +10,6 @@ from sklearn.metrics import accuracy_score, f1_score, r2_score, roc_auc_score
 
 from builders.reports import run_folder
 from gcemil.errors import RunError
-from gcemil.metrics import TASKS
 from gcemil.report.bootstrap import (
     FoldPredictions,
     draw_metrics,
@@ -71,22 +70,17 @@ def test_weighted_metrics_of_a_value_are_those_of_repeated_bags():
     values = labels + draws.normal(size=40)
     weights = draws.integers(3, size=(3, 40)).astype(float)
     fold = FoldPredictions(np.arange(40), (), np.zeros(40, dtype=int), labels, {"full": values})
-    measured = {
-        metric: fold.measure("full", metric, weights) for metric in TASKS["regression"].metrics
-    }
+    r2, mae, pearson = (fold.measure("full", name, weights) for name in ("r2", "mae", "pearson"))
     for number, own in enumerate(weights):
         rows = np.repeat(np.arange(40), own.astype(int))
-        assert measured["r2"][number] == pytest.approx(r2_score(labels[rows], values[rows]))
-        assert measured["mae"][number] == pytest.approx(np.abs(labels - values)[rows].mean())
-        assert measured["pearson"][number] == pytest.approx(
-            np.corrcoef(labels[rows], values[rows])[0, 1]
-        )
+        true, predicted = labels[rows], values[rows]
+        assert r2[number] == pytest.approx(r2_score(true, predicted))
+        assert mae[number] == pytest.approx(np.abs(true - predicted).mean())
+        assert pearson[number] == pytest.approx(np.corrcoef(true, predicted)[0, 1])
     whole = fold.measure("full", "spearman", np.ones((1, 40)))[0]
     assert whole == pytest.approx(spearmanr(labels, values).statistic)
-    constant = FoldPredictions(
-        np.arange(3), (), np.zeros(3, dtype=int), np.ones(3), {"full": np.arange(3.0)}
-    )
-    assert np.isnan(constant.measure("full", "r2", np.ones((1, 3))))
+    ones = FoldPredictions(np.arange(3), (), np.zeros(3, int), np.ones(3), {"full": np.arange(3.0)})
+    assert np.isnan(ones.measure("full", "r2", np.ones((1, 3))))
 
 
 def test_cases_are_drawn_whole_and_within_their_class():
@@ -137,18 +131,10 @@ def measured(tmp_path):
     for path in folder.glob("predictions*.csv"):
         path.write_text(path.read_text().replace("s5,s5,test,a", "s5,s5,test,b"))
     metrics = json.loads((folder / "metrics.json").read_text())
-    none = {
-        "class": "normal",
-        "promised_rate": 0.1,
-        "n_validation": 9,
-        "threshold": 0.4,
-        "n_test": 8,
-        "reached_rate": 0.125,
-    }
-    metrics["details"] |= {
-        "vote": {"weight": 0.25, "reads": "anchors", "opinion": False},
-        "no_evidence": none,
-    }
+    none = {"class": "normal", "promised_rate": 0.1, "n_validation": 9, "threshold": 0.4}
+    vote = {"weight": 0.25, "reads": "anchors", "opinion": False}
+    none |= {"n_test": 8, "reached_rate": 0.125}
+    metrics["details"] |= {"vote": vote, "no_evidence": none}
     (folder / "metrics.json").write_text(json.dumps(metrics))
     record = {"stage": "train", "warnings": [], "terms": {"task": 0.5}, "val_loss": 0.6, "val": 0.7}
     lines = [json.dumps({**record, "epoch": epoch}) + "\n" for epoch in range(2)]
@@ -167,10 +153,8 @@ def test_the_section_compares_the_mixture_with_the_host_and_says_who_decides(mea
     assert names == {
         "roc", "precision_recall", "calibration", "confusion", "learning", "prediction_folds",
     }  # fmt: skip
-    assert (
-        "Without a lesion (class normal): evidence is confirmed on 12% of 8 slides tested"
-        in headline.render_claim(context).body
-    )
+    words = "Without a lesion (class normal): evidence is confirmed on 12% of 8 slides tested"
+    assert words in headline.render_claim(context).body
 
 
 def test_the_plain_host_of_another_run_is_compared_on_the_same_draws(measured, tmp_path):
