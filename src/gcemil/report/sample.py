@@ -11,7 +11,9 @@ import numpy as np
 
 from gcemil.metrics import METRICS
 from gcemil.report import style
-from gcemil.report.bootstrap import (
+from gcemil.report.context import Context
+from gcemil.report.run_data import RunData
+from gcemil.report.scores import (
     PLAIN,
     Draws,
     FoldPredictions,
@@ -20,8 +22,6 @@ from gcemil.report.bootstrap import (
     pool_folds,
     read_fold_predictions,
 )
-from gcemil.report.context import Context
-from gcemil.report.run_data import RunData
 from gcemil.runs.folder import main_mode
 from gcemil.tables import NOT_MEASURED, Cell, Column, Line, Table, metric_cell
 

@@ -20,7 +20,7 @@ import pandas as pd
 from jaxtyping import Bool, Float, Real
 from scipy.integrate import trapezoid
 
-from gcemil.report.bootstrap import FoldPredictions, Weights, share_of_pairs
+from gcemil.report.scores import FoldPredictions, Weights, share_of_pairs
 
 Times = Float[np.ndarray, "t"]
 Scores = Float[np.ndarray, "d t"]

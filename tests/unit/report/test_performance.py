@@ -10,15 +10,15 @@ from sklearn.metrics import accuracy_score, f1_score, r2_score, roc_auc_score
 
 from builders.reports import run_folder
 from gcemil.errors import RunError
-from gcemil.report.bootstrap import (
+from gcemil.report.context import Context
+from gcemil.report.run_data import RunData
+from gcemil.report.scores import (
     FoldPredictions,
+    bin_confidence,
     draw_metrics,
     find_interval,
     read_fold_predictions,
 )
-from gcemil.report.context import Context
-from gcemil.report.curves import bin_confidence
-from gcemil.report.run_data import RunData
 from gcemil.report.sections import headline, performance
 
 

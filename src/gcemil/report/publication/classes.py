@@ -10,9 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from gcemil.report import style
-from gcemil.report.bootstrap import PLAIN
 from gcemil.report.context import Context, Plate
-from gcemil.report.curves import GRID, Curves, bin_confidence, measure_classes, trace_curves
 from gcemil.report.sample import (
     Sample,
     find_band,
@@ -20,6 +18,7 @@ from gcemil.report.sample import (
     tabulate_metrics,
     value_cell,
 )
+from gcemil.report.scores import GRID, PLAIN, Curves, bin_confidence, measure_classes, trace_curves
 from gcemil.tables import Cell, Column, Line, Table
 
 CLASS_HEADINGS = {

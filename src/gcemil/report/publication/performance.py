@@ -10,11 +10,11 @@ from matplotlib.figure import Figure
 
 from gcemil.metrics import METRICS
 from gcemil.report import style
-from gcemil.report.bootstrap import PLAIN
 from gcemil.report.context import Context, Plate
 from gcemil.report.publication.classes import describe_classes
 from gcemil.report.publication.survival import describe_survival
 from gcemil.report.sample import Sample, format_value, tabulate_metrics
+from gcemil.report.scores import PLAIN
 from gcemil.tables import Table
 
 

@@ -17,9 +17,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from gcemil.report import style
-from gcemil.report.bootstrap import PLAIN
 from gcemil.report.context import Context, Plate, quote_path
 from gcemil.report.sample import Sample, find_band, format_value, tabulate_metrics
+from gcemil.report.scores import PLAIN
 from gcemil.report.survival_scores import (
     choose_times,
     integrate_over_time,

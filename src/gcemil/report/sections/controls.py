@@ -12,7 +12,7 @@ from gcemil.findings import Finding, Row
 from gcemil.metrics import METRICS
 from gcemil.report import style
 from gcemil.report.claim import ORACLE_MEANING
-from gcemil.report.context import RULE_HEADINGS, Context, pick_rows
+from gcemil.report.context import Context, pick_rows
 from gcemil.report.html import Section, render_section
 from gcemil.rules import CONTROLS, FIRST_RULES, MAIN_RULES, SMOOTHED, find_rule, order_rules
 
@@ -43,12 +43,24 @@ def render_controls(context: Context) -> Section | None:
     budget, posthoc = context.find("budget"), context.find("posthoc")
     if budget is None and posthoc is None:
         return None
+    explained = None
+    if posthoc is not None:
+        rows, labels = (
+            pick_rows(posthoc.rows, comparison="full-kept"),
+            {"rule": "Patches chosen by"},
+        )
+        own, plain = pick_rows(rows, network="wrapped"), pick_rows(rows, network="plain")
+        notes = [POSTHOC_NOTE, *posthoc.notes]
+        explained = {
+            "own": context.make_table(own, POSTHOC_METRICS, notes=notes),
+            "plain": plain and context.make_table(plain, POSTHOC_METRICS, labels=labels),
+        }
     return render_section(
         "controls",
         "Controls and rivals",
         oracle=ORACLE_MEANING,
         budget=budget and _describe_budget(context, budget),
-        posthoc=posthoc and _describe_posthoc(context, posthoc),
+        posthoc=explained,
     )
 
 
@@ -88,18 +100,6 @@ def _describe_budget(context: Context, finding: Finding) -> dict[str, Any]:
         alt = "Sufficiency, necessity and precision of every rule at the same number of patches"
         figures.append(context.draw("same_budget", bars, alt, caption))
     return {"figures": figures, "tables": tables, "notes": finding.notes}
-
-
-def _describe_posthoc(context: Context, finding: Finding) -> dict[str, Any]:
-    """The run's own network in view, the plain host folded below."""
-    rows = pick_rows(finding.rows, comparison="full-kept")
-    own, plain = pick_rows(rows, network="wrapped"), pick_rows(rows, network="plain")
-    notes = [POSTHOC_NOTE, *finding.notes]
-    labels = {"rule": RULE_HEADINGS["rule"]}
-    return {
-        "own": context.make_table(own, POSTHOC_METRICS, notes=notes),
-        "plain": plain and context.make_table(plain, POSTHOC_METRICS, labels=labels),
-    }
 
 
 def _leave_out_smoothed(rows: Sequence[Row]) -> list[Row]:

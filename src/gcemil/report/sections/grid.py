@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -118,8 +119,9 @@ def _tabulate_runs(summary: Record, names: Sequence[str]) -> Table | None:
     if not rows:
         return None
     modes = [mode for mode in style.MODE_NAMES if any(mode in row["metrics"] for row in rows)]
+    arm = itemgetter("cohort", "host", "arm", "variant")
     evidence = {
-        _identify_arm(row): row["values"]
+        arm(row): row["values"]
         for row in summary["diagnostic_means"]
         if row["diagnostic"] == "snr" and SNR_LABELS.items() <= row["labels"].items()
     }
@@ -131,8 +133,8 @@ def _tabulate_runs(summary: Record, names: Sequence[str]) -> Table | None:
     columns += [Column(name, METRICS[name].label, name, group="Evidence") for name in SNR]
     lines = []
     for row in rows:
-        counts = evidence.get(_identify_arm(row), {})
-        cells = [_read_cell(row["metrics"].get(mode, {}), name) for name in names for mode in modes]
+        metrics, counts = row["metrics"], evidence.get(arm(row), {})
+        cells = [_read_cell(metrics.get(mode, {}), name) for name in names for mode in modes]
         cells += [_read_cell(counts, name) for name in SNR]
         labels = (row["cohort"], row["host"], row["variant"] or row["arm"], row["runs"])
         lines.append(Line(tuple(map(str, labels)), "ours", tuple(cells)))
@@ -144,10 +146,6 @@ def _tabulate_runs(summary: Record, names: Sequence[str]) -> Table | None:
         )
     headings = ("Cohort", "Host", "Arm", "Folds")
     return Table("", "", "", headings, tuple(columns), tuple(lines), notes=tuple(notes))
-
-
-def _identify_arm(row: Record) -> tuple[str, ...]:
-    return row["cohort"], row["host"], row["arm"], str(row["variant"])
 
 
 def _read_cell(values: Mapping[str, Any], name: str) -> Cell:

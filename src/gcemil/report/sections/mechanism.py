@@ -15,7 +15,7 @@ feature adapter, exists only where the selector reads morphology ('gcemil report
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,22 +56,12 @@ def render_mechanism(context: Context, example: SlideView | None) -> Section | N
     ]
     # The slides of a bag were recovered together, so one of them has the coverage of all.
     covered = [slide for bag, slide in recovered if slide.slide_id == bag.slide_ids[0]]
-    figures = [_draw_adapter(context), _draw_history(context), _draw_anchors(context, covered)]
-    if example is not None:
-        mechanism = context.draw(
-            "mechanism",
-            draw_mechanism(example.evidence, threshold=run.evidence.selection_threshold),
-            "Responses, gates, coverage, threshold and repair of one slide",
-            f"Slide {example.slide_id}. The paper's first mechanism, the feature adapter, is part "
-            "of the selector only where it reads morphology.",
-        )
-        figures.append(mechanism)
     return render_section(
         "mechanism",
         "How the evidence came about",
         parts=describe_method(run.evidence, run.settings.host.name),
         is_taught=run.evidence.train_host,
-        figures=[figure for figure in figures if figure is not None],
+        figures=list(_draw_figures(context, covered, example)),
         anchors=sorted({str(fold.details.get("anchors")) for fold in run.folds}),
         prototypes=_list_prototypes(context, recovered),
     )
@@ -104,54 +94,56 @@ def describe_method(evidence: EvidenceSettings, host: str) -> list[tuple[str, st
     ]
 
 
-def _draw_adapter(context: Context) -> Picture | None:
-    if not context.run.evidence.morphology_term:
-        return None
-    fold = context.run.folds[0].files
-    if not fold.adapter.is_file():
+def _draw_figures(
+    context: Context, covered: Sequence[SlideEvidence], example: SlideView | None
+) -> Iterator[Picture]:
+    """Adapter, gates over training, anchors, and the steps of one slide, as far as there are any."""
+    settings, fold = context.run.evidence, context.run.folds[0]
+    if settings.morphology_term and not fold.files.adapter.is_file():
         remedy = f"gcemil report {context.path} --representations"
         context.missing["The feature adapter of this run was not measured."] = remedy
-        return None
-    return context.draw(
-        "adapter",
-        draw_adapter(read_adapter(fold.adapter)),
-        "Cosine of patches before and after the feature adapter, and its singular values",
-        f"Fold {fold.number}, patches of some test slides. At a cosine of 1 the selector reads the "
-        "encoder's own space; singular values well below 1 leave that space nearly as it was.",
-    )
-
-
-def _draw_history(context: Context) -> Picture | None:
-    fold = context.run.folds[0]
-    records = [record for record in fold.history if record.get("gate_histogram")]
-    if not records:
+    elif settings.morphology_term:
+        yield context.draw(
+            "adapter",
+            draw_adapter(read_adapter(fold.files.adapter)),
+            "Cosine of patches before and after the feature adapter, and its singular values",
+            f"Fold {fold.number}, patches of some test slides. At a cosine of 1 the selector reads "
+            "the encoder's own space; singular values well below 1 leave that space nearly as it "
+            "was.",
+        )
+    if records := [record for record in fold.history if record.get("gate_histogram")]:
+        yield context.draw(
+            "gates",
+            draw_gate_histograms(records, threshold=settings.selection_threshold),
+            "Histogram of the gates of the training bags, epoch by epoch",
+            f"Fold {fold.number}, training bags. Gates that end at 0 or 1 can be turned into a set "
+            "of patches without loss; gates in between cannot. Dashed: threshold.",
+        )
+    else:
         remedy = f"gcemil train COHORT --out {context.path}"
         context.missing["The training history has no gates."] = remedy
-        return None
-    return context.draw(
-        "gates",
-        draw_gate_histograms(records, threshold=context.run.evidence.selection_threshold),
-        "Histogram of the gates of the training bags, epoch by epoch",
-        f"Fold {fold.number}, training bags. Gates that end at 0 or 1 can be turned into a set of "
-        "patches without loss; gates in between cannot. Dashed: threshold.",
-    )
-
-
-def _draw_anchors(context: Context, slides: Sequence[SlideEvidence]) -> Picture | None:
-    """Anchors of one fold: prototypes of another fold are other anchors."""
-    if not slides:
+    if covered:
+        recovery = settings.recovery
+        target = None if recovery.reachable else recovery.coverage_target
+        aim = "a share of what the whole bag covers" if target is None else "the dashed line"
+        yield context.draw(
+            "anchor_coverage",
+            # Of one fold: prototypes of another fold are other anchors.
+            draw_anchor_coverage(covered, target=target),
+            "Coverage of every anchor by the evidence",
+            f"Fold {fold.number}, test slides. Recovery aims at {aim}, for the anchors that count "
+            "for the predicted class.",
+        )
+    else:
         context.missing["The fold has no evidence files."] = f"gcemil train {context.path} --again"
-        return None
-    recovery = context.run.evidence.recovery
-    target = None if recovery.reachable else recovery.coverage_target
-    aim = "a share of what the whole bag covers" if target is None else "the dashed line"
-    return context.draw(
-        "anchor_coverage",
-        draw_anchor_coverage(slides, target=target),
-        "Coverage of every anchor by the evidence",
-        f"Fold {context.run.folds[0].number}, test slides. Recovery aims at {aim}, for the anchors "
-        "that count for the predicted class.",
-    )
+    if example is not None:
+        yield context.draw(
+            "mechanism",
+            draw_mechanism(example.evidence, threshold=settings.selection_threshold),
+            "Responses, gates, coverage, threshold and repair of one slide",
+            f"Slide {example.slide_id}. The paper's first mechanism, the feature adapter, is part "
+            "of the selector only where it reads morphology.",
+        )
 
 
 def _list_prototypes(

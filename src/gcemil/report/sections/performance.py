@@ -12,12 +12,12 @@ from matplotlib.figure import Figure
 
 from gcemil.metrics import METRICS
 from gcemil.report import style
-from gcemil.report.bootstrap import PLAIN, Draws, draw_metrics, find_interval
 from gcemil.report.context import Context, Plate
-from gcemil.report.html import Picture, Section, render_section
+from gcemil.report.html import Section, render_section
 from gcemil.report.publication.performance import describe_performance
 from gcemil.report.run_data import Record
 from gcemil.report.sample import draw_sample, spread_cell
+from gcemil.report.scores import PLAIN, Draws, draw_metrics, find_interval
 from gcemil.report.style import ARMS
 from gcemil.runs.folder import describe_vote, main_mode
 from gcemil.tables import Cell, Column, Line, Table
@@ -50,6 +50,19 @@ def render_performance(context: Context) -> Section:
         metric: {mode: by_fold for mode in ARMS if (by_fold := context.read_values(mode, metric))}
         for metric in run.task_metrics
     }
+    figures = []
+    if histories := {fold.number: fold.history for fold in run.folds if fold.history}:
+        picture = context.draw(
+            "learning",
+            draw_learning(histories, run.task_metric),
+            "Loss and metric over epochs of training",
+            "One line per fold. A validation loss that rises while the training loss falls means "
+            "overfitting; the epoch with the best validation metric is kept (dots).",
+        )
+        figures.append(picture)
+    else:
+        what = "The run has no training history, so there are no learning curves."
+        context.missing[what] = f"gcemil train COHORT --out {context.path}"
     votes = [fold.details.get("vote") for fold in run.folds]
     return render_section(
         "performance",
@@ -60,7 +73,7 @@ def render_performance(context: Context) -> Section:
         table=_tabulate_metrics(context, values, draws),
         plates=[context.show(one) for one in plates if isinstance(one, Plate)],
         tables=[one for one in plates if isinstance(one, Table)],
-        figures=_draw_history(context),
+        figures=figures,
         is_survival=bool(draws) and run.task == "survival",
         folds=context.draw(
             "prediction_folds",
@@ -161,23 +174,6 @@ def _tabulate_metrics(context: Context, values: Values, draws: Sampled) -> Table
         "modes; networks are not trained again."
     )
     return Table("", "", "", ("Prediction",), tuple(columns), tuple(lines), notes=(note,))
-
-
-def _draw_history(context: Context) -> list[Picture]:
-    """Learning curves, if the run has a history."""
-    histories = {fold.number: fold.history for fold in context.run.folds if fold.history}
-    if not histories:
-        what = "The run has no training history, so there are no learning curves."
-        context.missing[what] = f"gcemil train COHORT --out {context.path}"
-        return []
-    picture = context.draw(
-        "learning",
-        draw_learning(histories, context.run.task_metric),
-        "Loss and metric over epochs of training",
-        "One line per fold. A validation loss that rises while the training loss falls means "
-        "overfitting; the epoch with the best validation metric is kept (dots).",
-    )
-    return [picture]
 
 
 def draw_learning(histories: Mapping[int, Sequence[Record]], metric: str) -> Figure:

@@ -141,6 +141,18 @@ def _describe_bag(
         result = f"{event} at {float(outcome.get('target', 'nan')):g}"
     else:
         result = f"{outcome.get('target', '?')}, predicted {predicted if is_wrong else 'so'}"
+    facts = [NO_EVIDENCE_MEANING] if is_no_evidence else []
+    facts.append(f"Fold {bag.fold}")
+    if judged:
+        share = 100 * judged["n_selected"] / judged["n_patches"]
+        facts.append(f"{judged['n_selected']} of {judged['n_patches']} patches ({share:.1f} %)")
+    if views:
+        facts.append(f"recovery ended: {views[0].evidence.stop_reason.replace('_', ' ')}")
+    if judged.get("precision") is not None:
+        overlap = f"precision {judged['precision']:.2f}, recall {judged['recall']:.2f}"
+        facts.append(f"{overlap} against the truth")
+    if failures:
+        facts.append("failures: " + ", ".join(name.lower() for name in failures))
     return {
         "kinds": [kind for kind, holds in kinds.items() if holds],
         "bag_id": bag.bag_id,
@@ -159,27 +171,8 @@ def _describe_bag(
             for name, (words, kind) in OUTPUTS.items()
             if judged.get(name) is not None
         ],
-        "facts": _list_facts(bag, judged, views, failures),
+        "facts": facts,
     }
-
-
-def _list_facts(
-    bag: BagKey, judged: Record, views: Sequence[SlideView], failures: Sequence[str]
-) -> list[str]:
-    """Fold, size, end of the recovery, overlap with the truth, failures."""
-    facts = [NO_EVIDENCE_MEANING] if judged.get("no_evidence") else []
-    facts.append(f"Fold {bag.fold}")
-    if judged:
-        share = 100 * judged["n_selected"] / judged["n_patches"]
-        facts.append(f"{judged['n_selected']} of {judged['n_patches']} patches ({share:.1f} %)")
-    if views:
-        facts.append(f"recovery ended: {views[0].evidence.stop_reason.replace('_', ' ')}")
-    if judged.get("precision") is not None:
-        overlap = f"precision {judged['precision']:.2f}, recall {judged['recall']:.2f}"
-        facts.append(f"{overlap} against the truth")
-    if failures:
-        facts.append("failures: " + ", ".join(name.lower() for name in failures))
-    return facts
 
 
 def draw_map(view: SlideView) -> Picture:
