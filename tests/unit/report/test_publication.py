@@ -10,10 +10,14 @@ from matplotlib.figure import Figure
 from builders.reports import judged_slide, run_folder, toy_evidence
 from gcemil.errors import RunError, UsageError
 from gcemil.report import style
-from gcemil.report.publication.survival import draw_risk_groups
+from gcemil.report.publication.survival import (
+    choose_times,
+    draw_risk_groups,
+    estimate_uncensored,
+    predict_survival,
+)
 from gcemil.report.publication.write import write_publication
 from gcemil.report.scores import FoldPredictions, pool_folds
-from gcemil.report.survival_scores import choose_times, estimate_uncensored, predict_survival
 
 
 def write_classes(run, number, *, n=16, per_case=2, seed=0, wrapped=True):
