@@ -1,4 +1,4 @@
-"""What every section uses: the run, the run it is compared with, figures, and tables of findings."""
+"""What every section uses: the run, the run beside it, figures, and tables of findings."""
 
 from __future__ import annotations
 

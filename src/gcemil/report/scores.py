@@ -38,7 +38,7 @@ class FoldPredictions:
     classes: tuple[str, ...]
     """Empty for survival and regression."""
     labels: Int[np.ndarray, "n"]
-    """Class; for survival, whether the event was seen; for regression, the quartile of the value."""
+    """Class; for survival, whether the event was seen; for regression, quartile of the value."""
     targets: Float[np.ndarray, "n"]
     """Time of survival, or value of regression; 0 for classes."""
     by_mode: dict[str, Float[np.ndarray, "..."]]

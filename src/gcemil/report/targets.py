@@ -1,4 +1,4 @@
-"""A run of several targets as one page: a line per target, their mean, and links to their reports."""
+"""A run of several targets as one page: a line per target, and links to their reports."""
 
 from __future__ import annotations
 

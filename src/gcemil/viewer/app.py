@@ -109,7 +109,7 @@ class _ViewerApi:
         return _JsonAnswer(self._ask_network(bench.judge_set, slide, *sets, tolerances))
 
     def export(self, request: Request, body: bytes) -> Response:
-        """The set as JSON, or as GeoJSON for QuPath; streamed, since it may have 200,000 patches."""
+        """The set as JSON, or as GeoJSON for QuPath; streamed, since it may be large."""
         is_json = request.url.path.endswith(".json")
         encode = bench.export_evidence if is_json else bench.export_geojson
         slide = self._slide(request)
@@ -174,7 +174,7 @@ def _describe_slide(slide: OpenedSlide) -> dict[str, Any]:
         "has_coords": slide.has_coords,
         "note": slide.note,
         "mpp": slide.mpp,
-        "layers": [layer.describe() for layer in bench.slide_layers(slide)],
+        "layers": [about for about, _ in bench.slide_layers(slide)],
         "rule": slide.rule,
         "chosen": np.flatnonzero(slide.chosen.numpy()).tolist(),
         "regions": bench.region_numbers(slide),

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,54 +47,37 @@ EVIDENCE_LABELS = {
 """By whether the slide has no evidence."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Layer:
-    """One number per patch of the slide."""
+def slide_layers(slide: OpenedSlide) -> list[tuple[dict[str, Any], Shaped[np.ndarray, "n"]]]:
+    """What the page needs to draw each layer, and one number per patch of the slide."""
+    rows, evidence, layers = slide.rows, slide.evidence, []
 
-    key: str
-    label: str
-    kind: Literal["heat", "set"]
-    values: Shaped[np.ndarray, "n"]
-    natural: tuple[float, float] | None = None
-    """Ends of the scale; None where a score has none, so that its own extremes serve."""
-
-    def describe(self) -> dict[str, Any]:
-        """What the page needs to draw it."""
-        low, high = self.natural or (float(self.values.min()), float(self.values.max()))
+    def add(
+        key: str, label: str, values: np.ndarray, kind: str = "heat", *, is_share: bool
+    ) -> None:
+        low, high = (0.0, 1.0) if is_share else (float(values.min()), float(values.max()))
         # A score without a scale of its own is coloured by rank, as in the heat maps and overlays.
-        ranked = self.kind == "heat" and self.natural is None
-        about = {"key": self.key, "label": self.label, "kind": self.kind}
-        return {**about, "low": low, "high": high, "ranked": ranked}
+        about = {"key": key, "label": label, "kind": kind, "ranked": not is_share}
+        layers.append(({**about, "low": low, "high": high}, values))
 
-
-def slide_layers(slide: OpenedSlide) -> list[_Layer]:
-    """Every layer the slide has, in the order of the page."""
-    share, rows, evidence = (0.0, 1.0), slide.rows, slide.evidence
-
-    def heat(key: str, label: str, values: np.ndarray, *natural: tuple[float, float]) -> _Layer:
-        return _Layer(key, label, "heat", values, *natural)
-
-    layers = [heat("attention", "attention of the host", slide.full.scores.numpy()[rows])]
+    add("attention", "attention of the host", slide.full.scores.numpy()[rows], is_share=False)
     names = slide.fold.task.prediction_names
     support = zip(names, slide.view.class_support, strict=False)
     for index, (name, scores) in enumerate(support):
         label = f"speaks for {name.removeprefix('prob_')}"
-        layers.append(heat(f"class_{index}", label, scores.numpy()[rows]))
+        add(f"class_{index}", label, scores.numpy()[rows], is_share=False)
     label = slide.rule
     if evidence is not None:
         label = EVIDENCE_LABELS[evidence.is_no_evidence]
-        layers += [
-            heat("gate", "gate", evidence.gates, share),
-            heat("evidence_score", "evidence score", evidence.evidence_scores),
-            heat("marginal_gain", "marginal gain", evidence.marginal_gain),
-        ]
+        add("gate", "gate", evidence.gates, is_share=True)
+        add("evidence_score", "evidence score", evidence.evidence_scores, is_share=False)
+        add("marginal_gain", "marginal gain", evidence.marginal_gain, is_share=False)
         for index, prompt in enumerate(evidence.prompts):
             values = evidence.responses[:, index]
-            layers.append(heat(f"anchor_{index}", f"concept: {prompt}", values, share))
-    layers.append(_Layer("evidence", label, "set", slide.chosen.numpy()[rows], share))
+            add(f"anchor_{index}", f"concept: {prompt}", values, is_share=True)
+    add("evidence", label, slide.chosen.numpy()[rows], "set", is_share=True)
     truth = slide.bench.truth
     if truth is not None and len(truth) == len(slide.bench):
-        layers.append(_Layer("truth", "annotated truth", "set", truth.numpy()[rows], share))
+        add("truth", "annotated truth", truth.numpy()[rows], "set", is_share=True)
     return layers
 
 
@@ -103,7 +86,7 @@ def patch_arrays(slide: OpenedSlide) -> bytes:
     frame = slide.tiles.frame
     corners = (slide.coords - (frame.left, frame.top)).astype("<i4")
     return corners.tobytes() + b"".join(
-        layer.values.astype("<f4").tobytes() for layer in slide_layers(slide)
+        values.astype("<f4").tobytes() for _, values in slide_layers(slide)
     )
 
 

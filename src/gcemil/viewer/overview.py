@@ -36,7 +36,7 @@ def describe_run(session: ViewerSession) -> dict[str, Any]:
         try:
             evidence = data.evidence(slide_id)
         except GcemilError:
-            # A damaged evidence file is reported when its slide is opened; the page itself must open.
+            # A damaged evidence file is reported when its slide is opened.
             evidence = None
         words = []
         if predicted is None and "value" in outcome:
@@ -47,15 +47,8 @@ def describe_run(session: ViewerSession) -> dict[str, Any]:
         if evidence is not None and evidence.is_no_evidence:
             words.append("no evidence")
         verdict = "" if evidence is None else certify(evidence.verdict, warning).partition(":")[0]
-        rows.append(
-            {
-                "slide": slide_id,
-                "patient": spec.case_id,
-                "label": target or "",
-                "prediction": predicted or "",
-                "verdict": verdict,
-            }
-        )
+        row = {"slide": slide_id, "patient": spec.case_id, "verdict": verdict}
+        rows.append({**row, "label": target or "", "prediction": predicted or ""})
         labels[slide_id] = f"{slide_id}: {', '.join(words)}" if words else slide_id
         ranks[slide_id] = (
             predicted is not None and predicted == target,

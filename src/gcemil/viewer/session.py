@@ -50,7 +50,7 @@ class OpenedSlide:
     gated: Logits | None
     """Logits of X_pi; None without the wrapper."""
     chosen: Selected
-    """Over the bag: the recovered evidence, or the patches of highest attention where there is no wrapper."""
+    """Over the bag: the recovered evidence, or the most attended patches of a plain host."""
     evidence: SlideEvidence | None
     has_coords: bool
     coords: Int[np.ndarray, "n 2"]

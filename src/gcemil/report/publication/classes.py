@@ -1,4 +1,4 @@
-"""Classification: ROC and precision-recall curves, calibration, confusion, and a table of classes."""
+"""Classification: ROC and precision-recall curves, calibration, confusion, table of classes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ from gcemil.report.sample import (
 from gcemil.report.scores import GRID, PLAIN, Curves, bin_confidence, measure_classes, trace_curves
 from gcemil.tables import Cell, Column, Line, Table
 
-CLASS_HEADINGS = {
-    "sensitivity": "Sensitivity", "specificity": "Specificity", "precision": "Precision", "f1": "F1", "auc": "AUC",
-}  # fmt: skip
+CLASS_HEADINGS = {"f1": "F1", "auc": "AUC"}
+"""Headings of metrics that are not their own name."""
 CURVES = {
     "roc": ("ROC", "false positive rate", "sensitivity"),
     "precision_recall": ("Precision-recall", "recall", "precision"),
@@ -150,7 +149,10 @@ def draw_confusion(sample: Sample) -> Figure:
 def _tabulate_classes(sample: Sample) -> Table:
     """One line per class of the main prediction."""
     found = measure_classes(sample.bags, sample.main, sample.weights)
-    columns = [Column(name, CLASS_HEADINGS[name], better="neither") for name in found]
+    columns = [
+        Column(name, CLASS_HEADINGS.get(name, name.capitalize()), better="neither")
+        for name in found
+    ]
     lines = []
     for index, name in enumerate(sample.bags.classes):
         count = int((sample.bags.labels == index).sum())

@@ -18,12 +18,12 @@ from gcemil.rules import CONTROLS, FIRST_RULES, MAIN_RULES, SMOOTHED, find_rule,
 
 RECOVERED = "recovered"
 BUDGET_METRICS = (
-    "evidence_sufficiency", "keep_only_drop", "full_kept_gap", "complement_degradation", "removal_gap",
-    "precision", "recall", "region_coverage",
+    "evidence_sufficiency", "keep_only_drop", "full_kept_gap", "complement_degradation",
+    "removal_gap", "precision", "recall", "region_coverage",
 )  # fmt: skip
 POSTHOC_METRICS = (
-    "evidence_sufficiency", "full_kept_gap", "srg", "least_first_area", "complement_degradation", "removal_gap",
-    "most_first_area", "average_precision", "runtime_ratio",
+    "evidence_sufficiency", "full_kept_gap", "srg", "least_first_area", "complement_degradation",
+    "removal_gap", "most_first_area", "average_precision", "runtime_ratio",
 )  # fmt: skip
 KEPT, LOST = "evidence_sufficiency", "complement_degradation"
 BAR_METRICS = (KEPT, LOST, "precision")

@@ -7,7 +7,7 @@
   greedy repair       coverage of every anchor before and after patches were added
 
 These are the mechanisms of the paper's appendix, drawn from an evidence file. The first one, the
-feature adapter, exists only where the selector reads morphology ('gcemil report --representations'):
+feature adapter, exists only where the selector reads morphology (gcemil report --representations):
 
   feature adaptation  cos(norm h, norm (I + U V^T) h), and the singular values of U V^T
 """
@@ -97,7 +97,7 @@ def describe_method(evidence: EvidenceSettings, host: str) -> list[tuple[str, st
 def _draw_figures(
     context: Context, covered: Sequence[SlideEvidence], example: SlideView | None
 ) -> Iterator[Picture]:
-    """Adapter, gates over training, anchors, and the steps of one slide, as far as there are any."""
+    """Adapter, gates over training, anchors, and the steps of one slide, if there are any."""
     settings, fold = context.run.evidence, context.run.folds[0]
     if settings.morphology_term and not fold.files.adapter.is_file():
         remedy = f"gcemil report {context.path} --representations"

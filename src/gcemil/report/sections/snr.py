@@ -18,8 +18,8 @@ from gcemil.report.html import Section, render_section
 from gcemil.rules import find_rule, order_rules
 
 FULL_KEPT = (
-    "evidence_sufficiency", "keep_only_drop", "full_kept_gap", "sufficient_share", "complement_degradation",
-    "removal_gap", "necessary_share", "both_share",
+    "evidence_sufficiency", "keep_only_drop", "full_kept_gap", "sufficient_share",
+    "complement_degradation", "removal_gap", "necessary_share", "both_share",
 )  # fmt: skip
 SOFT_KEPT = ("cd_gap", "cd_metric_gap", "recoverable_share", "gate_margin", "gate_distance")
 BOUNDS = {

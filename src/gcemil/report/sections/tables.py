@@ -24,7 +24,8 @@ from gcemil.tables import NOT_MEASURED, Table
 
 OVERLAP = ("precision", "recall", "average_precision", "region_coverage")
 LOCALISATION = (
-    "dice", "normal_specificity", "patch_specificity", "froc", "froc_official", "marked_share", "map_threshold",
+    "dice", "normal_specificity", "patch_specificity", "froc", "froc_official", "marked_share",
+    "map_threshold",
 )  # fmt: skip
 STABILITY = ("jaccard", "prediction_flip", "output_gap", "cd_gap", "full_kept_gap")
 METRICS_OF = {
@@ -101,7 +102,7 @@ def render_truth(context: Context) -> Section | None:
 
 
 def make_detector_table(context: Context, rows: Sequence[Row], notes: Sequence[str]) -> Table:
-    """Score maps as lesion detectors; a map that marks all tissue has the highest FROC, so it marks no best."""
+    """Score maps as lesion detectors; no FROC is best: a map of all tissue has the highest."""
     caption = "Score maps as lesion detectors"
     table = context.make_table(pick_rows(rows), LOCALISATION, caption, grouped=False, notes=notes)
     columns = (
