@@ -217,15 +217,3 @@ def test_a_scale_bar_has_a_round_length(microns, label, share):
     left, right = axes.lines[0].get_xdata()
     assert (right - left) / 1000 == pytest.approx(share)
     assert axes.texts[0].get_text() == label
-
-
-def test_tissue_is_read_from_the_slide_at_the_resolution_of_the_figure(tmp_path):
-    pytest.importorskip("openslide")
-    from builders.slides import write_slide
-    from gcemil.exports.overlay import read_slide_place
-
-    path = write_slide(tmp_path / "s0.tif")
-    small, large = (read_slide_place(path, longest=longest) for longest in (128, 512))
-    assert max(small.thumbnail.pixels.shape) == 128
-    assert max(large.thumbnail.pixels.shape) == 512
-    assert small.thumbnail.downsample == pytest.approx(4 * large.thumbnail.downsample)

@@ -10,27 +10,13 @@ from builders import PATCH, grid_coords, write_slide
 from builders.reports import toy_evidence
 from gcemil.bags import store
 from gcemil.config import PAPER, EvidenceSettings
-from gcemil.exports.overlay import SlideFrame, draw_evidence, read_own_thumbnail
+from gcemil.exports.overlay import draw_evidence, read_own_thumbnail
 from gcemil.findings import Row
 from gcemil.records import AdapterFigures, Representations
 from gcemil.report.claim import RuleSlides
 from gcemil.report.context import save_figure
 from gcemil.report.publication.survival import draw_risk_groups, split_at_median
-from gcemil.report.sections.controls import draw_keep_and_remove, draw_same_budget
-from gcemil.report.sections.examples import (
-    draw_attention_and_evidence,
-    draw_contact_sheet,
-    draw_disjoint_subsets,
-)
-from gcemil.report.sections.grid import draw_relative_performance
-from gcemil.report.sections.mechanism import (
-    describe_method,
-    draw_adapter,
-    draw_anchor_coverage,
-    draw_gate_histograms,
-    draw_mechanism,
-)
-from gcemil.report.sections.performance import draw_fold_pairs
+from gcemil.report.sections import controls, examples, grid, mechanism, performance
 from gcemil.report.sections.representations import draw_representations, embed_slides
 from gcemil.report.sections.slides import draw_map
 from gcemil.report.sections.snr import draw_slides_by_rule
@@ -90,13 +76,10 @@ def test_every_fold_is_split_at_its_own_median():
     assert split_at_median(cases)[0].risk.tolist() == [3.0, 300.0]
 
 
-def frame() -> SlideFrame:
-    return view_of(toy_evidence(n_patches=4, width=2)).fit(largest=20)
-
-
 def test_the_outline_runs_inside_the_true_patches_with_a_halo_outside():
     canvas = np.full((20, 20, 3), 100, dtype=np.uint8)
-    drawn = outline_truth(canvas, frame(), np.array([True, False, False, False]))
+    frame = view_of(toy_evidence(n_patches=4, width=2)).fit(largest=20)
+    drawn = outline_truth(canvas, frame, np.array([True, False, False, False]))
     assert drawn[0, 0].tolist() == drawn[9, 5].tolist() == [0, 0, 0]
     assert drawn[10, 5].tolist() == [255, 255, 255]
     assert drawn[5, 5].tolist() == drawn[15, 15].tolist() == [100, 100, 100]
@@ -166,12 +149,14 @@ def view_of(evidence, truth=None):
 
 def draw_anchors():
     slides = [replace(EVIDENCE, coverage=np.array([mean, 1.0])) for mean in (0.2, 0.4)]
-    return draw_anchor_coverage(slides, target=0.95)
+    return mechanism.draw_anchor_coverage(slides, target=0.95)
 
 
 def draw_gates():
     shares = {"gate_histogram": [0.9, 0.1], "evidence_fraction": 0.5}
-    return draw_gate_histograms([{"epoch": 0, **shares}, {"epoch": 1, **shares}], threshold=0.5)
+    return mechanism.draw_gate_histograms(
+        [{"epoch": 0, **shares}, {"epoch": 1, **shares}], threshold=0.5
+    )
 
 
 def draw_rules():
@@ -186,24 +171,24 @@ def draw_bars():
         Row({"rule": "lrp", "network": network}, {"precision": value})
         for network, value in precision.items()
     ]
-    return draw_same_budget(rows, ["precision"], title="at 5 %")
+    return controls.draw_same_budget(rows, ["precision"], title="at 5 %")
 
 
 def draw_curves():
     figures = {"evidence_sufficiency": 0.8, "complement_degradation": 0.1, "task_metric": 0.9}
     labels = {"rule": "evidence", "network": "wrapped"}
     rows = [Row({**labels, "budget": budget}, figures) for budget in ("0.1", "0.2")]
-    return draw_keep_and_remove(rows, metric="macro_f1")
+    return controls.draw_keep_and_remove(rows, metric="macro_f1")
 
 
 def draw_hosts():
     gains = {"host": "abmil", "cohort": ["x", "y"], "before": [0.5, 0.0], "after": [0.6, 0.6]}
-    return draw_relative_performance(pd.DataFrame(gains), label="F1")
+    return grid.draw_relative_performance(pd.DataFrame(gains), label="F1")
 
 
 def draw_moves():
     cosines, selected = np.array([0.9, 0.99]), np.array([True, False])
-    return draw_adapter(AdapterFigures(cosines, selected, np.array([0.2, 0.1])))
+    return mechanism.draw_adapter(AdapterFigures(cosines, selected, np.array([0.2, 0.1])))
 
 
 def draw_plane():
@@ -214,28 +199,31 @@ def draw_plane():
 PIXELS = [np.zeros((4, 4, 3), dtype=np.uint8)] * 2
 FIGURES = {
     "maps": (
-        lambda: draw_attention_and_evidence(view_of(EVIDENCE, truth=EVIDENCE.selected)),
+        lambda: examples.draw_attention_and_evidence(view_of(EVIDENCE, truth=EVIDENCE.selected)),
         "2 of 8 patches",
     ),
-    "whole bag": (lambda: draw_attention_and_evidence(view_of(ONE_PATCH)), "1 of 1 patches"),
+    "whole bag": (
+        lambda: examples.draw_attention_and_evidence(view_of(ONE_PATCH)),
+        "1 of 1 patches",
+    ),
     "subsets": (
-        lambda: draw_disjoint_subsets(view_of(EVIDENCE), {"by x": np.arange(8) % 3}),
+        lambda: examples.draw_disjoint_subsets(view_of(EVIDENCE), {"by x": np.arange(8) % 3}),
         "by x: 2 sufficient",
     ),
-    "sheet": (lambda: draw_contact_sheet(EVIDENCE), "B  necrosis"),
-    "sheet of pixels": (lambda: draw_contact_sheet(EVIDENCE, PIXELS), "patch 1"),
+    "sheet": (lambda: examples.draw_contact_sheet(EVIDENCE), "B  necrosis"),
+    "sheet of pixels": (lambda: examples.draw_contact_sheet(EVIDENCE, PIXELS), "patch 1"),
     "anchors": (draw_anchors, "0.30"),
     "gates": (draw_gates, "50.0% open"),
-    "mechanism": (lambda: draw_mechanism(EVIDENCE, threshold=0.95), "Repair: 2 added"),
+    "mechanism": (lambda: mechanism.draw_mechanism(EVIDENCE, threshold=0.95), "Repair: 2 added"),
     "mechanism of a whole bag": (
-        lambda: draw_mechanism(ONE_PATCH, threshold=0.5),
+        lambda: mechanism.draw_mechanism(ONE_PATCH, threshold=0.5),
         "Threshold: 1 open",
     ),
     "slides by rule": (draw_rules, "≤ 0.05"),
     "budget": (draw_bars, "LRP"),
     "curves": (draw_curves, "all patches"),
     "folds": (
-        lambda: draw_fold_pairs({"auc": {"full": {0: 0.5, 1: 0.7}, "gce": {0: 0.9}}}),
+        lambda: performance.draw_fold_pairs({"auc": {"full": {0: 0.5, 1: 0.7}, "gce": {0: 0.9}}}),
         "0.600",
     ),
     "hosts": (draw_hosts, "abmil"),
@@ -264,8 +252,8 @@ def test_two_groups_stay_two_groups_in_the_plane():
 
 
 def test_the_method_is_drawn_from_the_parts_that_a_run_has():
-    ours = dict(describe_method(EvidenceSettings(), "abmil"))
-    paper = dict(describe_method(PAPER, "dsmil"))
+    ours = dict(mechanism.describe_method(EvidenceSettings(), "abmil"))
+    paper = dict(mechanism.describe_method(PAPER, "dsmil"))
     assert ours["selector"] == "attention + contribution + concepts + likeness"
     assert ours["recovery"] == "threshold"
     assert paper["selector"] == "adapted features (MLP)"

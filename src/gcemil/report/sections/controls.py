@@ -45,12 +45,9 @@ def render_controls(context: Context) -> Section | None:
         return None
     explained = None
     if posthoc is not None:
-        rows, labels = (
-            pick_rows(posthoc.rows, comparison="full-kept"),
-            {"rule": "Patches chosen by"},
-        )
+        rows = pick_rows(posthoc.rows, comparison="full-kept")
         own, plain = pick_rows(rows, network="wrapped"), pick_rows(rows, network="plain")
-        notes = [POSTHOC_NOTE, *posthoc.notes]
+        labels, notes = {"rule": "Patches chosen by"}, [POSTHOC_NOTE, *posthoc.notes]
         explained = {
             "own": context.make_table(own, POSTHOC_METRICS, notes=notes),
             "plain": plain and context.make_table(plain, POSTHOC_METRICS, labels=labels),
