@@ -80,13 +80,13 @@ def draw_sample(context: Context, *beside: str) -> Sample | None:
     plain = {} if context.against is None else {fold.number: fold for fold in context.against.folds}
     folds = []
     for fold in context.run.folds:
-        found = read_fold_predictions(fold, plain.get(fold.number))
-        if found is None:
+        predictions = read_fold_predictions(fold, plain.get(fold.number))
+        if predictions is None:
             context.missing[f"{fold.files.path} has no table of predictions."] = (
                 f"gcemil train {context.path} --again"
             )
             return None
-        folds.append(found)
+        folds.append(predictions)
     bags = pool_folds(folds)
     drawn = bags.draw_weights(np.random.default_rng(context.seed))
     weights = np.vstack([np.ones(len(bags.labels)), drawn])

@@ -229,14 +229,14 @@ def trace_curves(
     """
     if classes is None:
         classes = (1,) if len(bags.classes) == 2 else np.unique(bags.labels).tolist()
-    found = [
+    traced = [
         _trace_class(bags.labels == index, bags.by_mode[mode][:, index], weights)
         for index in classes
         if (bags.labels == index).any() and (bags.labels != index).any()
     ]
-    if not found:
+    if not traced:
         return None
-    return Curves(*(np.mean(parts, axis=0) for parts in zip(*found, strict=True)))
+    return Curves(*(np.mean(parts, axis=0) for parts in zip(*traced, strict=True)))
 
 
 def _trace_class(

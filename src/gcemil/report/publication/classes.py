@@ -32,7 +32,7 @@ CURVES = {
 def describe_classes(context: Context, sample: Sample) -> Iterator[Plate | Table]:
     bags = sample.bags
     traced = {mode: trace_curves(bags, mode, sample.weights) for mode in sample.modes}
-    curves = {mode: found for mode, found in traced.items() if found is not None}
+    curves = {mode: curve for mode, curve in traced.items() if curve is not None}
     averaged = "each class against the others, averaged; right: every class of the main prediction"
     if len(bags.classes) == 2:
         averaged = f"{bags.classes[1]} against {bags.classes[0]}"
@@ -64,28 +64,28 @@ def draw_curves(sample: Sample, curves: dict[str, Curves], kind: str) -> Figure:
     figure = style.new_figure(3.0 + 0.19 * n_lines, width=width)
     panels = style.add_panels(figure, 2 if by_class else 1)
     for fold in sample.folds if len(sample.folds) > 1 else ():
-        if (found := trace_curves(fold, main, np.ones((1, len(fold.labels))))) is not None:
+        if (curve := trace_curves(fold, main, np.ones((1, len(fold.labels))))) is not None:
             look: Any = {"color": style.ARM_COLORS[main], "linewidth": 0.6, "alpha": 0.5}
-            panels[0].plot(GRID, getattr(found, kind)[0], **look)
+            panels[0].plot(GRID, getattr(curve, kind)[0], **look)
     look = {"markersize": 3.4, "markevery": 20}
-    for (mode, found), marker in zip(curves.items(), style.MARKERS, strict=False):
-        words = format_value("AP", found.average_precision)
+    for (mode, curve), marker in zip(curves.items(), style.MARKERS, strict=False):
+        words = format_value("AP", curve.average_precision)
         if kind == "roc":
             words = format_value("AUC", bags.measure(mode, "auc", weights))
-        lines, look["color"] = getattr(found, kind), style.ARM_COLORS[mode]
+        lines, look["color"] = getattr(curve, kind), style.ARM_COLORS[mode]
         label = f"{style.ARMS[mode]}: {words}"
         style.draw_band(
             panels[0], GRID, lines[0], find_band(lines), label=label, marker=marker, **look
         )
     areas = measure_classes(bags, main, weights)["auc"]
     for index, name in enumerate(by_class):
-        if (found := trace_curves(bags, main, weights, (index,))) is not None:
-            words = format_value("AP", found.average_precision)
+        if (curve := trace_curves(bags, main, weights, (index,))) is not None:
+            words = format_value("AP", curve.average_precision)
             if kind == "roc":
                 words = format_value("AUC", areas[:, index])
             label = f"{style.shorten_label(name, 18)}: {words}"
             look |= style.number_look(index)
-            panels[1].plot(GRID, getattr(found, kind)[0], label=label, **look)
+            panels[1].plot(GRID, getattr(curve, kind)[0], label=label, **look)
     title, across, up = CURVES[kind]
     headings = (f"{title}, mean of classes", f"{title} by class") if by_class else (title,)
     for axes, heading in zip(panels, headings, strict=True):
@@ -148,15 +148,15 @@ def draw_confusion(sample: Sample) -> Figure:
 
 def _tabulate_classes(sample: Sample) -> Table:
     """One line per class of the main prediction."""
-    found = measure_classes(sample.bags, sample.main, sample.weights)
+    measured = measure_classes(sample.bags, sample.main, sample.weights)
     columns = [
         Column(name, CLASS_HEADINGS.get(name, name.capitalize()), better="neither")
-        for name in found
+        for name in measured
     ]
     lines = []
     for index, name in enumerate(sample.bags.classes):
         count = int((sample.bags.labels == index).sum())
-        cells = [value_cell(metric, values[:, index]) for metric, values in found.items()]
+        cells = [value_cell(metric, values[:, index]) for metric, values in measured.items()]
         lines.append(Line((name,), "ours", (Cell(str(count), count), *cells)))
     title = f"Every class against the others, {style.ARMS[sample.main]}"
     columns = [Column("n", "n"), *columns]

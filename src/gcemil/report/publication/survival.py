@@ -148,15 +148,15 @@ def _score_survival(context: Context, sample: Sample, at: np.ndarray) -> dict[st
             cases = pd.DataFrame(lines, columns=columns).set_index("case_id").astype(float)
             cases = cases.rename(columns={"target": "time"}).assign(event=cases.event == 1)
             own = bags.folds == position
-            found = predict_survival(cases.groupby("case_id").mean(), bags.by_mode[mode][own], at)
-            if found is None:
+            curves = predict_survival(cases.groupby("case_id").mean(), bags.by_mode[mode][own], at)
+            if curves is None:
                 what = (
                     f"No Brier score: the validation part of fold {fold.number} has no event, or "
                     "all its risks are equal."
                 )
                 context.missing[what] = f"gcemil split {quote_path(run.cohort)} --folds 3"
                 return {}
-            survival[own], reference[own] = found
+            survival[own], reference[own] = curves
         scores[mode] = measure_brier(bags.targets, events, survival, sample.weights, at)
     scores[REFERENCE] = measure_brier(bags.targets, events, reference, sample.weights, at)
     return scores
@@ -294,12 +294,12 @@ def measure_auc_over_time(bags: FoldPredictions, mode: str, weights: Weights, at
     events, risks = bags.labels == 1, bags.by_mode[mode]
     uncensored = estimate_uncensored(bags.targets, events, bags.targets)
     folds = np.zeros(len(events)) if bags.folds is None else bags.folds
-    found = []
+    areas = []
     for time in at:
         had, lives = events & (bags.targets <= time), bags.targets > time
         pairs = (folds[had][:, None] == folds[lives]) / uncensored[had][:, None]
-        found.append(share_of_pairs(weights, had, lives, risks, pairs))
-    return np.stack(found, axis=1)
+        areas.append(share_of_pairs(weights, had, lives, risks, pairs))
+    return np.stack(areas, axis=1)
 
 
 def measure_brier(

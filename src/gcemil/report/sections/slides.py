@@ -110,8 +110,8 @@ def _describe_bag(
     failures: Sequence[str],
 ) -> Record:
     """One bag from its line of the S/N/R diagnostic, its line of predictions and its failures."""
-    found = (read_slide_view(run, bag, slide) for slide in bag.slide_ids)
-    views = [view for view in found if view is not None]
+    read = (read_slide_view(run, bag, slide) for slide in bag.slide_ids)
+    views = [view for view in read if view is not None]
     anchors = []
     if views:
         evidence = views[0].evidence
