@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import fmean, stdev
 
 import numpy as np
 
+from gcemil.findings import mean_and_deviation
 from gcemil.metrics import METRICS
 from gcemil.report import style
 from gcemil.report.context import Context
@@ -124,7 +123,8 @@ def tabulate_metrics(
     for mode in sample.modes:
         cells = []
         for metric in run.task_metrics:
-            cells += [spread_cell(metric, context.read_values(mode, metric))] * has_folds
+            spread = mean_and_deviation(context.read_values(mode, metric).values())
+            cells += [metric_cell(metric, *spread)] * has_folds
             cells.append(value_cell(metric, sample.bags.measure(mode, metric, sample.weights)))
         for name, by_mode in extra.items():
             values = by_mode.get(mode)
@@ -139,13 +139,6 @@ def tabulate_metrics(
     return Table(
         "metrics", title, "tab:metrics", headings, tuple(columns), tuple(lines), notes=(note,)
     )
-
-
-def spread_cell(metric: str, by_fold: Mapping[int, float]) -> Cell:
-    """Mean and deviation over the folds."""
-    values = list(by_fold.values())
-    deviation = stdev(values) if len(values) > 1 else None
-    return metric_cell(metric, fmean(values) if values else None, deviation)
 
 
 def value_cell(metric: str, values: Draws) -> Cell:

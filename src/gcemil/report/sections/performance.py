@@ -10,17 +10,18 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from gcemil.findings import mean_and_deviation
 from gcemil.metrics import METRICS
 from gcemil.report import style
 from gcemil.report.context import Context, Plate
 from gcemil.report.html import Section, render_section
 from gcemil.report.publication.performance import describe_performance
 from gcemil.report.run_data import Record
-from gcemil.report.sample import draw_sample, spread_cell
+from gcemil.report.sample import draw_sample
 from gcemil.report.scores import PLAIN, Draws, draw_metrics, find_interval
 from gcemil.report.style import ARMS
 from gcemil.runs.folder import describe_vote, main_mode
-from gcemil.tables import Cell, Column, Line, Table
+from gcemil.tables import Cell, Column, Line, Table, metric_cell
 
 TESTS = (
     "difference", "difference_low", "difference_high", "bag_difference_low", "bag_difference_high",
@@ -163,7 +164,7 @@ def _tabulate_metrics(context: Context, values: Values, draws: Sampled) -> Table
     for mode in ARMS:
         cells = []
         for metric, modes in values.items():
-            cells.append(spread_cell(metric, modes.get(mode, {})))
+            cells.append(metric_cell(metric, *mean_and_deviation(modes.get(mode, {}).values())))
             cells.append(Cell(_format_interval(draws.get((mode, metric)))))
         if any(mode in modes for modes in values.values()):
             lines.append(Line((ARMS[mode],), "ours", tuple(cells), comparison=""))
