@@ -20,11 +20,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+from gcemil.exports.geojson import NO_EVIDENCE
 from gcemil.records import MODE_WORDS
 from gcemil.rules import RIVAL_COLOR, RULES, find_rule
 
 EVIDENCE_COLOR, ATTENTION_COLOR = RULES["evidence"].color, RULES["attention"].color
 RANDOM_COLOR, TRUTH_COLOR = RULES["random"].color, RULES["oracle"].color
+NO_EVIDENCE_COLOR = "#{:02x}{:02x}{:02x}".format(*NO_EVIDENCE.color)
 ORANGE, SKY, VIOLET, LEAF = RULES["gce_soft"].color, RIVAL_COLOR, "#4b2a7b", "#b2df8a"
 GROUPS = (ATTENTION_COLOR, ORANGE, VIOLET, LEAF, EVIDENCE_COLOR, SKY, TRUTH_COLOR, RANDOM_COLOR)
 """For things without a colour of their own, such as classes; after eight, only markers differ."""

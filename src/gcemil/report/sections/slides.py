@@ -12,10 +12,8 @@ import numpy as np
 from PIL import Image
 
 from gcemil.exports.certificate import CRITERIA, Verdict
-from gcemil.exports.geojson import NO_EVIDENCE
 from gcemil.exports.overlay import encode_image
 from gcemil.metrics import FAILURE_TYPES, TASKS
-from gcemil.report import style
 from gcemil.report.context import Context
 from gcemil.report.html import Picture, Section, render_section
 from gcemil.report.run_data import BagKey, Record, RunData, find_predicted_class
@@ -42,16 +40,6 @@ FILTERS = {
     "failing": "any failure",
 }
 """CSS classes of the bags that a filter shows, and words for it."""
-BLUES = f"linear-gradient(90deg,#f0f4fa,{style.ATTENTION_COLOR},#081d42)"
-LEGEND = {
-    "attention, darker is higher": f"background:{BLUES};width:2.4rem;border:0",
-    "GCE evidence": f"background:{style.EVIDENCE_COLOR}",
-    "patches that were found and are no evidence": "background:#{:02x}{:02x}{:02x}".format(
-        *NO_EVIDENCE.color
-    ),
-    "other patches": "background:#dedede",
-}
-"""What the colours of a map mean, each with the style that shows it."""
 
 
 def link_bags(context: Context) -> dict[str, str]:
@@ -65,14 +53,12 @@ def render_slides(context: Context) -> Section:
     bags = describe_bags(run)
     kinds = [kind for bag in bags for kind in bag["kinds"]]
     filters = {kind: (words, kinds.count(kind)) for kind, words in FILTERS.items() if kind in kinds}
-    legend = dict(LEGEND) if run.is_wrapped else {}
-    if legend and (run.cohort / "truth").is_dir():
-        legend["outline: annotated truth"] = "border-color:#000;background:#fff"
     return render_section(
         "slides",
         f"{run.bag_unit.capitalize()}s, one by one",
         filters=filters,
-        legend=legend,
+        is_wrapped=run.is_wrapped,
+        has_truth=(run.cohort / "truth").is_dir(),
         bags=bags,
         phi=None if run.task == "classification" else run.phi.removeprefix("the "),
     )
