@@ -80,10 +80,9 @@ def served(classification_runs, tmp_path_factory):
     """A copy of a run, because reviews are written into it."""
     run = tmp_path_factory.mktemp("viewed") / "run"
     shutil.copytree(classification_runs.gce, run)
-    session = ViewerSession.open(run)
+    session = ViewerSession(run)
     with running(session) as server:
         yield session, server
-    session.close()
 
 
 def told(said) -> str:

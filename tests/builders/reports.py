@@ -22,8 +22,6 @@ SNR_SETTINGS = {
     "sufficiency_tolerance": 0.05,
     "necessity_tolerance": 0.05,
     "recoverability_tolerance": 0.01,
-    "budget": 0.05,
-    "seed": 0,
 }
 
 
@@ -81,14 +79,10 @@ def judged_slide(
 
 def snr_rows(rules: Sequence[str]) -> tuple[Row, ...]:
     """One row per rule over all classes, and the gates of the evidence."""
-    rows = [
-        Row(
-            {"rule": rule, "network": "wrapped", "class": "all", "comparison": "full-kept"},
-            {"full_kept_gap": 0.1},
-        )
-        for rule in rules
-    ]
-    soft = {"rule": "evidence", "network": "wrapped", "class": "all", "comparison": "soft-kept"}
+    labels = {"network": "wrapped", "class": "all"}
+    kept = {**labels, "comparison": "full-kept"}
+    rows = [Row({"rule": rule, **kept}, {"full_kept_gap": 0.1}) for rule in rules]
+    soft = {"rule": "evidence", **labels, "comparison": "soft-kept"}
     return (*rows, *([Row(soft, {"cd_gap": 0.01})] if "evidence" in rules else []))
 
 
@@ -114,34 +108,21 @@ class RunFolder:
         folder.mkdir(parents=True)
         modes = ("full", "gce", "soft", "discrete") if wrapped else ("full",)
         metrics = {mode: {"accuracy": value, "macro_f1": value, "auc": value} for mode in modes}
-        details = {
-            "best_epoch": 3,
-            "warnings": [],
-            "caveats": [],
-            "anchors": "file anchors.h5" if wrapped else None,
-        }
-        (folder / "metrics.json").write_text(
-            json.dumps({**metrics, "details": details}), encoding="utf-8"
-        )
-        columns = [
-            "slide_id",
-            "case_id",
-            "split",
-            "target",
-            *(f"prob_{name}" for name in self.classes),
-        ]
-        shares = [0.9, *([0.1 / (len(self.classes) - 1)] * (len(self.classes) - 1))]
+        anchors = "file anchors.h5" if wrapped else None
+        details = {"best_epoch": 3, "warnings": [], "caveats": [], "anchors": anchors}
+        content = json.dumps({**metrics, "details": details})
+        (folder / "metrics.json").write_text(content, encoding="utf-8")
+        shares = {f"prob_{name}": 0.1 / (len(self.classes) - 1) for name in self.classes}
+        shares[f"prob_{self.classes[0]}"] = 0.9
         rows = [
-            dict(zip(columns, [slide_id, slide_id, "test", target, *shares], strict=True))
-            for slide_id in slide_ids
+            {"slide_id": name, "case_id": name, "split": "test", "target": target, **shares}
+            for name in slide_ids
         ]
+        columns = ["slide_id", "case_id", "split", "target", *shares]
         main = "gce" if wrapped else "full"
         for mode in modes:
-            write_table(
-                folder / ("predictions.csv" if mode == main else f"predictions_{mode}.csv"),
-                columns,
-                rows,
-            )
+            name = "predictions.csv" if mode == main else f"predictions_{mode}.csv"
+            write_table(folder / name, columns, rows)
         for one in evidence:
             write_evidence(folder / "evidence" / f"{one.slide_id}.h5", one, one.hashes)
         return folder
@@ -150,10 +131,8 @@ class RunFolder:
         write_finding(self.folder / f"fold_{number}" / "diagnostics", finding)
 
     def snr(self, number: int, slides: Sequence[dict[str, Any]]) -> None:
-        rules = list(dict.fromkeys(slide["rule"] for slide in slides))
-        self.finding(
-            number, Finding("snr", snr_rows(rules), slides=tuple(slides), settings=SNR_SETTINGS)
-        )
+        rows = snr_rows(list(dict.fromkeys(slide["rule"] for slide in slides)))
+        self.finding(number, Finding("snr", rows, slides=tuple(slides), settings=SNR_SETTINGS))
 
 
 def run_folder(
@@ -175,12 +154,6 @@ def run_folder(
         "settings": settings.model_dump(mode="json"),
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-    environment = {
-        "gcemil": "0",
-        "python": "3",
-        "packages": {"numpy": "2"},
-        "seed": 0,
-        "commit": None,
-    }
+    environment = {"gcemil": "0", "python": "3", "packages": {"numpy": "2"}, "seed": 0}
     (folder / "environment.json").write_text(json.dumps(environment), encoding="utf-8")
     return RunFolder(folder, classes)

@@ -1,4 +1,4 @@
-"""The viewer behind its guard, as a browser on the same machine meets it."""
+"""The viewer behind its guard, as a browser on the same machine uses it."""
 
 from __future__ import annotations
 
@@ -16,30 +16,39 @@ import numpy as np
 from starlette.testclient import TestClient
 
 from gcemil.viewer.app import create_app
-from gcemil.viewer.security import Entry
-from gcemil.viewer.server import create_server, listen
+from gcemil.viewer.server import Guard, create_server, listen
 from gcemil.viewer.session import ViewerSession
 
 PORT = 8123
 HERE = f"http://127.0.0.1:{PORT}"
 
 
-def stranger(session: ViewerSession, entry: Entry | None = None) -> TestClient:
-    """Somebody without a code."""
-    app = create_app(session, entry=entry or Entry(), port=PORT)
-    return TestClient(app, base_url=HERE, headers={"origin": HERE})
+class Door(Guard):
+    """The guarded application and the addresses that it printed."""
+
+    def __init__(self, session: ViewerSession, port: int = PORT) -> None:
+        self.addresses: list[str] = []
+        super().__init__(create_app(session), port, self.addresses.append)
+
+    def new_address(self) -> str:
+        self.show_address()
+        return self.addresses[-1]
+
+    def client(self) -> TestClient:
+        """Somebody without a code."""
+        return TestClient(self, base_url=HERE, headers={"origin": HERE})
 
 
 def visitor(session: ViewerSession) -> TestClient:
     """Somebody who opened the printed address."""
-    entry = Entry()
-    client = stranger(session, entry)
-    assert client.get(f"/?code={entry.new_code()}").status_code == 200
+    door = Door(session)
+    client = door.client()
+    assert client.get(door.new_address()).status_code == 200
     return client
 
 
 def opened(run: Path) -> ViewerSession:
-    return ViewerSession.open(run)
+    return ViewerSession(run)
 
 
 def bits(*masks: np.ndarray) -> bytes:
@@ -48,21 +57,12 @@ def bits(*masks: np.ndarray) -> bytes:
 
 def send_bits(client: TestClient, path: str, content: Any) -> Any:
     """As the page sends sets of patches."""
-    return client.post(path, content=content, headers={"content-type": "application/octet-stream"})
-
-
-def send_review(client: TestClient, slide_id: str, content: Any) -> Any:
-    """As the page sends marks."""
-    return client.put(
-        f"/api/slides/{slide_id}/review",
-        content=content,
-        headers={"content-type": "application/json"},
-    )
+    return client.post(path, content=content)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the real server said, and under which headers."""
+    """What the real server answered, and under which headers."""
 
     status: int
     headers: Message
@@ -71,15 +71,15 @@ class Answer:
 
 @dataclass(frozen=True)
 class Running:
-    """The real server; requests go to it byte by byte, as no well-behaved client would send them."""
+    """The real server; requests go to it byte by byte."""
 
-    entry: Entry
+    door: Door
     port: int
     cookie: str
 
     def new_address(self) -> str:
         """As the terminal prints it."""
-        return f"http://127.0.0.1:{self.port}/?code={self.entry.new_code()}"
+        return self.door.new_address()
 
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=60)
@@ -100,31 +100,24 @@ class Running:
             headers = {"content_length": str(len(body)), **headers}
         with self.connect() as connection:
             connection.sendall(self.head(method, target, **headers) + body)
-            return read_answer(connection, method)
-
-
-def read_answer(connection: socket.socket, method: str = "GET") -> Answer:
-    response = HTTPResponse(connection, method=method)
-    try:
-        response.begin()
-        return Answer(response.status, response.headers, response.read())
-    finally:
-        response.close()
+            response = HTTPResponse(connection, method=method)
+            response.begin()
+            return Answer(response.status, response.headers, response.read())
 
 
 @contextmanager
-def running(session: ViewerSession, entry: Entry | None = None) -> Iterator[Running]:
-    """The real server on a free port, in a thread of this process, and somebody who was let in."""
-    entry = entry or Entry()
+def running(session: ViewerSession) -> Iterator[Running]:
+    """The real server on a free port, in a thread of this process, and somebody let in."""
     with listen(0) as listener:
         port = int(listener.getsockname()[1])
-        server = create_server(session, entry=entry, port=port)
+        door = Door(session, port)
+        server = create_server(door)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         try:
-            stranger = Running(entry, port, "")
-            welcome = stranger.ask("GET", f"/?code={entry.new_code()}", cookie=None)
-            yield Running(entry, port, welcome.headers["set-cookie"].partition(";")[0])
+            target = "/?" + door.new_address().partition("?")[2]
+            welcome = Running(door, port, "").ask("GET", target, cookie=None)
+            yield Running(door, port, welcome.headers["set-cookie"].partition(";")[0])
         finally:
             server.should_exit = True
             thread.join(timeout=60)

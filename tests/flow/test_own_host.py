@@ -168,7 +168,7 @@ class TestAHostOfThisModule:
         assert json.loads(answer)
         command("report", trained, *trust)
         assert OURS in (trained / "report.html").read_text()
-        session = ViewerSession.open(trained)
+        session = ViewerSession(trained)
         assert session.specs
         assert session.fold.host.sharpness == 2.0
 

@@ -16,7 +16,7 @@ from gcemil.diagnostics.diagnose import Comparison, measure_fold
 from gcemil.diagnostics.table import QUESTIONS
 from gcemil.errors import RunError
 from gcemil.records import read_representations, write_evidence
-from gcemil.report.run_data import read_run_data
+from gcemil.report.run_data import RunData
 from gcemil.report.run_report import write_report
 from gcemil.report.sections.representations import FEWEST
 
@@ -51,7 +51,7 @@ def test_a_measured_run_beside_its_host_has_a_page_with_every_section(classifica
     assert ids_of(text) == [
         "performance", "claim", "snr", "examples", "mechanism", "truth", "failures", "slides", "provenance", "missing",
     ]  # fmt: skip
-    slides = read_run_data(gce).slides("snr")
+    slides = RunData(gce).slides("snr")
     own = [one for one in slides if (one["rule"], one["network"]) == ("evidence", "wrapped")]
     held = sum(one["sufficient"] and one["necessary"] for one in own)
     assert f"<b>{held} of {len(own)}</b> test slides" in text
@@ -94,7 +94,7 @@ def test_the_verb_stores_representations_and_draws_them_where_there_are_enough(
     assert '"report"' in result.output
     found = read_representations(gce / "fold_0" / "representations.h5")
     assert set(found.by_mode) == {"full", "soft", "discrete"}
-    tested = {bag.bag_id for bag in read_run_data(gce).bags}
+    tested = {bag.bag_id for bag in RunData(gce).bags}
     assert {
         bag for bag, part in zip(found.bag_ids, found.parts, strict=True) if part == "test"
     } == tested

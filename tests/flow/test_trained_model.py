@@ -6,7 +6,6 @@ after it as before.
 
 import csv
 import json
-from contextlib import closing
 
 import pytest
 import torch
@@ -79,10 +78,8 @@ def test_both_runs_are_opened_by_every_command(story, run, tmp_path):
     )
     judged = json.loads((tmp_path / "audit.json").read_text())
     assert {row["labels"]["rule"] for row in judged["rows"]} >= {"model", "random"}
-    with closing(opened(folder / run)) as session:
-        assert len(session.slide(tested).bench) == len(
-            cohort.read_bag(session.specs[tested]).features
-        )
+    session = opened(folder / run)
+    assert len(session.slide(tested).bench) == len(cohort.read_bag(session.specs[tested]).features)
     dim = cohort.card.feature_dim
     slide = write_slide(tmp_path, "new", make_bag(30, dim).features, grid_coords(30))
     found = json.loads(succeeded("predict", folder / run, slide, "--mode", "full", "--json"))

@@ -6,14 +6,13 @@ from sklearn.metrics import average_precision_score, precision_recall_fscore_sup
 from sksurv.metrics import brier_score, cumulative_dynamic_auc, integrated_brier_score
 from sksurv.util import Surv
 
-from gcemil.report.bootstrap import FoldPredictions
-from gcemil.report.curves import GRID, measure_classes, trace_curves
-from gcemil.report.survival_scores import (
+from gcemil.report.publication.survival import (
     choose_times,
     integrate_over_time,
     measure_auc_over_time,
     measure_brier,
 )
+from gcemil.report.scores import GRID, FoldPredictions, measure_classes, trace_curves
 
 
 def draw_classes(n=80):

@@ -93,9 +93,9 @@ def diagnose(
 
 def print_answer(run: Path) -> None:
     """Does the evidence hold? Every rule by the same criteria, and the sentence that follows."""
-    from gcemil.report.run_data import read_run_data
+    from gcemil.report.run_data import RunData
 
-    claim = read_run_data(run).claim
+    claim = RunData(run).claim
     rules = claim.rules if claim else ()
     knows_truth = any(one.mean("precision") is not None for one in rules)
     records = []

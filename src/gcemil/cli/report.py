@@ -151,7 +151,7 @@ def view(
     # Refuse a port that is taken before reading the run.
     with listen(port) as listener:
         tolerances = Tolerances(sufficiency, necessity, recoverability)
-        session = ViewerSession.open(
+        session = ViewerSession(
             run, fold, tolerances=tolerances, slides=slides, device=device or "auto"
         )
         seen = sum(session.slide_file(slide_id) is not None for slide_id in session.specs)

@@ -1,1 +1,1 @@
-"""A run, a pair of runs or a grid as one self-contained HTML page with figures. Reads files and needs no torch."""
+"""A run, a pair of runs or a grid as one self-contained HTML page with figures. No torch."""

@@ -1,4 +1,4 @@
-"""An audit as one HTML page: the verdict on every rule, its keep and removal curves, and the tables behind them."""
+"""An audit as one HTML page: verdicts, keep and removal curves of every rule, and their tables."""
 
 from __future__ import annotations
 
@@ -23,15 +23,18 @@ TITLES = {
     "curves": "Areas under the curves",
     "soft-kept": "Gates against patches",
 }
-"""A comparison that is not named here is a changed bag, by which stability is measured."""
+"""Any other comparison is a changed bag, by which stability is measured."""
 CURVES = {
     "keep_curve": "Keep only: share of Φ(X) ↑",
     "removal_curve": "Remove: Φ lost ↑",
 }
 CAPTION = (
-    "Mean over the bags. Left: the output from the first patches of a ranking alone, as a share of that of the whole bag. "
-    "Right: what is lost without them. Dashed: the controls. AUKC and removal area are the means of these lines."
+    "Mean over the bags. Left: the output from the first patches of a ranking alone, as a share of "
+    "that of the whole bag. Right: what is lost without them. Dashed: the controls. AUKC and "
+    "removal area are the means of these lines."
 )
+Records = Mapping[str, Sequence[Mapping[str, Any]]]
+"""The bags, by rule."""
 
 
 def write_audit_page(path: Path, finding: Finding) -> Path:
@@ -40,12 +43,10 @@ def write_audit_page(path: Path, finding: Finding) -> Path:
     records: dict[str, list[Mapping[str, Any]]] = {}
     for record in finding.slides:
         records.setdefault(record["rule"], []).append(record)
-    counts = {
-        rule: Count(
-            sum(bool(one["sufficient_share"] and one["necessary_share"]) for one in own), len(own)
-        )
-        for rule, own in records.items()
-    }
+    counts = {}
+    for rule, own in records.items():
+        held = sum(bool(one["sufficient_share"] and one["necessary_share"]) for one in own)
+        counts[rule] = Count(held, len(own))
     facts = (
         f"cohort {about.get('cohort', '')}",
         f"part {about.get('part', '')}",
@@ -62,72 +63,56 @@ def write_audit_page(path: Path, finding: Finding) -> Path:
     lead = render("audit_lead.html", title=title, facts=facts, verdicts=verdicts, notes=notes)
     with matplotlib.rc_context(style.STYLE):
         figure = _draw_curves(records, finding.settings["curve_shares"])
-    comparisons = dict.fromkeys(row.labels["comparison"] for row in finding.rows)
-    tables = [
-        _tabulate(name, [row for row in finding.rows if row.labels["comparison"] == name])
-        for name in comparisons
-    ]
+    groups: dict[str, list[Row]] = {}
+    for row in finding.rows:
+        groups.setdefault(row.labels["comparison"], []).append(row)
+    tables = [_tabulate(name, rows) for name, rows in groups.items()]
     section = render_section("audit", "Keep and remove", figure=figure, tables=tables)
     return write_bytes(path, render_page(title, lead, [section]))
 
 
 def _tabulate(comparison: str, rows: Sequence[Row]) -> Table:
     """The rows of one comparison; what is undefined for all of them has no column."""
-    names = [
-        name
-        for name in dict.fromkeys(name for row in rows for name in row.values)
-        if any(row.values.get(name) is not None for row in rows)
-    ]
-    lines = [
-        Line(
-            (style.readable_name(row.labels["rule"]),),
-            "ours",
-            tuple(
-                metric_cell(name, row.values.get(name), row.deviations.get(name)) for name in names
-            ),
-            comparison=None if (is_control := row.labels["rule"] in CONTROLS) else comparison,
-            role="control" if is_control else "",
+    names = dict.fromkeys(
+        name for row in rows for name in row.values
+        if any(other.values.get(name) is not None for other in rows)
+    )  # fmt: skip
+    lines = []
+    for row in rows:
+        rule, deviations = row.labels["rule"], row.deviations
+        cells = [metric_cell(name, row.values.get(name), deviations.get(name)) for name in names]
+        lines.append(
+            Line(
+                (style.readable_name(rule),),
+                "ours",
+                tuple(cells),
+                comparison=None if rule in CONTROLS else comparison,
+                role="control" if rule in CONTROLS else "",
+            )
         )
-        for row in rows
-    ]
     columns = tuple(Column(name, METRICS[name].label, name) for name in names)
     title = TITLES.get(comparison, f"Bags changed: {comparison}")
     return Table("", title, "", ("Patches chosen by",), columns, tuple(lines))
 
 
-def _draw_curves(
-    records: Mapping[str, Sequence[Mapping[str, Any]]], shares: Sequence[float]
-) -> Picture:
+def _draw_curves(records: Records, shares: Sequence[float]) -> Picture:
     """Both curves of every rule, mean over its bags."""
     figure = style.new_figure(3.4)
     rules, percent = order_rules(records), [100 * share for share in shares]
-    handles: list[Any] = []
-    for axes, (key, title) in zip(
-        style.add_axes_row(figure, len(CURVES)), CURVES.items(), strict=True
-    ):
-        handles = []
+    panels = style.add_panels(figure, len(CURVES))
+    for axes, (key, title) in zip(panels, CURVES.items(), strict=True):
+        handles: list[Any] = []
         for number, rule in enumerate(rules):
             values = np.array([record[key] for record in records[rule]], dtype=float)
-            known = ~np.isnan(values)
             # A bag of one patch has nothing left to lose.
-            mean = np.where(known, values, 0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
-            color = (
-                style.GROUPS[number % len(style.GROUPS)]
-                if rule not in CONTROLS
-                else find_rule(rule).color
-            )
-            handles += axes.plot(
-                percent, mean, color=color, marker=style.MARKERS[number % len(style.MARKERS)],
-                linestyle=(0, (4, 2)) if rule in CONTROLS else "-",
-            )  # fmt: skip
-        style.draw_grid(axes).set(
-            xscale="log", xlabel="patches kept or removed, % of the bag", title=title
-        )
-        axes.set_xticks(percent, [f"{tick:g}" for tick in percent])
-        axes.minorticks_off()
+            mean = np.ma.masked_invalid(values).mean(axis=0).filled(0)
+            look = style.number_look(number)
+            if rule in CONTROLS:
+                look |= {"color": find_rule(rule).color, "linestyle": (0, (4, 2))}
+            handles += axes.plot(percent, mean, **look)
+        style.mark_shares(axes, percent, title)
         axes.axhline(0, color=style.MUTED, linewidth=0.7)
-    figure.legend(
-        handles, [style.readable_name(rule) for rule in rules], loc="outside lower left", ncols=4
-    )
+    names = [style.readable_name(rule) for rule in rules]
+    figure.legend(handles, names, loc="outside lower left", ncols=4)
     alt = "Output from the kept patches and loss without them, over the share of patches, by rule"
     return Picture(style.encode_figure(figure, "svg"), alt, "image/svg+xml", CAPTION)

@@ -1,12 +1,12 @@
-"""What may be claimed of the evidence of a run: counts of slides by rule and network, and the sentence that follows.
+"""What may be claimed of the evidence of a run: counts of slides, and the sentences that follow.
 
-  both        the patches are sufficient and necessary (Definitions 1 and 2 of the paper), which every rule can be
-  rival       a ranking made from a host alone, attention among them; random and oracle are controls, never rivals
+  both        the patches are sufficient and necessary (Definitions 1 and 2 of the paper)
+  rival       a ranking made from a host alone; random and oracle are controls, never rivals
   interval    the 95 % Wilson interval of a share
   chance      the sign test over slides on which only one of two rules holds, two-sided
 
-Report, terminal and viewer use these sentences. The best rival is chosen after the fact, which favours the rival and
-not the evidence.
+Report, terminal and viewer use these sentences. The best rival is chosen after the fact, which
+favours the rival and not the evidence.
 """
 
 from __future__ import annotations
@@ -18,18 +18,21 @@ from typing import Any
 
 from scipy.stats import binomtest
 
-from gcemil.findings import Count as Count
+from gcemil.findings import Count
 from gcemil.rules import CONTROLS, RULES, find_rule, order_rules
 
 Record = dict[str, Any]
 CHANCE = 0.05
 UNSURE = 0.75
-"""A model whose mean probability of its own prediction is below this is unsure of whole slides."""
+"""A model whose mean probability of its own prediction is lower is unsure of whole slides."""
 ORACLE_MEANING = (
-    "The oracle takes annotated patches first, as many as the evidence has: what a pathologist marked, not what the model "
-    "uses. A rule that asks the model can do better than the oracle."
+    "The oracle takes annotated patches first, as many as the evidence has: what a pathologist "
+    "marked, not what the model uses. A rule that asks the model can do better than the oracle."
 )
-SAME_NETWORK_MEANING = "The wrapper left the host as it was: the plain host and the wrapped one are the same network, so each rule is shown once."
+SAME_NETWORK_MEANING = (
+    "The wrapper left the host as it was: the plain host and the wrapped one are the same network, "
+    "so each rule is shown once."
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +41,7 @@ class RuleSlides:
 
     rule: str
     network: str
-    """Key of the network; empty where both are one."""
+    """Key of the network; empty if both are one."""
     records: Sequence[Record]
 
     @property
@@ -48,22 +51,15 @@ class RuleSlides:
 
     @property
     def words(self) -> str:
-        """The rule, and whose it is where that matters."""
+        """The rule, and its host if there are two."""
         label = find_rule(self.rule).label
-        return (
-            label
-            if not self.network or not self.is_rival
-            else f"{label} of the {self.network} host"
-        )
+        return f"{label} of the {self.network} host" if self.network and self.is_rival else label
 
     def count(self, *criteria: str) -> Count:
         """Slides in which all these criteria hold, of those where all apply."""
-        judged = [
-            record
-            for record in self.records
-            if all(record.get(name) is not None for name in criteria)
-        ]
-        return Count(sum(all(record[name] for name in criteria) for record in judged), len(judged))
+        known = [[record.get(name) for name in criteria] for record in self.records]
+        judged = [values for values in known if None not in values]
+        return Count(sum(map(all, judged)), len(judged))
 
     @property
     def both(self) -> Count:
@@ -87,58 +83,50 @@ class Claim:
     is_same_network: bool
 
     def describe(self) -> list[str]:
-        """Everything that may be said of the run, sentence by sentence."""
         return [*self.sentences(), *self.remarks()]
 
     def sentences(self, unit: str = "slide") -> list[str]:
         """The answer, the rival, and how the two compare."""
-        both = self.own.both
-        size = self.own.mean("evidence_fraction") or 0.0
+        both, size = self.own.both, self.own.mean("evidence_fraction") or 0.0
         sentences = [
-            f"{find_rule(self.own.rule).label} is sufficient and necessary in {both.held} of {both.of} test {unit}s "
-            f"({both.percent}); "
-            f"it is {100 * size:.1f} % of the patches."
+            f"{find_rule(self.own.rule).label} is sufficient and necessary in {both.words} test "
+            f"{unit}s ({both.percent}); it is {100 * size:.1f} % of the patches."
         ]
         if (none := self.count_without_evidence()).held:
             sentences.append(
-                f"{none.held} of {none.of} {unit}s have no evidence: without the patches their prediction stays as it is."
+                f"{none.words} {unit}s have no evidence: without the patches their prediction "
+                "stays as it is."
             )
         sentences += explain_counts(self.own.records, unit)
         if self.rival is not None:
             sentences.append(self._compare_with(self.rival, unit))
-        others = [
-            f"{other.words} {other.both.words}"
-            for other in self.rules
-            if other.rule in ("attention", "random")
-            and other is not self.rival
-            and other is not self.own
+        others = [one for one in self.rules if one.rule in ("attention", "random")]
+        counts = [
+            f"{one.words} {one.both.words}"
+            for one in others
+            if one is not self.rival and one is not self.own
         ]
-        if others:
-            sentences.append("Others: " + "; ".join(others) + ".")
-        return sentences
+        return [*sentences, f"Others: {'; '.join(counts)}."] if counts else sentences
 
     def remarks(self) -> list[str]:
-        """Whose rivals these are, where that is not said by their names, and what an oracle is."""
+        """Whose rivals these are, if their names do not say it, and what an oracle is."""
         remarks = []
         if self.is_same_network:
             remarks.append(SAME_NETWORK_MEANING)
         elif self.rival is not None and not self.rival.network and RULES[self.own.rule].is_ours:
             remarks.append(
-                "Rivals are those of the wrapped host; name the plain host's run with --against to see its own."
+                "Rivals are those of the wrapped host; name the plain host's run with --against "
+                "to see its own."
             )
-        return (
-            [*remarks, ORACLE_MEANING]
-            if any(rule.rule == "oracle" for rule in self.rules)
-            else remarks
-        )
+        if any(rule.rule == "oracle" for rule in self.rules):
+            remarks.append(ORACLE_MEANING)
+        return remarks
 
     def count_without_evidence(self) -> Count:
         """Slides whose prediction does not need the recovered patches."""
         judged = [record for record in self.own.records if record.get("necessary") is not None]
-        return Count(
-            sum(bool(record.get("no_evidence", not record["necessary"])) for record in judged),
-            len(judged),
-        )
+        held = sum(bool(record.get("no_evidence", not record["necessary"])) for record in judged)
+        return Count(held, len(judged))
 
     def _compare_with(self, rival: RuleSlides, unit: str) -> str:
         """The rival's count, and on how many slides each of the two holds alone."""
@@ -158,48 +146,43 @@ class Claim:
         if rival.both.held >= self.own.both.held:
             how = "does better than" if rival.both.held > self.own.both.held else "does as well as"
             return f"{head} It {how} the evidence ({paired})."
-        is_chance = sign_test(won, lost) > CHANCE
-        noise = (
-            "a difference that chance could make" if is_chance else "more than chance would make"
-        )
+        noise = "more than chance would make"
+        if sign_test(won, lost) > CHANCE:
+            noise = "a difference that chance could make"
         return f"{head} The evidence holds in more {unit}s ({paired}: {noise})."
 
 
 def explain_counts(records: Sequence[Record], unit: str) -> list[str]:
-    """Which way the output moves when the evidence is kept or removed, why a definition fails, and what to do next."""
+    """How the output moves without or with only the evidence, and why a definition fails."""
+    known = [one for one in records if one.get("phi_full") is not None]
     kept, removed = (
-        [
-            one
-            for one in records
-            if one.get("phi_full") is not None and one.get(f"phi_{name}") is not None
-        ]
-        for name in ("kept", "removed")
+        [one for one in known if one.get(f"phi_{name}") is not None] for name in ("kept", "removed")
     )
     if not kept or not removed:
         return []
-    full = fmean(one["phi_full"] for one in kept)
-    alone = fmean(one["phi_kept"] for one in kept)
+    full, alone = (fmean(one[f"phi_{name}"] for one in kept) for name in ("full", "kept"))
     before, without = (fmean(one[f"phi_{name}"] for one in removed) for name in ("full", "removed"))
-    keeps, changes = _count_class(kept, "keeps_class"), _count_class(removed, "changes_class")
+    keeps = RuleSlides("", "", kept).count("keeps_class")
+    changes = RuleSlides("", "", removed).count("changes_class")
     stays = f"; the class stays on {keeps.words}" if keeps.of else ""
     leaves = f"; the class changes on {changes.words}" if changes.of else ""
     sentences = [
-        f"With the evidence alone the output moves from {full:.2f} to {alone:.2f} on average ({alone - full:+.2f}){stays}.",
-        f"Without the evidence it moves from {before:.2f} to {without:.2f} ({without - before:+.2f}){leaves}.",
+        f"With the evidence alone the output moves from {full:.2f} to {alone:.2f} on average "
+        f"({alone - full:+.2f}){stays}.",
+        f"Without the evidence it moves from {before:.2f} to {without:.2f} "
+        f"({without - before:+.2f}){leaves}.",
     ]
     failed = [one for one in kept if one.get("sufficient") is False]
-    surer = [
-        one
-        for one in failed
-        if one["phi_kept"] > one["phi_full"] and one.get("keeps_class") is True
-    ]
+    same = [one for one in failed if one.get("keeps_class") is True]
+    n_surer = sum(one["phi_kept"] > one["phi_full"] for one in same)
     if len(failed) > len(records) / 2:
-        sentences.append(_explain_insufficient(len(surer), len(failed), full, unit))
+        sentences.append(_explain_insufficient(n_surer, len(failed), full, unit))
     spare = sum(one.get("necessary") is False for one in removed)
     if spare > len(records) / 2:
         sentences.append(
-            f"On {spare} {unit}s the output hardly moves without the evidence: other patches say the same. Count such sets with "
-            "'gcemil diagnose RUN --only subsets'; 'gcemil explain' lists the second and third of a slide."
+            f"On {spare} {unit}s the output hardly moves without the evidence: other patches say "
+            "the same. Count such sets with 'gcemil diagnose RUN --only subsets'; 'gcemil explain' "
+            "lists the second and third of a slide."
         )
     return sentences
 
@@ -208,49 +191,45 @@ def _explain_insufficient(n_surer: int, n_failed: int, full: float, unit: str) -
     """Why most evidence is not sufficient: it is surer than the slide, or too little of it."""
     if n_surer <= n_failed / 2:
         return (
-            f"On {n_failed - n_surer} of the {n_failed} {unit}s where the evidence is not sufficient it says less than all "
-            "patches do: it is too small. Train with a larger evidence.budget, or with recovery.until_sufficient."
+            f"On {n_failed - n_surer} of the {n_failed} {unit}s where the evidence is not "
+            "sufficient it says less than all patches do: it is too small. Train with a larger "
+            "evidence.budget, or with recovery.until_sufficient."
         )
-    why = f"On {n_surer} of the {n_failed} {unit}s where the evidence is not sufficient it keeps the class and is only surer: "
+    why = (
+        f"On {n_surer} of the {n_failed} {unit}s where the evidence is not sufficient it keeps the "
+        "class and is only surer: "
+    )
     if full < UNSURE:
         return (
-            f"{why}the model is unsure of whole slides (mean output {full:.2f}), which under-fitting does. "
-            "Train longer or with a higher learning_rate, and compare the training metric in the report."
+            f"{why}the model is unsure of whole slides (mean output {full:.2f}), which "
+            "under-fitting does. Train longer or with a higher learning_rate, and compare the "
+            "training metric in the report."
         )
-    return f"{why}it is over-confident on few patches. Judge it with a larger sufficiency_tolerance, or by the class that it keeps."
-
-
-def _count_class(records: Sequence[Record], name: str) -> Count:
-    """Slides whose class stays, or changes; of nothing where there are no classes."""
-    judged = [one for one in records if one.get(name) is not None]
-    return Count(sum(bool(one[name]) for one in judged), len(judged))
+    return (
+        f"{why}it is over-confident on few patches. Judge it with a larger sufficiency_tolerance, "
+        "or by the class that it keeps."
+    )
 
 
 def sign_test(won: int, lost: int) -> float:
-    """Two-sided chance of a split at least as uneven under a fair coin; 1 without a single difference."""
+    """Two-sided chance of a split at least as uneven under a fair coin; 1 without a difference."""
     return float(binomtest(won, won + lost).pvalue) if won + lost else 1.0
 
 
 def make_claim(records: Sequence[Record], *, rule: str, is_same_network: bool) -> Claim | None:
-    """The claim of a run whose own rule is this; None where it was not judged.
+    """The claim of a run with this own rule; None where it was not judged.
 
-    Rivals are those of the plain host where there is one: a host that the wrapper changed belongs to this run.
+    Rivals are those of the plain host if there is one: a host that the wrapper changed belongs to
+    this run.
     """
     rules = _group_rules(records, is_same_network=is_same_network)
-    own = next(
-        (slides for slides in rules if slides.rule == rule and slides.network in ("", "wrapped")),
-        None,
-    )
-    if own is None:
+    own = [one for one in rules if one.rule == rule and one.network in ("", "wrapped")]
+    if not own:
         return None
-    plain = "plain" if any(slides.network == "plain" for slides in rules) else ""
-    rivals = [
-        slides
-        for slides in rules
-        if slides.is_rival and slides.rule != rule and slides.network == plain
-    ]
+    plain = "plain" if any(one.network == "plain" for one in rules) else ""
+    rivals = [one for one in rules if one.is_rival and one.rule != rule and one.network == plain]
     best = max(rivals, key=lambda rival: rival.both.held, default=None)
-    return Claim(own, best, rules, is_same_network)
+    return Claim(own[0], best, rules, is_same_network)
 
 
 def _group_rules(records: Sequence[Record], *, is_same_network: bool) -> list[RuleSlides]:
@@ -259,11 +238,13 @@ def _group_rules(records: Sequence[Record], *, is_same_network: bool) -> list[Ru
     for record in records:
         if not (is_same_network and record["network"] == "plain"):
             groups.setdefault((record["rule"], record["network"]), []).append(record)
-    networks = {network for _, network in groups}
-    rank = {rule: number for number, rule in enumerate(order_rules([rule for rule, _ in groups]))}
+    has_both = len({network for _, network in groups}) > 1
+    rules = order_rules([rule for rule, _ in groups])
     return [
-        RuleSlides(rule, network if len(networks) > 1 else "", groups[rule, network])
-        for rule, network in sorted(groups, key=lambda key: (rank[key[0]], key[1] == "wrapped"))
-        # A control is the same choice under both networks; that of the evidence's own network stands beside it.
+        RuleSlides(rule, network if has_both else "", groups[rule, network])
+        for rule, network in sorted(
+            groups, key=lambda key: (rules.index(key[0]), key[1] == "wrapped")
+        )
+        # A control is the same choice under both networks; the evidence's own network is shown.
         if not (rule in CONTROLS and network == "plain" and (rule, "wrapped") in groups)
     ]

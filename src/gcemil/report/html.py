@@ -1,11 +1,11 @@
 """Render the pages of the report from the jinja2 templates in report/templates.
 
   Picture          what the macros `picture` and `figure` of elements.html draw
-  render_section   one section of a page from the template that has its name
-  render_page      a whole document; its policy allows its own styles and embedded pictures, and nothing else
+  render_section   one section of a page, from the template with its name
+  render_page      a whole document; its policy allows its own styles and embedded pictures only
 
-Python gives the templates data, tables among it; everything is escaped there. There is no script: <details> collapses, and
-CSS filters.
+Python passes data and tables; the templates escape them. There is no script: <details> collapses,
+and CSS filters.
 """
 
 from __future__ import annotations
@@ -23,15 +23,6 @@ from gcemil.metrics import METRICS
 from gcemil.report import style
 from gcemil.tables import Table, best_cells, collect_remarks
 
-POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-COLORS = {
-    "ink": style.INK,
-    "muted": style.MUTED,
-    "line": style.LINE,
-    "accent": style.EVIDENCE_COLOR,
-    "held": style.ATTENTION_COLOR,
-}
-
 
 def measure_width(share: float) -> str:
     """The length of a bar in percent, between 0 and 100; 0 for NaN."""
@@ -39,7 +30,7 @@ def measure_width(share: float) -> str:
 
 
 def group_columns(table: Table) -> list[tuple[str, int]]:
-    """Names of neighbouring columns and how many share them; empty where there are no groups."""
+    """Names of neighbouring columns and how many share them; empty if there are no groups."""
     if not any(column.group for column in table.columns):
         return []
     cells = [("", 1)] * len(table.row_labels)
@@ -63,7 +54,7 @@ ENVIRONMENT.filters |= {
     "remarks": collect_remarks,
     "width": measure_width,
 }
-ENVIRONMENT.globals |= {"METRICS": METRICS, "COLORS": COLORS, "POLICY": POLICY}
+ENVIRONMENT.globals |= {"METRICS": METRICS, "style": style}
 ENVIRONMENT.globals["ui"] = ENVIRONMENT.get_template("elements.html").module
 
 
@@ -90,17 +81,14 @@ class Picture:
 
     @property
     def source(self) -> str:
-        """The picture as a data URL."""
         return f"data:{self.mime};base64,{base64.b64encode(self.data).decode()}"
 
 
 def render(template: str, **values: Any) -> Markup:
-    """One template of report/templates with these values."""
     return Markup(ENVIRONMENT.get_template(template).render(**values))
 
 
 def render_section(key: str, title: str, **values: Any) -> Section:
-    """The section that the template of this name makes of these values."""
     return Section(key, title, render(f"{key}.html", **values))
 
 

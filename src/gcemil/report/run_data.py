@@ -1,11 +1,12 @@
-"""A run folder as plain values: settings, folds, findings, predictions and evidence, read from files alone.
+"""A run folder as plain values: settings, folds, findings, predictions and evidence.
 
-What is not there is None or empty, never a guess; a file that is there and cannot be read is an error.
+What is missing is None or empty; a file that cannot be read is an error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,18 +15,14 @@ from typing import Any
 from gcemil.bags.cohort import CohortCard, read_card
 from gcemil.bags.fingerprint import content_hash
 from gcemil.bags.tables import check_slide_id, read_table
-from gcemil.config import EvidenceSettings, TrainSettings
+from gcemil.config import EvidenceSettings
 from gcemil.errors import InputError, RunError
 from gcemil.files import is_file, read_record
 from gcemil.findings import SAME_NETWORK, Finding, join_folds, read_finding
 from gcemil.metrics import TASKS
 from gcemil.records import MODES, SlideEvidence, read_evidence
 from gcemil.report.claim import Claim, make_claim
-from gcemil.runs.folder import (
-    Run,
-    RunCard,
-    RunFold,
-)
+from gcemil.runs.folder import Run, RunFold
 
 Record = dict[str, Any]
 
@@ -39,26 +36,17 @@ class BagKey:
     slide_ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, eq=False)
 class FoldData:
     """A finished fold."""
 
-    files: RunFold
-
-    @property
-    def number(self) -> int:
-        """The k of fold_<k>."""
-        return self.files.number
-
-    @cached_property
-    def metrics(self) -> Record:
+    def __init__(self, files: RunFold) -> None:
+        self.files, self.number = files, files.number
+        metrics = files.read_metrics()
+        self.metrics: Record = metrics.modes
         """Metrics of every mode."""
-        return self.files.read_metrics().modes
-
-    @cached_property
-    def details(self) -> Record:
+        self.modes = [mode for mode in MODES if mode in self.metrics]
+        self.details: Record = metrics.details.model_dump(exclude_unset=True)
         """Details of the training."""
-        return self.files.read_metrics().details.model_dump(exclude_unset=True)
 
     @cached_property
     def history(self) -> list[Record]:
@@ -67,19 +55,12 @@ class FoldData:
 
     @cached_property
     def findings(self) -> dict[str, Finding]:
-        """What diagnostics found, by their name."""
-        return {
-            path.stem: read_finding(path) for path in sorted(self.files.diagnostics.glob("*.json"))
-        }
-
-    @property
-    def modes(self) -> list[str]:
-        """Ways to predict that the fold has, in the order of MODES."""
-        return [mode for mode in MODES if mode in self.metrics]
+        paths = sorted(self.files.diagnostics.glob("*.json"))
+        return {path.stem: read_finding(path) for path in paths}
 
     @property
     def outdated(self) -> list[str]:
-        """Diagnostics that were made from another network than the one that lies here."""
+        """Diagnostics that were made with other weights than the present ones."""
         if not self.files.checkpoint.is_file():
             return []
         expected = (None, content_hash(self.files.checkpoint))
@@ -90,106 +71,66 @@ class FoldData:
         ]
 
     def predictions(self, mode: str, part: str = "test") -> list[dict[str, str]] | None:
-        """Lines of a part of the fold."""
+        """Lines of a part of the fold; None without a table."""
         path = self.files.predictions(mode, self.modes)
         if not path.is_file():
             return None
-        return [
-            row
-            for row in read_table(path, ("slide_id", "case_id", "split"))
-            if row["split"] == part
-        ]
+        rows = read_table(path, ("slide_id", "case_id", "split"))
+        return [row for row in rows if row["split"] == part]
 
     def evidence(self, slide_id: str) -> SlideEvidence | None:
-        """None where the fold recovered nothing: a plain host, or a bag it did not test."""
+        """None for a plain host, or a bag that the fold did not test."""
         path = self.files.evidence(check_slide_id(slide_id, self.files.path / "predictions.csv"))
         return read_evidence(path) if path.is_file() else None
 
 
-@dataclass(frozen=True, eq=False)
 class RunData:
-    """A run and all its finished folds."""
+    """A run and all its finished folds; it has at least one."""
 
-    folder: Path
-    config: RunCard
-    folds: tuple[FoldData, ...]
-
-    @property
-    def settings(self) -> TrainSettings:
-        """The training settings."""
-        return self.config.settings
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.config = Run(folder).card
+        self.folds = [FoldData(fold) for fold in Run(folder).finished_folds()]
+        if not self.folds:
+            raise RunError(f"{folder} has no finished fold. Train it with 'gcemil train'.")
+        self.settings = self.config.settings
+        self.is_wrapped = self.settings.evidence is not None
+        self.rule = "evidence" if self.is_wrapped else "attention"
+        """The subset rule the run stands for."""
+        self.cohort = self.config.cohort
+        """Where the cohort was during training."""
+        self.card: CohortCard | None = None
+        """None if the cohort was moved."""
+        with suppress(InputError):
+            self.card = read_card(self.cohort)
+        self.cohort_name = self.cohort.name if self.card is None else self.card.name
+        full = self.folds[0].metrics["full"]
+        self.task = next(task for task, figures in TASKS.items() if figures.lead in full)
+        self.phi = TASKS[self.task].phi
+        self.task_metrics, self.task_metric = TASKS[self.task].metrics, TASKS[self.task].lead
+        stated = None if self.card is None else self.card.bag_unit
+        self.bag_unit = stated or ("case" if self.task == "survival" else "slide")
+        """What a bag is: a slide or a case."""
 
     @property
     def evidence(self) -> EvidenceSettings:
-        """How the evidence of a wrapped run is found; a plain one has none."""
+        """The evidence settings of a wrapped run."""
         if self.settings.evidence is None:
             raise RunError(f"{self.folder} was trained without evidence.")
         return self.settings.evidence
 
-    @property
-    def is_wrapped(self) -> bool:
-        """Whether the host was trained with evidence."""
-        return self.settings.evidence is not None
-
-    @property
-    def rule(self) -> str:
-        """The subset rule the run stands for: its evidence, or attention where it has none."""
-        return "evidence" if self.is_wrapped else "attention"
-
     @cached_property
     def environment(self) -> Record:
-        """Versions and machine, as the run recorded them; empty where it did not."""
+        """Versions and machine; empty where the run did not record them."""
         path = Run(self.folder).environment
-        return (
-            read_record(path, Record, error=RunError, remedy="Train again.")
-            if is_file(path)
-            else {}
-        )
-
-    @property
-    def cohort(self) -> Path:
-        """Where the cohort lay in training."""
-        return self.config.cohort
-
-    @cached_property
-    def card(self) -> CohortCard | None:
-        """None where the cohort does not lie where it lay in training."""
-        try:
-            return read_card(self.cohort)
-        except InputError:
-            return None
-
-    @property
-    def task(self) -> str:
-        """The task of the cohort, by the metrics of the run."""
-        found = self.folds[0].metrics["full"]
-        return next(task for task, figures in TASKS.items() if figures.lead in found)
-
-    @property
-    def phi(self) -> str:
-        """What Phi is, in words."""
-        return TASKS[self.task].phi
-
-    @property
-    def bag_unit(self) -> str:
-        """What a bag is: a slide or a case."""
-        stated = None if self.card is None else self.card.bag_unit
-        return stated or ("case" if self.task == "survival" else "slide")
-
-    @property
-    def task_metrics(self) -> tuple[str, ...]:
-        """The metrics of the task."""
-        return TASKS[self.task].metrics
-
-    @property
-    def task_metric(self) -> str:
-        """The metric that tables and figures lead with."""
-        return TASKS[self.task].lead
+        if not is_file(path):
+            return {}
+        return read_record(path, Record, error=RunError, remedy="Train again.")
 
     def finding(self, name: str) -> Finding | None:
         """Joined over folds; of one fold as it is, so that the spread is over its slides.
 
-        Rows of the plain host repeat those of the wrapped one where both are one network, and are left out.
+        Rows of the plain host are left out if both networks are the same.
         """
         findings = [fold.findings[name] for fold in self.folds if name in fold.findings]
         path = Run(self.folder).finding(name)
@@ -213,7 +154,7 @@ class RunData:
 
     @cached_property
     def claim(self) -> Claim | None:
-        """What the S/N/R diagnostic lets one claim; None where it was not made."""
+        """The claim that the S/N/R diagnostic allows; None where it was not made."""
         return make_claim(self.slides("snr"), rule=self.rule, is_same_network=self.is_same_network)
 
     def spread(self, name: str) -> str:
@@ -233,12 +174,9 @@ class RunData:
         ]
 
     def own_slides(self, name: str) -> list[Record]:
-        """Those of the run's own rule under its own network; rivals and controls are left out."""
-        return [
-            slide
-            for slide in self.slides(name)
-            if (slide["rule"], slide["network"]) == (self.rule, "wrapped")
-        ]
+        """Those of the run's own rule under its own network."""
+        own = (self.rule, "wrapped")
+        return [slide for slide in self.slides(name) if (slide["rule"], slide["network"]) == own]
 
     def values(self, mode: str, metric: str) -> dict[int, float]:
         """A task metric of one mode, fold by fold."""
@@ -263,17 +201,7 @@ class RunData:
         return tuple(bags)
 
     def fold(self, number: int) -> FoldData:
-        """The fold of this number."""
         return next(fold for fold in self.folds if fold.number == number)
-
-
-def read_run_data(folder: Path) -> RunData:
-    """The run in this folder; one without a finished fold has nothing to report."""
-    config = Run(folder).card
-    folds = Run(folder).finished_folds()
-    if not folds:
-        raise RunError(f"{folder} has no finished fold. Train it with 'gcemil train'.")
-    return RunData(folder, config, tuple(map(FoldData, folds)))
 
 
 def find_predicted_class(prediction: Mapping[str, str]) -> str | None:

@@ -1,6 +1,6 @@
-"""The report: one HTML file of a run, of a run beside the plain host, or of a grid; figures beside the run.
+"""The report: one HTML file of a run, of a run and its plain host, or of a grid.
 
-The same run gives the same bytes: no date, no machine beyond what the run itself recorded.
+Figures are written beside the run. The same run gives the same bytes: there is no date in it.
 """
 
 from __future__ import annotations
@@ -12,23 +12,25 @@ from pathlib import Path
 import matplotlib
 
 from gcemil.errors import RunError
-from gcemil.files import read_record, write_bytes
+from gcemil.files import write_bytes
+from gcemil.report.context import Context
 from gcemil.report.html import Section, render_page
-from gcemil.report.run_data import Record, RunData, read_run_data
-from gcemil.report.sections.context import Context
 from gcemil.report.sections.controls import render_controls
 from gcemil.report.sections.examples import choose_examples, render_examples
-from gcemil.report.sections.failures import render_failures
 from gcemil.report.sections.grid import render_grid_page
-from gcemil.report.sections.headline import render_claim, render_lead
+from gcemil.report.sections.headline import render_claim, render_lead, render_provenance
 from gcemil.report.sections.mechanism import render_mechanism
 from gcemil.report.sections.performance import render_performance
-from gcemil.report.sections.provenance import render_provenance
 from gcemil.report.sections.representations import render_representations
-from gcemil.report.sections.robustness import render_cost, render_robustness
 from gcemil.report.sections.slides import link_bags, render_slides
 from gcemil.report.sections.snr import render_snr
-from gcemil.report.sections.truth import render_review, render_truth
+from gcemil.report.sections.tables import (
+    render_cost,
+    render_failures,
+    render_review,
+    render_robustness,
+    render_truth,
+)
 from gcemil.report.style import STYLE
 from gcemil.report.targets import write_targets_page
 from gcemil.runs.folder import Run
@@ -44,35 +46,32 @@ def write_report(
     seed: int = 0,
     on_step: OnStep | None = None,
 ) -> Path:
-    """Write the page to `out` and the figures to RUN/figures; `run` may be a results folder of `gcemil benchmark`."""
+    """Write the page to `out` and the figures to RUN/figures; `run` may be a results folder."""
     with matplotlib.rc_context(STYLE):
         # A results folder keeps its grids and is not a run.
         if (run / "grids").is_dir() and not Run(run).is_begun:
             if against is not None:
                 raise RunError(
-                    f"{run} holds a grid of runs, which is compared within itself. Leave --against out."
+                    f"{run} holds a grid of runs, which is compared within itself. "
+                    "Leave --against out."
                 )
-            return write_bytes(out, render_grid_page(read_grid_summary(run), run))
+            return write_bytes(out, render_grid_page(run))
         if targets := Run(run).targets:
             pages = {name: out.with_name(f"{out.stem}_{name}{out.suffix}") for name in targets}
             for name, page in pages.items():
                 beside = None if against is None else Run(against).targets[name].path
                 write_report(targets[name].path, page, against=beside, seed=seed, on_step=on_step)
             return write_targets_page(Run(run), out, pages)
-        data = read_run_data(run)
-        rival = None if against is None else read_run_data(against)
-        if rival is not None:
-            check_pair(data, rival)
-        # The report can do without the cohort, which may have been moved away.
-        if (data.cohort / "cohort.yaml").is_file():
+        context = Context.open(run, against, run / "figures", seed)
+        # The cohort may have been moved away; if it is there, it must not have changed.
+        if (context.run.cohort / "cohort.yaml").is_file():
             Run(run).open_cohort()
-        context = Context(data, rival, run / "figures", seed)
         lead, title = render_lead(context), f"Evidence report: {run.name or run}"
         return write_bytes(out, render_page(title, lead, render_sections(context, on_step)))
 
 
 def render_sections(context: Context, on_step: OnStep | None = None) -> list[Section]:
-    """Every section that has something to say, in the order of the page."""
+    """The sections with content, in the order of the page."""
     examples = choose_examples(context.run) if context.run.is_wrapped else {}
     makers: list[Callable[[Context], Section | None]] = [
         render_performance,
@@ -99,29 +98,3 @@ def render_sections(context: Context, on_step: OnStep | None = None) -> list[Sec
         if on_step:
             on_step(done, len(makers))
     return sections
-
-
-def read_grid_summary(results: Path) -> Record:
-    """What the benchmark wrote of a results folder: means over folds and seeds."""
-    path = results / "summary.json"
-    if not path.is_file():
-        raise RunError(
-            f"{results} has no summary.json. Make it with 'gcemil benchmark GRID.yaml --out {results}'."
-        )
-    return read_record(
-        path, Record, error=RunError, remedy="Make it again with 'gcemil benchmark'."
-    )
-
-
-def check_pair(run: RunData, against: RunData) -> None:
-    """Two runs are a pair when they were trained on the same bags."""
-    ours, theirs = (data.config.cohort_fingerprint for data in (run, against))
-    if ours != theirs:
-        raise RunError(
-            f"{against.folder} was trained on other data than {run.folder}: their cohorts have different fingerprints. "
-            "Compare runs of one cohort."
-        )
-    if run.task != against.task:
-        raise RunError(
-            f"{against.folder} is a {against.task} run, {run.folder} a {run.task} run: no pair."
-        )

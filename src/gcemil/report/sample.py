@@ -1,21 +1,18 @@
-"""The test bags of all folds with the draws of their patients, as figures of the page and of a paper show them: bands, legends, tables."""
+"""The test bags of all folds with the draws of their patients, as figures and tables show them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import fmean, stdev
-from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
+from gcemil.findings import mean_and_deviation
 from gcemil.metrics import METRICS
 from gcemil.report import style
-from gcemil.report.bootstrap import (
-    DRAWS,
+from gcemil.report.context import Context
+from gcemil.report.run_data import RunData
+from gcemil.report.scores import (
     PLAIN,
     Draws,
     FoldPredictions,
@@ -24,25 +21,8 @@ from gcemil.report.bootstrap import (
     pool_folds,
     read_fold_predictions,
 )
-from gcemil.report.html import Picture
-from gcemil.report.run_data import RunData
-from gcemil.report.sections.context import Context, save_figure
 from gcemil.runs.folder import main_mode
-from gcemil.tables import Cell, Column, Line, Table, metric_cell
-
-
-@dataclass(frozen=True, eq=False)
-class Plate:
-    """A figure with its file name and caption."""
-
-    name: str
-    figure: Figure
-    caption: str
-
-    def show(self, context: Context) -> Picture:
-        """The figure as a part of the page."""
-        alt = self.caption.partition(". ")[0]
-        return save_figure(context.figures, self.name, self.figure, alt=alt, caption=self.caption)
+from gcemil.tables import NOT_MEASURED, Cell, Column, Line, Table, metric_cell
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,24 +34,21 @@ class Sample:
     bags: FoldPredictions
     weights: Weights
     """The first row is the sample itself, the others are draws."""
-    shown: tuple[str, ...] = (PLAIN, "full", "discrete")
-    """What figures show beside the main prediction, as far as the run has it."""
+    shown: tuple[str, ...]
+    """What figures show beside the main prediction, if the run has it."""
 
     @property
     def main(self) -> str:
-        """The prediction that counts."""
         return main_mode(self.run.folds[0].modes)
 
     @cached_property
     def modes(self) -> list[str]:
         """The main prediction and the others that are shown; of equal ones the main one."""
-        kept: list[str] = []
+        kept: dict[str, np.ndarray] = {}
         for mode in (self.main, *self.shown):
-            given = self.bags.by_mode.get(mode)
-            if given is not None and not any(
-                np.array_equal(given, self.bags.by_mode[one]) for one in kept
-            ):
-                kept.append(mode)
+            own = self.bags.by_mode.get(mode)
+            if own is not None and not any(np.array_equal(own, other) for other in kept.values()):
+                kept[mode] = own
         return [mode for mode in style.ARMS if mode in kept]
 
     @property
@@ -84,48 +61,39 @@ class Sample:
     @property
     def note(self) -> str:
         """How intervals are made."""
-        twins = [
+        same = [
             style.ARMS[mode]
             for mode in (PLAIN, "full")
             if mode in self.bags.by_mode and mode not in self.modes
         ]
-        same = (
-            f" The same predictions as {style.ARMS[self.main]}: {', '.join(twins)}."
-            if twins
-            else ""
-        )
-        return f"95 % intervals: {len(self.weights) - 1} bootstrap draws of patients; {self.count}.{same}"
+        twins = f" The same predictions as {style.ARMS[self.main]}: {', '.join(same)}."
+        draws = f"95 % intervals: {len(self.weights) - 1} bootstrap draws of patients"
+        return f"{draws}; {self.count}.{twins if same else ''}"
 
 
-def read_folds(context: Context) -> list[FoldPredictions | None]:
-    """The predictions of every fold, the plain host's among them; None of a fold without tables of them."""
+def draw_sample(context: Context, *beside: str) -> Sample | None:
+    """The bags of all folds and draws of their patients; figures show `beside` too.
+
+    None if a fold has no tables of predictions.
+    """
     plain = {} if context.against is None else {fold.number: fold for fold in context.against.folds}
-    return [read_fold_predictions(fold, plain.get(fold.number)) for fold in context.run.folds]
-
-
-def draw_sample(context: Context, folds: list[FoldPredictions], *beside: str) -> Sample:
-    """The bags of these folds and the draws of their patients; figures show the modes `beside` too."""
+    folds = []
+    for fold in context.run.folds:
+        predictions = read_fold_predictions(fold, plain.get(fold.number))
+        if predictions is None:
+            context.missing[f"{fold.files.path} has no table of predictions."] = (
+                f"gcemil train {context.path} --again"
+            )
+            return None
+        folds.append(predictions)
     bags = pool_folds(folds)
-    drawn = bags.draw_weights(np.random.default_rng(context.seed), DRAWS)
+    drawn = bags.draw_weights(np.random.default_rng(context.seed))
     weights = np.vstack([np.ones(len(bags.labels)), drawn])
-    return Sample(context.run, folds, bags, weights, (*Sample.shown, *beside))
-
-
-def draw_frame(axes: Axes, title: str, across: str, up: str) -> None:
-    style.draw_grid(axes, grid="both").set(
-        title=title, xlabel=across, ylabel=up, xlim=(-0.02, 1.02), ylim=(-0.02, 1.04)
-    )
-
-
-def draw_band(axes: Axes, lines: np.ndarray, across: np.ndarray, **look: Any) -> None:
-    """The first line with the interval of the others around it."""
-    low, high = find_band(lines)
-    axes.fill_between(across, low, high, color=look["color"], alpha=0.13, linewidth=0)
-    axes.plot(across, lines[0], **look)
+    return Sample(context.run, folds, bags, weights, (PLAIN, "full", "discrete", *beside))
 
 
 def find_band(lines: np.ndarray) -> np.ndarray:
-    """The ends of the interval at every place; NaN where less than half of the draws are defined."""
+    """The interval over the draws at every place; NaN if less than half of them are defined."""
     ends = [find_interval(draws) or (np.nan, np.nan) for draws in lines[1:].T]
     return np.array(ends).T
 
@@ -135,11 +103,6 @@ def format_value(name: str, values: Draws) -> str:
     interval = find_interval(values[1:])
     ends = "" if interval is None else f" [{interval[0]:.3f}, {interval[1]:.3f}]"
     return f"{name} {values[0]:.3f}{ends}"
-
-
-def write_legend(axes: Axes) -> None:
-    """The legend below the axes, where it hides no line."""
-    axes.legend(loc="upper left", bbox_to_anchor=(-0.14, -0.2), fontsize=7.5)
 
 
 def tabulate_metrics(
@@ -154,41 +117,27 @@ def tabulate_metrics(
         columns += [Column(metric, "mean ± sd of folds", metric, group=label)] * has_folds
         columns.append(Column(f"{metric}_all", heading, metric, group=label))
     for name in extra:
-        columns.append(
-            Column(name, f"{name} [95 % interval]", better="lower" if name == "IBS" else "higher")
-        )
+        heading = f"{name} [95 % interval]"
+        columns.append(Column(name, heading, better="lower" if name == "IBS" else "higher"))
     lines = []
     for mode in sample.modes:
         cells = []
         for metric in run.task_metrics:
-            cells += [spread_cell(metric, context.read_values(mode, metric))] * has_folds
+            spread = mean_and_deviation(context.read_values(mode, metric).values())
+            cells += [metric_cell(metric, *spread)] * has_folds
             cells.append(value_cell(metric, sample.bags.measure(mode, metric, sample.weights)))
-        cells += [
-            value_cell(name, found[mode]) if mode in found else metric_cell(name, None)
-            for name, found in extra.items()
-        ]
+        for name, by_mode in extra.items():
+            values = by_mode.get(mode)
+            cells.append(NOT_MEASURED if values is None else value_cell(name, values))
         lines.append(Line((style.ARMS[mode],), "ours", tuple(cells)))
     pairs = "one set of predictions"
     if run.task == "survival":
         pairs = "pairs of patients of one fold, since risks of two networks share no unit"
     note = f"{len(sample.folds)} folds. All folds: {pairs}. " * has_folds + sample.note
     title = "Performance on the test part"
+    headings = ("Prediction",)
     return Table(
-        "metrics",
-        title,
-        "tab:metrics",
-        ("Prediction",),
-        tuple(columns),
-        tuple(lines),
-        notes=(note,),
-    )
-
-
-def spread_cell(metric: str, by_fold: Mapping[int, float]) -> Cell:
-    """Mean and deviation over the folds."""
-    values = list(by_fold.values())
-    return metric_cell(
-        metric, fmean(values) if values else None, stdev(values) if len(values) > 1 else None
+        "metrics", title, "tab:metrics", headings, tuple(columns), tuple(lines), notes=(note,)
     )
 
 

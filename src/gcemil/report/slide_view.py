@@ -1,10 +1,8 @@
-"""One slide of a run as pictures need it: its evidence, where its patches lie, and their colours as pixels.
+"""One slide of a run as pictures need it: its evidence, the place of its patches, their pixels.
 
-A cohort may keep thumbnails/<slide>.jpg, the scanned part of the slide as `gcemil encode` writes it, and slides/<slide>.*, the
-slide file itself. Both are optional; without them a picture shows the grid of patches.
-
-A slide of 50,000 patches is drawn as an image, never as 50,000 shapes, so that a figure stays small and crisp. The
-outline of the annotated patches is black inside a white halo: it shows on any colour and in print.
+A cohort may keep thumbnails/<slide>.jpg, as `gcemil encode` writes it, and slides/<slide>.*, the
+slide file. Without them a picture shows the grid of patches. Patches are drawn as an image, never
+as shapes, so that a figure of 50,000 patches stays small.
 """
 
 from __future__ import annotations
@@ -42,8 +40,7 @@ from gcemil.slides.reader import open_slide, read_region
 
 PATCH_PIXELS = 96
 PROTOTYPE = "prototype "
-"""How an anchor without words is called."""
-Corners = Int[np.ndarray, "n 2"]
+"""Begins the name of an anchor without words."""
 MOST_TISSUE = 64
 """Pixels of a patch over a thumbnail."""
 FIRST_SUBSETS = ((165, 15, 240), (31, 119, 180), (230, 160, 0))
@@ -60,7 +57,7 @@ class SlideView:
     truth: Bool[np.ndarray, "n"] | None
     thumbnail: Thumbnail | None
     mpp: float | None = None
-    """Micrometres per level-0 pixel, where the cohort says it."""
+    """Micrometres per level-0 pixel, if the cohort states it."""
 
     @property
     def has_truth(self) -> bool:
@@ -89,9 +86,10 @@ class SlideView:
         """Attention and evidence, both with the outline of the truth."""
         attention = draw_attention(place, self.evidence.scores)
         evidence = draw_evidence(place, self.evidence.selected, self.color)
-        return outline_truth(attention, place, self.truth), outline_truth(
-            evidence, place, self.truth
+        attention, evidence = (
+            outline_truth(canvas, place, self.truth) for canvas in (attention, evidence)
         )
+        return attention, evidence
 
 
 def read_slide_view(run: RunData, bag: BagKey, slide_id: str) -> SlideView | None:
@@ -112,24 +110,21 @@ def read_slide_view(run: RunData, bag: BagKey, slide_id: str) -> SlideView | Non
     return SlideView(slide_id, evidence, coords, size, truth, thumbnail, mpp)
 
 
-def read_patch_pixels(
-    cohort: Path, slide_id: str, coords: Corners, patches: Sequence[int], *, patch_size: int
-) -> list[Canvas] | None:
+def read_patch_pixels(cohort: Path, view: SlideView, patches: Sequence[int]) -> list[Canvas] | None:
     """These patches as pictures; None without a slide file that can be opened here."""
-    path = find_slide_file(cohort, slide_id)
+    path = find_slide_file(cohort, view.slide_id)
     if path is None:
         return None
+    box = {"width": float(view.patch_size), "height": float(view.patch_size)}
+    corners = view.coords[list(patches)].astype(float).tolist()
     try:
         with open_slide(path) as slide:
             return [
-                read_region(
-                    slide, left=float(coords[patch, 0]), top=float(coords[patch, 1]), width=float(patch_size),
-                    height=float(patch_size), size=(PATCH_PIXELS, PATCH_PIXELS),
-                )
-                for patch in patches
-            ]  # fmt: skip
+                read_region(slide, left=left, top=top, size=(PATCH_PIXELS, PATCH_PIXELS), **box)
+                for left, top in corners
+            ]
     except GcemilError:
-        # A report is about the run; a slide that cannot be opened here only costs it a picture.
+        # A slide that cannot be opened here only costs the report a picture.
         return None
 
 
@@ -150,19 +145,18 @@ def _crop_thumbnail(thumbnail: Thumbnail, frame: Frame) -> Thumbnail:
 def rank_anchors(evidence: SlideEvidence, weight_share: float) -> list[tuple[int, str, bool]]:
     """Index and name of every anchor, and whether it counts for the prediction.
 
-    Those that count come first, by their weight, then the others by coverage; all count where weights are unknown. A
-    prototype has no words, so the patch most like it stands beside its number.
+    Those that count come first, by weight, then the others by coverage; all count if weights are
+    unknown.
     """
     weights = evidence.anchor_weights
-    by_coverage = np.argsort(-evidence.coverage, kind="stable").tolist()
     if weights is None:
-        return [(anchor, name_anchor(evidence, anchor), True) for anchor in by_coverage]
-    counts = weights >= weight_share * weights.max()
-    counting = [anchor for anchor in np.argsort(-weights, kind="stable").tolist() if counts[anchor]]
-    others = [anchor for anchor in by_coverage if not counts[anchor]]
+        weights, counts = evidence.coverage, np.ones(len(evidence.coverage), dtype=bool)
+    else:
+        counts = weights >= weight_share * weights.max()
+    # By rank among those that count, then among the others.
+    order = np.lexsort((-np.where(counts, weights, evidence.coverage), ~counts))
     return [
-        (anchor, name_anchor(evidence, anchor), bool(counts[anchor]))
-        for anchor in counting + others
+        (anchor, name_anchor(evidence, anchor), bool(counts[anchor])) for anchor in order.tolist()
     ]
 
 
@@ -177,16 +171,13 @@ def name_anchor(evidence: SlideEvidence, anchor: int) -> str:
 
 def draw_subsets(place: SlideFrame, subsets: Int[np.ndarray, "n"]) -> Canvas:
     """Disjoint subsets, numbered from 1, each in its colour."""
-    colors = np.array([GREY, *FIRST_SUBSETS], dtype=np.uint8)[
-        np.clip(subsets, 0, len(FIRST_SUBSETS))
-    ]
-    return place.paint(
-        colors, (subsets > 0).astype(float), None if place.thumbnail is None else subsets > 0
-    )
+    palette = np.array([GREY, *FIRST_SUBSETS], dtype=np.uint8)
+    members, colors = subsets > 0, palette[np.clip(subsets, 0, len(FIRST_SUBSETS))]
+    return place.paint(colors, members.astype(float), None if place.thumbnail is None else members)
 
 
 def outline_truth(canvas: Canvas, place: SlideFrame, truth: Mask | None) -> Canvas:
-    """The canvas with a line around the true patches."""
+    """The canvas with a black line around the true patches, in a white halo for any colour."""
     if truth is None or not truth.any():
         return canvas
     inside = place.mask_patches(truth)

@@ -1,10 +1,8 @@
-"""How everything looks: one colour and one name per thing, and one style for every figure.
+"""One colour and one name per thing, and one style for every figure.
 
-Any two colours stay apart for normal, deuteranope, protanope and tritanope eyes (a test measures it), and no figure
-leaves a difference to colour alone: lines have markers, bars have labels, maps have an outline.
-
-Figures are matplotlib figures without pyplot, drawn under STYLE; they become PNG at 200 dpi and SVG, the same bytes from
-the same data.
+Any two colours stay apart for normal, deuteranope, protanope and tritanope eyes (a test measures
+it), and no difference is shown by colour alone: lines have markers, bars labels, maps outlines.
+Figures are drawn under STYLE without pyplot; the same data gives the same bytes.
 """
 
 from __future__ import annotations
@@ -22,14 +20,16 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+from gcemil.exports.geojson import NO_EVIDENCE
 from gcemil.records import MODE_WORDS
 from gcemil.rules import RIVAL_COLOR, RULES, find_rule
 
 EVIDENCE_COLOR, ATTENTION_COLOR = RULES["evidence"].color, RULES["attention"].color
 RANDOM_COLOR, TRUTH_COLOR = RULES["random"].color, RULES["oracle"].color
+NO_EVIDENCE_COLOR = "#{:02x}{:02x}{:02x}".format(*NO_EVIDENCE.color)
 ORANGE, SKY, VIOLET, LEAF = RULES["gce_soft"].color, RIVAL_COLOR, "#4b2a7b", "#b2df8a"
 GROUPS = (ATTENTION_COLOR, ORANGE, VIOLET, LEAF, EVIDENCE_COLOR, SKY, TRUTH_COLOR, RANDOM_COLOR)
-"""For things without a colour of their own, such as classes; they repeat after eight, and markers then differ."""
+"""For things without a colour of their own, such as classes; after eight, only markers differ."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h")
 INK, MUTED, LINE = "#23272b", "#667078", "#d9dee2"
 DASHED: Any = {"color": MUTED, "linewidth": 1, "linestyle": (0, (4, 2))}
@@ -100,12 +100,11 @@ MOST_LETTERS = 44
 
 
 def readable_name(key: str) -> str:
-    """The word a reader sees."""
     return NAMES.get(key) or find_rule(key).label
 
 
 def new_figure(height: float, title: str = "", width: float = WIDTH) -> Figure:
-    """A figure, by default as wide as the text, with its own canvas, unknown to pyplot."""
+    """A figure with its own canvas, unknown to pyplot."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     if title:
@@ -124,17 +123,13 @@ def encode_figure(figure: Figure, form: str) -> bytes:
     return buffer.getvalue()
 
 
-def add_axes_row(figure: Figure, count: int, **options: Any) -> list[Axes]:
-    """Panels side by side."""
-    return list(np.atleast_1d(figure.subplots(1, count, **options)))
-
-
-def add_axes_grid(figure: Figure, count: int, columns: int) -> list[Axes]:
-    """Panels in rows of so many columns; places that are left over stay empty."""
-    panels = list(figure.subplots(-(-count // columns), columns, squeeze=False).ravel())
+def add_panels(figure: Figure, count: int, columns: int = 0, **options: Any) -> list[Axes]:
+    """Panels in rows of so many columns, by default in one row."""
+    columns = columns or count
+    panels = figure.subplots(-(-count // columns), columns, squeeze=False, **options).ravel()
     for axes in panels[count:]:
         axes.set_axis_off()
-    return panels[:count]
+    return list(panels[:count])
 
 
 def shorten_label(text: str, most: int = MOST_LETTERS) -> str:
@@ -150,42 +145,63 @@ def draw_grid(axes: Axes, *, grid: str = "y") -> Axes:
     return axes
 
 
+def draw_dots(axes: Axes, x: Any, y: Any, color: str, size: float = 5, **look: Any) -> None:
+    """Points without a line between them; `look` is that of `Axes.plot`."""
+    axes.plot(x, y, **{"linestyle": "", "marker": "o", "color": color, "markersize": size, **look})
+
+
+def draw_band(axes: Axes, x: Any, y: Any, ends: Any, **look: Any) -> None:
+    """A line, and the interval around it."""
+    axes.fill_between(x, *ends, color=look["color"], alpha=0.13, linewidth=0)
+    axes.plot(x, y, **look)
+
+
+def number_look(number: int) -> dict[str, Any]:
+    """Colour and marker of the n-th thing that has none of its own."""
+    marker = MARKERS[number % len(MARKERS)]
+    return {"color": GROUPS[number % len(GROUPS)], "marker": marker}
+
+
+def write_legend(axes: Axes) -> None:
+    """The legend below the axes, where it hides no line."""
+    axes.legend(loc="upper left", bbox_to_anchor=(-0.14, -0.2), fontsize=7.5)
+
+
 def label_rows(axes: Axes, names: Sequence[str], *, width: int = MOST_LETTERS) -> np.ndarray:
     """Name the rows of a chart from top to bottom, and return their places."""
     places = np.arange(len(names), 0, -1)
-    axes.set_yticks(
-        places, [textwrap.fill(shorten_label(name, 2 * width), width) for name in names]
-    )
+    labels = [textwrap.fill(shorten_label(name, 2 * width), width) for name in names]
+    axes.set_yticks(places, labels)
     axes.set_ylim(0.4, len(names) + 0.75)
     axes.tick_params(axis="y", length=0)
     return places
 
 
+def mark_shares(axes: Axes, percent: Sequence[float], title: str) -> None:
+    """The axes of a curve over the share of patches."""
+    label = "patches kept or removed, % of the bag"
+    draw_grid(axes).set(xscale="log", xlabel=label, title=title)
+    axes.set_xticks(percent, [f"{tick:g}" for tick in percent])
+    axes.minorticks_off()
+
+
 def draw_scale_bar(axes: Axes, pixels: int, microns_per_pixel: float) -> None:
-    """A bar of a round length, about a fifth of a picture that is so many pixels wide, in its lower right corner."""
+    """A bar of a round length, about a fifth of the picture's width, in its lower right corner."""
     wanted = pixels * microns_per_pixel / 5
     step = 10 ** math.floor(math.log10(wanted))
     microns = max(factor * step for factor in (1, 2, 5) if factor * step <= wanted)
     text = f"{microns / 1000:g} mm" if microns >= 1000 else f"{microns:g} µm"
-    right = 0.97 * pixels
-    left, bottom = right - microns / microns_per_pixel, axes.get_ylim()[0] * 0.965
+    right, bottom = 0.97 * pixels, axes.get_ylim()[0] * 0.965
+    left = right - microns / microns_per_pixel
     halo = [patheffects.withStroke(linewidth=3.5, foreground="white")]
-    axes.plot(
-        [left, right],
-        [bottom, bottom],
-        color=INK,
-        linewidth=2,
-        solid_capstyle="butt",
-        path_effects=halo,
-    )
-    axes.annotate(
-        text, ((left + right) / 2, bottom), xytext=(0, 4), textcoords="offset points", ha="center", fontsize=7.5,
-        path_effects=halo,
-    )  # fmt: skip
+    look: Any = {"linewidth": 2, "solid_capstyle": "butt", "path_effects": halo}
+    axes.plot([left, right], [bottom, bottom], color=INK, **look)
+    look = {"textcoords": "offset points", "ha": "center", "fontsize": 7.5, "path_effects": halo}
+    axes.annotate(text, ((left + right) / 2, bottom), xytext=(0, 4), **look)
 
 
 def spread_positions(values: Sequence[float], *, width: float = 0.32) -> np.ndarray:
-    """Sideways places for points that lie on top of each other: dense values spread wider, always the same way."""
+    """Sideways places for points that would cover each other: dense values spread wider."""
     points = np.asarray(values, dtype=float)
     places = np.zeros(len(points))
     if len(points) < 2:

@@ -1,27 +1,25 @@
-"""What the page shows of an opened slide: layers, the verdict on the set under test, and that set as files.
+"""What the page shows of an opened slide: layers, the verdict on the set under test, and files.
 
-  heat   attention, gate, evidence score, marginal gain, one layer per anchor      a colour scale from low to high
-  set    evidence, truth                                                           1 = member
-  group  disjoint sufficient subsets, numbered from 1; computed on request, because a host that does not pool
-         linearly needs seconds for them
+  heat   attention, gate, evidence score, marginal gain, one layer per anchor, from low to high
+  set    evidence, truth                                                       1 = member
+  group  disjoint sufficient subsets, numbered from 1; computed on request, since it takes seconds
 
-Bytes of `patch_arrays`, little-endian: int32 corners x, y of every patch from the frame's corner, then float32 values layer
-by layer.
+Bytes of `patch_arrays`, little-endian: int32 corners x, y of every patch from the frame's corner,
+then float32 values layer by layer.
 
   S  the set under test    X_S and X_notS of the whole bag, and with X and X_pi its three verdicts
-  P  the patches present   what is left after any number of "keep only" and "remove"; the live prediction is of P
+  P  the patches present   what is left after any number of "keep only" and "remove"
 
-The bag was embedded when it was opened, so judging a set only pools again; results are cached. S and P arrive as
-bits over the bag, least significant bit first. Files are written without the network, so a large one does not hold
-up other requests.
+The live prediction is that of P. S and P arrive as bits over the bag, least significant bit first.
+The bag was embedded when it was opened, so judging a set only pools again. Files are written
+without the network, so a large one does not hold up other requests.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,57 +46,37 @@ EVIDENCE_LABELS = {
 """By whether the slide has no evidence."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Layer:
-    """One number per patch of the slide."""
+def slide_layers(slide: OpenedSlide) -> list[tuple[dict[str, Any], Shaped[np.ndarray, "n"]]]:
+    """What the page needs to draw each layer, and one number per patch of the slide."""
+    rows, evidence, layers = slide.rows, slide.evidence, []
 
-    key: str
-    label: str
-    kind: Literal["heat", "set"]
-    values: Shaped[np.ndarray, "n"]
-    natural: tuple[float, float] | None = None
-    """Ends of the scale; None where a score has none, so that its own extremes serve."""
-
-    def describe(self) -> dict[str, Any]:
-        """What the page needs to draw it."""
-        low, high = self.natural or (float(self.values.min()), float(self.values.max()))
+    def add(
+        key: str, label: str, values: np.ndarray, kind: str = "heat", *, is_share: bool
+    ) -> None:
+        low, high = (0.0, 1.0) if is_share else (float(values.min()), float(values.max()))
         # A score without a scale of its own is coloured by rank, as in the heat maps and overlays.
-        ranked = self.kind == "heat" and self.natural is None
-        return {
-            "key": self.key,
-            "label": self.label,
-            "kind": self.kind,
-            "low": low,
-            "high": high,
-            "ranked": ranked,
-        }
+        about = {"key": key, "label": label, "kind": kind, "ranked": not is_share}
+        layers.append(({**about, "low": low, "high": high}, values))
 
-
-def slide_layers(slide: OpenedSlide) -> list[_Layer]:
-    """Every layer the slide has, in the order of the page."""
-    share, rows, evidence = (0.0, 1.0), slide.rows, slide.evidence
-    layers = [_Layer("attention", "attention of the host", "heat", slide.full.scores.numpy()[rows])]
-    for index, (name, support) in enumerate(zip(slide.classes, slide.class_support, strict=False)):
-        layers.append(_Layer(f"class_{index}", f"speaks for {name}", "heat", support.numpy()[rows]))
+    add("attention", "attention of the host", slide.full.scores.numpy()[rows], is_share=False)
+    names = slide.fold.task.prediction_names
+    support = zip(names, slide.view.class_support, strict=False)
+    for index, (name, scores) in enumerate(support):
+        label = f"speaks for {name.removeprefix('prob_')}"
+        add(f"class_{index}", label, scores.numpy()[rows], is_share=False)
+    label = slide.rule
     if evidence is not None:
-        layers += [
-            _Layer("gate", "gate", "heat", evidence.gates, share),
-            _Layer("evidence_score", "evidence score", "heat", evidence.evidence_scores),
-            _Layer("marginal_gain", "marginal gain", "heat", evidence.marginal_gain),
-        ]
-        layers += [
-            _Layer(
-                f"anchor_{index}", f"concept: {prompt}", "heat", evidence.responses[:, index], share
-            )
-            for index, prompt in enumerate(evidence.prompts)
-        ]
-    label = (
-        EVIDENCE_LABELS[slide.evidence.is_no_evidence] if slide.evidence is not None else slide.rule
-    )
-    layers.append(_Layer("evidence", label, "set", slide.chosen.numpy()[rows], share))
+        label = EVIDENCE_LABELS[evidence.is_no_evidence]
+        add("gate", "gate", evidence.gates, is_share=True)
+        add("evidence_score", "evidence score", evidence.evidence_scores, is_share=False)
+        add("marginal_gain", "marginal gain", evidence.marginal_gain, is_share=False)
+        for index, prompt in enumerate(evidence.prompts):
+            values = evidence.responses[:, index]
+            add(f"anchor_{index}", f"concept: {prompt}", values, is_share=True)
+    add("evidence", label, slide.chosen.numpy()[rows], "set", is_share=True)
     truth = slide.bench.truth
     if truth is not None and len(truth) == len(slide.bench):
-        layers.append(_Layer("truth", "annotated truth", "set", truth.numpy()[rows], share))
+        add("truth", "annotated truth", truth.numpy()[rows], "set", is_share=True)
     return layers
 
 
@@ -107,12 +85,12 @@ def patch_arrays(slide: OpenedSlide) -> bytes:
     frame = slide.tiles.frame
     corners = (slide.coords - (frame.left, frame.top)).astype("<i4")
     return corners.tobytes() + b"".join(
-        layer.values.astype("<f4").tobytes() for layer in slide_layers(slide)
+        values.astype("<f4").tobytes() for _, values in slide_layers(slide)
     )
 
 
 def region_numbers(slide: OpenedSlide) -> list[int]:
-    """The connected region of each patch that the model chose, over the bag; none for a bag without coordinates."""
+    """The connected region of each chosen patch of the bag; none without coordinates."""
     explanation = slide.bench.explanation
     scores = slide.full.scores if explanation is None else explanation.output.scores
     regions = find_regions(slide.bench.bag, slide.chosen, scores)
@@ -121,12 +99,14 @@ def region_numbers(slide: OpenedSlide) -> list[int]:
 
 @torch.no_grad()
 def subset_groups(slide: OpenedSlide) -> Int[np.ndarray, "n"]:
-    """Which disjoint sufficient set each patch is in: 1 = the set the model chose, 2 and 3 = alternatives, 0 = none."""
-    view, explanation = slide.bench.predict("wrapped"), slide.bench.explanation
-    scores = view.full.scores if explanation is None else explanation.output.scores
+    """The disjoint sufficient set of each patch: 1 = the chosen set, 2 and 3 = others, 0 = none."""
+    explanation = slide.bench.explanation
+    scores = slide.full.scores if explanation is None else explanation.output.scores
     judge = Sufficiency(slide.fold.output_scale("wrapped"))
     groups = np.zeros(len(slide.bench), dtype=np.uint8)
-    for number, one in enumerate(find_disjoint_sets(view, slide.chosen, scores, judge), start=1):
+    for number, one in enumerate(
+        find_disjoint_sets(slide.view, slide.chosen, scores, judge), start=1
+    ):
         groups[one.numpy()] = number
     return groups[slide.rows]
 
@@ -136,14 +116,15 @@ def read_masks(body: bytes, *, n_patches: int, count: int) -> list[Tensor]:
     length = (n_patches + 7) // 8
     if len(body) != count * length:
         raise UsageError(
-            f"{count} sets of {n_patches} patches are {count * length} bytes of bits, got {len(body)} bytes."
+            f"{count} sets of {n_patches} patches are {count * length} bytes of bits, "
+            f"got {len(body)} bytes."
         )
-    bits = np.unpackbits(
-        np.frombuffer(body, np.uint8).reshape(count, length), axis=1, bitorder="little"
-    )
+    rows = np.frombuffer(body, np.uint8).reshape(count, length)
+    bits = np.unpackbits(rows, axis=1, bitorder="little")
     return [torch.from_numpy(row[:n_patches].astype(bool)) for row in bits]
 
 
+@torch.no_grad()
 def judge_set(
     slide: OpenedSlide, selected: Selected, present: Selected, tolerances: Tolerances
 ) -> dict[str, Any]:
@@ -165,6 +146,10 @@ def judge_set(
             for name, verdict in judged.items()
         ]
         direction = describe_direction(predictions)
+    coverage = None
+    if (explanation := slide.bench.explanation) is not None:
+        responses = explanation.output.responses
+        coverage = anchor_coverage(selected.to(responses.dtype), responses).tolist()
     return {
         "n_selected": int(selected.sum()),
         "n_present": int(present.sum()),
@@ -174,20 +159,9 @@ def judge_set(
         "verdicts": verdicts,
         "direction": direction,
         "is_evidence": bool((selected == slide.chosen).all()),
-        "coverage": _measure_coverage(slide, selected),
+        "coverage": coverage,
         "milliseconds": 1000 * (time.perf_counter() - start),
     }
-
-
-def _measure_coverage(slide: OpenedSlide, selected: Selected) -> list[float] | None:
-    """How surely S shows each anchor; None without anchors."""
-    explanation = slide.bench.explanation
-    if explanation is None:
-        return None
-    responses = explanation.output.responses
-    with torch.no_grad():
-        covered: list[float] = anchor_coverage(selected.to(responses.dtype), responses).tolist()
-    return covered
 
 
 def _prediction(slide: OpenedSlide, logits: Logits | None) -> dict[str, Any] | None:
@@ -200,7 +174,7 @@ EDITED = PatchClass("Evidence edited by hand", (230, 160, 0))
 
 
 def export_evidence(slide: OpenedSlide, selected: Bool[np.ndarray, "n"]) -> Iterator[str]:
-    """The set in the layout of `gcemil explain`; an unchanged set keeps the name of its rule."""
+    """The set in the layout of `gcemil explain`."""
     export = _edit_export(slide, selected)
     return encode_list(export.describe(), "patches", export.list_patches())
 
@@ -208,9 +182,8 @@ def export_evidence(slide: OpenedSlide, selected: Bool[np.ndarray, "n"]) -> Iter
 def export_geojson(slide: OpenedSlide, selected: Bool[np.ndarray, "n"]) -> Iterator[str]:
     """The set as QuPath tiles."""
     bounds = read_slide_bounds(slide.fold.cohort.folder, slide.slide_id)
-    return encode_features(
-        _edit_export(slide, selected).list_tiles(bounds=bounds, selected_class=EDITED)
-    )
+    tiles = _edit_export(slide, selected).list_tiles(bounds=bounds, selected_class=EDITED)
+    return encode_features(tiles)
 
 
 def _edit_export(slide: OpenedSlide, selected: Bool[np.ndarray, "n"]) -> SlideExport:

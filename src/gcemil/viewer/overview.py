@@ -1,7 +1,7 @@
-"""The start of the page: what may be claimed about the run, and which slide to open first.
+"""The start of the page: what may be claimed of the run, and which slide to open first.
 
-The first slide should teach: its prediction is right, its evidence is sufficient and necessary, it lies in several
-regions, and there is tissue to see. Predictions and verdicts are read from the files of the fold; nothing is computed.
+The first slide should teach: its prediction is right, its evidence is sufficient and necessary and
+lies in several regions, and there is tissue to see. All of it is read from the files of the fold.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from gcemil.bags.bag import connected_regions, coordinate_step, patch_cells
 from gcemil.errors import GcemilError
 from gcemil.records import SlideEvidence, certify
-from gcemil.report.run_data import FoldData, find_predicted_class, read_run_data
+from gcemil.report.run_data import FoldData, RunData, find_predicted_class
 from gcemil.runs.folder import Run, RunFold, main_mode
 from gcemil.viewer.session import ViewerSession
 
@@ -28,7 +28,7 @@ def describe_run(session: ViewerSession) -> dict[str, Any]:
         for row in data.predictions(main_mode(data.modes)) or []
         for slide_id in row["slide_id"].split("|")
     }
-    claim, warning = read_run_data(fold.run).claim, Run(fold.run).model_warning
+    claim, warning = RunData(fold.run).claim, Run(fold.run).model_warning
     labels, ranks, rows = {}, {}, []
     for slide_id, spec in session.specs.items():
         outcome = outcomes.get(slide_id, {})
@@ -36,7 +36,7 @@ def describe_run(session: ViewerSession) -> dict[str, Any]:
         try:
             evidence = data.evidence(slide_id)
         except GcemilError:
-            # A damaged evidence file is reported when its slide is opened; the page itself must open.
+            # A damaged evidence file is reported when its slide is opened.
             evidence = None
         words = []
         if predicted is None and "value" in outcome:
@@ -46,17 +46,9 @@ def describe_run(session: ViewerSession) -> dict[str, Any]:
             words.append(f"{target}{'' if predicted == target else f', predicted {predicted}'}")
         if evidence is not None and evidence.is_no_evidence:
             words.append("no evidence")
-        rows.append(
-            {
-                "slide": slide_id,
-                "patient": spec.case_id,
-                "label": target or "",
-                "prediction": predicted or "",
-                "verdict": ""
-                if evidence is None
-                else certify(evidence.verdict, warning).partition(":")[0],
-            }
-        )
+        verdict = "" if evidence is None else certify(evidence.verdict, warning).partition(":")[0]
+        row = {"slide": slide_id, "patient": spec.case_id, "verdict": verdict}
+        rows.append({**row, "label": target or "", "prediction": predicted or ""})
         labels[slide_id] = f"{slide_id}: {', '.join(words)}" if words else slide_id
         ranks[slide_id] = (
             predicted is not None and predicted == target,

@@ -1,9 +1,8 @@
 """Marks of a reviewer on patches, and how far they agree with the evidence.
 
-RUN/fold_<k>/reviews/<slide>.json holds every mark beside whether the patch was evidence when it was marked. A file that
-is not a review is named and left alone: the slide is shown without marks, and none are saved over it.
-
-Agreement and kappa are counted by diagnostics/agreement.py, as in `gcemil review`.
+RUN/fold_<k>/reviews/<slide>.json holds every mark, and whether the patch was evidence at that time.
+A file that is not a review is named and left alone: the slide is shown without marks, and none are
+saved over it. Agreement and kappa are counted as in `gcemil review`.
 """
 
 from __future__ import annotations
@@ -50,18 +49,16 @@ def save_review(session: ViewerSession, slide: OpenedSlide, content: Any) -> Agr
 
 
 def import_marks(session: ViewerSession, slide: OpenedSlide, content: Any) -> dict[str, Any]:
-    """Add what a GeoJSON file of QuPath says to the marks of a slide; on a patch that has a mark, the file decides."""
+    """Add the marks of a GeoJSON file of QuPath; they replace earlier ones on the same patch."""
     try:
         objects = parse_objects(content, "The file")
         verdicts, notes = judge_slide(session.fold.cohort, slide.slide_id, objects, "The file")
     except InputError as error:
         raise UsageError(str(error)) from error
-    marks = {
-        mark["patch"]: mark["mark"]
-        for mark in read_marks(session, slide.slide_id, n_patches=len(slide.coords))
-    }
-    marks |= {int(patch): ACCEPT for patch in np.flatnonzero(verdicts == POSITIVE)}
-    marks |= {int(patch): REJECT for patch in np.flatnonzero(verdicts == NEGATIVE)}
+    saved = read_marks(session, slide.slide_id, n_patches=len(slide.coords))
+    marks = {mark["patch"]: mark["mark"] for mark in saved}
+    for verdict, kind in ((POSITIVE, ACCEPT), (NEGATIVE, REJECT)):
+        marks |= dict.fromkeys(np.flatnonzero(verdicts == verdict).tolist(), kind)
     chosen = {
         name: [patch for patch, mark in marks.items() if mark == kind]
         for name, kind in (("accepted", ACCEPT), ("rejected", REJECT))
@@ -71,7 +68,6 @@ def import_marks(session: ViewerSession, slide: OpenedSlide, content: Any) -> di
 
 
 def _review_file(session: ViewerSession, slide_id: str) -> Path:
-    """Where the marks of a slide are saved."""
     return session.folder / "reviews" / f"{slide_id}.json"
 
 
@@ -90,10 +86,8 @@ def read_marks(
 def describe_marks(session: ViewerSession, slide: OpenedSlide) -> dict[str, Any]:
     """The marks to be drawn, or why there are none."""
     try:
-        return {
-            "marks": read_marks(session, slide.slide_id, n_patches=len(slide.coords)),
-            "marks_problem": None,
-        }
+        marks = read_marks(session, slide.slide_id, n_patches=len(slide.coords))
+        return {"marks": marks, "marks_problem": None}
     except GcemilError as error:
         return {"marks": [], "marks_problem": str(error)}
 

@@ -13,7 +13,7 @@ from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import UsageError
 from gcemil.findings import Finding, Row
 from gcemil.recovery import ranking
-from gcemil.report.sections.robustness import choose_main_rows, sort_rows
+from gcemil.report.sections.tables import choose_main_rows, sort_rows
 
 SHARES = [[0.1, 0.06, 0.02], [0.1, 0.04, 0.01], [0.1, 0.05, 0.03]]
 """Three bags under three tolerances: means .1, .05 and .02."""

@@ -123,13 +123,7 @@ def records(n, **values):
     ("values", "words"),
     [
         (
-            {
-                "phi_kept": 0.97,
-                "sufficient": False,
-                "necessary": True,
-                "keeps_class": True,
-                "changes_class": True,
-            },
+            {"phi_kept": 0.97, "sufficient": False, "keeps_class": True},
             ["from 0.60 to 0.97 on average (+0.37)", "the class stays on 4 of 4", "under-fitting"],
         ),
         (

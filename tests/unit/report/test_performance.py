@@ -1,4 +1,4 @@
-"""How good is the model: metrics of weighted bags against scikit-learn and lifelines, and what the section says."""
+"""Metrics of weighted bags against scikit-learn and lifelines, and the text of the section."""
 
 import json
 import re
@@ -10,17 +10,16 @@ from sklearn.metrics import accuracy_score, f1_score, r2_score, roc_auc_score
 
 from builders.reports import run_folder
 from gcemil.errors import RunError
-from gcemil.metrics import TASKS
-from gcemil.report.bootstrap import (
+from gcemil.report.context import Context
+from gcemil.report.run_data import RunData
+from gcemil.report.scores import (
     FoldPredictions,
+    bin_confidence,
     draw_metrics,
     find_interval,
     read_fold_predictions,
 )
-from gcemil.report.curves import bin_confidence
-from gcemil.report.run_data import read_run_data
 from gcemil.report.sections import headline, performance
-from gcemil.report.sections.context import Context
 
 
 def fold_of(n=60, classes=("a", "b", "c"), seed=0, **modes) -> FoldPredictions:
@@ -71,22 +70,17 @@ def test_weighted_metrics_of_a_value_are_those_of_repeated_bags():
     values = labels + draws.normal(size=40)
     weights = draws.integers(3, size=(3, 40)).astype(float)
     fold = FoldPredictions(np.arange(40), (), np.zeros(40, dtype=int), labels, {"full": values})
-    measured = {
-        metric: fold.measure("full", metric, weights) for metric in TASKS["regression"].metrics
-    }
+    r2, mae, pearson = (fold.measure("full", name, weights) for name in ("r2", "mae", "pearson"))
     for number, own in enumerate(weights):
         rows = np.repeat(np.arange(40), own.astype(int))
-        assert measured["r2"][number] == pytest.approx(r2_score(labels[rows], values[rows]))
-        assert measured["mae"][number] == pytest.approx(np.abs(labels - values)[rows].mean())
-        assert measured["pearson"][number] == pytest.approx(
-            np.corrcoef(labels[rows], values[rows])[0, 1]
-        )
+        true, predicted = labels[rows], values[rows]
+        assert r2[number] == pytest.approx(r2_score(true, predicted))
+        assert mae[number] == pytest.approx(np.abs(true - predicted).mean())
+        assert pearson[number] == pytest.approx(np.corrcoef(true, predicted)[0, 1])
     whole = fold.measure("full", "spearman", np.ones((1, 40)))[0]
     assert whole == pytest.approx(spearmanr(labels, values).statistic)
-    constant = FoldPredictions(
-        np.arange(3), (), np.zeros(3, dtype=int), np.ones(3), {"full": np.arange(3.0)}
-    )
-    assert np.isnan(constant.measure("full", "r2", np.ones((1, 3))))
+    ones = FoldPredictions(np.arange(3), (), np.zeros(3, int), np.ones(3), {"full": np.arange(3.0)})
+    assert np.isnan(ones.measure("full", "r2", np.ones((1, 3))))
 
 
 def test_cases_are_drawn_whole_and_within_their_class():
@@ -137,18 +131,10 @@ def measured(tmp_path):
     for path in folder.glob("predictions*.csv"):
         path.write_text(path.read_text().replace("s5,s5,test,a", "s5,s5,test,b"))
     metrics = json.loads((folder / "metrics.json").read_text())
-    none = {
-        "class": "normal",
-        "promised_rate": 0.1,
-        "n_validation": 9,
-        "threshold": 0.4,
-        "n_test": 8,
-        "reached_rate": 0.125,
-    }
-    metrics["details"] |= {
-        "vote": {"weight": 0.25, "reads": "anchors", "opinion": False},
-        "no_evidence": none,
-    }
+    none = {"class": "normal", "promised_rate": 0.1, "n_validation": 9, "threshold": 0.4}
+    vote = {"weight": 0.25, "reads": "anchors", "opinion": False}
+    none |= {"n_test": 8, "reached_rate": 0.125}
+    metrics["details"] |= {"vote": vote, "no_evidence": none}
     (folder / "metrics.json").write_text(json.dumps(metrics))
     record = {"stage": "train", "warnings": [], "terms": {"task": 0.5}, "val_loss": 0.6, "val": 0.7}
     lines = [json.dumps({**record, "epoch": epoch}) + "\n" for epoch in range(2)]
@@ -157,7 +143,7 @@ def measured(tmp_path):
 
 
 def test_the_section_compares_the_mixture_with_the_host_and_says_who_decides(measured):
-    context = Context(read_run_data(measured.folder), None, measured.folder / "figures")
+    context = Context(RunData(measured.folder), None, measured.folder / "figures")
     text = performance.render_performance(context).body
     line = ["Macro-F1", "host, all patches", "0.800", "0.800", "+0.000", "0.000 to 0.000"]
     assert re.search("".join(f"<td[^>]*>{re.escape(cell)}</td>" for cell in line), text)
@@ -167,17 +153,15 @@ def test_the_section_compares_the_mixture_with_the_host_and_says_who_decides(mea
     assert names == {
         "roc", "precision_recall", "calibration", "confusion", "learning", "prediction_folds",
     }  # fmt: skip
-    assert (
-        "Without a lesion (class normal): evidence is confirmed on 12% of 8 slides tested"
-        in headline.render_claim(context).body
-    )
+    words = "Without a lesion (class normal): evidence is confirmed on 12% of 8 slides tested"
+    assert words in headline.render_claim(context).body
 
 
 def test_the_plain_host_of_another_run_is_compared_on_the_same_draws(measured, tmp_path):
     names = [f"s{number}" for number in range(6)]
     host = run_folder(tmp_path / "host", wrapped=False)
     host.fold(0, names, wrapped=False, value=0.5)
-    data, plain = read_run_data(measured.folder), read_run_data(host.folder)
+    data, plain = RunData(measured.folder), RunData(host.folder)
     fold = read_fold_predictions(data.folds[0], plain.folds[0])
     assert "plain" in fold.by_mode
     context = Context(data, plain, measured.folder / "figures")
@@ -195,6 +179,6 @@ def test_the_plain_host_of_another_run_is_compared_on_the_same_draws(measured, t
 def test_a_target_that_is_no_class_is_refused(measured):
     path = measured.folder / "fold_0" / "predictions_full.csv"
     path.write_text(path.read_text().replace("test,b", "test,z"))
-    data = read_run_data(measured.folder)
+    data = RunData(measured.folder)
     with pytest.raises(RunError, match="no class or number"):
         read_fold_predictions(data.folds[0])

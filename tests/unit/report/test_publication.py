@@ -10,10 +10,14 @@ from matplotlib.figure import Figure
 from builders.reports import judged_slide, run_folder, toy_evidence
 from gcemil.errors import RunError, UsageError
 from gcemil.report import style
-from gcemil.report.bootstrap import FoldPredictions, pool_folds
-from gcemil.report.publication.survival import draw_risk_groups
+from gcemil.report.publication.survival import (
+    choose_times,
+    draw_risk_groups,
+    estimate_uncensored,
+    predict_survival,
+)
 from gcemil.report.publication.write import write_publication
-from gcemil.report.survival_scores import choose_times, estimate_uncensored, predict_survival
+from gcemil.report.scores import FoldPredictions, pool_folds
 
 
 def write_classes(run, number, *, n=16, per_case=2, seed=0, wrapped=True):
@@ -96,12 +100,8 @@ def test_the_plain_host_is_a_line_of_its_own(run, tmp_path):
         write_classes(host, number, seed=1, wrapped=False)
     write_publication(run.folder, tmp_path / "paper", against=host.folder, formats=["svg"])
     rows = {row for row, _ in read_cells(tmp_path / "paper" / "metrics.csv")}
-    assert rows == {
-        "plain host, all patches",
-        "host, all patches",
-        "host and evidence",
-        "evidence alone",
-    }
+    hosts = {"plain host, all patches", "host, all patches"}
+    assert rows == {*hosts, "host and evidence", "evidence alone"}
 
 
 @pytest.mark.parametrize(
@@ -156,10 +156,8 @@ def write_survival(run, number, *, n=30):
     draws = np.random.default_rng(number)
     folder = run.fold(number, ["s"])
     risks = draws.normal(size=2 * n)
-    times, ends = (
-        draws.exponential(np.exp(-risks)) * 10 + 0.1,
-        draws.exponential(15, size=2 * n) + 0.1,
-    )
+    times = draws.exponential(np.exp(-risks)) * 10 + 0.1
+    ends = draws.exponential(15, size=2 * n) + 0.1
     rows = ["slide_id,case_id,split,target,event,risk"]
     for i, risk in enumerate(risks):
         part = "val" if i < n else "test"
@@ -179,25 +177,15 @@ def test_a_run_of_survival_gives_kaplan_meier_auc_over_time_and_brier_score(tmp_
     names = {path.name for path in written.files}
     assert {"kaplan_meier.svg", "auc_over_time.svg", "brier.svg", "metrics.tex"} <= names
     cells = read_cells(tmp_path / "paper" / "metrics.csv")
-    main = {
-        column: float(row["value"])
-        for (name, column), row in cells.items()
-        if name == "host and evidence"
-    }
-    assert main["Mean AUC(t)"] > 0.7
+    assert float(cells["host and evidence", "Mean AUC(t)"]["value"]) > 0.7
     # A constant probability of one half scores one quarter.
-    assert main["IBS"] < 0.25
+    assert float(cells["host and evidence", "IBS"]["value"]) < 0.25
 
 
 def test_numbers_at_risk_stand_below_the_time_axis():
-    cases = pd.DataFrame(
-        {
-            "fold": 0,
-            "time": [1.0, 2, 3, 4],
-            "event": [True, True, False, True],
-            "risk": [4.0, 3, 2, 1],
-        }
-    )
+    events, risks = [True, True, False, True], [4.0, 3, 2, 1]
+    times = [1.0, 2, 3, 4]
+    cases = pd.DataFrame({"fold": 0, "time": times, "event": events, "risk": risks})
     figure = draw_risk_groups({"All": cases})
     words = [text.get_text() for text in figure.axes[0].texts]
     assert words.count("at risk") == 2
@@ -211,11 +199,8 @@ def test_censoring_after_an_event_of_the_same_time_does_not_count_it_as_at_risk(
 
 def test_survival_is_not_predicted_from_equal_risks_or_without_events():
     cases = pd.DataFrame({"time": [1.0, 2.0], "event": [True, True], "risk": [1.0, 1.0]})
-    assert predict_survival(cases, np.zeros(1), np.array([1.0])) is None
-    assert (
-        predict_survival(cases.assign(event=False, risk=[0.0, 1.0]), np.zeros(1), np.array([1.0]))
-        is None
-    )
+    for fitted_on in (cases, cases.assign(event=False, risk=[0.0, 1.0])):
+        assert predict_survival(fitted_on, np.zeros(1), np.array([1.0])) is None
     assert len(choose_times(np.array([1.0, 2.0]), np.array([True, False]))) == 0
 
 
@@ -232,15 +217,3 @@ def test_a_scale_bar_has_a_round_length(microns, label, share):
     left, right = axes.lines[0].get_xdata()
     assert (right - left) / 1000 == pytest.approx(share)
     assert axes.texts[0].get_text() == label
-
-
-def test_tissue_is_read_from_the_slide_at_the_resolution_of_the_figure(tmp_path):
-    pytest.importorskip("openslide")
-    from builders.slides import write_slide
-    from gcemil.exports.overlay import read_slide_place
-
-    path = write_slide(tmp_path / "s0.tif")
-    small, large = (read_slide_place(path, longest=longest) for longest in (128, 512))
-    assert max(small.thumbnail.pixels.shape) == 128
-    assert max(large.thumbnail.pixels.shape) == 512
-    assert small.thumbnail.downsample == pytest.approx(4 * large.thumbnail.downsample)

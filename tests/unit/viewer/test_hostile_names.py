@@ -21,8 +21,6 @@ from builders.reports import judged_slide, run_folder, toy_evidence
 from builders.viewer import bits, opened, running
 from gcemil.report.run_report import write_report
 
-BYTES = "application/octet-stream"
-
 
 @pytest.fixture(scope="module")
 def hostile_run(tmp_path_factory):
@@ -31,9 +29,7 @@ def hostile_run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def session(hostile_run):
-    session = opened(hostile_run)
-    yield session
-    session.close()
+    return opened(hostile_run)
 
 
 @pytest.fixture(scope="module")
@@ -95,10 +91,8 @@ def test_the_viewer_says_hostile_names_as_data(session):
             path = f"/api/slides/{quote(name, safe='')}"
             chosen = session.slide(name).chosen.numpy()
             about = server.ask("GET", path)
-            judged = server.ask("POST", f"{path}/judge", bits(chosen, ~chosen), content_type=BYTES)
-            exported = server.ask(
-                "POST", f"{path}/evidence.geojson", bits(chosen), content_type=BYTES
-            )
+            judged = server.ask("POST", f"{path}/judge", bits(chosen, ~chosen))
+            exported = server.ask("POST", f"{path}/evidence.geojson", bits(chosen))
             for answer in (slides, about, judged, exported):
                 assert answer.headers["content-type"] == "application/json"
                 assert answer.headers["x-content-type-options"] == "nosniff"

@@ -28,14 +28,20 @@ def class_probability(logits, index):
 
 @pytest.fixture(scope="module")
 def session(classification_runs):
-    session = opened(classification_runs.gce)
-    yield session
-    session.close()
+    return opened(classification_runs.gce)
 
 
 @pytest.fixture(scope="module")
 def client(session):
     return visitor(session)
+
+
+@pytest.fixture
+def copied(classification_runs, tmp_path):
+    """A session on a copy of the run, and somebody who looks at it."""
+    shutil.copytree(classification_runs.gce, tmp_path / "run")
+    session = opened(tmp_path / "run")
+    return session, visitor(session)
 
 
 @pytest.fixture(scope="module")
@@ -91,16 +97,14 @@ def test_regions_of_evidence_touch_at_corners_too():
     assert overview.count_regions(None) == 0
 
 
-def test_what_may_be_claimed_stands_on_the_page(classification_runs, tmp_path):
-    run = tmp_path / "run"
-    shutil.copytree(classification_runs.gce, run)
-    session = opened(run)
+def test_what_may_be_claimed_stands_on_the_page(classification_runs, copied):
+    session, client = copied
     # Two epochs taught the model nothing, which is said before anything is claimed of its evidence.
-    (warning,) = visitor(session).get("/api/slides").json()["claim"]
+    (warning,) = client.get("/api/slides").json()["claim"]
     assert "no better than chance" in warning
-    diagnose_run(Comparison(run, classification_runs.host), names=["snr"], jobs=1)
-    claim = visitor(session).get("/api/slides").json()["claim"]
-    session.close()
+    comparison = Comparison(session.fold.run, classification_runs.host)
+    diagnose_run(comparison, names=["snr"], jobs=1)
+    claim = client.get("/api/slides").json()["claim"]
     assert claim[0] == warning
     assert "is sufficient and necessary in" in claim[1]
     assert any("Best rival at the same size" in text for text in claim)
@@ -157,6 +161,7 @@ def test_layers_are_the_arrays_of_the_evidence_and_the_truth_file(
     client, slide, classification_runs
 ):
     about = client.get(f"/api/slides/{slide.slide_id}").json()
+    assert about["mpp"] == read_cohort_place(slide.fold.cohort, slide.slide_id).mpp
     content = client.get(f"/api/slides/{slide.slide_id}/patches").content
     n = about["stop"] - about["start"]
     corners = np.frombuffer(content, "<i4", 2 * n).reshape(n, 2)
@@ -169,17 +174,9 @@ def test_layers_are_the_arrays_of_the_evidence_and_the_truth_file(
     assert by_key["anchor_1"] == pytest.approx(slide.evidence.responses[:, 1])
     truth = store.read(classification_runs.cohort / "truth" / f"{slide.slide_id}.h5", "evidence")
     assert (by_key["truth"] == truth).all()
-    assert by_key["class_0"] == pytest.approx(slide.class_support[0].numpy(), rel=1e-5)
+    assert by_key["class_0"] == pytest.approx(slide.view.class_support[0].numpy(), rel=1e-5)
     ranked = {layer["key"] for layer in about["layers"] if layer["ranked"]}
     assert ranked == {"attention", "class_0", "class_1", "evidence_score", "marginal_gain"}
-
-
-def test_the_scale_is_known_where_a_file_states_it(classification_runs, tmp_path):
-    shutil.copytree(classification_runs.gce, tmp_path / "run")
-    session = opened(tmp_path / "run")
-    name = next(iter(session.specs))
-    stated = read_cohort_place(session.fold.cohort, name).mpp
-    assert visitor(session).get(f"/api/slides/{name}").json()["mpp"] == stated
 
 
 def test_disjoint_subsets_are_each_sufficient(client, slide):
@@ -214,24 +211,18 @@ def test_exports_hold_the_edited_set_and_say_that_it_was_edited(client, slide):
     assert untouched["rule"] == "recovered evidence"
 
 
-def test_a_review_is_saved_in_the_run_and_read_again(classification_runs, tmp_path):
-    shutil.copytree(classification_runs.gce, tmp_path / "run")
-    session = opened(tmp_path / "run")
-    client, name = visitor(session), next(iter(session.specs))
+def test_a_review_is_saved_in_the_run_and_read_again(copied):
+    session, client = copied
+    name = next(iter(session.specs))
     slide = session.slide(name)
-    inside, outside = (
-        slide.evidence.indices[:2].tolist(),
-        np.flatnonzero(~slide.evidence.selected)[:2].tolist(),
-    )
+    inside = slide.evidence.indices[:2].tolist()
+    outside = np.flatnonzero(~slide.evidence.selected)[:2].tolist()
     given = {"accepted": [*inside, outside[0]], "rejected": [outside[1]]}
     found = client.put(f"/api/slides/{name}/review", json=given).json()
-    assert (found["accepted_evidence"], found["accepted_others"], found["rejected_others"]) == (
-        2,
-        1,
-        1,
-    )
+    counts = [found[key] for key in ("accepted_evidence", "accepted_others", "rejected_others")]
+    assert counts == [2, 1, 1]
     assert found["agreement"] == pytest.approx(0.75)
-    saved = json.loads((tmp_path / "run" / "fold_0" / "reviews" / f"{name}.json").read_text())
+    saved = json.loads((session.folder / "reviews" / f"{name}.json").read_text())
     assert sorted(mark["patch"] for mark in saved["marks"]) == sorted([*inside, *outside])
     assert client.get(f"/api/slides/{name}").json()["marks"] == saved["marks"]
     assert client.get("/api/agreement").json()["slides"][name]["n_marks"] == 4
@@ -249,25 +240,19 @@ def patch_mark(slide, patch, name):
     }
 
 
-def test_marks_of_qupath_join_those_that_are_there(classification_runs, tmp_path):
-    shutil.copytree(classification_runs.gce, tmp_path / "run")
-    session = opened(tmp_path / "run")
-    client, name = visitor(session), next(iter(session.specs))
+def test_marks_of_qupath_join_those_that_are_there(copied):
+    session, client = copied
+    name = next(iter(session.specs))
     slide = session.slide(name)
     client.put(f"/api/slides/{name}/review", json={"accepted": [0, 1], "rejected": []})
-    objects = [
-        patch_mark(slide, 1, "reject"),
-        patch_mark(slide, 2, "Missed"),
-        patch_mark(slide, 3, "Tumor"),
-    ]
+    classes = {1: "reject", 2: "Missed", 3: "Tumor"}
+    objects = [patch_mark(slide, patch, kind) for patch, kind in classes.items()]
     found = client.put(f"/api/slides/{name}/review.geojson", json=objects).json()
     assert (found["accepted"], found["rejected"], found["n_imported"]) == ([0, 2], [1], 2)
     assert found["notes"] == ["1 objects of class 'Tumor' are no marks"]
-    marks = {
-        mark["patch"]: mark["mark"] for mark in client.get(f"/api/slides/{name}").json()["marks"]
-    }
-    assert marks == {0: "accept", 1: "reject", 2: "accept"}
-    session.close()
+    marks = client.get(f"/api/slides/{name}").json()["marks"]
+    marked = {mark["patch"]: mark["mark"] for mark in marks}
+    assert marked == {0: "accept", 1: "reject", 2: "accept"}
 
 
 def test_a_run_without_the_wrapper_is_shown_with_its_attention(classification_runs):
@@ -282,7 +267,6 @@ def test_a_run_without_the_wrapper_is_shown_with_its_attention(classification_ru
     assert found["predictions"]["gated"] is None
     assert found["coverage"] is None
     assert {one["name"]: one["held"] for one in found["verdicts"]}["recoverable"] is None
-    session.close()
 
 
 def test_a_case_is_judged_as_one_bag_in_units_of_training_risks(survival_runs):
@@ -294,7 +278,6 @@ def test_a_case_is_judged_as_one_bag_in_units_of_training_risks(survival_runs):
     scale = session.fold.scale
     assert found["output_name"] == "risk in units of the training risks"
     assert found["live"]["output"] == pytest.approx((risk - scale.mean) / scale.deviation, abs=1e-5)
-    session.close()
 
 
 def test_only_a_few_bags_stay_in_memory(classification_runs):
@@ -303,12 +286,11 @@ def test_only_a_few_bags_stay_in_memory(classification_runs):
     for name in names:
         session.slide(name)
     assert list(session.opened) == names[1:]
-    session.close()
 
 
 def test_a_fold_or_slide_that_is_not_there_is_named(session, classification_runs):
     with pytest.raises(RunError, match="no trained fold 3, only: 0"):
-        ViewerSession.open(classification_runs.gce, 3)
+        ViewerSession(classification_runs.gce, 3)
     with pytest.raises(UsageError, match="tests no slide 'nobody'"):
         session.slide("nobody")
 
@@ -317,16 +299,15 @@ def test_slides_lie_where_the_user_says(classification_runs, session, tmp_path):
     name = next(iter(session.specs))
     (tmp_path / "scans").mkdir()
     write_slide(tmp_path / "scans" / f"{name}.tif", np.full((600, 1000, 3), 240, np.uint8))
-    found = ViewerSession.open(classification_runs.gce, slides=tmp_path)
+    found = ViewerSession(classification_runs.gce, slides=tmp_path)
     assert found.slide_file(name) == tmp_path / "scans" / f"{name}.tif"
     assert found.slide(name).tiles.shows_pixels
-    found.close()
     (tmp_path / "others").mkdir()
     (tmp_path / "others" / "X.tif").write_bytes(b"a slide of another cohort")
     with pytest.raises(UsageError, match="holds none of the .* test slides"):
-        ViewerSession.open(classification_runs.gce, slides=tmp_path / "others")
+        ViewerSession(classification_runs.gce, slides=tmp_path / "others")
     with pytest.raises(UsageError, match="does not exist"):
-        ViewerSession.open(classification_runs.gce, slides=tmp_path / "nowhere")
+        ViewerSession(classification_runs.gce, slides=tmp_path / "nowhere")
 
 
 def test_the_command_prints_the_address_and_opens_no_browser_unless_asked(
@@ -340,7 +321,6 @@ def test_the_command_prints_the_address_and_opens_no_browser_unless_asked(
     from gcemil.cli.report import view
 
     def serve(session, listener, *, on_address):
-        session.close()
         on_address("http://127.0.0.1/?code=x")
         on_address("http://127.0.0.1/?code=y")
 

@@ -1,1 +1,1 @@
-"""Sections of a report: each reads the run and returns its part of the page, or the command that would fill it."""
+"""Sections of a report: each reads the run and returns its part of the page."""

@@ -1,8 +1,9 @@
-"""Two slides to look at, chosen by rule and not by eye: the typical one and the worst one.
+"""Two slides chosen by rule: the typical one and the worst one.
 
-Bags are ordered by |Phi(all) - Phi(kept)| of their evidence; the middle one and the last one are drawn. Without that
-diagnostic the first tested slide is drawn. Each is shown three ways: attention beside evidence, the strongest evidence
-patches with their responses, and the disjoint subsets that would also carry the prediction.
+Bags are ordered by |Phi(all) - Phi(kept)| of their evidence; the middle one and the last one are
+drawn. Without that diagnostic the first tested slide is drawn. The figures: attention beside
+evidence, the strongest evidence patches with their responses, and the disjoint subsets that would
+also carry the prediction.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from matplotlib.patches import Patch
 from gcemil.exports.overlay import Canvas, SlideFrame
 from gcemil.records import SlideEvidence
 from gcemil.report import style
+from gcemil.report.context import Context
 from gcemil.report.html import Picture, Section, render_section
 from gcemil.report.run_data import RunData
-from gcemil.report.sections.context import Context, save_figure
 from gcemil.report.slide_view import (
     FIRST_SUBSETS,
     SlideView,
@@ -36,7 +37,7 @@ SUBSET_RULES = {
     "evidence": ("evidence_scores", "evidence score"),
     "attention": ("scores", "attention"),
 }
-"""Rules whose candidates are the next k of a ranking that an evidence file holds, and the words for it."""
+"""Rules whose candidates are the next k of a ranking that an evidence file holds."""
 LARGEST = 1400
 """Pixels of a panel's longer side: at least one per patch for slides of 50,000."""
 LETTERS = 90
@@ -46,8 +47,8 @@ COLUMNS = 6
 Numbers = Int[np.ndarray, "n"]
 
 
-def render_examples(context: Context, chosen: dict[str, SlideView]) -> Section | None:
-    """The chosen slides; None for a plain host, which has no evidence to draw."""
+def render_examples(context: Context, chosen: Mapping[str, SlideView]) -> Section | None:
+    """None for a plain host, which has no evidence to draw."""
     if not context.run.is_wrapped:
         return None
     slides = [
@@ -58,7 +59,7 @@ def render_examples(context: Context, chosen: dict[str, SlideView]) -> Section |
 
 
 def choose_examples(run: RunData) -> dict[str, SlideView]:
-    """The typical and the worst slide, where they can be drawn."""
+    """The typical and the worst slide, if they can be drawn."""
     gaps = {record["bag_id"]: float(record["full_kept_gap"]) for record in run.own_slides("snr")}
     bags = sorted((bag for bag in run.bags if bag.bag_id in gaps), key=lambda bag: gaps[bag.bag_id])
     candidates = {"first": run.bags[0]} if run.bags else {}
@@ -76,55 +77,50 @@ def choose_examples(run: RunData) -> dict[str, SlideView]:
 def _describe_slide(context: Context, key: str, view: SlideView) -> tuple[list[Picture], str]:
     """The figures of a slide, and why its disjoint subsets are not among them."""
     truth = "; the outline is the annotated truth" if view.has_truth else ""
-    maps = save_figure(
-        context.figures,
+    maps = context.draw(
         f"slide_{key}",
         draw_attention_and_evidence(view),
-        alt=f"Attention and evidence of slide {view.slide_id}",
-        caption=f"Left to right on the same slide: attention, darker is higher, and the recovered evidence{truth}.",
+        f"Attention and evidence of slide {view.slide_id}",
+        "Left to right on the same slide: attention, darker is higher, and the recovered evidence"
+        f"{truth}.",
     )
     patches = rank_evidence_patches(view.evidence).tolist()
-    pixels = read_patch_pixels(
-        context.run.cohort, view.slide_id, view.coords, patches, patch_size=view.patch_size
-    )
-    shown = (
-        "No slide file lies beside the features, so there are only"
-        if pixels is None
-        else "Pixels of each patch above its"
-    )
-    sheet = save_figure(
-        context.figures,
+    pixels = read_patch_pixels(context.run.cohort, view, patches)
+    shown = "Pixels of each patch above its"
+    if pixels is None:
+        shown = "No slide file lies beside the features, so there are only"
+    sheet = context.draw(
         f"patches_{key}",
         draw_contact_sheet(view.evidence, pixels),
-        alt=f"Strongest evidence patches of slide {view.slide_id}",
-        caption=f"{shown} responses to the anchors, the strongest patch first.",
+        f"Strongest evidence patches of slide {view.slide_id}",
+        f"{shown} responses to the anchors, the strongest patch first.",
     )
-    subsets = _number_subsets(context, view)
-    if not isinstance(subsets, dict):
-        return [maps, sheet], subsets
-    drawn = save_figure(
-        context.figures,
+    subsets, note = _number_subsets(context, view)
+    if not subsets:
+        return [maps, sheet], note
+    drawn = context.draw(
         f"subsets_{key}",
         draw_disjoint_subsets(view, subsets),
-        alt=f"Disjoint sufficient subsets of slide {view.slide_id}",
-        caption="Each colour is a set of patches that carries the prediction by itself; the sets share no patch. A slide with "
-        "several has more evidence than any one map shows.",
+        f"Disjoint sufficient subsets of slide {view.slide_id}",
+        "Each colour is a set of patches that carries the prediction by itself; the sets share no "
+        "patch. A slide with several has more evidence than any one map shows.",
     )
     return [maps, sheet, drawn], ""
 
 
-def _number_subsets(context: Context, view: SlideView) -> dict[str, Numbers] | str:
-    """The number of the disjoint subset of every patch by ranking, 0 for none; or why there are no subsets.
+def _number_subsets(context: Context, view: SlideView) -> tuple[dict[str, Numbers], str]:
+    """By ranking, the number of the disjoint subset of every patch (0 for none), or why not.
 
-    They are formed again from the rankings: the finding keeps their number, not their patches.
+    Subsets are formed again from the rankings: the finding keeps their number, not their patches.
     """
     records = context.run.slides("subsets")
     if not records:
-        context.list_unmeasured("subsets")
-        return ""
+        context.find("subsets")
+        return {}, ""
     bag = next(bag for bag in context.run.bags if view.slide_id in bag.slide_ids)
-    if len(bag.slide_ids) > 1:
-        return f"Disjoint subsets of a case with {len(bag.slide_ids)} slides are not drawn: they lie on several slides."
+    if (count := len(bag.slide_ids)) > 1:
+        note = f"Disjoint subsets of a case with {count} slides are not drawn"
+        return {}, f"{note}: they lie on several slides."
     sizes = sorted({int(record["k"]) for record in records})
     size = sizes[len(sizes) // 2]
     panels = {}
@@ -138,8 +134,11 @@ def _number_subsets(context: Context, view: SlideView) -> dict[str, Numbers] | s
             numbers[order] = np.where(places <= int(record["subsets_per_slide"]), places, 0)
             panels[f"by {words}, {size} at a time"] = numbers
     if panels and not any(numbers.any() for numbers in panels.values()):
-        return f"No {size} consecutive patches of either ranking carry the prediction of this slide, so there is no subset to draw."
-    return panels or ""
+        return {}, (
+            f"No {size} consecutive patches of either ranking carry the prediction of this slide, "
+            "so there is no subset to draw."
+        )
+    return panels, ""
 
 
 def draw_attention_and_evidence(view: SlideView, *, largest: int = LARGEST) -> Figure:
@@ -147,27 +146,23 @@ def draw_attention_and_evidence(view: SlideView, *, largest: int = LARGEST) -> F
     evidence, place = view.evidence, view.fit(largest=largest)
     attention, selected = view.draw_maps(place)
     size = f"{int(evidence.selected.sum())} of {len(evidence.selected)} patches"
-    panels = {
-        "Attention of the host, by rank": attention,
-        f"{'No evidence: found' if evidence.is_no_evidence else 'GCE evidence'}, {size}": selected,
-    }
+    name, word = "GCE evidence", "evidence"
+    if evidence.is_no_evidence:
+        name, word = "No evidence: found", "found, no evidence"
+    panels = {"Attention of the host, by rank": attention, f"{name}, {size}": selected}
     if view.thumbnail is not None:
         panels = {"Slide": outline_truth(place.draw_background(), place, view.truth), **panels}
-    colors = {"found, no evidence" if evidence.is_no_evidence else "evidence": view.color}
-    return _draw_panels(
-        view, place, panels, colors, truth_label="outline of the annotated truth", ncols=2
-    )
+    truth = "outline of the annotated truth"
+    return _draw_panels(view, place, panels, {word: view.color}, truth_label=truth, ncols=2)
 
 
 def draw_disjoint_subsets(view: SlideView, subsets: Mapping[str, Numbers]) -> Figure:
-    """Patches by the number of the sufficient subset they belong to (0 = none), one panel per rule."""
+    """Patches by the number of the sufficient subset they belong to, one panel per rule."""
     place = view.fit(largest=LARGEST)
-    panels = {
-        f"{name}: {int(numbers.max(initial=0))} sufficient": outline_truth(
-            draw_subsets(place, numbers), place, view.truth
-        )
-        for name, numbers in subsets.items()
-    }
+    panels = {}
+    for name, numbers in subsets.items():
+        canvas = outline_truth(draw_subsets(place, numbers), place, view.truth)
+        panels[f"{name}: {int(numbers.max(initial=0))} sufficient"] = canvas
     colors = dict(zip(("first subset", "second", "third"), FIRST_SUBSETS, strict=True))
     return _draw_panels(view, place, panels, colors, truth_label="annotated truth", ncols=4)
 
@@ -183,13 +178,10 @@ def _draw_panels(
 ) -> Figure:
     """Pictures side by side under their titles, and what their colours mean."""
     height, width, _ = next(iter(panels.values())).shape
-    each = style.WIDTH / len(panels)
-    figure = style.new_figure(
-        min(7.0, each * height / width + 0.75), style.shorten_label(view.slide_id, 70)
-    )
-    for axes, (title, canvas) in zip(
-        style.add_axes_row(figure, len(panels)), panels.items(), strict=True
-    ):
+    inches = min(7.0, style.WIDTH / len(panels) * height / width + 0.75)
+    figure = style.new_figure(inches, style.shorten_label(view.slide_id, 70))
+    grid = style.add_panels(figure, len(panels))
+    for axes, (title, canvas) in zip(grid, panels.items(), strict=True):
         _show_pixels(axes, canvas)
         axes.set_title(textwrap.fill(title, LETTERS // len(panels)), fontsize=8.5)
         if view.mpp is not None:
@@ -211,18 +203,18 @@ def _show_pixels(axes: Axes, canvas: Canvas) -> None:
 
 
 def draw_contact_sheet(evidence: SlideEvidence, pixels: Sequence[Canvas] | None = None) -> Figure:
-    """The first patches by evidence score; `pixels` are those of `rank_evidence_patches`, in their order."""
+    """The first patches by evidence score; `pixels` are theirs, in the same order."""
     chosen = rank_evidence_patches(evidence)
     rows = -(-max(1, len(chosen)) // COLUMNS)
     letters = list_anchor_letters(len(evidence.prompts))
     parts = 2 if pixels is not None else 1
     height = rows * (1.0 * parts + 0.25) + 0.5 + 0.15 * len(evidence.prompts)
-    figure = style.new_figure(
-        height, style.shorten_label(f"{evidence.slide_id}: strongest evidence patches", 76)
-    )
+    title = style.shorten_label(f"{evidence.slide_id}: strongest evidence patches", 76)
+    figure = style.new_figure(height, title)
     grid = np.asarray(figure.subplots(rows * parts, COLUMNS, squeeze=False))
     for axes in grid.flat:
         axes.set_axis_off()
+    places = np.arange(len(letters))
     for place, patch in enumerate(chosen.tolist()):
         row, column = divmod(place, COLUMNS)
         top, below = grid[row * parts, column], grid[row * parts + parts - 1, column]
@@ -230,15 +222,9 @@ def draw_contact_sheet(evidence: SlideEvidence, pixels: Sequence[Canvas] | None 
             _show_pixels(top, pixels[place])
             top.set_axis_on()
         below.set_axis_on()
-        below.bar(
-            np.arange(len(letters)),
-            evidence.responses[patch],
-            width=0.78,
-            color=style.EVIDENCE_COLOR,
-        )
-        below.set_ylim(0, 1)
-        below.set_yticks([0, 1])
-        below.set_xticks(np.arange(len(letters)), letters)
+        below.bar(places, evidence.responses[patch], width=0.78, color=style.EVIDENCE_COLOR)
+        below.set(ylim=(0, 1), yticks=[0, 1])
+        below.set_xticks(places, letters)
         below.tick_params(labelsize=6.5, length=0)
         below.grid(True, axis="y", color=style.LINE)
         top.set_title(f"patch {patch}", fontsize=7.5, fontweight="normal")
@@ -251,7 +237,7 @@ def draw_contact_sheet(evidence: SlideEvidence, pixels: Sequence[Canvas] | None 
 
 
 def rank_evidence_patches(evidence: SlideEvidence) -> Int[np.ndarray, "k"]:
-    """The selected patches of highest evidence score, the lower index first where two are equal."""
+    """The selected patches of highest evidence score; of equal ones the lower index first."""
     order = np.argsort(-evidence.evidence_scores[evidence.indices], kind="stable")
     return evidence.indices[order][:MOST_PATCHES]
 

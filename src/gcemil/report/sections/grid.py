@@ -1,8 +1,9 @@
-"""A grid of runs: every arm of every host on every cohort in one table, what the evidence changed, and what is missing."""
+"""A grid of runs: every arm in one table, what the evidence changed, and what is missing."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +11,32 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from gcemil.errors import RunError
+from gcemil.files import read_record
 from gcemil.metrics import METRICS, TASKS
 from gcemil.report import style
+from gcemil.report.context import quote_path, save_figure
 from gcemil.report.html import Picture, render, render_page, render_section
 from gcemil.report.run_data import Record
-from gcemil.report.sections.context import quote_path, save_figure
 from gcemil.tables import NOT_MEASURED, Cell, Column, Line, Table, metric_cell
 
 SNR = ("sufficient_share", "necessary_share", "both_share", "evidence_fraction")
 SNR_LABELS = {"rule": "evidence", "network": "wrapped", "class": "all", "comparison": "full-kept"}
 
 
-def render_grid_page(summary: Record, results: Path) -> bytes:
+def render_grid_page(results: Path) -> bytes:
     """The page of a results folder."""
+    path = results / "summary.json"
+    if not path.is_file():
+        raise RunError(
+            f"{results} has no summary.json. "
+            f"Make it with 'gcemil benchmark GRID.yaml --out {results}'."
+        )
+    remedy = "Make it again with 'gcemil benchmark'."
+    summary = read_record(path, Record, error=RunError, remedy=remedy)
     try:
-        cohorts, unfinished = summary["cohorts"], summary["unfinished"]
-        facts = f"{', '.join(summary['grids'])} · {len(summary['runs'])} trained folds · {len(cohorts)} cohorts"
+        cohorts = summary["cohorts"]
+        counts = f"{len(summary['runs'])} trained folds · {len(cohorts)} cohorts"
+        facts = f"{', '.join(summary['grids'])} · {counts}"
         simulated = [name for name, card in cohorts.items() if card.get("simulated")]
         lead = render("grid_lead.html", title=results.name, facts=facts, simulated=simulated)
         # R2 may be negative, and a ratio of it then says nothing.
@@ -47,14 +58,14 @@ def render_grid_page(summary: Record, results: Path) -> bytes:
             render_section(
                 "unfinished",
                 "Unfinished",
-                rows=[(row["key"], row["failure"] or "not run yet") for row in unfinished],
+                rows=[
+                    (one["key"], one["failure"] or "not run yet") for one in summary["unfinished"]
+                ],
                 command=f"gcemil benchmark GRID.yaml --out {quote_path(results)}",
             ),
         ]
     except (KeyError, TypeError) as error:
-        raise RunError(
-            f"{results / 'summary.json'} is not the summary of a grid ({error}). Make it with 'gcemil benchmark'."
-        ) from error
+        raise RunError(f"{path} is not the summary of a grid ({error}). {remedy}") from error
     return render_page(f"Grid report: {results.name}", lead, sections)
 
 
@@ -64,22 +75,24 @@ def _draw_hosts(means: Sequence[Record], metric: str, folder: Path) -> Picture |
     if gains.empty:
         return None
     label = METRICS[metric].label
+    figure = draw_relative_performance(
+        gains, label=f"{label} of host and evidence over that of the host"
+    )
     return save_figure(
         folder,
         f"hosts_{metric}",
-        draw_relative_performance(
-            gains, label=f"{label} of host and evidence over that of the host"
-        ),
-        alt=f"Relative {label} per host and cohort",
-        caption="Right of the line the evidence gains, left of it it costs. One mark is one cohort, means over folds and "
-        "seeds. The host is the arm without the wrapper; where the grid has none, all patches of the wrapped run.",
+        figure,
+        f"Relative {label} per host and cohort",
+        "Right of the line the evidence gains, left of it it costs. One mark is one cohort, means "
+        "over folds and seeds. The host is the arm without the wrapper; where the grid has none, "
+        "all patches of the wrapped run.",
     )
 
 
 def pair_hosts(means: Sequence[Record], metric: str) -> pd.DataFrame:
-    """Host, cohort, and the metric before and after: every wrapped arm beside the host arm, or beside its own all patches.
+    """Host, cohort, and the metric without and with evidence; ablations are left out.
 
-    Ablations are left out.
+    Without is the host arm, or all patches of the wrapped run.
     """
     arms = {
         (row["cohort"], row["host"], row["arm"]): row["metrics"]
@@ -106,38 +119,33 @@ def _tabulate_runs(summary: Record, names: Sequence[str]) -> Table | None:
     if not rows:
         return None
     modes = [mode for mode in style.MODE_NAMES if any(mode in row["metrics"] for row in rows)]
+    arm = itemgetter("cohort", "host", "arm", "variant")
     evidence = {
-        _identify_arm(row): row["values"]
+        arm(row): row["values"]
         for row in summary["diagnostic_means"]
         if row["diagnostic"] == "snr" and SNR_LABELS.items() <= row["labels"].items()
     }
-    columns = [
-        Column(
-            f"{name} {mode}",
-            style.MODE_NAMES[mode],
-            group=f"{METRICS[name].label} {METRICS[name].arrow}",
-        )
-        for name in names
-        for mode in modes
-    ]
+    columns = []
+    for name in names:
+        group = f"{METRICS[name].label} {METRICS[name].arrow}"
+        for mode in modes:
+            columns.append(Column(f"{name} {mode}", style.MODE_NAMES[mode], group=group))
     columns += [Column(name, METRICS[name].label, name, group="Evidence") for name in SNR]
     lines = []
     for row in rows:
-        cells = [_read_cell(row["metrics"].get(mode, {}), name) for name in names for mode in modes]
-        cells += [_read_cell(evidence.get(_identify_arm(row), {}), name) for name in SNR]
+        metrics, counts = row["metrics"], evidence.get(arm(row), {})
+        cells = [_read_cell(metrics.get(mode, {}), name) for name in names for mode in modes]
+        cells += [_read_cell(counts, name) for name in SNR]
         labels = (row["cohort"], row["host"], row["variant"] or row["arm"], row["runs"])
         lines.append(Line(tuple(map(str, labels)), "ours", tuple(cells)))
     notes = ["Mean ± standard deviation over folds and seeds; summary.json has every fold."]
     if not evidence:
         notes.append(
-            "The grid has no S/N/R figures. Name snr under diagnostics in the grid file to count evidence that holds."
+            "The grid has no S/N/R figures. Name snr under diagnostics in the grid file to count "
+            "evidence that holds."
         )
     headings = ("Cohort", "Host", "Arm", "Folds")
     return Table("", "", "", headings, tuple(columns), tuple(lines), notes=tuple(notes))
-
-
-def _identify_arm(row: Record) -> tuple[str, ...]:
-    return row["cohort"], row["host"], row["arm"], str(row["variant"])
 
 
 def _read_cell(values: Mapping[str, Any], name: str) -> Cell:
@@ -155,15 +163,8 @@ def draw_relative_performance(gains: pd.DataFrame, *, label: str) -> Figure:
     gains = gains[gains.before != 0].assign(ratio=lambda gains: gains.after / gains.before)
     for number, cohort in enumerate(cohorts):
         members = gains[gains.cohort == cohort]
-        axes.plot(
-            members.ratio,
-            places[members.host],
-            color=style.GROUPS[number % len(style.GROUPS)],
-            marker=style.MARKERS[number % len(style.MARKERS)],
-            markersize=6,
-            linestyle="",
-            label=style.shorten_label(cohort, 24),
-        )
+        look = {**style.number_look(number), "label": style.shorten_label(cohort, 24)}
+        style.draw_dots(axes, members.ratio, places[members.host], size=6, **look)
     for host, mean in gains.groupby("host", sort=False).ratio.mean().items():
         ends = [places[host] - 0.32, places[host] + 0.32]
         axes.plot([mean, mean], ends, color=style.EVIDENCE_COLOR, linewidth=2.2)

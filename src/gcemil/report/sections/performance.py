@@ -1,4 +1,4 @@
-"""How good is the model? Host, evidence head, their mixture and the evidence alone, with intervals over test bags."""
+"""How good is the model? Host, evidence head, their mixture and the evidence alone."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from gcemil.findings import mean_and_deviation
 from gcemil.metrics import METRICS
 from gcemil.report import style
-from gcemil.report.bootstrap import PLAIN, Draws, draw_metrics, find_interval
-from gcemil.report.html import Picture, Section, render_section
+from gcemil.report.context import Context, Plate
+from gcemil.report.html import Section, render_section
 from gcemil.report.publication.performance import describe_performance
 from gcemil.report.run_data import Record
-from gcemil.report.sample import Plate, draw_sample, read_folds, spread_cell
-from gcemil.report.sections.context import Context, quote_path, save_figure
+from gcemil.report.sample import draw_sample
+from gcemil.report.scores import PLAIN, Draws, draw_metrics, find_interval
 from gcemil.report.style import ARMS
 from gcemil.runs.folder import describe_vote, main_mode
-from gcemil.tables import Cell, Column, Line, Table
+from gcemil.tables import Cell, Column, Line, Table, metric_cell
 
 TESTS = (
     "difference", "difference_low", "difference_high", "bag_difference_low", "bag_difference_high",
@@ -28,31 +29,41 @@ TESTS = (
 )  # fmt: skip
 Sampled = Mapping[tuple[str, str], Draws]
 """The draws of every mode and metric."""
+Values = Mapping[str, Mapping[str, Mapping[int, float]]]
+"""By metric, mode and fold."""
 
 
 def render_performance(context: Context) -> Section:
-    """Figures with intervals, the difference that the evidence makes, curves, and the tests against a plain host."""
+    """Metrics with intervals, the gain by the evidence, curves, and tests against a plain host."""
     run, against = context.run, context.against
-    folds = [fold for fold in read_folds(context) if fold is not None]
+    sample = draw_sample(context, "head")
     draws: Sampled = {}
     plates: list[Plate | Table] = []
-    if len(folds) == len(run.folds):
-        modes = [mode for mode in ARMS if all(mode in fold.by_mode for fold in folds)]
-        draws = draw_metrics(folds, modes, run.task_metrics, seed=context.seed)
-        plates = list(describe_performance(context, draw_sample(context, folds, "head")))
-    else:
-        remedy = f"gcemil train {quote_path(run.folder)} --again"
-        context.list_missing(
-            "A fold has no table of predictions, so metrics have no interval.", remedy
-        )
+    if sample is not None:
+        modes = [mode for mode in ARMS if mode in sample.bags.by_mode]
+        draws = draw_metrics(sample.folds, modes, run.task_metrics, seed=context.seed)
+        plates = list(describe_performance(context, sample))
     tests = None if against is None else context.find("significance")
     if against is None and run.is_wrapped:
-        remedy = f"gcemil report {quote_path(run.folder)} --against HOST_RUN"
-        context.list_missing("The plain host is not shown: no run of it was given.", remedy)
+        what = "The plain host is not shown: no run of it was given."
+        context.missing[what] = f"gcemil report {context.path} --against HOST_RUN"
     values = {
         metric: {mode: by_fold for mode in ARMS if (by_fold := context.read_values(mode, metric))}
         for metric in run.task_metrics
     }
+    figures = []
+    if histories := {fold.number: fold.history for fold in run.folds if fold.history}:
+        picture = context.draw(
+            "learning",
+            draw_learning(histories, run.task_metric),
+            "Loss and metric over epochs of training",
+            "One line per fold. A validation loss that rises while the training loss falls means "
+            "overfitting; the epoch with the best validation metric is kept (dots).",
+        )
+        figures.append(picture)
+    else:
+        what = "The run has no training history, so there are no learning curves."
+        context.missing[what] = f"gcemil train COHORT --out {context.path}"
     votes = [fold.details.get("vote") for fold in run.folds]
     return render_section(
         "performance",
@@ -61,30 +72,30 @@ def render_performance(context: Context) -> Section:
         vote=describe_vote([vote["weight"] for vote in votes if vote is not None]),
         comparison=compare_with_host(context, draws),
         table=_tabulate_metrics(context, values, draws),
-        plates=[one.show(context) for one in plates if isinstance(one, Plate)],
+        plates=[context.show(one) for one in plates if isinstance(one, Plate)],
         tables=[one for one in plates if isinstance(one, Table)],
-        figures=_draw_history(context),
+        figures=figures,
         is_survival=bool(draws) and run.task == "survival",
-        folds=save_figure(
-            context.figures,
+        folds=context.draw(
             "prediction_folds",
             draw_fold_pairs(values),
-            alt="Task metrics of every arm, fold by fold",
-            caption="Dots are folds, lines join the same fold under different arms, bars are means.",
+            "Task metrics of every arm, fold by fold",
+            "Dots are folds, lines join the same fold under different arms, bars are means.",
         ),
         significance=tests
         and context.make_table(
             tests.rows,
             TESTS,
+            "Difference to the plain host "
+            f"({tests.settings.get('against', 'host')}), all its patches",
             labels={"mode": "host + GCE", "metric": "Metric"},
             naming={
                 "mode": lambda key: style.MODE_NAMES.get(key, key),
                 "metric": lambda key: METRICS[key].label,
             },
             grouped=False,
-            bold=False,
+            within=None,
             notes=tests.notes,
-            caption=f"Difference to the plain host ({tests.settings.get('against', 'host')}), all its patches",
         ),
     )
 
@@ -99,7 +110,8 @@ def _describe_main_mode(context: Context, draws: Sampled) -> str:
             interval = _format_interval(draws.get((main, metric)))
             words = f" (95 % interval {interval})" if interval else ""
             figures.append(f"{METRICS[metric].label} {fmean(values.values()):.3f}{words}")
-    bags = f"{context.count_units(len(run.bags))} in {len(run.folds)} fold{'s' if len(run.folds) > 1 else ''}"
+    folds = f"{len(run.folds)} fold{'s' if len(run.folds) > 1 else ''}"
+    bags = f"{context.count_units(len(run.bags))} in {folds}"
     return f"{ARMS[main].capitalize()}: {', '.join(figures)}; {bags}."
 
 
@@ -126,9 +138,8 @@ def compare_with_host(context: Context, draws: Sampled) -> list[tuple[str, ...]]
             numbers = (f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}")
             gain = ours - theirs
             words = _judge_interval(-gain if METRICS[metric].direction == "lower" else gain)
-            rows.append(
-                (METRICS[metric].label, ARMS[host], *numbers, _format_interval(gain), words)
-            )
+            labels = (METRICS[metric].label, ARMS[host])
+            rows.append((*labels, *numbers, _format_interval(gain), words))
     return rows
 
 
@@ -143,107 +154,68 @@ def _judge_interval(gain: Draws) -> str:
     return "a gain" if low > 0 else "a loss" if high < 0 else "no difference beyond chance"
 
 
-Values = Mapping[str, Mapping[str, Mapping[int, float]]]
-"""By metric, mode and fold."""
-
-
 def _tabulate_metrics(context: Context, values: Values, draws: Sampled) -> Table:
     """Mean and deviation over folds and the interval over bags, one line per arm."""
     columns = []
-    cells: dict[str, list[Cell]] = {
-        mode: [] for mode in ARMS if any(mode in modes for modes in values.values())
-    }
-    for metric, modes in values.items():
-        columns += [
-            Column(metric, METRICS[metric].label, metric),
-            Column(f"{metric}_interval", "95 % interval"),
-        ]
-        for mode in cells:
-            cells[mode].append(spread_cell(metric, modes.get(mode, {})))
-            cells[mode].append(Cell(_format_interval(draws.get((mode, metric)))))
-    lines = [
-        Line((ARMS[mode],), "ours", tuple(line), comparison="") for mode, line in cells.items()
-    ]
+    for metric in values:
+        columns.append(Column(metric, METRICS[metric].label, metric))
+        columns.append(Column(f"{metric}_interval", "95 % interval"))
+    lines = []
+    for mode in ARMS:
+        cells = []
+        for metric, modes in values.items():
+            cells.append(metric_cell(metric, *mean_and_deviation(modes.get(mode, {}).values())))
+            cells.append(Cell(_format_interval(draws.get((mode, metric)))))
+        if any(mode in modes for modes in values.values()):
+            lines.append(Line((ARMS[mode],), "ours", tuple(cells), comparison=""))
     count = len(context.run.folds)
     spread = f"± standard deviation over {count} folds. " if count > 1 else ""
-    note = f"{spread}Intervals: bootstrap over the test cases of each fold, the same draws for all modes; networks are not trained again."
-    return Table("", "", "", ("Prediction",), tuple(columns), tuple(lines), notes=(note,))
-
-
-def _draw_history(context: Context) -> list[Picture]:
-    """Learning curves, where the run has a history."""
-    histories = {fold.number: fold.history for fold in context.run.folds if fold.history}
-    if not histories:
-        remedy = f"gcemil train COHORT --out {quote_path(context.run.folder)}"
-        context.list_missing(
-            "The run has no training history, so there are no learning curves.", remedy
-        )
-        return []
-    picture = save_figure(
-        context.figures,
-        "learning",
-        draw_learning(histories, context.run.task_metric),
-        alt="Loss and metric over epochs of training",
-        caption="One line per fold. A validation loss that rises while the training loss falls means overfitting; the epoch with the "
-        "best validation metric is kept (dots).",
+    note = (
+        f"{spread}Intervals: bootstrap over the test cases of each fold, the same draws for all "
+        "modes; networks are not trained again."
     )
-    return [picture]
+    return Table("", "", "", ("Prediction",), tuple(columns), tuple(lines), notes=(note,))
 
 
 def draw_learning(histories: Mapping[int, Sequence[Record]], metric: str) -> Figure:
     """Training loss, validation loss and validation metric over all epochs, one line per fold."""
     figure = style.new_figure(2.3)
-    panels = style.add_axes_row(figure, 3)
-    titles = ("Training loss ↓", "Validation loss ↓", f"Validation {METRICS[metric].label} ↑")
+    panels = style.add_panels(figure, 3)
     for number, history in histories.items():
         losses = [record.get("terms", {}).get("task") for record in history]
         series = (losses, *([record.get(key) for record in history] for key in ("val_loss", "val")))
-        marker = style.MARKERS[number % len(style.MARKERS)]
+        look: dict[str, Any] = {"color": style.MUTED, "linewidth": 1.2, "label": f"fold {number}"}
         for axes, values in zip(panels, series, strict=True):
             numbers = np.array(values, dtype=float)
-            axes.plot(
-                np.arange(len(numbers)),
-                numbers,
-                color=style.MUTED,
-                linewidth=1.2,
-                label=f"fold {number}",
-            )
-            if axes is panels[-1] and np.isfinite(numbers).any():
-                best = int(np.nanargmax(numbers))
-                axes.plot(
-                    best, numbers[best], color=style.EVIDENCE_COLOR, marker=marker, markersize=4
-                )
+            axes.plot(np.arange(len(numbers)), numbers, **look)
+        if np.isfinite(numbers).any():
+            best, marker = int(np.nanargmax(numbers)), style.MARKERS[number % len(style.MARKERS)]
+            color = style.EVIDENCE_COLOR
+            panels[-1].plot(best, numbers[best], color=color, marker=marker, markersize=4)
+    titles = ("Training loss ↓", "Validation loss ↓", f"Validation {METRICS[metric].label} ↑")
     for axes, title in zip(panels, titles, strict=True):
         style.draw_grid(axes).set(title=title, xlabel="epoch")
     return figure
 
 
 def draw_fold_pairs(values: Values) -> Figure:
-    """Per metric, the value of every fold under every arm; a line joins the folds that two arms share."""
+    """Per metric, every fold under every arm; a line joins the folds that two arms share."""
     modes = list(dict.fromkeys(mode for by_mode in values.values() for mode in by_mode))
     figure = style.new_figure(0.85 + 0.42 * len(modes))
-    for axes, (metric, by_mode) in zip(
-        style.add_axes_row(figure, len(values), sharey=True), values.items(), strict=True
-    ):
+    panels = style.add_panels(figure, len(values), sharey=True)
+    look: dict[str, Any] = {"linewidth": 0.8, "alpha": 0.6, "marker": "o", "markersize": 3.6}
+    for axes, (metric, by_mode) in zip(panels, values.items(), strict=True):
         places = pd.Series(style.label_rows(axes, [ARMS[mode] for mode in modes]), modes)
         table = pd.DataFrame(by_mode).reindex(columns=[mode for mode in modes if mode in by_mode])
         for _, fold in table.iterrows():
             shared = fold.dropna()
-            look: Any = {
-                "color": style.MUTED,
-                "linewidth": 0.8,
-                "alpha": 0.6,
-                "marker": "o",
-                "markersize": 3.6,
-            }
-            axes.plot(shared, places[shared.index], **look)
+            axes.plot(shared, places[shared.index], color=style.MUTED, **look)
         for mode, mean in table.mean().items():
             top = places[mode] + 0.26
             color = style.INK if mode == modes[0] and len(modes) > 1 else style.EVIDENCE_COLOR
             axes.plot([mean, mean], [top - 0.52, top], color=color, linewidth=2.6)
             axes.text(mean, top + 0.05, f"{mean:.3f}", ha="center", fontsize=7.5)
         axes.margins(x=0.12)
-        style.draw_grid(axes, grid="x").set_title(
-            f"{METRICS[metric].label} {METRICS[metric].arrow}"
-        )
+        title = f"{METRICS[metric].label} {METRICS[metric].arrow}"
+        style.draw_grid(axes, grid="x").set_title(title)
     return figure

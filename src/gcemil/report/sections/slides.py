@@ -1,8 +1,7 @@
-"""A part of the page for every tested bag: prediction, verdicts, failures, anchors, and a small map.
+"""A part of the page for every tested bag: prediction, verdicts, failures, anchors, a small map.
 
-A map is one small picture of two panels, attention and evidence: a palette PNG of a few kB, or a JPEG of about 15 kB where
-there is a thumbnail. A hundred slides stay below 5 MB. Parts are collapsed, and filters are radio buttons that CSS reads:
-there is no script.
+A map is a palette PNG of a few kB, or a JPEG of about 15 kB if there is a thumbnail, so a hundred
+slides stay below 5 MB. Parts are collapsed, and filters are radio buttons that CSS reads.
 """
 
 from __future__ import annotations
@@ -13,13 +12,11 @@ import numpy as np
 from PIL import Image
 
 from gcemil.exports.certificate import CRITERIA, Verdict
-from gcemil.exports.geojson import NO_EVIDENCE
 from gcemil.exports.overlay import encode_image
 from gcemil.metrics import FAILURE_TYPES, TASKS
-from gcemil.report import style
+from gcemil.report.context import Context
 from gcemil.report.html import Picture, Section, render_section
-from gcemil.report.run_data import BagKey, Record, find_predicted_class
-from gcemil.report.sections.context import Context
+from gcemil.report.run_data import BagKey, Record, RunData, find_predicted_class
 from gcemil.report.slide_view import SlideView, rank_anchors, read_slide_view
 
 LARGEST_PANEL, LARGEST_TISSUE = 280, 240
@@ -43,100 +40,78 @@ FILTERS = {
     "failing": "any failure",
 }
 """CSS classes of the bags that a filter shows, and words for it."""
-LEGEND = {
-    "attention, darker is higher": f"background:linear-gradient(90deg,#f0f4fa,{style.ATTENTION_COLOR},#081d42);width:2.4rem;border:0",
-    "GCE evidence": f"background:{style.EVIDENCE_COLOR}",
-    "patches that were found and are no evidence": "background:#{:02x}{:02x}{:02x}".format(
-        *NO_EVIDENCE.color
-    ),
-    "other patches": "background:#dedede",
-}
-"""What the colours of a map mean, each with the style that shows it."""
 
 
 def link_bags(context: Context) -> dict[str, str]:
-    """From a bag's id to the link that leads to it; numbered, since an id of a slide may hold anything."""
+    """From a bag's id to its link; numbered, since an id of a slide may hold anything."""
     return {bag.bag_id: f"#bag-{number}" for number, bag in enumerate(context.run.bags)}
 
 
 def render_slides(context: Context) -> Section:
-    """Every tested bag."""
+    run = context.run
     context.find("snr")
-    bags = describe_bags(context)
+    bags = describe_bags(run)
     kinds = [kind for bag in bags for kind in bag["kinds"]]
-    legend = dict(LEGEND) if context.run.is_wrapped else {}
-    if legend and (context.run.cohort / "truth").is_dir():
-        legend["outline: annotated truth"] = "border-color:#000;background:#fff"
+    filters = {kind: (words, kinds.count(kind)) for kind, words in FILTERS.items() if kind in kinds}
     return render_section(
         "slides",
-        f"{context.run.bag_unit.capitalize()}s, one by one",
-        filters={
-            kind: (words, kinds.count(kind)) for kind, words in FILTERS.items() if kind in kinds
-        },
-        legend=legend,
+        f"{run.bag_unit.capitalize()}s, one by one",
+        filters=filters,
+        is_wrapped=run.is_wrapped,
+        has_truth=(run.cohort / "truth").is_dir(),
         bags=bags,
-        phi=None if context.run.task == "classification" else context.run.phi.removeprefix("the "),
+        phi=None if run.task == "classification" else run.phi.removeprefix("the "),
     )
 
 
-def describe_bags(context: Context) -> list[Record]:
+def describe_bags(run: RunData) -> list[Record]:
     """Every tested bag, in the order of the page: a line to scan, and the sheet behind it."""
-    run = context.run
     judged = {(record["fold"], record["bag_id"]): record for record in run.own_slides("snr")}
+    failed = {str(record["bag_id"]): record for record in run.own_slides("failures")}
     outcomes = {
         (fold.number, row["slide_id"]): row
         for fold in run.folds
         for row in fold.predictions("full") or []
     }
-    failures = {
-        str(record["bag_id"]): [FAILURE_TYPES[kind] for kind in FAILURE_TYPES if record[kind]]
-        for record in run.own_slides("failures")
-    }
-    return [
-        _describe_bag(
-            context,
-            bag,
-            judged.get((bag.fold, bag.bag_id), {}),
-            outcomes.get((bag.fold, "|".join(bag.slide_ids)), {}),
-            failures.get(bag.bag_id, []),
+    bags = []
+    for bag in run.bags:
+        failures = failed.get(bag.bag_id, {})
+        bags.append(
+            _describe_bag(
+                run,
+                bag,
+                judged.get((bag.fold, bag.bag_id), {}),
+                outcomes.get((bag.fold, "|".join(bag.slide_ids)), {}),
+                [words for kind, words in FAILURE_TYPES.items() if failures.get(kind)],
+            )
         )
-        for bag in run.bags
-    ]
+    return bags
 
 
 def _describe_bag(
-    context: Context,
+    run: RunData,
     bag: BagKey,
     judged: Record,
     outcome: Mapping[str, str],
     failures: Sequence[str],
 ) -> Record:
     """One bag from its line of the S/N/R diagnostic, its line of predictions and its failures."""
-    run = context.run
-    views = [
-        view for slide in bag.slide_ids if (view := read_slide_view(run, bag, slide)) is not None
-    ]
+    read = (read_slide_view(run, bag, slide) for slide in bag.slide_ids)
+    views = [view for view in read if view is not None]
     anchors = []
     if views:
         evidence = views[0].evidence
-        ranked = rank_anchors(evidence, run.evidence.recovery.min_weight_share)
-        anchors = [
-            (name, float(evidence.coverage[index]), counts) for index, name, counts in ranked
-        ]
+        for index, name, counts in rank_anchors(evidence, run.evidence.recovery.min_weight_share):
+            anchors.append((name, float(evidence.coverage[index]), counts))
     predicted = judged["predicted"] if "predicted" in judged else find_predicted_class(outcome)
     is_wrong = predicted is not None and predicted != outcome.get("target")
     is_no_evidence = bool(judged.get("no_evidence"))
     verdicts = {}
     if judged:
         settings = run.fold(bag.fold).findings["snr"].settings
-        verdicts = {
-            name: Verdict(
-                judged[name],
-                judged.get(criterion.change),
-                float(settings.get(criterion.tolerance, np.nan)),
-            )
-            for name, criterion in CRITERIA.items()
-        }
+        for name, criterion in CRITERIA.items():
+            tolerance = float(settings.get(criterion.tolerance, np.nan))
+            verdicts[name] = Verdict(judged[name], judged.get(criterion.change), tolerance)
     kinds = {
         "bag": True,
         "unheld": any(verdict.held is False for verdict in verdicts.values()),
@@ -144,7 +119,6 @@ def _describe_bag(
         "wrong": is_wrong,
         "failing": bool(failures),
     }
-    number = TASKS[run.task].number
     if run.task == "regression":
         value = float(judged.get("value", outcome.get("value", "nan")))
         result = f"{float(outcome.get('target', 'nan')):.3g}, predicted {value:.3g}"
@@ -153,6 +127,18 @@ def _describe_bag(
         result = f"{event} at {float(outcome.get('target', 'nan')):g}"
     else:
         result = f"{outcome.get('target', '?')}, predicted {predicted if is_wrong else 'so'}"
+    facts = [NO_EVIDENCE_MEANING] if is_no_evidence else []
+    facts.append(f"Fold {bag.fold}")
+    if judged:
+        share = 100 * judged["n_selected"] / judged["n_patches"]
+        facts.append(f"{judged['n_selected']} of {judged['n_patches']} patches ({share:.1f} %)")
+    if views:
+        facts.append(f"recovery ended: {views[0].evidence.stop_reason.replace('_', ' ')}")
+    if judged.get("precision") is not None:
+        overlap = f"precision {judged['precision']:.2f}, recall {judged['recall']:.2f}"
+        facts.append(f"{overlap} against the truth")
+    if failures:
+        facts.append("failures: " + ", ".join(name.lower() for name in failures))
     return {
         "kinds": [kind for kind, holds in kinds.items() if holds],
         "bag_id": bag.bag_id,
@@ -161,7 +147,7 @@ def _describe_bag(
         "is_no_evidence": is_no_evidence,
         "is_wrong": is_wrong,
         "maps": [(view.slide_id, draw_map(view)) for view in views],
-        "whose": f"the {number}" if predicted is None else predicted,
+        "whose": f"the {TASKS[run.task].number}" if predicted is None else predicted,
         "counting": [(name, coverage) for name, coverage, counts in anchors if counts],
         "others": [(name, coverage) for name, coverage, counts in anchors if not counts],
         "predicted": predicted,
@@ -171,32 +157,12 @@ def _describe_bag(
             for name, (words, kind) in OUTPUTS.items()
             if judged.get(name) is not None
         ],
-        "facts": _list_facts(bag, judged, views, failures),
+        "facts": facts,
     }
 
 
-def _list_facts(
-    bag: BagKey, judged: Record, views: Sequence[SlideView], failures: Sequence[str]
-) -> list[str]:
-    """Fold, size, end of the recovery, overlap with the truth, failures."""
-    facts = [NO_EVIDENCE_MEANING] if judged.get("no_evidence") else []
-    facts.append(f"Fold {bag.fold}")
-    if judged:
-        share = 100 * judged["n_selected"] / judged["n_patches"]
-        facts.append(f"{judged['n_selected']} of {judged['n_patches']} patches ({share:.1f} %)")
-    if views:
-        facts.append(f"recovery ended: {views[0].evidence.stop_reason.replace('_', ' ')}")
-    if judged.get("precision") is not None:
-        facts.append(
-            f"precision {judged['precision']:.2f}, recall {judged['recall']:.2f} against the truth"
-        )
-    if failures:
-        facts.append("failures: " + ", ".join(name.lower() for name in failures))
-    return facts
-
-
 def draw_map(view: SlideView) -> Picture:
-    """Attention and evidence side by side: a palette PNG of the patch grid, or a JPEG where tissue lies under it."""
+    """Attention and evidence side by side."""
     largest = LARGEST_PANEL if view.thumbnail is None else LARGEST_TISSUE
     place = view.fit(largest=largest, most_per_patch=MOST_PER_PATCH)
     attention, evidence = view.draw_maps(place)

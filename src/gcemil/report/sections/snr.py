@@ -1,4 +1,4 @@
-"""Sufficiency, necessity and recoverability: every rule beside its controls, over slides and over classes."""
+"""Sufficiency, necessity and recoverability: every rule beside its controls, and by class."""
 
 from __future__ import annotations
 
@@ -13,24 +13,21 @@ from gcemil.findings import Row
 from gcemil.metrics import METRICS
 from gcemil.report import style
 from gcemil.report.claim import ORACLE_MEANING, RuleSlides
+from gcemil.report.context import Context, pick_rows
 from gcemil.report.html import Section, render_section
-from gcemil.report.sections.context import Context, filter_rows, order_rows, save_figure
 from gcemil.rules import find_rule, order_rules
 
 FULL_KEPT = (
-    "evidence_sufficiency", "keep_only_drop", "full_kept_gap", "sufficient_share", "complement_degradation",
-    "removal_gap", "necessary_share", "both_share",
+    "evidence_sufficiency", "keep_only_drop", "full_kept_gap", "sufficient_share",
+    "complement_degradation", "removal_gap", "necessary_share", "both_share",
 )  # fmt: skip
 SOFT_KEPT = ("cd_gap", "cd_metric_gap", "recoverable_share", "gate_margin", "gate_distance")
 BOUNDS = {
     "coverage_bound": (
-        "coverage_residual",
-        "coverage_bound",
-        "coverage_slack",
-        "coverage_broken_share",
+        "coverage_residual", "coverage_bound", "coverage_slack", "coverage_broken_share",
     ),
     "margin_bound": ("margin_bound", "margin_slack", "margin_broken_share"),
-}
+}  # fmt: skip
 """Each bound with its figures."""
 SIZES = ("empty_share", "runaway_share")
 PANELS: dict[VerdictName, tuple[str, str]] = {
@@ -44,53 +41,44 @@ LARGEST_CHANGE = 1.0
 
 
 def render_snr(context: Context) -> Section | None:
-    """The S/N/R diagnostic."""
     finding = context.find("snr")
     if finding is None:
         return None
-    claim = context.run.claim
-    figure = draw_slides_by_rule(claim.rules if claim else (), finding.settings)
-    every = filter_rows(finding.rows, **{"class": "all"})
-    gates = filter_rows(every, comparison="soft-kept")
-    own = filter_rows(finding.rows, rule=context.run.rule, network="wrapped")
+    run = context.run
+    figure = draw_slides_by_rule(run.claim.rules if run.claim else (), finding.settings)
+    every = pick_rows(finding.rows, **{"class": "all"})
+    gates = pick_rows(every, comparison="soft-kept")
+    own = pick_rows(finding.rows, rule=run.rule, network="wrapped")
     classes = [row for row in own if row.labels["class"] != "all"]
+    class_names: Any = {"labels": {"class": "Class"}, "naming": {"class": str}}
     return render_section(
         "snr",
         "Sufficiency, necessity, recoverability",
         oracle=ORACLE_MEANING,
         figure=figure
-        and save_figure(
-            context.figures,
+        and context.draw(
             "snr_slides",
             figure,
-            alt="Change of the output per slide when patches are kept, removed or gated, by rule",
-            caption=f"One dot is one {context.run.bag_unit}, the bar its median, the dashed line the tolerance. Φ is {context.run.phi}.",
+            "Change of the output per slide when patches are kept, removed or gated, by rule",
+            f"One dot is one {run.bag_unit}, the bar its median, the dashed line the tolerance. "
+            f"Φ is {run.phi}.",
         ),
         kept=context.make_table(
-            order_rows(filter_rows(every, comparison="full-kept")),
+            pick_rows(every, comparison="full-kept"),
             FULL_KEPT,
-            caption="All patches against kept and removed",
+            "All patches against kept and removed",
             notes=[
                 f"{context.describe_spread('snr')} Bold: best, the oracle aside.",
                 *finding.notes,
             ],
         ),
-        gated=gates
-        and context.make_table(gates, SOFT_KEPT, caption="Gated bag against recovered patches"),
+        gated=gates and context.make_table(gates, SOFT_KEPT, "Gated bag against recovered patches"),
         classes=[
-            context.make_table(
-                rows,
-                metrics,
-                labels={"class": "Class"},
-                naming={"class": str},
-                caption=f"By class, {comparison}",
-            )
+            context.make_table(rows, metrics, f"By class, {comparison}", **class_names)
             for comparison, metrics in (("full-kept", FULL_KEPT), ("soft-kept", SOFT_KEPT))
-            if (rows := filter_rows(classes, comparison=comparison))
+            if (rows := pick_rows(classes, comparison=comparison))
         ],
-        **_tabulate_bounds(
-            context, filter_rows(own, **{"class": "all"}) if context.run.is_wrapped else []
-        ),
+        **_tabulate_bounds(context, pick_rows(own, **{"class": "all"}) if run.is_wrapped else []),
     )
 
 
@@ -102,7 +90,8 @@ def _tabulate_bounds(context: Context, rows: Sequence[Row]) -> dict[str, Any]:
         values = [value for row in rows if (value := row.values.get(bound)) is not None]
         if values and context.run.task == "classification" and max(values) >= LARGEST_CHANGE:
             notes.append(
-                f"{METRICS[bound].label}: above {LARGEST_CHANGE:g} on average, so it limits nothing here and is not shown."
+                f"{METRICS[bound].label}: above {LARGEST_CHANGE:g} on average, so it limits "
+                "nothing here and is not shown."
             )
         elif values:
             names += figures
@@ -110,54 +99,43 @@ def _tabulate_bounds(context: Context, rows: Sequence[Row]) -> dict[str, Any]:
     names += SIZES
     rows = [row for row in rows if any(row.values.get(name) is not None for name in names)]
     options: Any = {"labels": {"comparison": "Comparison"}, "naming": {"comparison": str}}
-    table = context.make_table(rows, names, caption=caption, **options) if rows else None
+    table = context.make_table(rows, names, caption, **options) if rows else None
     return {"bounds": table, "bound_notes": notes}
 
 
 def draw_slides_by_rule(rules: Sequence[RuleSlides], limits: Mapping[str, Any]) -> Figure | None:
-    """How far the output of every slide moves: a dot per slide, a bar at the median, and the tolerance."""
+    """How far the output of every slide moves: a dot per slide, the median, and the tolerance."""
     panels: dict[VerdictName, dict[str, list[float]]] = {}
     for name in PANELS:
-        changes = {
-            f"{slides.rule}{OF_PLAIN * (slides.network == 'plain')}": [
-                float(change)
-                for record in slides.records
-                if (change := record.get(CRITERIA[name].change)) is not None
-            ]
-            for slides in rules
-        }
-        if any(changes.values()):
-            panels[name] = {rule: values for rule, values in changes.items() if values}
+        for slides in rules:
+            key = f"{slides.rule}{OF_PLAIN * (slides.network == 'plain')}"
+            changes = [record.get(CRITERIA[name].change) for record in slides.records]
+            if values := [float(change) for change in changes if change is not None]:
+                panels.setdefault(name, {})[key] = values
     if not panels:
         return None
-    keys = order_rules([rule for changes in panels.values() for rule in changes])
+    keys = order_rules([key for by_rule in panels.values() for key in by_rule])
+    plain = [key.removesuffix(OF_PLAIN) for key in keys]
     names = [
-        style.readable_name(key.removesuffix(OF_PLAIN)) + OF_PLAIN * key.endswith(OF_PLAIN)
-        for key in keys
+        style.readable_name(rule) + OF_PLAIN * key.endswith(OF_PLAIN)
+        for rule, key in zip(plain, keys, strict=True)
     ]
     figure = style.new_figure(0.95 + 0.42 * len(keys))
-    for axes, (name, changes) in zip(
-        style.add_axes_row(figure, len(panels), sharey=True), panels.items(), strict=True
-    ):
-        for key, place in zip(keys, style.label_rows(axes, names), strict=True):
-            if key in changes:
-                values = changes[key]
-                axes.plot(
-                    values, place + style.spread_positions(values), linestyle="", marker="o", markersize=3.6,
-                    color=find_rule(key.removesuffix(OF_PLAIN)).color, alpha=0.6, markeredgewidth=0,
-                    rasterized=len(values) > 500,
-                )  # fmt: skip
-                middle = float(np.median(values))
-                axes.plot(
-                    [middle, middle], [place - 0.3, place + 0.3], color=style.INK, linewidth=1.6,
-                    solid_capstyle="butt",
-                )  # fmt: skip
+    grid = style.add_panels(figure, len(panels), sharey=True)
+    for axes, (name, by_rule) in zip(grid, panels.items(), strict=True):
+        for key, rule, place in zip(keys, plain, style.label_rows(axes, names), strict=True):
+            if values := by_rule.get(key, []):
+                look: Any = {"alpha": 0.6, "markeredgewidth": 0, "rasterized": len(values) > 500}
+                heights = place + style.spread_positions(values)
+                style.draw_dots(axes, values, heights, find_rule(rule).color, 3.6, **look)
+                middle, ends = float(np.median(values)), [place - 0.3, place + 0.3]
+                look = {"linewidth": 1.6, "solid_capstyle": "butt"}
+                axes.plot([middle, middle], ends, color=style.INK, **look)
         if (limit := limits.get(CRITERIA[name].tolerance)) is not None:
             axes.axvline(limit, color=style.INK, linewidth=0.9, linestyle=(0, (4, 2)))
-            axes.annotate(
-                f"{'≥' if name == 'necessary' else '≤'} {limit:g}", (limit, 1.0), va="top", fontsize=7.5,
-                xycoords=("data", "axes fraction"), xytext=(3, -1), textcoords="offset points",
-            )  # fmt: skip
+            words = f"{'≥' if name == 'necessary' else '≤'} {limit:g}"
+            look = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
+            axes.annotate(words, (limit, 1.0), xytext=(3, -1), va="top", fontsize=7.5, **look)
         title, label = PANELS[name]
         style.draw_grid(axes, grid="x").set(title=title, xlabel=label)
         axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))

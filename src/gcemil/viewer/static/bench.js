@@ -55,7 +55,7 @@ function bits(...sets) {
 }
 
 function post(path, sets) {
-  return ask(path, { method: "POST", headers: { "content-type": "application/octet-stream" }, body: bits(...sets) });
+  return ask(path, { method: "POST", body: bits(...sets) });
 }
 
 const judge = guarded(async () => {
@@ -145,8 +145,7 @@ const review = guarded(async (mark) => {
   for (let i = 0; i < slide.n; i++) if (S[slide.start + i]) marks[i] = mark;
   const marked = (wanted) => Array.from(marks.keys()).filter((i) => marks[i] === wanted);
   const body = JSON.stringify({ accepted: marked(ACCEPTED), rejected: marked(REJECTED) });
-  await ask(`/api/slides/${encodeURIComponent(slide.name)}/review`,
-    { method: "PUT", headers: { "content-type": "application/json" }, body });
+  await ask(`/api/slides/${encodeURIComponent(slide.name)}/review`, { method: "PUT", body });
   slide.marks = marks;
   page.shown.add("review");
   showLayerChoices();
@@ -156,7 +155,7 @@ const review = guarded(async (mark) => {
 const importMarks = guarded(async (file) => {
   const { slide } = page;
   const found = await (await ask(`/api/slides/${encodeURIComponent(slide.name)}/review.geojson`,
-    { method: "PUT", headers: { "content-type": "application/json" }, body: await file.text() })).json();
+    { method: "PUT", body: await file.text() })).json();
   slide.marks.fill(0);
   for (const i of found.accepted) slide.marks[i] = ACCEPTED;
   for (const i of found.rejected) slide.marks[i] = REJECTED;
