@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
@@ -26,6 +26,7 @@ Part = Literal["train", "val", "test"]
 SplitUnit = Literal["case", "slide"]
 SplitKind = Literal["partition", "official"]
 PARTS: tuple[Part, ...] = ("train", "val", "test")
+_N_FOLDS = 5
 _CARD = "splits.yaml"
 _DUTIES: dict[Part, str] = {"train": "train on", "val": "validate on", "test": "test on"}
 _VALUE = "value"
@@ -65,10 +66,7 @@ def make_folds(
         raise UsageError(
             f"Cross-validation needs at least 3 folds (test, validation, training), got {n_folds}."
         )
-    raise_first(
-        (replace(problem, level="error") for problem in target_problems(cohort.slides)),
-        cohort.folder,
-    )
+    raise_first(target_problems(cohort.slides, least_cases=2), cohort.folder)
     groups = _group_rows(cohort.slides, unit)
     if len(groups) < n_folds:
         raise CohortError(
@@ -110,22 +108,52 @@ def make_folds(
     return folds
 
 
-def target_problems(rows: Sequence[SlideRow]) -> Iterator[Problem]:
-    """Survival without an event and equal values (errors), and each class of a single case (a warning, which a split refuses)."""
-    if rows and all(row.event == 0 for row in rows):
+def target_problems(rows: Sequence[SlideRow], *, least_cases: int = 0) -> Iterator[Problem]:
+    """Targets that cannot be learned, and classes with too few cases for the folds.
+
+    A class of fewer than `least_cases` cases is an error, of fewer than five a warning.
+    """
+    survival = [row for row in rows if row.time is not None]
+    if survival and not any(row.event for row in survival):
         what = f"all {len(rows)} slides are censored, so no risk can be learned"
-        yield Problem("slides", what, "Check the event column.")
-    if rows and rows[0].value is not None and len({row.value for row in rows}) == 1:
-        what = f"all {len(rows)} slides have the value {rows[0].value:g}, so there is nothing to predict"
-        yield Problem("slides", what, "Name another column with --target.")
+        yield Problem("slides.csv", what, "Check the event column.")
+    elif _looks_inverted(survival):
+        share = np.mean([row.event == 1 for row in survival])
+        what = (
+            f"{share:.0%} of the slides have an event and these have the longer times: "
+            "event and censorship look swapped"
+        )
+        remedy = "If the column was 'censorship', write event = 1 - censorship."
+        yield Problem("slides.csv", what, remedy, "warning")
+    if len({row.value for row in rows}) == 1 and rows[0].value is not None:
+        what = f"all {len(rows)} slides have the value {rows[0].value:g}"
+        remedy = "Name another column with --target."
+        yield Problem("slides.csv", f"{what}, so there is nothing to predict", remedy)
     cases: dict[str, set[str]] = defaultdict(set)
     for row in rows:
-        cases[row.label or ""].add(row.case_id)
-    for label in (label for label, own in cases.items() if label and len(own) == 1):
-        what = "the class has a single case, so no fold can train and test on it"
-        yield Problem(
-            f"class '{label}'", what, "Merge it with another class, or leave it out.", "warning"
-        )
+        if row.label is not None:
+            cases[row.label].add(row.case_id)
+    for label, own in cases.items():
+        what, remedy = "", "Merge it with another class, or leave it out."
+        if len(own) == 1:
+            what = "the class has a single case, so no fold can train and test on it"
+        elif len(own) < _N_FOLDS:
+            what = f"the class has {len(own)} cases, fewer than the {_N_FOLDS} folds"
+            remedy = "Some folds cannot test it; merge classes or use fewer folds."
+        if what:
+            level: Literal["error", "warning"] = "error" if len(own) < least_cases else "warning"
+            yield Problem(f"class '{label}'", what, remedy, level)
+
+
+def _looks_inverted(rows: Sequence[SlideRow]) -> bool:
+    """Follow-up ends with censoring, so censored times are the longer ones; the clear reverse is odd."""
+    # Loading scipy.stats takes longer than most commands that import this module.
+    from scipy.stats import mannwhitneyu
+
+    happened, censored = ([row.time for row in rows if row.event == event] for event in (1, 0))
+    if len(happened) <= len(censored) or len(censored) < 5:
+        return False
+    return bool(mannwhitneyu(happened, censored, alternative="greater").pvalue < 1e-3)
 
 
 def describe_part(cohort: Cohort, fold: Fold, part: Part) -> str:

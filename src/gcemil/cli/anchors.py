@@ -266,7 +266,7 @@ def fit_bridge(
     """
     import json
 
-    from gcemil.bags import arrays, store
+    from gcemil.bags import store
     from gcemil.bags.cohort import read_card
     from gcemil.features.pairs import judge_bridge
     from gcemil.files import write_text
@@ -275,13 +275,13 @@ def fit_bridge(
     bank = _require_file(
         cohort / "anchors.h5", f"Make it with 'gcemil anchors embed FAMILY --out {cohort}'."
     )
-    anchors, prompts = arrays.read_anchors(bank)
+    anchors, prompts = store.read_anchors(bank)
     pairs_file = _require_file(
         cohort / "anchor_pairs.h5",
         "Without pairs no bridge can be fitted and training uses prototypes. "
         f"Make it with 'gcemil anchors pairs {cohort} OTHER'.",
     )
-    features, anchor_space = arrays.read_pairs(pairs_file)
+    features, anchor_space = store.read_pairs(pairs_file)
     sees_images = store.attributes(bank).get("text_encoder_sees_images")
     report = judge_bridge(
         features,

@@ -36,8 +36,7 @@ import torch
 from torch import Tensor
 
 from gcemil.bags.bag import Bag
-from gcemil.bags.cohort import BagSpec, Cohort
-from gcemil.bags.loader import SampleRule, load_bags
+from gcemil.bags.cohort import BagSpec, Cohort, SampleRule, load_bags
 from gcemil.diagnostics.audit_inputs import name_bag_in_errors
 from gcemil.diagnostics.snr import (
     RISK_TOLERANCE,

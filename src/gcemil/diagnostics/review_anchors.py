@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from gcemil.bags import store
-from gcemil.bags.arrays import read_truth
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import read_fold
+from gcemil.bags.store import read_truth
 from gcemil.diagnostics.agreement import NEGATIVE, POSITIVE
 from gcemil.diagnostics.paired_tests import bootstrap_interval
 from gcemil.diagnostics.review import read_marks

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int, Real
 
-from gcemil.bags.arrays import Bounds
+from gcemil.bags.store import Bounds
 from gcemil.errors import BagError, UsageError
 from gcemil.files import atomic_write
 from gcemil.records import RegionVerdict, SlideEvidence

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Int, Real
 from PIL import Image
 
 from gcemil.bags import store
-from gcemil.bags.arrays import Bounds
+from gcemil.bags.store import Bounds
 from gcemil.errors import UsageError
 from gcemil.exports.certificate import Certificate, write_certificate
 from gcemil.exports.geojson import (

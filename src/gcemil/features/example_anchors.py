@@ -27,7 +27,6 @@ from gcemil.bags.annotations.concepts import (
     slide_of,
 )
 from gcemil.bags.annotations.shapes import Annotation
-from gcemil.bags.arrays import read_coords
 from gcemil.bags.cohort import Cohort, feature_file, find_patch_size, read_slide_bounds
 from gcemil.bags.examples import (
     EXAMPLES,
@@ -38,6 +37,7 @@ from gcemil.bags.examples import (
     write_examples,
 )
 from gcemil.bags.folds import fold_indices, read_fold
+from gcemil.bags.store import read_coords
 from gcemil.errors import CohortError, InputError, UsageError
 from gcemil.files import lock_folder
 from gcemil.simulation.patch_pool import read_pool

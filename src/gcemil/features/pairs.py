@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gcemil.bags import store
-from gcemil.bags.arrays import read_coords
+from gcemil.bags.store import read_coords
 from gcemil.errors import InputError
 
 _DEFAULT_PAIRS = 4000

@@ -32,9 +32,9 @@ from typing import Any, Literal
 import numpy as np
 
 from gcemil.bags import store
-from gcemil.bags.arrays import read_coords
 from gcemil.bags.fingerprint import file_fingerprint
 from gcemil.bags.foreign.source import plain_id
+from gcemil.bags.store import read_coords
 from gcemil.errors import GcemilError, InputError, StoreError, UsageError, describe_failure
 from gcemil.files import write_table, write_text
 from gcemil.slides.dicom import join_series

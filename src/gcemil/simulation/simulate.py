@@ -20,9 +20,9 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from gcemil import __version__
-from gcemil.bags import arrays, store
+from gcemil.bags import store
+from gcemil.bags.bag import sample_patches
 from gcemil.bags.cohort import Cohort, CohortCard, SlideRow
-from gcemil.bags.loader import sample_patches
 from gcemil.bags.targets import write_target_cohorts
 from gcemil.errors import InputError, UsageError
 from gcemil.files import LOCK_NAME, read_json, write_json
@@ -340,7 +340,7 @@ def _write_anchors(world: World, patches: tuple[int, int], out: Path) -> None:
         ("_generic", embed_generic),
         ("_unrelated", embed_unrelated),
     ):
-        arrays.write_anchors(out / f"anchors{suffix}.h5", *bank(world))
+        store.write_anchors(out / f"anchors{suffix}.h5", *bank(world))
     slides = plan_slides(world, f"{world.profile.name}-pairs", _PAIR_SLIDES, patches)
     parts = [_draw_pairs(world, slide, -(-world.dials.pairs // _PAIR_SLIDES)) for slide in slides]
     features, images = (

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from builders import grid_coords, make_cohort
-from gcemil.bags import arrays
+from gcemil.bags import store
 from gcemil.bags.validate import validate
 from gcemil.errors import CohortError, StoreError
 
@@ -47,7 +47,7 @@ WILD_COORDS = [
 @pytest.mark.parametrize(("coords", "message"), WILD_COORDS)
 def test_coordinates_that_no_patch_can_have_are_refused(tmp_path, coords, message):
     path = written(tmp_path / "a.h5", features=features(), coords=coords)
-    for read in (arrays.read_coords, arrays.read_patch_layout):
+    for read in (store.read_coords, store.read_patch_layout):
         with pytest.raises(StoreError, match=rf"a\.h5: {message}"):
             read(path)
 
@@ -84,13 +84,13 @@ def test_truth_that_no_patch_can_have_is_refused(tmp_path, name, value, message)
     values[3] = value
     path = written(tmp_path / "s001_0.h5", **{name: values})
     with pytest.raises(StoreError, match=rf"s001_0\.h5: {message}"):
-        arrays.read_truth(path, name, 12)
+        store.read_truth(path, name, 12)
 
 
 def test_truth_for_other_patches_is_refused(tmp_path):
     path = written(tmp_path / "a.h5", evidence=np.zeros(11, bool))
     with pytest.raises(StoreError, match=r"'evidence' has shape \(11,\) for 12 patches"):
-        arrays.read_truth(path, "evidence", 12)
+        store.read_truth(path, "evidence", 12)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e300])
@@ -101,6 +101,6 @@ def test_anchors_are_finite_in_single_precision(tmp_path, value):
         tmp_path / "anchors.h5", embeddings=embeddings, prompts=np.array([b"a", b"b", b"c"])
     )
     with pytest.raises(
-        StoreError, match="'embeddings' has NaN or infinite numbers in 1 rows, the first is 1"
+        StoreError, match="1 rows have NaN or infinite 'embeddings', the first is row 1"
     ):
-        arrays.read_anchors(path)
+        store.read_anchors(path)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from builders import make_cohort
-from gcemil.bags import arrays, fingerprint, store
+from gcemil.bags import fingerprint, store
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.fingerprint import CACHE, record_cohort
 from gcemil.bags.folds import make_folds, write_folds
@@ -17,7 +17,7 @@ from gcemil.bags.folds import make_folds, write_folds
 def cohort(tmp_path):
     made = make_cohort(tmp_path / "cohort", n_cases=20)
     write_folds(made, make_folds(made))
-    arrays.write_anchors(made.folder / "anchors.h5", np.eye(4, dtype=np.float32), list("abcd"))
+    store.write_anchors(made.folder / "anchors.h5", np.eye(4, dtype=np.float32), list("abcd"))
     rows = np.eye(8, dtype=np.float32)
     store.write(
         made.folder / "anchor_pairs.h5", {"features": rows, "anchor_space": rows[:, :4].copy()}

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from builders import PATCH, grid_coords, make_cohort
-from gcemil.bags import loader
-from gcemil.bags.loader import SampleRule, find_blocks, load_bags, sample_blocks, sample_patches
+from gcemil.bags import cohort as loader
+from gcemil.bags.bag import find_blocks, sample_blocks, sample_patches
+from gcemil.bags.cohort import SampleRule, load_bags
 from gcemil.errors import StoreError
 
 

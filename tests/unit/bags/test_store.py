@@ -2,7 +2,7 @@ import h5py
 import numpy as np
 import pytest
 
-from gcemil.bags import arrays, store
+from gcemil.bags import store
 from gcemil.errors import StoreError
 
 ROWS = np.array([0, 3, 4, 9, 63, 64, 99])
@@ -102,7 +102,7 @@ def write_plain(path, **datasets):
 def test_prompts_are_read_however_they_were_stored(tmp_path, stored, libver):
     with h5py.File(tmp_path / "anchors.h5", "w", libver=libver) as file:
         file["embeddings"], file["prompts"] = np.eye(3, dtype=np.float32), stored
-    embeddings, prompts = arrays.read_anchors(tmp_path / "anchors.h5")
+    embeddings, prompts = store.read_anchors(tmp_path / "anchors.h5")
     np.testing.assert_array_equal(embeddings, np.eye(3))
     assert prompts == PROMPTS
 

@@ -9,7 +9,7 @@ import pytest
 
 from builders import grid_coords, make_cohort, write_slide
 from gcemil.bags import store
-from gcemil.bags.cohort import CohortCard, Problem, check_slides
+from gcemil.bags.cohort import CohortCard, Problem, read_slides
 from gcemil.bags.folds import make_folds, write_folds
 from gcemil.bags.validate import validate
 
@@ -23,7 +23,7 @@ def problems(task, *lines, **card) -> list[Problem]:
     classes = ("benign", "malignant") if task == "classification" else ()
     made = CohortCard(name="x", task=task, classes=classes, feature_dim=8, **card)
     rows = [dict(zip(COLUMNS[task], line.split(","), strict=True)) for line in lines]
-    return list(check_slides(rows, made))
+    return read_slides(rows, made)[1]
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_published_splits_may_test_a_slide_twice(cohort):
 def test_a_class_with_fewer_cases_than_folds(tmp_path):
     make_cohort(tmp_path, n_cases=9)
     assert the_one(tmp_path, "warning")[:2] == (
-        "malignant",
+        "class 'malignant'",
         "the class has 4 cases, fewer than the 5 folds",
     )
 

@@ -31,8 +31,8 @@ from gcemil.bags.annotations.shapes import (
     read_asap,
     read_mask,
 )
-from gcemil.bags.arrays import Bounds
 from gcemil.bags.foreign.source import plain_id
+from gcemil.bags.store import Bounds
 from gcemil.bags.tables import has_columns, read_frame
 from gcemil.errors import InputError
 from gcemil.slides.geojson import GeoObject, Points, count_ignored, merge_areas, read_objects

@@ -31,7 +31,7 @@ import numpy as np
 import shapely
 from numpy.typing import NDArray
 
-from gcemil.bags import arrays, store
+from gcemil.bags import store
 from gcemil.bags.annotations.concepts import covered_share, name_shapes
 from gcemil.bags.annotations.shapes import (
     Annotation,
@@ -140,7 +140,7 @@ def write_truth(
         mpp = microns_per_pixel
         mpp = mpp.get(row.slide_id) if isinstance(mpp, Mapping) else mpp
         if mpp is None:
-            mpp = arrays.stated_number(
+            mpp = store.stated_number(
                 read_slide_attributes(cohort.folder, row.slide_id), "level0_mpp"
             )
         truth_of[cohort.truth_file(row.slide_id)] = _build_truth(
@@ -159,7 +159,7 @@ def write_truth(
 def _read_slide_grid(cohort: Cohort, row: SlideRow) -> tuple[Corners, int, list[str]]:
     """Coordinates and patch size in level-0 pixels, and what was assumed about them."""
     path = cohort.feature_file(row.slide_id)
-    _, coords = arrays.read_patch_layout(path)
+    _, coords = store.read_patch_layout(path)
     if coords is None:
         raise InputError(
             f"{path} has no coordinates, so its patches cannot be laid over an annotation."
@@ -180,7 +180,7 @@ def _read_slide_grid(cohort: Cohort, row: SlideRow) -> tuple[Corners, int, list[
     )
 
 
-def _read_geojson(path: Path, roles: Mapping[str, Role], origin: arrays.Bounds) -> Annotation:
+def _read_geojson(path: Path, roles: Mapping[str, Role], origin: store.Bounds) -> Annotation:
     """The classes that count, without those that are cut out, and notes on which these are."""
     objects = read_objects(path)
     if UNCLASSIFIED in roles:

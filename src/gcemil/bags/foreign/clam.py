@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from gcemil.bags import store
-from gcemil.bags.arrays import stated_number
 from gcemil.bags.foreign.source import (
     Attributes,
     FeatureLayout,
@@ -30,6 +29,7 @@ from gcemil.bags.foreign.source import (
     read_plain_slide,
     squeeze_bag,
 )
+from gcemil.bags.store import stated_number
 from gcemil.errors import CohortError, StoreError
 from gcemil.files import require_file
 from gcemil.units import LevelZeroPx

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from gcemil.bags import store
-from gcemil.bags.arrays import coords_problem
 from gcemil.bags.cohort import Cohort, read_card
 from gcemil.bags.folds import fold_indices
 from gcemil.bags.foreign import trident
@@ -31,6 +30,7 @@ from gcemil.bags.foreign.source import (
 )
 from gcemil.bags.foreign.splits import has_splits, read_splits
 from gcemil.bags.foreign.torchmil import read_array
+from gcemil.bags.store import coords_problem
 from gcemil.bags.tables import has_columns, list_columns, read_frame
 from gcemil.errors import GcemilError, InputError, UsageError, error_text
 from gcemil.files import read_json

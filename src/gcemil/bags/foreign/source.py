@@ -17,8 +17,8 @@ from jaxtyping import Shaped
 from numpy.typing import NDArray
 
 from gcemil.bags import store
-from gcemil.bags.arrays import check_coords, features_problem
 from gcemil.bags.bag import CoordRows, FeatureRows, grid_stride
+from gcemil.bags.store import check_coords, features_problem
 from gcemil.errors import CohortError, InputError
 from gcemil.slides.reader import ANY_EXTENSIONS
 from gcemil.units import LevelZeroPx

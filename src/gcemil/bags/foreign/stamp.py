@@ -17,7 +17,6 @@ import numpy as np
 from jaxtyping import Float
 
 from gcemil.bags import store
-from gcemil.bags.arrays import check_coords, stated_number
 from gcemil.bags.bag import grid_stride
 from gcemil.bags.foreign.source import (
     UNKNOWN_ENCODER,
@@ -31,6 +30,7 @@ from gcemil.bags.foreign.source import (
     plain_id,
     squeeze_bag,
 )
+from gcemil.bags.store import check_coords, stated_number
 from gcemil.bags.tables import has_columns, read_frame
 from gcemil.errors import CohortError, StoreError, UsageError
 from gcemil.units import LevelZeroPx, Microns

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gcemil.bags import store
-from gcemil.bags.arrays import check_coords
 from gcemil.bags.bag import CoordRows, connected_regions, grid_stride, patch_cells
 from gcemil.bags.foreign.source import (
     UNKNOWN_ENCODER,
@@ -30,6 +29,7 @@ from gcemil.bags.foreign.source import (
     check_features,
     plain_ids,
 )
+from gcemil.bags.store import check_coords
 from gcemil.errors import CohortError, StoreError, UsageError
 from gcemil.files import require_file
 from gcemil.units import LevelZeroPx

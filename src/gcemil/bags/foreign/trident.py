@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from gcemil.bags import store
-from gcemil.bags.arrays import stated_number
 from gcemil.bags.foreign.source import (
     UNKNOWN_ENCODER,
     Attributes,
@@ -21,6 +20,7 @@ from gcemil.bags.foreign.source import (
     ReadOptions,
     read_plain_slide,
 )
+from gcemil.bags.store import stated_number
 from gcemil.errors import UsageError
 from gcemil.units import LevelZeroPx
 

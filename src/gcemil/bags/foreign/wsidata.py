@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gcemil.bags.arrays import check_coords
 from gcemil.bags.bag import CoordRows
 from gcemil.bags.foreign.source import (
     FeatureLayout,
@@ -27,6 +26,7 @@ from gcemil.bags.foreign.source import (
     as_float,
     check_features,
 )
+from gcemil.bags.store import check_coords
 from gcemil.errors import CohortError, MissingExtraError, StoreError, UsageError, error_text
 from gcemil.files import read_text
 from gcemil.units import LevelZeroPx
