@@ -115,7 +115,9 @@ def record_cohort(cohort: Cohort) -> CohortRecord:
     # The name and the history of a cohort change no result.
     card = cohort.card.model_dump(mode="json", exclude={"name", "provenance"})
     splits = {
-        split_file(folder, index).name: _hash_value(sorted(map(list, read_parts(folder, index))))
+        split_file(folder, index).name: _hash_value(
+            sorted(map(list, read_parts(folder, index).items()))
+        )
         for index in fold_indices(folder)
     }
     return CohortRecord(

@@ -104,7 +104,9 @@ def _split_problems(slides: list[SlideRow], card: CohortCard, folder: Path) -> I
     try:
         # Published splits may place slides that the cohort leaves out.
         placed_here = {
-            index: {name: part for name, part in read_parts(folder, index) if name in slide_of}
+            index: {
+                name: part for name, part in read_parts(folder, index).items() if name in slide_of
+            }
             for index in fold_indices(folder)
         }
         faults = fold_faults(folder, placed_here)

@@ -8,7 +8,6 @@ from pathlib import Path
 from gcemil.bags import store
 from gcemil.bags.foreign import clam, stamp, torchmil, trident, wsidata
 from gcemil.bags.foreign.source import (
-    Attributes,
     FeatureLayout,
     ForeignFolder,
     ForeignSlide,
@@ -51,7 +50,7 @@ def _read_file_layout(path: Path) -> FeatureLayout | None:
     )
 
 
-def find_file_layout(datasets: Names, attributes: Attributes) -> FeatureLayout | None:
+def find_file_layout(datasets: Names, attributes: store.Attributes) -> FeatureLayout | None:
     """The layout of a feature file with these datasets and these attributes of its coordinates."""
     return next(
         (layout for layout in LAYOUTS.values() if layout.owns_file(datasets, attributes)), None

@@ -14,7 +14,6 @@ from typing import Any
 from gcemil.bags import store
 from gcemil.bags.foreign.source import (
     UNKNOWN_ENCODER,
-    Attributes,
     FeatureLayout,
     ForeignSlide,
     ReadOptions,
@@ -72,7 +71,7 @@ def _find_features_folder(source: Path, encoder: str | None) -> Path:
     return chosen[0]
 
 
-def find_patch_size(attributes: Attributes) -> LevelZeroPx | None:
+def find_patch_size(attributes: store.Attributes) -> LevelZeroPx | None:
     """Patch size in level-0 pixels, or None when the attributes do not give it."""
     direct, size, own, target = (
         None if (number := stated_number(attributes, name)) is None else round(number)

@@ -240,7 +240,7 @@ def test_a_choice_settles_what_a_table_means(tmp_path, header, line, choice, exp
             ("slide_id,label", "s,x"),
             {"target": "grade"},
             UsageError,
-            "no column 'grade'. It has: slide_id, label. Name the label with --target",
+            "no column 'grade'. Its columns are: slide_id, label. Name the label with --target",
         ),
     ],
 )
