@@ -13,14 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gcemil.bags import store
-from gcemil.bags.cohort import (
-    CohortCard,
-    Problem,
-    SlideRow,
-    feature_file,
-    read_card,
-    read_slides,
-)
+from gcemil.bags.cohort import CohortCard, Problem, SlideRow, feature_file, read_card, read_slides
 from gcemil.bags.examples import EXAMPLES, EXAMPLES_FILE, read_examples
 from gcemil.bags.folds import (
     PARTS,

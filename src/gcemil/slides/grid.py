@@ -12,12 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, UInt8
 
 from gcemil.errors import InputError, UsageError
-from gcemil.slides.reader import (
-    Pixels,
-    SlideReader,
-    magnification,
-    read_region,
-)
+from gcemil.slides.reader import Pixels, SlideReader, magnification, read_region
 from gcemil.slides.tissue import TissueMask
 from gcemil.units import LevelZeroPx, Microns
 

@@ -6,11 +6,7 @@ from PIL import Image
 
 from builders.slides import ArraySlide, glass
 from gcemil.errors import InputError
-from gcemil.slides.mask_files import (
-    rasterise_rings,
-    read_mask,
-    tissue_geojson,
-)
+from gcemil.slides.mask_files import rasterise_rings, read_mask, tissue_geojson
 from gcemil.slides.reader import Bounds
 from gcemil.slides.tissue import TissueMask
 

@@ -33,13 +33,7 @@ from gcemil.bags.foreign.label_tables import (
     read_labels,
 )
 from gcemil.bags.foreign.layouts import read_folder
-from gcemil.bags.foreign.source import (
-    ForeignFolder,
-    ReadOptions,
-    is_tcga,
-    plain_id,
-    tcga_case_id,
-)
+from gcemil.bags.foreign.source import ForeignFolder, ReadOptions, is_tcga, plain_id, tcga_case_id
 from gcemil.bags.tables import read_frame
 from gcemil.errors import CohortError, UsageError
 from gcemil.resources import read_shipped

@@ -4,10 +4,7 @@ import pytest
 
 from builders.foreign import grid, rows, torchmil_set
 from gcemil.bags.foreign.source import ReadOptions
-from gcemil.bags.foreign.torchmil import (
-    LAYOUT,
-    read_bag_labels,
-)
+from gcemil.bags.foreign.torchmil import LAYOUT, read_bag_labels
 from gcemil.errors import UsageError
 
 
