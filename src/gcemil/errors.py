@@ -13,9 +13,9 @@ GcemilError
 ├── WorkerError        a worker process died
 └── MissingExtraError  an optional dependency is not installed
 
-A message names the file or slide, the value, and the remedy. It is one printable line, whatever a file holds. What the
-system says (a full disk, a file that is gone, no memory, a worker that died) is told in the same way by `describe_fault`,
-for whoever stands at the top.
+A message names the file or slide, the value, and the remedy. It is one printable line, whatever a
+file holds. What the system says (a full disk, a file that is gone, no memory, a worker that died)
+is told in the same way by `describe_fault`, for whoever stands at the top.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ class MissingExtraError(GcemilError):
         self._given = (package, extra)
 
     def __reduce__(self) -> tuple[type[MissingExtraError], tuple[str, str]]:
-        # An error of a worker process travels to its parent pickled, and is made again from what it was given.
+        # An error of a worker process travels to its parent pickled, and is made again from what it
+        # was given.
         return type(self), self._given
 
 
@@ -114,7 +115,8 @@ def describe_fault(error: BaseException, *, path: object = "A file") -> str | No
     is_allocation = isinstance(error, RuntimeError) and "allocate memory" in str(error)
     if isinstance(error, MemoryError) or _is_a(error, "torch", "OutOfMemoryError") or is_allocation:
         return (
-            f"Not enough memory ({error_text(error)}). Close other programs, or give fewer --jobs or --workers, "
+            f"Not enough memory ({error_text(error)}). Close other programs, or give fewer --jobs "
+            "or --workers, "
             "a smaller --batch-size or fewer max_patches."
         )
     if isinstance(error, OSError):

@@ -1,10 +1,11 @@
 """Files on disk: reading, atomic writing, and one writer per folder.
 
-A file that is missing, special, of another encoding or of another shape raises one sentence that names it. YAML is read
-as plain data, as JSON would hold it: no dates, sets or objects.
+A file that is missing, special, of another encoding or of another shape raises one sentence that
+names it. YAML is read as plain data, as JSON would hold it: no dates, sets or objects.
 
-Everything gcemil writes goes through `atomic_write` or `atomic_folder`: the content is made beside its target under a
-unique hidden name, flushed to the disk, and renamed. A kill at any moment leaves the old content or the new one.
+Everything gcemil writes goes through `atomic_write` or `atomic_folder`: the content is made beside
+its target under a unique hidden name, flushed to the disk, and renamed. A kill at any moment leaves
+the old content or the new one.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ def read_text(path: Path) -> str:
         return read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(
-            f"{path} is not UTF-8 text (byte {error.start}: {error.reason}). Save it again as UTF-8."
+            f"{path} is not UTF-8 text (byte {error.start}: {error.reason}). Save it again as "
+            "UTF-8."
         ) from error
 
 
@@ -129,7 +131,8 @@ def read_picture(path: Path, mode: str) -> Any:
         with Image.open(path, formats=("PNG", "JPEG", "TIFF")) as image:
             return np.asarray(image.convert(mode))
     except Exception as error:
-        # Damaged pictures make Pillow raise almost anything, SyntaxError and ZeroDivisionError among them.
+        # Damaged pictures make Pillow raise almost anything, SyntaxError and ZeroDivisionError
+        # among them.
         raise InputError(
             f"{path} cannot be read as a picture ({error_text(error)}). Save it as PNG again."
         ) from error

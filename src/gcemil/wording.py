@@ -1,6 +1,7 @@
 """What is wrong with given values, in plain words: a near name for a mistyped one, and pydantic's findings without its vocabulary.
 
-A message of the command line names the key, the value, what is accepted and, where one is close, the key that was meant.
+A message of the command line names the key, the value, what is accepted and, where one is close,
+the key that was meant.
 """
 
 from __future__ import annotations
@@ -214,7 +215,8 @@ def describe_unknown_setting(path: str, shape: type[BaseModel]) -> str | None:
     depth = above.count(".") + 1 if above else 0
     stage = [name for name in known if name.count(".") == depth and name.startswith(above)]
     return (
-        f"There is no setting '{path}'.{did_you_mean(path, [*stage, *known])} There are: {', '.join(stage)}. "
+        f"There is no setting '{path}'.{did_you_mean(path, [*stage, *known])} There are: "
+        f"{', '.join(stage)}. "
         "'gcemil train --print-config' explains all of them."
     )
 

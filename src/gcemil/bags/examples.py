@@ -5,9 +5,9 @@
   slides    (n,)    the slide it lies on; empty for a patch without a slide
   attributes        k, the examples per concept that training takes; seed, by which it takes them; encoder; source
 
-Which examples a fold may use is decided fold by fold: those of its own training slides and those of slides outside the
-cohort, never those of a slide that the fold validates or tests on. Of these it takes k per concept, one slide after the
-other, so that no slide speaks for a concept alone.
+Which examples a fold may use is decided fold by fold: those of its own training slides and those of
+slides outside the cohort, never those of a slide that the fold validates or tests on. Of these it
+takes k per concept, one slide after the other, so that no slide speaks for a concept alone.
 """
 
 from __future__ import annotations
@@ -67,11 +67,14 @@ def choose_for_fold(
         candidates = candidates[allowed[candidates]]
         if not len(candidates):
             raise CohortError(
-                f"The fold has no example of '{name}' on its training slides or outside the cohort ({n_held_out} examples lie "
-                "on slides it validates or tests on, which would leak). Name patches on more slides with "
+                f"The fold has no example of '{name}' on its training slides or outside the cohort "
+                f"({n_held_out} examples lie "
+                "on slides it validates or tests on, which would leak). Name patches on more "
+                "slides with "
                 "'gcemil anchors from-examples'."
             )
-        # One example of every slide before a second one of any; patches without a slide stand for themselves.
+        # One example of every slide before a second one of any; patches without a slide stand for
+        # themselves.
         slides = pd.Series(examples.slides[candidates])
         turn = slides.groupby(slides).cumcount().where(slides != "", 0).to_numpy()
         rows[name] = np.sort(candidates[np.argsort(turn, kind="stable")[: examples.k]])
@@ -93,7 +96,8 @@ def read_examples(path: Path, feature_dim: int) -> ExampleSet:
     """The examples of a cohort with features of this width."""
     if not path.is_file():
         raise CohortError(
-            f"{path} does not exist. Name some patches with 'gcemil anchors from-examples', or use prototypes."
+            f"{path} does not exist. Name some patches with 'gcemil anchors from-examples', or use "
+            "prototypes."
         )
     features = store.read(path, "features")
     concepts, slides = (

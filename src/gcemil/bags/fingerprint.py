@@ -1,8 +1,8 @@
 """Content hashes of a cohort: its card, labels, folds, anchors, pairs and feature files.
 
-A file is read again only if its size, times or inode changed since it was hashed. The hashes are kept in
-.gcemil_hashes.json in the cohort folder if that is writable; a damaged cache is ignored. Truth is left out: training
-never reads it.
+A file is read again only if its size, times or inode changed since it was hashed. The hashes are
+kept in .gcemil_hashes.json in the cohort folder if that is writable; a damaged cache is ignored.
+Truth is left out: training never reads it.
 """
 
 from __future__ import annotations

@@ -6,10 +6,11 @@
   anchors   (m, a)  finite, one prompt each
   pairs     (p, d) and (p, a), finite: the same patches in feature space and in anchor space
 
-Links, and datasets whose values lie in another file, are refused. A missing, truncated, mistyped or otherwise damaged
-file raises a StoreError with one sentence that names it. Rows of plain numbers are read from their byte positions,
-which avoids one index lookup per row in the (1, d)-chunked files of CLAM and TRIDENT. Files are made in memory and
-written in one atomic step, without time stamps: equal content gives equal bytes.
+Links, and datasets whose values lie in another file, are refused. A missing, truncated, mistyped or
+otherwise damaged file raises a StoreError with one sentence that names it. Rows of plain numbers
+are read from their byte positions, which avoids one index lookup per row in the (1, d)-chunked
+files of CLAM and TRIDENT. Files are made in memory and written in one atomic step, without time
+stamps: equal content gives equal bytes.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
   COHORT/targets/<target>/   cohort.yaml, slides.csv (slides whose label is known, as 'not <target>' and '<target>'), truth,
                              and links to everything else of COHORT
 
-What is asked about evidence is asked about one target, so every command takes such a folder as it takes any cohort.
+What is asked about evidence is asked about one target, so every command takes such a folder as it
+takes any cohort.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def refuse_targets(cohort: Cohort) -> None:
     if cohort.card.task == "multilabel":
         folders = ", ".join(str(cohort.folder / TARGETS / name) for name in cohort.card.classes)
         raise UsageError(
-            f"{cohort.folder} has several targets, which 'gcemil train' trains together. Give the cohort of one: {folders}."
+            f"{cohort.folder} has several targets, which 'gcemil train' trains together. Give the "
+            f"cohort of one: {folders}."
         )
 
 
@@ -66,7 +68,8 @@ def _write_target(cohort: Cohort, index: int) -> Cohort:
         _link(folder / shared, Path("..", "..", shared))
     if (folder / "splits").resolve() != (cohort.folder / "splits").resolve():
         raise CohortError(
-            f"{folder / 'splits'} holds folds of its own, and the targets of a cohort share one model and its folds. "
+            f"{folder / 'splits'} holds folds of its own, and the targets of a cohort share one "
+            "model and its folds. "
             f"Remove it, and split {cohort.folder}."
         )
     return made
@@ -80,7 +83,8 @@ def _link(link: Path, target: Path) -> None:
         link.symlink_to(target)
     except OSError as error:
         raise StoreError(
-            f"{link} cannot be a link ({error_text(error)}), and the targets of a cohort share its files by links. "
+            f"{link} cannot be a link ({error_text(error)}), and the targets of a cohort share its "
+            "files by links. "
             "Write the cohort to a file system that has them."
         ) from error
 

@@ -209,7 +209,8 @@ def _feature_problems(
     if other != slide_id:
         what = f"its features are identical to those of '{other}'"
         yield Problem(slide_id, what, "Remove one of the two slides.")
-    # Training never reads truth, but what is measured against it would be wrong or stop hours later.
+    # Training never reads truth, but what is measured against it would be wrong or stop hours
+    # later.
     truth = path.parent.parent / "truth" / path.name
     if truth.exists():
         try:

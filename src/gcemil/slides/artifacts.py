@@ -5,7 +5,8 @@
   sharpness    variance of the Laplacian over the variance of the grey values; an image out of focus keeps its colours and
                loses its edges, so that it lies far below the other patches of its slide
 
-The lines are stated and coarse: they tell a patch of glass, of pen or out of focus, not a small fold.
+The lines are stated and coarse: they tell a patch of glass, of pen or out of focus, not a small
+fold.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def measure_quality(pixels: Pixels) -> PatchQuality:
     """What the pixels of one patch show."""
     hue, saturation, value = hue_saturation_value(pixels)
     grey = pixels.astype(np.float32).mean(axis=2)
-    # Scanner noise on an even patch is no edge; one grey value of variance keeps it from counting as one.
+    # Scanner noise on an even patch is no edge; one grey value of variance keeps it from counting
+    # as one.
     sharpness = float(
         ndimage.laplace(ndimage.gaussian_filter(grey, 1.0)).var() / (grey.var() + 1.0)
     )

@@ -1,7 +1,8 @@
 """Outlines of masks and squares along their edges: exact, holes included.
 
-A piece is a list of rings of (x, y) corners, the outer one first, without their first corner repeated. Outer rings run
-clockwise as seen on the screen and holes the other way round. Pixels that touch at a corner only are separate pieces.
+A piece is a list of rings of (x, y) corners, the outer one first, without their first corner
+repeated. Outer rings run clockwise as seen on the screen and holes the other way round. Pixels that
+touch at a corner only are separate pieces.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """DICOM slides: a series of files, one per level of the pyramid, which OpenSlide opens by any one of them.
 
-A folder with one series is one slide of the folder's name; a series of one file has the name of the file. Labels and overviews of
-a series are not slides.
+A folder with one series is one slide of the folder's name; a series of one file has the name of the
+file. Labels and overviews of a series are not slides.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def _join_folder(folder: Path, paths: list[Path]) -> list[tuple[str, Path]]:
             with openslide.OpenSlide(path) as slide:
                 found = slide.properties["dicom.SeriesInstanceUID"]
         except (openslide.OpenSlideError, OSError, KeyError):
-            # A label, an overview or damaged. Where no file of the folder is a slide, all are kept to be refused one by one.
+            # A label, an overview or damaged. Where no file of the folder is a slide, all are kept
+            # to be refused one by one.
             continue
         # OpenSlide does not say which level a file is: the finest is the largest.
         series.setdefault(found, []).append((path.stat().st_size, path))
@@ -59,7 +60,8 @@ def _join_folder(folder: Path, paths: list[Path]) -> list[tuple[str, Path]]:
         return [(folder.resolve().name, finest[0])]
     if several := next((found for found in series.values() if len(found) > 1), None):
         raise UsageError(
-            f"{folder} holds {len(series)} DICOM series of several files each, such as {several[0][1].name} and "
+            f"{folder} holds {len(series)} DICOM series of several files each, such as "
+            f"{several[0][1].name} and "
             f"{several[1][1].name}. Put every slide into a folder of its own, named as the slide."
         )
     return [(path.name, path) for path in finest]

@@ -1,14 +1,16 @@
 """GeoJSON as QuPath exports it: the one reader for tissue masks, truth, examples and reviews.
 
-A file is a FeatureCollection, a bare list of features, one feature, or a geometry alone. Of every object are kept
+A file is a FeatureCollection, a bare list of features, one feature, or a geometry alone. Of every
+object are kept
 
   class_name   properties.classification, whose name may stand alone or as {"name": ...} or {"names": [...]}
   area         Polygon and MultiPolygon as one valid area; where an outline crosses itself, by the even-odd rule
   points       Point and MultiPoint
   ignored      the kinds of geometry that mark neither an area nor a place: lines, or nothing at all
 
-The type of an object (annotation, detection, tile, cell) makes no difference. Pixels are of full resolution and count from
-the corner of the image as QuPath shows it, which is the scanned part of the slide.
+The type of an object (annotation, detection, tile, cell) makes no difference. Pixels are of full
+resolution and count from the corner of the image as QuPath shows it, which is the scanned part of
+the slide.
 """
 
 from __future__ import annotations
@@ -57,7 +59,8 @@ def parse_objects(content: Any, where: object) -> list[GeoObject]:
         content = content.get("features", [content])
     if not isinstance(content, list):
         raise InputError(
-            f"{where} is not GeoJSON: it holds neither a FeatureCollection nor a list of features. {_REMEDY}"
+            f"{where} is not GeoJSON: it holds neither a FeatureCollection nor a list of features. "
+            f"{_REMEDY}"
         )
     return [
         _read_object(one, f"{where}: object {position}") for position, one in enumerate(content)

@@ -1,7 +1,8 @@
 """The grid of patches: physical size first, level-0 positions from it, kept where enough of the patch is tissue.
 
-How much of a patch is tissue comes from running sums over the mask: the area above and left of a point is bilinear inside
-every pixel, so interpolating these sums gives exact areas for boxes that begin and end anywhere.
+How much of a patch is tissue comes from running sums over the mask: the area above and left of a
+point is bilinear inside every pixel, so interpolating these sums gives exact areas for boxes that
+begin and end anywhere.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def box_shares(
     np.cumsum(sums[1:, 1:], axis=1, out=sums[1:, 1:])
 
     def area(x: Float[np.ndarray, "n"], y: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
-        # The area covered above and left of a point is bilinear inside a pixel, so the interpolation is exact.
+        # The area covered above and left of a point is bilinear inside a pixel, so the
+        # interpolation is exact.
         x, y = np.clip(x, 0, width), np.clip(y, 0, height)
         column, row = np.minimum(x.astype(int), width - 1), np.minimum(y.astype(int), height - 1)
         right, down = x - column, y - row
@@ -81,7 +83,8 @@ class PatchSettings:
             )
         if not 0.02 <= self.target_mpp <= 20:
             raise UsageError(
-                f"Patches are read at 0.02 to 20 micrometres per pixel, got {self.target_mpp}. 20x is 0.5."
+                f"Patches are read at 0.02 to 20 micrometres per pixel, got {self.target_mpp}. 20x "
+                "is 0.5."
             )
         if not 0 < self.min_tissue <= 1:
             raise UsageError(
@@ -134,7 +137,8 @@ def patch_grid(
     chosen = settings or PatchSettings()
     if slide.mpp > chosen.target_mpp * _LARGEST_MAGNIFIED:
         raise InputError(
-            f"Slide '{slide.name}' has {slide.mpp:g} micrometres per pixel, too coarse for patches at {chosen.target_mpp:g}. "
+            f"Slide '{slide.name}' has {slide.mpp:g} micrometres per pixel, too coarse for patches "
+            f"at {chosen.target_mpp:g}. "
             f"Ask for --target-mpp {slide.mpp:g} or leave the slide out."
         )
     bounds = slide.bounds

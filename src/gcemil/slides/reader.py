@@ -1,7 +1,8 @@
 """Slides behind one small protocol, so that everything above works on any source of pixels.
 
-A reader hands out RGB on white: pixels the scanner never saw are transparent in the file, and an encoder must not take
-them for black tissue. Positions are level-0 pixels of the whole file; `bounds` is the part that was scanned.
+A reader hands out RGB on white: pixels the scanner never saw are transparent in the file, and an
+encoder must not take them for black tissue. Positions are level-0 pixels of the whole file;
+`bounds` is the part that was scanned.
 
 Micrometres per pixel (mpp) decide; magnifications and pyramid levels follow from them.
 
@@ -10,7 +11,8 @@ side on the slide  patch_px * target_mpp / mpp              level-0 pixels, seld
 position k         round(origin + k * step / mpp)           rounded once, so no error adds up along the slide
 level to read      the coarsest whose pixels are not larger than those asked for
 
-Any rectangle of a slide at any resolution: read at the best level, resampled to the pixels asked for.
+Any rectangle of a slide at any resolution: read at the best level, resampled to the pixels asked
+for.
 """
 
 from __future__ import annotations
@@ -195,12 +197,14 @@ def _read_picture(path: Path) -> Image.Image:
             width, height = picture.size
             if width * height > LARGEST_PICTURE:
                 raise InputError(
-                    f"{path} is a plain picture of {width} by {height} pixels, which would fill the memory. Convert it to a "
+                    f"{path} is a plain picture of {width} by {height} pixels, which would fill "
+                    "the memory. Convert it to a "
                     "tiled, pyramidal TIFF, such as with 'vips tiffsave --tile --pyramid'."
                 )
             if picture.mode[0] in "IF":
                 raise InputError(
-                    f"{path} has pixels of mode {picture.mode}, and a slide has 8-bit RGB. Convert it."
+                    f"{path} has pixels of mode {picture.mode}, and a slide has 8-bit RGB. Convert "
+                    "it."
                 )
             return picture.convert("RGBA")
     except InputError:
@@ -208,7 +212,8 @@ def _read_picture(path: Path) -> Image.Image:
     except Exception as error:
         # Damaged pictures make decoders raise almost anything.
         raise InputError(
-            f"{path} cannot be read as a picture ({error_text(error)}). It is damaged; copy it again or leave it out."
+            f"{path} cannot be read as a picture ({error_text(error)}). It is damaged; copy it "
+            "again or leave it out."
         ) from error
     finally:
         Image.MAX_IMAGE_PIXELS = before
@@ -216,7 +221,8 @@ def _read_picture(path: Path) -> Image.Image:
 
 def _unreadable_error(path: Path, error: Exception) -> InputError:
     return InputError(
-        f"{path} cannot be opened as a slide ({error}). It is damaged, or of a format OpenSlide does not know; "
+        f"{path} cannot be opened as a slide ({error}). It is damaged, or of a format OpenSlide "
+        "does not know; "
         "copy it again or leave it out."
     )
 
@@ -233,7 +239,8 @@ def resolve_mpp(
         )
     if not FINEST_MPP <= found <= COARSEST_MPP:
         raise InputError(
-            f"{path}: {found} micrometres per pixel cannot be; a slide has between {FINEST_MPP} and {COARSEST_MPP}. Correct --mpp."
+            f"{path}: {found} micrometres per pixel cannot be; a slide has between {FINEST_MPP} "
+            f"and {COARSEST_MPP}. Correct --mpp."
         )
     return float(found)
 
@@ -247,7 +254,8 @@ def stated_mpp(path: Path, properties: Mapping[str, str]) -> float | None:
         return known[0] if known and None in sides else None
     if max(known) / min(known) > _LARGEST_ANISOTROPY:
         raise InputError(
-            f"{path}: its pixels are {known[0]} by {known[1]} micrometres, not square, so patches would be distorted. "
+            f"{path}: its pixels are {known[0]} by {known[1]} micrometres, not square, so patches "
+            "would be distorted. "
             "Resample the slide, or leave it out."
         )
     return sqrt(known[0] * known[1])

@@ -1,9 +1,10 @@
 """Which part of a slide is tissue, found on an overview of a few micrometres per pixel.
 
-Tissue is coloured and glass is not: Otsu's threshold on the saturation separates them. It is held above the tint of the glass,
-so that an empty slide gives no tissue, and below what pale tissue shows, so that a strong stain does not cost the fat. Ink
-and black edges are coloured or dark as well; they are taken out by hue and value. Gaps are closed, small holes filled, specks
-dropped; all sizes are physical, so every scanner is cut alike.
+Tissue is coloured and glass is not: Otsu's threshold on the saturation separates them. It is held
+above the tint of the glass, so that an empty slide gives no tissue, and below what pale tissue
+shows, so that a strong stain does not cost the fat. Ink and black edges are coloured or dark as
+well; they are taken out by hue and value. Gaps are closed, small holes filled, specks dropped; all
+sizes are physical, so every scanner is cut alike.
 """
 
 from __future__ import annotations
@@ -159,7 +160,8 @@ def disk(radius: float) -> Mask:
 def _close_gaps(mask: Mask, radius: float) -> Mask:
     from scipy import ndimage
 
-    # Padding, because closing treats what lies beyond the image as glass and would eat tissue at its border.
+    # Padding, because closing treats what lies beyond the image as glass and would eat tissue at
+    # its border.
     reach = int(radius) + 1
     padded = np.pad(mask, reach, mode="edge")
     return ndimage.binary_closing(padded, disk(radius))[reach:-reach, reach:-reach]

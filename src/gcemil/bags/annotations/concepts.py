@@ -5,8 +5,9 @@
   masks     <concept>/<slide>.png (or .tif), white on black; or <slide>.png with the value of each concept given
   points    GeoJSON points, or a table of slide, x, y, concept: the patch that holds the point
 
-A patch is an example of the concept that covers most of it, if that is at least `min_overlap` of the patch. All positions
-are level-0 pixels of the whole file; GeoJSON counts from the image that QuPath shows, and is moved by the slide's bounds.
+A patch is an example of the concept that covers most of it, if that is at least `min_overlap` of
+the patch. All positions are level-0 pixels of the whole file; GeoJSON counts from the image that
+QuPath shows, and is moved by the slide's bounds.
 """
 
 from __future__ import annotations
@@ -143,7 +144,8 @@ def read_point_table(path: Path) -> dict[str, Annotation]:
     slide = next((name for name in ("slide", "slide_id") if name in table), None)
     if slide is None or not has_columns(table, "x", "y", "concept"):
         raise InputError(
-            f"{path} has the columns {', '.join(table)}; a table of examples has slide, x, y and concept."
+            f"{path} has the columns {', '.join(table)}; a table of examples has slide, x, y and "
+            "concept."
         )
     positions = table[["x", "y"]].apply(pd.to_numeric, errors="coerce").to_numpy(dtype=np.float64)
     bad = ~np.isfinite(positions).all(axis=1) | (table[slide] == "") | (table["concept"] == "")
@@ -151,7 +153,8 @@ def read_point_table(path: Path) -> dict[str, Annotation]:
         number = int(np.argmax(bad))
         values = table.iloc[number][[slide, "x", "y", "concept"]].to_dict()
         raise InputError(
-            f"{path}, line {number + 2}: {values}; every example needs a slide, two numbers and a concept."
+            f"{path}, line {number + 2}: {values}; every example needs a slide, two numbers and a "
+            "concept."
         )
     points: dict[str, dict[str, Points]] = {}
     for (name, concept), rows in table.groupby([slide, "concept"], sort=False).indices.items():

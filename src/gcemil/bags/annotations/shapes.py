@@ -1,16 +1,19 @@
 """Annotations as other tools write them, and how much of each patch lies inside: ASAP polygons and mask images.
 
-  <Annotation Type="Polygon" PartOfGroup="Tumor"><Coordinates><Coordinate Order="0" X="55486.6" Y="59360.2"/>...
+  <Annotation Type="Polygon" PartOfGroup="Tumor"><Coordinates><Coordinate Order="0" X="55486.6"
+  Y="59360.2"/>...
 
-Vertices stand in the order of `Order`, whatever their order in the file. The group says what a polygon means: in
-CAMELYON16 `_0`, `_1` and `Tumor` are tumour, `_2`, `Exclusion` and `None` are not (holes); in CAMELYON17 `metastases`
-and `normal`. A group of another name means what the group it is part of means. Splines count as their control polygon.
+Vertices stand in the order of `Order`, whatever their order in the file. The group says what a
+polygon means: in CAMELYON16 `_0`, `_1` and `Tumor` are tumour, `_2`, `Exclusion` and `None` are not
+(holes); in CAMELYON17 `metastases` and `normal`. A group of another name means what the group it is
+part of means. Splines count as their control polygon.
 
   overlap_i = area of patch i inside the annotation / area of patch i
 
-Both are exact. A patch edge inside a mask pixel takes its share of that pixel. The inside of an outline that crosses itself is
-even-odd; exclusions are cut out of all tumour, so that a hole stays a hole wherever it is in the file. A hole that belongs to
-one outline (GeoJSON) cuts that outline alone: an island inside it counts.
+Both are exact. A patch edge inside a mask pixel takes its share of that pixel. The inside of an
+outline that crosses itself is even-odd; exclusions are cut out of all tumour, so that a hole stays
+a hole wherever it is in the file. A hole that belongs to one outline (GeoJSON) cuts that outline
+alone: an island inside it counts.
 """
 
 from __future__ import annotations
@@ -112,7 +115,8 @@ def _read_vertices(element: ElementTree.Element, path: Path) -> Vertices:
         rows = np.array([[np.nan]])
     if not np.isfinite(rows).all():
         raise InputError(
-            f"{path}: annotation '{element.get('Name')}' has a coordinate without a finite number in Order, X or Y."
+            f"{path}: annotation '{element.get('Name')}' has a coordinate without a finite number "
+            "in Order, X or Y."
         )
     rows = rows.reshape(-1, 3)
     return rows[np.argsort(rows[:, 0], kind="stable"), 1:]
@@ -133,7 +137,8 @@ def _find_role(
         current = "" if parents[current] == "None" else parents[current]
     if (role := meaning.get(current, otherwise)) is None:
         raise InputError(
-            f"{path}: group '{group}' is neither tumour nor exclusion; known are: {', '.join(sorted(meaning))}. "
+            f"{path}: group '{group}' is neither tumour nor exclusion; known are: "
+            f"{', '.join(sorted(meaning))}. "
             f"Say what it means with roles={{'{group}': 'tumour'}} or 'exclusion'."
         )
     return role
@@ -162,7 +167,8 @@ def area_share(coords: Corners, patch_size: int, area: shapely.Geometry) -> Over
     patches = shapely.box(*coords.T, *(coords + patch_size).T)
     patch, part = shapely.STRtree(parts).query(patches)
     share = shapely.contains(parts[part], patches[patch]).astype(np.float64)
-    # Only a patch that an outline cuts needs its intersection, which takes long where there are many vertices.
+    # Only a patch that an outline cuts needs its intersection, which takes long where there are
+    # many vertices.
     cut = np.flatnonzero((share == 0) & shapely.intersects(parts[part], patches[patch]))
     pieces = [
         shapely.clip_by_rect(
@@ -182,8 +188,10 @@ def mask_share(coords: Corners, patch_size: int, mask: TumourMask) -> Overlap:
     outside = (low >= (width, height)).any(axis=1)
     if outside.any():
         raise InputError(
-            f"The patch at {coords[outside][0].tolist()} lies outside a mask of {width} x {height} pixels at downsample "
-            f"{mask.downsample[0]:g}. Give the downsample of the mask: level-0 width of the slide / width of the mask."
+            f"The patch at {coords[outside][0].tolist()} lies outside a mask of {width} x {height} "
+            "pixels at downsample "
+            f"{mask.downsample[0]:g}. Give the downsample of the mask: level-0 width of the slide "
+            "/ width of the mask."
         )
     return box_shares(mask.pixels, low, high)
 
@@ -205,7 +213,8 @@ def read_mask(
                     break
             else:
                 raise InputError(
-                    f"{path}: its smallest page has {image.size[0]} x {image.size[1]} pixels, more than {LARGEST_MASK:,}. "
+                    f"{path}: its smallest page has {image.size[0]} x {image.size[1]} pixels, more "
+                    f"than {LARGEST_MASK:,}. "
                     "Write a mask of lower resolution."
                 )
             is_pyramid = image.size != level0
@@ -219,7 +228,8 @@ def read_mask(
         ) from error
     if downsample is None and not is_pyramid:
         raise InputError(
-            f"{path} has one page of {level0[0]} x {level0[1]} pixels, which does not say how many level-0 pixels each "
+            f"{path} has one page of {level0[0]} x {level0[1]} pixels, which does not say how many "
+            "level-0 pixels each "
             "spans. Give downsample (1 for a mask in full resolution)."
         )
     pixels = _find_tumour(values if values.ndim == 2 else values[..., 0], path, tumour_values)
@@ -241,6 +251,7 @@ def _find_tumour(
     if not set(found) <= {0, 255}:
         shown = ", ".join(str(value) for value in found[:8])
         raise InputError(
-            f"{path} holds the values {shown}, not only 0 and 255. Say which mean tumour, for example tumour_values=({found[-1]},)."
+            f"{path} holds the values {shown}, not only 0 and 255. Say which mean tumour, for "
+            f"example tumour_values=({found[-1]},)."
         )
     return values == 255

@@ -4,18 +4,19 @@
   evidence_i  overlap_i >= 1 %                                  (the paper's rule for CAMELYON16)
   region_i    8-connected region of evidence patches, 0 = none
 
-A slide <id> is annotated by <id>.xml (ASAP), by <id>.geojson or .json (QuPath), or by <id>_mask or <id> with .tif, .tiff or
-.png. A slide without a file is
-normal only where its label says so; any other is left without truth and named in the report.
+A slide <id> is annotated by <id>.xml (ASAP), by <id>.geojson or .json (QuPath), or by <id>_mask or
+<id> with .tif, .tiff or .png. A slide without a file is normal only where its label says so; any
+other is left without truth and named in the report.
 
-Of a GeoJSON file every class marks evidence, unless `roles` says which do: where it calls one class tumour, only such
-classes count; a class it calls exclusion is cut out of all others. Classes whose name ends in * are those that QuPath
-itself ignores, and count only by name; objects without a class are named 'unclassified' there. A point marks all of the
-patch that holds it. What counted and what was left out is said with counts.
+Of a GeoJSON file every class marks evidence, unless `roles` says which do: where it calls one class
+tumour, only such classes count; a class it calls exclusion is cut out of all others. Classes whose
+name ends in * are those that QuPath itself ignores, and count only by name; objects without a class
+are named 'unclassified' there. A point marks all of the patch that holds it. What counted and what
+was left out is said with counts.
 
-Every annotation is read before the first file is written, so a damaged one leaves the truth as it was. Truth that is
-there already is replaced only when asked; where it is what would be written, it stays, so that a command that was
-stopped can be given again.
+Every annotation is read before the first file is written, so a damaged one leaves the truth as it
+was. Truth that is there already is replaced only when asked; where it is what would be written, it
+stays, so that a command that was stopped can be given again.
 """
 
 from __future__ import annotations
@@ -94,7 +95,8 @@ def write_truth(
         )
     if negative_class is not None and negative_class not in cohort.card.classes:
         raise UsageError(
-            f"'{negative_class}' is not a class of {cohort.folder}; it has: {', '.join(cohort.card.classes) or 'none'}."
+            f"'{negative_class}' is not a class of {cohort.folder}; it has: "
+            f"{', '.join(cohort.card.classes) or 'none'}."
         )
     if not 0 < min_overlap <= 1:
         raise UsageError(
@@ -167,7 +169,8 @@ def _read_slide_grid(cohort: Cohort, row: SlideRow) -> tuple[Corners, int, list[
     size = cohort.slide_patch_size(row.slide_id, coords)
     if size is None:
         raise CohortError(
-            f"{cohort.folder / 'cohort.yaml'} has no patch_size_level0 and the patches of '{row.slide_id}' have no "
+            f"{cohort.folder / 'cohort.yaml'} has no patch_size_level0 and the patches of "
+            f"'{row.slide_id}' have no "
             "neighbours to tell it. Write the patch size into cohort.yaml."
         )
     is_stated = cohort.patch_size or read_slide_attributes(cohort.folder, row.slide_id).get(
@@ -250,7 +253,8 @@ def _write_files(cohort: Cohort, truth_of: Mapping[Path, SlideTruth], *, replace
         same = {path for path in existing if path in truth_of and _holds_same(path, truth_of[path])}
         if (others := [path for path in existing if path not in same]) and not replace:
             raise CohortError(
-                f"{cohort.folder} is annotated already: {others[0]} exists and says something else ({len(others)} truth files in all). "
+                f"{cohort.folder} is annotated already: {others[0]} exists and says something else "
+                f"({len(others)} truth files in all). "
                 "Add --force to replace them."
             )
         for path, truth in truth_of.items():

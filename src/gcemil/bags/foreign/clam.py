@@ -1,7 +1,7 @@
 """CLAM: FEATURES/h5_files/<slide>.h5 or FEATURES/pt_files/<slide>.pt, and coordinates in RESULTS/patches/<slide>.h5.
 
-CLAM's feature files carry no attributes. The patch size stands in the coords file alone:
-level-0 size = patch_size * custom_downsample * downsample of patch_level. Without it, it is the stride.
+CLAM's feature files carry no attributes. The patch size stands in the coords file alone: level-0
+size = patch_size * custom_downsample * downsample of patch_level. Without it, it is the stride.
 """
 
 from __future__ import annotations
@@ -117,7 +117,8 @@ def _load_tensor(path: Path) -> Any:
             path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
         )
     except Exception as error:
-        # A damaged pickle makes torch raise almost anything, KeyError and AttributeError among them.
+        # A damaged pickle makes torch raise almost anything, KeyError and AttributeError among
+        # them.
         raise StoreError(
             f"{path} cannot be read as a tensor: it is damaged, or holds Python objects, "
             "which are never unpickled."

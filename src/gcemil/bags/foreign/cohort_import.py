@@ -69,7 +69,8 @@ def import_cohort(
     else:
         names = [slide.slide_id for slide in folder.slides]
         table = read_labels(labels, choice=choice, slide_table=slide_table, slide_ids=names)
-    # Splits may come along: as torchmil's splits.csv, in the folder of the labels, or in their table.
+    # Splits may come along: as torchmil's splits.csv, in the folder of the labels, or in their
+    # table.
     own = folder.path / "splits.csv"
     if splits is None and labels is None and own.is_file():
         splits = own
@@ -267,7 +268,8 @@ def _join_labels(
     excluded = table.excluded
     if splits is not None:
         published, unplaced, assumed = match_folds(read_splits(splits), rows)
-        # The test sets stay as published; validation is taken out of training where the split names none.
+        # The test sets stay as published; validation is taken out of training where the split names
+        # none.
         folds, lines = tuple(carve_validation(rows, fold) for fold in published), assumed
         if changed := [new for new, old in zip(folds, published, strict=True) if new != old]:
             lines += (

@@ -63,7 +63,8 @@ def read_feature_file(path: Path, options: ReadOptions | None = None) -> Foreign
     layout = clam.LAYOUT if path.suffix.lower() == ".pt" else _read_file_layout(path)
     if layout is None:
         raise StoreError(
-            f"{path} holds no patch features that gcemil knows, only: {', '.join(store.describe(path)) or 'nothing'}. "
+            f"{path} holds no patch features that gcemil knows, only: "
+            f"{', '.join(store.describe(path)) or 'nothing'}. "
             f"Try 'gcemil inspect {path}'."
         )
     return layout.read_slide(path, plain_id(path.name), options or ReadOptions())
@@ -78,7 +79,8 @@ def read_folder(source: Path, options: ReadOptions) -> ForeignFolder:
     """The features folder, read by the reader of the tool that wrote it."""
     if not is_there(source):
         raise CohortError(
-            f"{source} does not exist.{near_path(source)} Give the folder that holds the features of your slides."
+            f"{source} does not exist.{near_path(source)} Give the folder that holds the features "
+            "of your slides."
         )
     if source.is_file():
         raise CohortError(
@@ -92,7 +94,8 @@ def read_folder(source: Path, options: ReadOptions) -> ForeignFolder:
     if layout is None:
         *others, last = (known.name for known in LAYOUTS.values())
         raise CohortError(
-            f"{source} is not a features folder of {', '.join(others)} or {last}. Try 'gcemil inspect {source}'."
+            f"{source} is not a features folder of {', '.join(others)} or {last}. Try 'gcemil "
+            f"inspect {source}'."
         )
     folder = layout.read(source, options)
     return folder if options.skipped is None else _leave_out_broken(folder, options.skipped)

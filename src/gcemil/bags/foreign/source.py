@@ -1,8 +1,8 @@
 """What the layouts of features share: slide ids, the slides of a folder, what had to be assumed.
 
-Known extensions come off the end of an id, every other dot stays: 'TCGA-05-4244-01Z-00-DX1.d4ff.svs'
-and 'TCGA-05-4244-01Z-00-DX1.d4ff.h5' are one slide; cutting at the first dot would merge it with
-every other slide of the same block.
+Known extensions come off the end of an id, every other dot stays:
+'TCGA-05-4244-01Z-00-DX1.d4ff.svs' and 'TCGA-05-4244-01Z-00-DX1.d4ff.h5' are one slide; cutting at
+the first dot would merge it with every other slide of the same block.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Splits of other tools as our folds: every slide in train, val or test of every fold.
 
 CLAM splits_k.csv (ragged columns of slide ids, or _bool) · MCAT (the same with case ids and no test
-column: its `val` is what is reported, so it becomes test) · PANTHER folders …_k=0/{train,test}.csv ·
-Patho-Bench fold_k columns · STAMP splits.json · torchmil splits.csv · MIL_BASELINE, CAMIL, MHIM and
-BRACS split columns · our own fold_k.csv.
+column: its `val` is what is reported, so it becomes test) · PANTHER folders …_k=0/{train,test}.csv
+· Patho-Bench fold_k columns · STAMP splits.json · torchmil splits.csv · MIL_BASELINE, CAMIL, MHIM
+and BRACS split columns · our own fold_k.csv.
 """
 
 from __future__ import annotations
@@ -213,7 +213,8 @@ def _find_unit(table: SplitTable, rows: Sequence[SlideRow]) -> tuple[str, str]:
     counts = {"slide": len(names & slides), "case": len(names & cases)}
     if not any(counts.values()):
         raise CohortError(
-            f"{table.path}: none of its {len(names)} ids ('{min(names, default='')}') is a slide or "
+            f"{table.path}: none of its {len(names)} ids ('{min(names, default='')}') is a slide "
+            "or "
             f"case of the cohort ('{min(slides, default='')}')."
         )
     if counts["slide"] == counts["case"] and any(row.slide_id != row.case_id for row in rows):

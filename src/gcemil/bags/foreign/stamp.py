@@ -1,8 +1,8 @@
-"""STAMP: <out>/<extractor>[-<hash>]/<path>.h5 with `feats` (float16) and `coords` in micrometres (float32).
+"""STAMP: <out>/<extractor>[-<hash>]/<path>.h5 with `feats` and `coords` in micrometres (float32).
 
-level-0 pixel = micrometres / mpp of the slide, and that mpp stands nowhere in the file: it has to be given.
-Files older than the `tile_size_um` attribute say `tile_size`; the oldest say neither, and a stride near 224 there
-means pixels of a 224 px patch that spans 256 micrometres.
+level-0 pixel = micrometres / mpp of the slide, and that mpp stands nowhere in the file: it has to
+be given. Files older than the `tile_size_um` attribute have `tile_size`; the oldest have neither,
+and a stride near 224 there means pixels of a 224 px patch that spans 256 micrometres.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ def _find_tile_size(
     if stride is not None and round(stride) == _OLDEST_STRIDE_PX:
         return Microns(_OLDEST_TILE_UM), _OLDEST_TILE_UM / _OLDEST_STRIDE_PX
     raise CohortError(
-        f"{path} says no tile size and its stride is {stride}, so its coordinates have no unit. Preprocess it with a newer STAMP."
+        f"{path} says no tile size and its stride is {stride}, so its coordinates have no unit. "
+        "Preprocess it with a newer STAMP."
     )
 
 
@@ -93,16 +94,19 @@ def _read_slide(path: Path, slide_id: str, options: ReadOptions) -> ForeignSlide
     slide_mpp = options.mpp.get(slide_id) if isinstance(options.mpp, Mapping) else options.mpp
     if slide_mpp is None or not 0 < slide_mpp < math.inf:
         raise UsageError(
-            f"{path}: STAMP coordinates are micrometres and the file does not say the slide's micrometres per pixel. "
-            f"Give it with --mpp (0.25 for most 40x scans, 0.5 for 20x), or a table of slide_id and mpp; got {slide_mpp} for '{slide_id}'."
+            f"{path}: STAMP coordinates are micrometres and the file does not say the slide's "
+            "micrometres per pixel. Give it with --mpp (0.25 for most 40x scans, 0.5 for 20x), or "
+            "a "
+            f"table of slide_id and mpp; got {slide_mpp} for '{slide_id}'."
         )
     size = options.patch_size or LevelZeroPx(max(1, round(tile_um / slide_mpp)))
     load = partial(_load_rows, path, key, factor / slide_mpp)
-    given = (
-        "given per slide" if isinstance(options.mpp, Mapping) else f"{slide_mpp} for every slide"
-    )
+    given = f"{slide_mpp} for every slide"
+    if isinstance(options.mpp, Mapping):
+        given = "given per slide"
     notes = (
-        f"STAMP coordinates are micrometres; divided by mpp ({given}) and rounded to level-0 pixels.",
+        f"STAMP coordinates are micrometres; divided by mpp ({given}) and rounded to level-0 "
+        "pixels.",
         f"Patches span {tile_um:g} micrometres.",
     )
     return ForeignSlide(slide_id, path, n_patches, dim, size, load, notes=notes, encoder=encoder)
@@ -119,8 +123,8 @@ def _read_microns(path: Path) -> MicronRows:
     coords = squeeze_bag(store.read(path, "coords")).astype(np.float64)
     if coords.ndim != 2 or not np.isfinite(coords).all():
         raise StoreError(
-            f"{path}: coordinates of shape {coords.shape}, some of them perhaps NaN or infinite, are not places on a slide. "
-            "Preprocess the slide again."
+            f"{path}: coordinates of shape {coords.shape}, some of them perhaps NaN or infinite, "
+            "are not places on a slide. Preprocess the slide again."
         )
     return coords
 

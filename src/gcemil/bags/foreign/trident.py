@@ -1,7 +1,8 @@
 """TRIDENT: <job>/<mag>x_<ps>px_<ov>px_overlap/features_<encoder>/<slide>.h5.
 
-Coordinates are level-0 pixels but `patch_size` counts pixels at the target magnification, so the size on the slide is
-`patch_size_level0` = patch_size * level0_magnification // target_magnification. `None` is stored as the text 'None'.
+Coordinates are level-0 pixels but `patch_size` counts pixels at the target magnification, so the
+size on the slide is `patch_size_level0` = patch_size * level0_magnification //
+target_magnification. `None` is stored as the text 'None'.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ def _find_features_folder(source: Path, encoder: str | None) -> Path:
     if len(chosen) != 1:
         names = ", ".join(str(path.relative_to(source)) for path in chosen or folders) or "none"
         raise UsageError(
-            f"{source} must have one folder of patch features{f' of {encoder}' if encoder else ''}; found: {names}. "
+            f"{source} must have one folder of patch "
+            f"features{f' of {encoder}' if encoder else ''}; found: {names}. "
             "Point at one of them."
         )
     return chosen[0]
