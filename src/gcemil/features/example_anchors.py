@@ -19,14 +19,14 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from gcemil.bags import store
-from gcemil.bags.annotations.concepts import (
+from gcemil.bags.annotations.shapes import (
+    Annotation,
+    find_slide_id,
     masked_patches,
     named_patches,
     read_annotation,
     read_point_table,
-    slide_of,
 )
-from gcemil.bags.annotations.shapes import Annotation
 from gcemil.bags.cohort import Cohort, feature_file, find_patch_size, read_slide_bounds
 from gcemil.bags.examples import (
     EXAMPLES,
@@ -198,7 +198,7 @@ def _named_slides(request: ExampleRequest) -> Iterator[tuple[str, Marks]]:
         sorted(path for path in source.iterdir() if path.is_file()) if source.is_dir() else [source]
     )
     marks: dict[str, Marks] = {
-        slide_of(path): path for path in files if path.suffix.lower() in OUTLINES
+        find_slide_id(path): path for path in files if path.suffix.lower() in OUTLINES
     }
     marks = marks or {**_mask_files(request)}
     if not marks:
@@ -215,7 +215,7 @@ def _mask_files(request: ExampleRequest) -> dict[str, dict[str, Path]]:
     for path in sorted(request.source.glob("*" if request.mask_values else "*/*")):
         if path.suffix.lower() in MASKS:
             concepts = request.mask_values or [path.parent.name]
-            masks.setdefault(slide_of(path), {}).update(dict.fromkeys(concepts, path))
+            masks.setdefault(find_slide_id(path), {}).update(dict.fromkeys(concepts, path))
     return masks
 
 

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from builders import PATCH, grid_coords
-from gcemil.bags.annotations.concepts import (
+from gcemil.bags.annotations.shapes import (
     masked_patches,
     named_patches,
     read_annotation,
