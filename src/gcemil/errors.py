@@ -108,7 +108,10 @@ class MissingExtraError(GcemilError):
 
 
 def describe_fault(error: BaseException, *, path: object = "A file") -> str | None:
-    """One sentence with a remedy about what went wrong outside gcemil; None where it did not. `path` stands in for a file the system does not name."""
+    """One sentence with a remedy for a fault outside gcemil; None for a bug.
+
+    `path` stands in for a file the system does not name.
+    """
     if isinstance(error, GcemilError):
         return str(error)
     # torch says only in words that the memory of the machine is used up.
@@ -132,12 +135,15 @@ def describe_fault(error: BaseException, *, path: object = "A file") -> str | No
             "Check free space, permissions, and whether the file is whole."
         )
     if "CUDA" in str(error) and isinstance(error, AssertionError | RuntimeError):
-        return f"CUDA cannot be used here ({error_text(error)}). Use --device cpu, or --set device=cpu for training."
+        return (
+            f"CUDA cannot be used here ({error_text(error)}). "
+            "Use --device cpu, or --set device=cpu for training."
+        )
     return None
 
 
 def describe_failure(error: BaseException, path: object) -> str:
-    """What went wrong with one of several files: a sentence in any case, so that the others can go on."""
+    """What went wrong with one of several files: always a sentence, so that others go on."""
     return (
         describe_fault(error, path=path) or f"{path}: {type(error).__name__}: {error_text(error)}"
     )
@@ -158,10 +164,12 @@ _REMEDIES = {
     "ENOSPC EDQUOT EFBIG": "Free some space, or give a folder on another disk.",
     "EROFS": "Give a folder you may write to.",
     "EACCES EPERM": "Check its permissions and those of its folder.",
-    "EEXIST ENOTDIR EISDIR ENOTEMPTY": "Something else stands in its place: move it, or give another path.",
+    "EEXIST ENOTDIR EISDIR ENOTEMPTY": (
+        "Something else stands in its place: move it, or give another path."
+    ),
     "ENAMETOOLONG": "Use shorter names.",
     "EMFILE ENFILE": "Raise the limit with 'ulimit -n 4096', or give fewer --jobs.",
-    "EIO ESTALE ETIMEDOUT": "Check the disk or the network it lies on, then run the same command again.",
+    "EIO ESTALE ETIMEDOUT": "Check the disk or the network, then run the same command again.",
 }
 
 

@@ -122,7 +122,7 @@ def parse_yaml(text: str, source: Path | str) -> Any:
 
 
 def read_picture(path: Path, mode: str) -> Any:
-    """Pixels of a PNG, JPEG or TIFF picture, converted to a mode of Pillow, which refuses oversized ones."""
+    """Pixels of a PNG, JPEG or TIFF picture, converted to a mode of Pillow."""
     import numpy as np
     from PIL import Image
 
@@ -178,7 +178,7 @@ def validate_as(
 
 
 def check_finite_numbers(value: Any, where: str = "") -> Any:
-    """Return the value, or raise a ValueError for a number in it that is not finite or needs more than 64 bits."""
+    """Return the value, or raise a ValueError for a number that is not finite or over 64 bits."""
     if isinstance(value, dict):
         for name, item in value.items():
             check_finite_numbers(item, f"{where}.{name}" if where else str(name))
@@ -220,7 +220,7 @@ def _adapter(shape: Hashable) -> TypeAdapter[Any]:
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside the target; it is flushed and renamed to the target if the block succeeds."""
+    """Yield a temporary path; it is flushed and renamed to the target if the block succeeds."""
     with _explain_faults(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = _temporary_name(path)
@@ -245,7 +245,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def replace_folder(folder: Path, *, keep: Callable[[str], bool]) -> Iterator[Path]:
-    """Yield a new folder that replaces the old one; old files stay if `keep` accepts their name and none is new."""
+    """Yield a new folder that replaces the old one; old files stay if `keep` accepts their name."""
     with _explain_faults(folder), _new_folder_beside(folder) as temporary:
         yield temporary
         aside = _temporary_name(folder)
@@ -273,7 +273,7 @@ def write_text(path: Path, text: str) -> Path:
 
 
 def write_json(path: Path, value: Any) -> Path:
-    """Write readable JSON with sorted keys; numbers that are not finite become null, because JSON has no NaN."""
+    """Write readable JSON with sorted keys; numbers that are not finite become null."""
     return write_text(
         path,
         json.dumps(

@@ -3,7 +3,7 @@
   features  (n, d)  the patches as the cohort's encoder sees them
   concepts  (n,)    what each shows
   slides    (n,)    the slide it lies on; empty for a patch without a slide
-  attributes        k, the examples per concept that training takes; seed, by which it takes them; encoder; source
+  attributes        k, the examples per concept that training takes; seed; encoder; source
 
 Which examples a fold may use is decided fold by fold: those of its own training slides and those of
 slides outside the cohort, never those of a slide that the fold validates or tests on. Of these it
@@ -108,11 +108,13 @@ def read_examples(path: Path, feature_dim: int) -> ExampleSet:
     k, seed = attributes.get("k"), attributes.get("seed")
     problem = ""
     if features.ndim != 2 or features.dtype.kind != "f" or features.shape[1] != feature_dim:
-        problem = f"'features' is {features.dtype} of shape {features.shape}; the cohort has width {feature_dim}"
+        shape = f"{features.dtype} of shape {features.shape}"
+        problem = f"'features' is {shape}; the cohort has width {feature_dim}"
     elif not np.isfinite(features).all():
         problem = "it holds NaN or infinite features"
     elif not 0 < len(concepts) == len(slides) == len(features) or (concepts == "").any():
-        problem = f"{len(concepts)} concepts and {len(slides)} slides for {len(features)} patches, or one without a name"
+        counts = f"{len(concepts)} concepts and {len(slides)} slides for {len(features)} patches"
+        problem = f"{counts}, or one without a name"
     elif not isinstance(k, int) or not isinstance(seed, int) or k < 1 or seed < 0:
         problem = f"it does not say how many examples to take (k {k}, seed {seed})"
     if problem:

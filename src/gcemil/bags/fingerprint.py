@@ -155,7 +155,7 @@ def content_hash(path: Path) -> str:
 
 
 def file_fingerprint(path: Path) -> str:
-    """Hash a slide's size and its first and last 64 KiB, because slides are gigabytes; other files have `content_hash`."""
+    """Hash a slide's size and its first and last 64 KiB, because slides are gigabytes."""
     require_file(path)
     edge = 64 * 1024
     size = path.stat().st_size

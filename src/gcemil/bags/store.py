@@ -1,4 +1,4 @@
-"""HDF5 files of a cohort: features, coordinates, truth, anchors, pairs; and feature files of other tools.
+"""HDF5 files of a cohort and of other tools: features, coordinates, truth, anchors, pairs.
 
   coords    (n, 2)  level-0 pixels from the corner of the slide: whole numbers from 0 to 1e9
   features  (n, d)  floating point numbers

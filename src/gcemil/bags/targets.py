@@ -1,7 +1,7 @@
-"""The targets of a multilabel cohort, each as an ordinary cohort of two classes that shares its features and folds.
+"""The targets of a multilabel cohort, each as an ordinary cohort of two classes.
 
-  COHORT/targets/<target>/   cohort.yaml, slides.csv (slides whose label is known, as 'not <target>' and '<target>'), truth,
-                             and links to everything else of COHORT
+  COHORT/targets/<target>/   cohort.yaml, slides.csv (slides whose label is known, as 'not <target>'
+                             and '<target>'), truth, and links to everything else of COHORT
 
 What is asked about evidence is asked about one target, so every command takes such a folder as it
 takes any cohort.
@@ -23,7 +23,7 @@ SHARED = ("features", "splits", "slides", "thumbnails")
 
 
 def write_target_cohorts(cohort: Cohort) -> tuple[Cohort, ...]:
-    """The cohort of every target, in the order of the card; what is written already and still holds is left alone."""
+    """The cohort of every target, in the order of the card."""
     return tuple(_write_target(cohort, index) for index in range(len(cohort.card.classes)))
 
 
@@ -90,7 +90,7 @@ def _link(link: Path, target: Path) -> None:
 
 
 def check_target_names(names: tuple[str, ...]) -> None:
-    """Targets name columns and folders, so each is a plain name that slides.csv does not use otherwise."""
+    """Targets name columns and folders: refuse other names, reserved ones and repetitions."""
     reserved = ("slide_id", "case_id", "site")
     for name in names:
         if not is_plain_id(name) or name in reserved or names.count(name) > 1:

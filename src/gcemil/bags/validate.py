@@ -46,7 +46,7 @@ def validate(folder: Path, on_slide: Callable[[int, int], None] | None = None) -
 
 
 def refuse_errors(folder: Path, problems: list[Problem]) -> None:
-    """One sentence for all errors: how many, the first with its remedy, and where to see the others."""
+    """Raise one sentence for all errors: how many, and the first with its remedy."""
     if errors := select_errors(problems):
         first = errors[0]
         count = "1 error" if len(errors) == 1 else f"{len(errors)} errors; the first"
@@ -62,7 +62,7 @@ def select_errors(problems: list[Problem]) -> list[Problem]:
 
 
 def group_problems(problems: list[Problem]) -> list[Problem]:
-    """Problems that say the same once, in the order in which they come; `where` then counts the others."""
+    """Equal problems once, in order; `where` then counts the others."""
     groups: dict[tuple[str, str, str], list[Problem]] = defaultdict(list)
     for problem in problems:
         groups[problem.level, problem.what, problem.remedy].append(problem)
@@ -122,7 +122,7 @@ def _split_problems(slides: list[SlideRow], card: CohortCard, folder: Path) -> I
 
 
 def _find_part_fault(slides: list[SlideRow], part: str, card: CohortCard) -> str | None:
-    """Why a part cannot serve; each target of several has slides of its own, which training checks."""
+    """Why a part cannot serve; training checks the targets of a multilabel cohort."""
     if not slides:
         return f"the {part} part is empty"
     if card.task == "survival":

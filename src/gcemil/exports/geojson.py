@@ -34,7 +34,7 @@ from gcemil.errors import BagError, UsageError
 from gcemil.files import atomic_write
 from gcemil.records import RegionVerdict, SlideEvidence
 from gcemil.rules import RULES
-from gcemil.slides.contours import outline_squares
+from gcemil.slides.geojson import outline_squares
 
 NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "gcemil/patch")
 NOT_FINITE = {"nan": "NaN", "inf": "inf", "-inf": "-inf"}

@@ -60,7 +60,7 @@ from gcemil.simulation.simulate import (
     writing_slides,
 )
 from gcemil.simulation.world import World, draw_world
-from gcemil.slides.contours import trace_outlines
+from gcemil.slides.geojson import trace_outlines
 from gcemil.slides.grid import PatchGrid, covered_share
 from gcemil.slides.reader import Pixels
 

@@ -1,9 +1,9 @@
-"""Artefacts of a patch from its pixels alone: glass, ink or no focus, for slides without annotated artefacts.
+"""Artefacts of a patch from its pixels alone: glass, ink or no focus.
 
   background   share of pixels as bright and as colourless as glass
   ink          share of pixels in colours that H&E does not have, or black
-  sharpness    variance of the Laplacian over the variance of the grey values; an image out of focus keeps its colours and
-               loses its edges, so that it lies far below the other patches of its slide
+  sharpness    variance of the Laplacian over the variance of the grey values; an image out of
+               focus lies far below the other patches of its slide
 
 The lines are stated and coarse: they tell a patch of glass, of pen or out of focus, not a small
 fold.
@@ -24,7 +24,7 @@ from gcemil.slides.tissue import GLASS_SATURATION, GLASS_VALUE, hue_saturation_v
 PATCH_PX = 128
 """Side of a patch as it is looked at: a nucleus still has an edge."""
 MOST_BACKGROUND, MOST_INK, LEAST_SHARPNESS = 0.75, 0.1, 0.1
-"""A patch beyond one of these shows an artefact; sharpness is relative to the median of its slide."""
+"""A patch beyond one of these is an artefact; sharpness is relative to the slide's median."""
 REFERENCE_PATCHES = 32
 """Patches, evenly over the slide, whose median sharpness is that of the slide."""
 
@@ -64,12 +64,16 @@ def find_artifacts(
     looked_at = {
         row: measure_quality(
             read_region(
-                slide, left=float(coords[row, 0]), top=float(coords[row, 1]), width=float(patch_size),
-                height=float(patch_size), size=(PATCH_PX, PATCH_PX),
+                slide,
+                left=float(coords[row, 0]),
+                top=float(coords[row, 1]),
+                width=float(patch_size),
+                height=float(patch_size),
+                size=(PATCH_PX, PATCH_PX),
             )
         )
         for row in sorted({*rows, *evenly.tolist()})
-    }  # fmt: skip
+    }
     usual = float(np.median([looked_at[row].sharpness for row in evenly.tolist()]))
     found = np.zeros(len(coords), dtype=bool)
     for row in rows:

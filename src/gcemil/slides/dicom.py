@@ -1,4 +1,4 @@
-"""DICOM slides: a series of files, one per level of the pyramid, which OpenSlide opens by any one of them.
+"""DICOM slides: a series of files, one per level, which OpenSlide opens by any one of them.
 
 A folder with one series is one slide of the folder's name; a series of one file has the name of the
 file. Labels and overviews of a series are not slides.

@@ -1,4 +1,4 @@
-"""The grid of patches: physical size first, level-0 positions from it, kept where enough of the patch is tissue.
+"""The grid of patches: level-0 positions from physical sizes, kept where enough is tissue.
 
 How much of a patch is tissue comes from running sums over the mask: the area above and left of a
 point is bilinear inside every pixel, so interpolating these sums gives exact areas for boxes that
@@ -32,7 +32,7 @@ PatchBatch = UInt8[np.ndarray, "b p p 3"]
 def box_shares(
     mask: Bool[np.ndarray, "h w"], low: Float[np.ndarray, "n 2"], high: Float[np.ndarray, "n 2"]
 ) -> Shares:
-    """Share of each box, from (x, y) `low` to `high` in mask pixels, that the mask covers; beyond it nothing is covered."""
+    """Share of each box, from (x, y) `low` to `high` in mask pixels, that the mask covers."""
     height, width = mask.shape
     sums = np.zeros((height + 1, width + 1), dtype=np.int32)
     np.cumsum(mask, axis=0, dtype=np.int32, out=sums[1:, 1:])
@@ -171,7 +171,7 @@ def patch_positions(
 def read_patch(
     slide: SlideReader, grid: PatchGrid, index: int, *, patch_px: int | None = None
 ) -> Pixels:
-    """One patch at the grid's resolution, or the same square in fewer pixels: its low-magnification view."""
+    """One patch at the grid's resolution, or the same square in fewer pixels."""
     side, pixels = grid.level0_side, patch_px or grid.settings.patch_px
     x, y = (float(value) for value in grid.coords[index])
     return read_region(slide, left=x, top=y, width=side, height=side, size=(pixels, pixels))
@@ -185,6 +185,6 @@ def read_patches(
 
 
 def probe_patches(slide: SlideReader, grid: PatchGrid) -> None:
-    """Read a few patches spread over the grid, so that a damaged slide is found before its features are wanted."""
+    """Read a few patches spread over the grid, to find a damaged slide before encoding."""
     for index in np.unique(np.linspace(0, len(grid) - 1, _PROBED).astype(int)).tolist():
         read_patch(slide, grid, index)

@@ -1,4 +1,4 @@
-"""Masks of your own in place of the segmenter's: `<slide id>.png`, or `<slide id>.geojson` from QuPath.
+"""Tissue masks of the user: `<slide id>.png`, or `<slide id>.geojson` from QuPath.
 
 Both lie in the frame in which viewers show the slide: its origin is the corner of the scanned part.
 A picture may have any size; what is not black is tissue. GeoJSON holds polygons in level-0 pixels,
@@ -18,8 +18,7 @@ from jaxtyping import Bool, Float
 
 from gcemil.errors import InputError
 from gcemil.files import read_picture
-from gcemil.slides.contours import trace_outlines
-from gcemil.slides.geojson import merge_areas, read_objects
+from gcemil.slides.geojson import merge_areas, read_objects, trace_outlines
 from gcemil.slides.reader import Bounds, SlideReader, overview_size
 from gcemil.slides.tissue import TissueMask
 
@@ -92,7 +91,7 @@ def rasterise_rings(rings: Iterable[Corners], bounds: Bounds, *, downsample: flo
 
 
 def tissue_geojson(tissue: TissueMask, name: str) -> dict[str, Any]:
-    """The outlines of a mask as QuPath annotations, to be corrected there and given back as a mask."""
+    """The outlines of a mask as QuPath annotations, to be corrected there and used as a mask."""
     scale = np.array(tissue.scale)
     features = []
     for number, piece in enumerate(trace_outlines(tissue.kept)):

@@ -8,7 +8,7 @@ Micrometres per pixel (mpp) decide; magnifications and pyramid levels follow fro
 
 side of a patch    patch_px * target_mpp                    micrometres
 side on the slide  patch_px * target_mpp / mpp              level-0 pixels, seldom a whole number
-position k         round(origin + k * step / mpp)           rounded once, so no error adds up along the slide
+position k         round(origin + k * step / mpp)           rounded once: errors do not add up
 level to read      the coarsest whose pixels are not larger than those asked for
 
 Any rectangle of a slide at any resolution: read at the best level, resampled to the pixels asked
@@ -45,7 +45,7 @@ _MICRONS_AT_ONE_X = 10.0
 
 Pixels = UInt8[np.ndarray, "h w 3"]
 _LARGEST_ANISOTROPY = 1.02
-"""Pixels whose sides differ by more than this factor are no squares, and patches of them would be distorted."""
+"""Patches of pixels whose sides differ by more than this factor would be distorted."""
 SLIDE_EXTENSIONS = (
     *(
         ".ome.tiff",
@@ -69,7 +69,7 @@ _FLAT = (*IMAGE_EXTENSIONS, ".tif", ".tiff")
 LARGEST_PICTURE = 1_000_000_000
 """Pixels of a plain picture; 4 GB in memory."""
 LARGEST_READ = 4096
-"""Side of the largest square read at once: a slide without small levels must not fill the memory."""
+"""Side of the largest square read at once, for slides without small levels."""
 
 
 def magnification(mpp: float) -> int:
@@ -78,7 +78,7 @@ def magnification(mpp: float) -> int:
 
 
 def best_level(downsamples: Sequence[float], wanted: float) -> int:
-    """The coarsest level that still has every pixel wanted; level 0 where even that is too coarse."""
+    """The coarsest level that is fine enough; level 0 where none is."""
     fitting = [
         level for level, factor in enumerate(downsamples) if factor <= wanted * _LEVEL_TOLERANCE
     ]
@@ -160,7 +160,10 @@ class OpenSlideReader:
 def open_slide(
     path: Path, *, mpp: float | None = None, fallback_mpp: float | None = None
 ) -> Iterator[SlideReader]:
-    """The slide while the block runs; `mpp` overrules the pixel size it states, `fallback_mpp` serves where it states none."""
+    """The slide while the block runs.
+
+    `mpp` overrules the pixel size it states, `fallback_mpp` serves where it states none.
+    """
     try:
         import openslide
     except ImportError as error:
@@ -188,7 +191,7 @@ def open_slide(
 
 
 def _read_picture(path: Path) -> Image.Image:
-    """A plain picture as a slide of one level: PNG, JPEG, or a TIFF without tiles, decoded whole."""
+    """A PNG, JPEG, or TIFF without tiles as a slide of one level, decoded whole."""
     before = Image.MAX_IMAGE_PIXELS
     try:
         # The size is checked below; Pillow's own limit is far below that of a slide.
@@ -301,7 +304,7 @@ def read_region(
     height: float,
     size: tuple[int, int],
 ) -> Pixels:
-    """The level-0 rectangle as an image of `size` (width, height); what lies outside the slide is white."""
+    """The level-0 rectangle as an image of `size` (width, height), white outside the slide."""
     level = best_level(slide.downsamples, min(width / size[0], height / size[1]))
     factor = slide.downsamples[level]
     x, y = left / factor, top / factor

@@ -35,7 +35,7 @@ class TissueSettings:
     saturation_floor: float = 0.035
     """Nothing below is tissue: the noise of the scanner."""
     saturation_ceiling: float = 0.07
-    """Everything above is tissue, however strong the stain of the rest, unless the glass itself is tinted."""
+    """Everything above is tissue, unless the glass itself is tinted."""
     close_gap: float = 24.0
     """Gaps up to this width inside tissue are closed, such as fat cells and alveoli."""
     fill_hole: float = 0.15
@@ -43,9 +43,9 @@ class TissueSettings:
     drop_speck: float = 0.02
     """Pieces up to this area are dropped: dust, debris, stray cells."""
     darkest_tissue: float = 0.22
-    """A pixel whose brightest channel is below is no tissue: black ink, the slide's edge, a scanner's frame."""
+    """A pixel whose brightest channel is below is no tissue: black ink, the slide's edge."""
     smallest_ink: float = 0.002
-    """Dark or oddly coloured spots up to this area are tissue all the same: pigment, folds, crowded nuclei."""
+    """Dark or oddly coloured spots up to this area are tissue: pigment, folds, nuclei."""
     ink_margin: float = 16.0
     """What lies this close to ink counts as ink: the rim of a pen stroke is pale."""
 
@@ -92,7 +92,7 @@ def segment_tissue(image: Pixels, rules: TissueSettings) -> Mask:
 
 
 def _saturation_threshold(saturation: Channel, value: Channel, rules: TissueSettings) -> float:
-    """Otsu's threshold, held between the bounds of the rules and above the tint of this slide's glass."""
+    """Otsu's threshold, within the bounds of the rules and above the tint of the glass."""
     glass = saturation[(saturation <= GLASS_SATURATION) & (value >= GLASS_VALUE)]
     otsu = _import_skimage().filters.threshold_otsu(saturation)
     held = float(np.clip(otsu, rules.saturation_floor, rules.saturation_ceiling))
@@ -112,7 +112,7 @@ def hue_saturation_value(image: Pixels) -> tuple[Channel, Channel, Channel]:
 
 
 def _import_skimage() -> ModuleType:
-    """scikit-image, imported only where a slide is segmented: commands that read cohorts do not need it."""
+    """scikit-image, imported only where a slide is segmented."""
     try:
         import skimage.color
         import skimage.filters
@@ -122,7 +122,7 @@ def _import_skimage() -> ModuleType:
 
 
 def is_ink(hue: Channel, saturation: Channel, value: Channel) -> Mask:
-    """Pen marks and tissue dyes: green and blue never occur in H&E, nor does a red as pure as a marker's."""
+    """Pen marks and tissue dyes: green, blue and pure red do not occur in H&E."""
     green = (hue > 60) & (hue < 190) & (saturation > 0.18)
     # Hematoxylin alone, as in immunostains, is a pale blue; a pen is a strong one.
     blue = (hue >= 190) & (hue < 235) & (saturation > 0.3)

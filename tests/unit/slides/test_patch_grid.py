@@ -3,7 +3,7 @@ import pytest
 
 from builders.slides import PINK, ArraySlide, SceneSlide, glass, tissue_image
 from gcemil.errors import InputError
-from gcemil.slides.contours import trace_outlines
+from gcemil.slides.geojson import trace_outlines
 from gcemil.slides.grid import PatchSettings, covered_share, patch_grid, read_patch
 from gcemil.slides.tissue import TissueMask, find_tissue
 

@@ -1,4 +1,4 @@
-"""CLAM: FEATURES/h5_files/<slide>.h5 or FEATURES/pt_files/<slide>.pt, and coordinates in RESULTS/patches/<slide>.h5.
+"""CLAM: FEATURES/{h5_files/<slide>.h5, pt_files/<slide>.pt}, coordinates in RESULTS/patches.
 
 CLAM's feature files carry no attributes. The patch size stands in the coords file alone: level-0
 size = patch_size * custom_downsample * downsample of patch_level. Without it, it is the stride.
@@ -133,7 +133,7 @@ def _load_tensor(path: Path) -> Any:
 
 
 def _find_coords_file(path: Path, options: ReadOptions) -> Path | None:
-    """RESULTS/patches/<slide>.h5 when the features lie beside it, as CLAM's own commands put them."""
+    """RESULTS/patches/<slide>.h5 when the features lie beside it, as CLAM puts them."""
     parents = path.parents[:4]
     folders = (
         [folder / "patches" for folder in parents]
@@ -150,7 +150,7 @@ LAYOUT = FeatureLayout(
     title="CLAM features, or gcemil's own",
     find_files=_find_files,
     read_slide=_read_slide,
-    assumes="CLAM coordinates are taken as level-0 pixels, top-left corner of the patch, x before y.",
+    assumes="CLAM coordinates are taken as level-0 pixels of the top-left corner, x before y.",
     owns_folder=lambda folder, names: bool(names & {"h5_files", "pt_files"}),
     owns_file=lambda datasets, attributes: "features" in datasets,
     # A bags_config.json makes bare tensors slideflow's.

@@ -113,7 +113,7 @@ def import_dataset(
     force: bool = False,
     options: ReadOptions = ReadOptions(),
 ) -> ImportReport:
-    """Write a cohort of one of the paper's datasets; `official_split` uses its official test set."""
+    """Write a cohort of one of the paper's datasets, with its official test set on request."""
     plan = load_dataset_spec(name)
     if official_split and (plan.official_test is None or splits is not None):
         given = "was given --splits too"

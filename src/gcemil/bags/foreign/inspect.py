@@ -150,7 +150,7 @@ def _inspect_run(path: Path) -> Inspection:
 
 
 def _inspect_features(path: Path, layout: FeatureLayout | None) -> Inspection:
-    """A folder of feature files, by a sample of them; a problem of several files is said once, for the folder."""
+    """A folder of feature files, by a sample; a problem of several files is named once."""
     files = sorted(found for found in path.rglob("*") if found.suffix in _ARRAYS)
     sample = [inspect(found) for found in files[:: max(1, len(files) // _SAMPLE)][:_SAMPLE]]
     kinds = ", ".join(sorted({one.kind for one in sample}))

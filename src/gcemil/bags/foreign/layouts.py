@@ -1,4 +1,4 @@
-"""The feature layouts gcemil reads. A new one is one file with its FeatureLayout, and one entry here."""
+"""The feature layouts gcemil reads; a new one is a file with a FeatureLayout, and an entry here."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ LAYOUTS: dict[str, FeatureLayout] = {
     "clam": clam.LAYOUT,
     "torchmil": torchmil.LAYOUT,
 }
-"""Asked in this order; a plain file of features and coordinates is CLAM's, and ours, so that the particular come before it."""
+"""In order of preference; a plain file of features and coordinates is CLAM's, and ours."""
 
 
 def find_layout(folder: Path) -> FeatureLayout | None:
-    """The layout of a features folder, from its names and its first file; None where nobody knows it."""
+    """The layout of a features folder, from its names and its first file; None if unknown."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     for layout in LAYOUTS.values():
         if layout.owns_folder(folder, names):
@@ -58,7 +58,7 @@ def find_file_layout(datasets: Names, attributes: store.Attributes) -> FeatureLa
 
 
 def read_feature_file(path: Path, options: ReadOptions | None = None) -> ForeignSlide:
-    """One file of patch features, ours or of a tool we know: .h5, or a bare tensor in a .pt file."""
+    """One file of patch features, ours or of a known tool: .h5, or a bare tensor in a .pt file."""
     require_file(path)
     layout = clam.LAYOUT if path.suffix.lower() == ".pt" else _read_file_layout(path)
     if layout is None:

@@ -220,7 +220,7 @@ class FeatureLayout:
 def read_plain_slide(
     path: Path, slide_id: str, options: ReadOptions, stated_size: LevelZeroPx | None
 ) -> ForeignSlide:
-    """The slide of a file with `features` and `coords`; its patch size as given, stated, or the stride."""
+    """The slide of a file with `features` and `coords`."""
     datasets = store.describe(path)
     n_patches, dim = check_feature_shape(path, datasets)
     features, coords = datasets["features"], datasets.get("coords")
@@ -265,7 +265,7 @@ def infer_patch_size(slide: ForeignSlide, coords_file: Path) -> ForeignSlide:
 def read_each(
     files: Sequence[T], read: Callable[[T], Result], folder: Path, skipped: list[str] | None = None
 ) -> tuple[Result, ...]:
-    """Read every file; those that cannot be read are added to `skipped`, or named together in one error."""
+    """Read every file; broken ones are added to `skipped`, or named together in one error."""
     results, errors = [], []
     for file in files:
         try:
@@ -296,7 +296,7 @@ def check_finite(path: Path, features: FeatureRows) -> None:
 def check_feature_shape(
     path: Path, layouts: dict[str, store.DatasetInfo], dataset: str = "features"
 ) -> tuple[int, int]:
-    """Patches and dimension of a feature file, checked against its coordinates without reading either."""
+    """Patches and dimension of a feature file, checked against the shape of its coordinates."""
     if dataset not in layouts:
         raise CohortError(
             f"{path} has no dataset '{dataset}', only: {', '.join(layouts) or 'nothing'}. "

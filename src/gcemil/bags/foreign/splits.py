@@ -202,7 +202,7 @@ def _collect_fold(pairs: Iterable[tuple[str, Part]], path: Path) -> IdParts:
 
 
 def _normalise_ids(parts: IdParts) -> IdParts:
-    """Ids without extensions; a column of numbers with gaps has lost its whole numbers to pandas' '.0'."""
+    """Ids without extensions, and without the '.0' that pandas gives a column with gaps."""
     return {re.sub(r"^(\d+)\.0$", r"\1", plain_id(name)): part for name, part in parts.items()}
 
 

@@ -42,7 +42,7 @@ _OLDEST_TILE_UM = 256.0
 
 
 def parse_mpp(text: str) -> Mpp:
-    """Micrometres per pixel as typed: one number, or the path of a table with the columns slide_id and mpp."""
+    """Micrometres per pixel as typed: a number, or the path of a table of slide_id and mpp."""
     try:
         return float(text)
     except ValueError:
@@ -59,7 +59,7 @@ def parse_mpp(text: str) -> Mpp:
 def _find_tile_size(
     attributes: dict[str, Any], coords: MicronRows, path: Path
 ) -> tuple[Microns, float]:
-    """Edge of a patch in micrometres, and the factor that turns the stored coordinates into micrometres."""
+    """Edge of a patch in micrometres, and the factor from stored coordinates to micrometres."""
     tile_um, tile = (stated_number(attributes, name) for name in ("tile_size_um", "tile_size"))
     if tile_um is not None:
         return Microns(tile_um), 1.0
@@ -136,7 +136,7 @@ LAYOUT = FeatureLayout(
     # STAMP keeps the folders of the slides below that of the extractor.
     find_files=lambda source, options: (source, sorted(source.rglob("*.h5"))),
     read_slide=_read_slide,
-    assumes="STAMP features are converted (feats → features), so they are copied, float16 as stored.",
+    assumes="STAMP features are converted (feats → features), so they are copied, as stored.",
     owns_file=lambda datasets, attributes: "feats" in datasets or "patch_embeddings" in datasets,
     needs=" --mpp MPP",
 )

@@ -108,7 +108,10 @@ LAYOUT = FeatureLayout(
     title="TRIDENT features",
     find_files=_find_files,
     read_slide=_read_slide,
-    assumes="TRIDENT coordinates are level-0 pixels; the patch size is patch_size_level0, not patch_size.",
+    assumes=(
+        "TRIDENT coordinates are level-0 pixels; "
+        "the patch size is patch_size_level0, not patch_size."
+    ),
     owns_folder=lambda folder, names: any(
         RUN_FOLDER.search(name) for name in (folder.name, *names)
     ),
