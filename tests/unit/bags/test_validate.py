@@ -89,23 +89,15 @@ def the_one(folder, level="error"):
 
 @pytest.fixture
 def cohort(tmp_path):
-    made = make_cohort(tmp_path, n_cases=20)
+    made = make_cohort(tmp_path / "cohort", n_cases=20)
     write_folds(made, make_folds(made))
     return made
 
 
-@pytest.fixture
-def survival(tmp_path):
-    made = make_cohort(tmp_path, task="survival", n_cases=30)
-    write_folds(made, make_folds(made))
-    return made
-
-
-def test_a_sound_cohort_has_no_problems(cohort):
+def test_a_sound_cohort_has_no_problems(cohort, tmp_path):
     assert validate(cohort.folder) == []
-
-
-def test_a_sound_survival_cohort_has_no_problems(survival):
+    survival = make_cohort(tmp_path / "survival", task="survival", n_cases=30)
+    write_folds(survival, make_folds(survival))
     assert validate(survival.folder) == []
 
 
@@ -279,28 +271,19 @@ def test_a_class_with_fewer_cases_than_folds(tmp_path):
     )
 
 
-def test_a_part_with_one_class(cohort):
-    path = cohort.folder / "splits" / "fold_0.csv"
-    labels = {row.slide_id: row.label for row in cohort.slides}
-    lines = [
-        f"{slide},{'test' if label == 'benign' else 'train'}" for slide, label in labels.items()
-    ]
-    lines[1] = lines[1].replace("train", "val")
-    path.write_text("\n".join(["slide_id,split", *lines]))
-    assert ("fold_0.csv", "the test part has only class 'benign'") in {
-        p[:2] for p in found(cohort.folder)
-    }
+def test_a_part_with_one_class_or_without_events(cohort, tmp_path):
+    def place(made, part_of):
+        lines = [f"{row.slide_id},{part_of(row)}" for row in made.slides]
+        table = made.folder / "splits" / "fold_0.csv"
+        table.write_text("\n".join(["slide_id,split", *lines]))
+        return {problem[:2] for problem in found(made.folder)}
 
-
-def test_a_part_without_events(survival):
-    path = survival.folder / "splits" / "fold_0.csv"
-    events = {row.slide_id: row.event for row in survival.slides}
-    lines = path.read_text().splitlines()
-    lines = [
-        line.replace("val", "train") if events.get(line.split(",")[0]) else line for line in lines
-    ]
-    path.write_text("\n".join(lines))
-    assert ("fold_0.csv", "the val part has no event") in {p[:2] for p in found(survival.folder)}
+    problems = place(cohort, lambda row: "test" if row.label == "benign" else "train")
+    assert ("fold_0.csv", "the test part has only class 'benign'") in problems
+    survival = make_cohort(tmp_path / "survival", task="survival", n_cases=30)
+    write_folds(survival, make_folds(survival))
+    problems = place(survival, lambda row: "train" if row.event else "val")
+    assert ("fold_0.csv", "the val part has no event") in problems
 
 
 def test_polarity_that_looks_inverted(tmp_path):
