@@ -55,35 +55,15 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Columns:
-    """The columns to read; case and site may be missing."""
-
-    slide: str
-    case: str | None
-    label: str | None = None
-    time: str | None = None
-    event: str | None = None
-    flip: bool = False
-    """1 in `event` means censored."""
-    site: str | None = None
-    is_value: bool = False
-    """The label is a number to predict, and not a class."""
-
-    @property
-    def task(self) -> Task:
-        """Survival where there is a time."""
-        if self.time is not None:
-            return "survival"
-        return "regression" if self.is_value else "classification"
-
-
-@dataclass(frozen=True)
 class Dialect:
-    """The label table of one tool; '*' is the endpoint in `time` and `event`, any label else."""
+    """The columns of one tool's label table; of a table that was detected, the columns to read.
+
+    In `DIALECTS`, '*' is the endpoint in `time` and `event`, and any other column as `label`.
+    """
 
     tool: str
     slide: str
-    case: str
+    case: str | None
     label: str | None = None
     time: str = ""
     event: str = ""
@@ -94,6 +74,15 @@ class Dialect:
     folds: bool | None = None
     """Whether there are columns fold_0, …; None: either."""
     case_required: bool = False
+    is_value: bool = False
+    """The label is a number to predict, and not a class."""
+
+    @property
+    def task(self) -> Task:
+        """Survival where there is a time."""
+        if self.time:
+            return "survival"
+        return "regression" if self.is_value else "classification"
 
 
 DIALECTS = (
@@ -129,29 +118,26 @@ DIALECTS = (
 )
 
 
-def detect_dialect(table: pd.DataFrame, path: Path, choice: Choice) -> tuple[str, Columns]:
-    """The one dialect that fits the columns of a table; none or several are an error."""
+def detect_dialect(table: pd.DataFrame, path: Path, choice: Choice) -> Dialect:
+    """The one dialect that fits a table, with its columns; none or several are an error."""
     is_value = choice.task == "regression"
-    if (columns := _use_chosen_columns(table, path, choice)) is not None:
-        return "chosen columns", replace(columns, is_value=is_value)
-    found = [
-        # A column of labels holds what the user says it holds.
-        (one.tool, replace(columns, is_value=is_value and columns.time is None))
-        for one in DIALECTS
-        if (columns := _fit(one, table, path, choice)) is not None
-    ]
-    fitting = [(tool, columns) for tool, columns in found if choice.task in {None, columns.task}]
+    if (chosen := _use_chosen_columns(table, path, choice)) is not None:
+        return replace(chosen, is_value=is_value)
+    fits = [fit for one in DIALECTS if (fit := _fit(one, table, path, choice)) is not None]
+    # A column of labels holds what the user says it holds.
+    fits = [replace(one, is_value=is_value and not one.time) for one in fits]
+    fitting = [one for one in fits if choice.task in {None, one.task}]
     if len(fitting) != 1:
-        raise _ambiguity_error(table, path, choice, bool(found), fitting)
-    tool, columns = fitting[0]
+        raise _ambiguity_error(table, path, choice, bool(fits), fitting)
+    (dialect,) = fitting
     # A target that the dialect does not read must not be ignored.
-    if choice.target is not None and not (columns.event or "").startswith(choice.target):
+    if choice.target is not None and not dialect.event.startswith(choice.target):
         raise _absent_column_error(path, choice.target, table, "the label with --target")
-    if columns.event in {"event", "censorship"} and has_columns(table, "event", "censorship"):
+    if dialect.event in {"event", "censorship"} and has_columns(table, "event", "censorship"):
         raise CohortError(
             f"{path} has 'censorship' and 'event'; only one can be right. Remove the other column."
         )
-    return tool, columns
+    return dialect
 
 
 def name_chosen_ids(table: pd.DataFrame, path: Path, choice: Choice) -> pd.DataFrame:
@@ -218,7 +204,7 @@ def list_endpoints(table: pd.DataFrame, dialect: Dialect) -> dict[str, tuple[str
 
 def find_id_columns(table: pd.DataFrame) -> tuple[str, str] | None:
     """The columns of slides and of cases (which may be missing); None without slides."""
-    pairs = [(one.slide, one.case) for one in DIALECTS if one.slide in table]
+    pairs = [(one.slide, str(one.case)) for one in DIALECTS if one.slide in table]
     return next((pair for pair in pairs if pair[1] in table), pairs[0] if pairs else None)
 
 
@@ -248,7 +234,7 @@ def find_wide_parts(table: pd.DataFrame) -> dict[str, tuple[str, str | None]]:
     return parts if "train" in parts and len(parts) > 1 else {}
 
 
-def _use_chosen_columns(table: pd.DataFrame, path: Path, choice: Choice) -> Columns | None:
+def _use_chosen_columns(table: pd.DataFrame, path: Path, choice: Choice) -> Dialect | None:
     """The target columns the user names, beside the id columns of the table."""
     chosen = [name for name in (choice.time, choice.event) if name is not None]
     if len(chosen) == 1:
@@ -264,15 +250,15 @@ def _use_chosen_columns(table: pd.DataFrame, path: Path, choice: Choice) -> Colu
             f"{path} has no column of slides; it has: {list_columns(table)}. "
             "Name it with --slide-column."
         )
+    tool, slide, case = "chosen columns", ids[0], ids[1] if ids[1] in table else None
     if not chosen:
-        return _keep_columns(table, Columns(*ids, label=choice.target))
+        return Dialect(tool, slide, case, choice.target)
     time, event = chosen
-    return _keep_columns(
-        table, Columns(*ids, time=time, event=event, flip="censor" in event.lower())
-    )
+    flip = "censor" in event.lower()
+    return Dialect(tool, slide, case, time=time, event=event, flip=flip)
 
 
-def _fit(dialect: Dialect, table: pd.DataFrame, path: Path, choice: Choice) -> Columns | None:
+def _fit(dialect: Dialect, table: pd.DataFrame, path: Path, choice: Choice) -> Dialect | None:
     """The columns of a table of this dialect, None where it is not one."""
     folds = find_fold_columns(table)
     required = (dialect.slide, dialect.case) if dialect.case_required else (dialect.slide,)
@@ -306,17 +292,9 @@ def _fit(dialect: Dialect, table: pd.DataFrame, path: Path, choice: Choice) -> C
         pair = by_name[wanted.lower()]
     elif label not in table:
         return None
-    time, event = pair or (None, None)
-    columns = Columns(
-        dialect.slide, dialect.case, None if pair else label, time, event, flip=dialect.flip
-    )
-    return _keep_columns(table, columns)
-
-
-def _keep_columns(table: pd.DataFrame, columns: Columns) -> Columns:
-    """The columns without a case column that the table lacks, and with its column of sites."""
-    case, site = (name if name in table else None for name in (columns.case, "site"))
-    return replace(columns, case=case, site=site)
+    time, event = pair or ("", "")
+    case = dialect.case if dialect.case in table else None
+    return replace(dialect, case=case, label=None if pair else label, time=time, event=event)
 
 
 def _absent_column_error(path: Path, name: str, names: Iterable[str], remedy: str) -> UsageError:
@@ -331,15 +309,15 @@ def _ambiguity_error(
     path: Path,
     choice: Choice,
     is_known: bool,
-    fitting: Sequence[tuple[str, Columns]],
+    fitting: Sequence[Dialect],
 ) -> CohortError | UsageError:
     """Why no dialect, or more than one, fits a table."""
     columns = list_columns(table)
-    if len({one.task for _, one in fitting}) > 1:
+    if len({one.task for one in fitting}) > 1:
         remedy = "Choose with --task classification or --task survival."
         return CohortError(f"{path} holds labels and survival times. {remedy}")
     if fitting:
-        tools = " or ".join(tool for tool, _ in fitting)
+        tools = " or ".join(one.tool for one in fitting)
         return CohortError(f"{path} could be a table of {tools}. Keep the columns of one of them.")
     if is_known:
         remedy = "them with --time and --event" if choice.task == "survival" else "it with --target"

@@ -247,8 +247,7 @@ def _find_kind(path: Path, datasets: Mapping[str, Any]) -> tuple[str, str, Featu
     for needed, kind, title in KINDS:
         if needed <= set(datasets):
             return kind, title, None
-    attributes = store.attributes(path, "coords") if "coords" in datasets else {}
-    layout = find_file_layout(set(datasets), attributes)
+    layout = find_file_layout(path)
     if layout is not None:
         if "features" in datasets and len(datasets["features"].shape) == 1:
             return "slide_vector", "Slide-level vector (TRIDENT slide_features)", None
@@ -257,7 +256,7 @@ def _find_kind(path: Path, datasets: Mapping[str, Any]) -> tuple[str, str, Featu
         return f"{layout.tool}_features", layout.title, layout
     if "coords" not in datasets:
         return "unknown", "HDF5 file gcemil does not know", None
-    if trident.OWN_ATTRIBUTES & set(attributes):
+    if trident.OWN_ATTRIBUTES & set(store.attributes(path, "coords")):
         return "trident_patches", "TRIDENT patch coordinates", None
     return "clam_coords", "CLAM patch coordinates", None
 

@@ -21,7 +21,7 @@ from gcemil.bags.foreign.dialects import (
     DIALECTS,
     PATIENT_ID,
     Choice,
-    Columns,
+    Dialect,
     detect_dialect,
     find_case_column,
     find_wide_parts,
@@ -92,14 +92,14 @@ def parse_labels(
     elif patient is not None and "FILENAME" not in table:
         table, notes = _join_slide_table(table, path, patient, slide_table)
     if (parts := find_wide_parts(table)) and all(label for _, label in parts.values()):
-        dialect = "CAMIL" if "train" in table else "MIL_BASELINE"
-        columns = Columns("slide", None, label="label")
+        tool = "CAMIL" if "train" in table else "MIL_BASELINE"
+        dialect = Dialect(tool, "slide", None, "label")
         pairs = [table[list(pair)].set_axis(["slide", "label"], axis=1) for pair in parts.values()]
         table = pd.concat(pairs, ignore_index=True)
         table = table[~table["slide"].map(is_missing)]
     else:
         table = rename_targets(table, choice)
-        dialect, columns = detect_dialect(table, path, choice)
+        dialect = detect_dialect(table, path, choice)
     renamed = [
         f"{name} is '{column}'"
         for column in given
@@ -108,7 +108,7 @@ def parse_labels(
     ]
     notes += [encoding] if encoding else []
     notes += [f"{path.name}: {', '.join(renamed)}."] if renamed else []
-    return _build_label_table(table, path, columns, dialect=dialect, notes=notes)
+    return _build_label_table(table, path, dialect, notes)
 
 
 def _parse_targets(
@@ -167,20 +167,20 @@ def _order_target_values(name: str, table: LabelTable) -> tuple[str, str]:
 
 
 def _build_label_table(
-    table: pd.DataFrame, path: Path, columns: Columns, *, dialect: str, notes: Sequence[str]
+    table: pd.DataFrame, path: Path, dialect: Dialect, notes: Sequence[str]
 ) -> LabelTable:
     """The rows of a table whose columns are known."""
     excluded: list[str] = []
     rows: dict[str, SlideRow] = {}
-    if (measured := columns.label if columns.is_value else columns.time) is not None:
+    if measured := dialect.label if dialect.is_value else dialect.time:
         commas = table[measured].str.extract(r"^-?\d+,(\d+)$")[0].dropna()
         # 1,234 may be a thousand; 12,5 is a decimal comma, and then all commas of the column are.
         if (commas.str.len() != 3).any():
             table = table.assign(**{measured: table[measured].str.replace(",", ".")})
             notes = [*notes, f"'{measured}' has decimal commas, which are read as points."]
     for line in list_rows(table):
-        slide_id = check_slide_id(plain_id(line[columns.slide]), path)
-        row = _read_row(line, columns, slide_id, path)
+        slide_id = check_slide_id(plain_id(line[dialect.slide]), path)
+        row = _read_row(line, dialect, slide_id, path)
         if isinstance(row, str):
             excluded.append(f"slide '{slide_id}': {row}")
         # A table may repeat a line, but not contradict itself.
@@ -193,7 +193,7 @@ def _build_label_table(
         raise CohortError(
             f"{path}: no row has a usable target ({excluded[0] if excluded else 'no rows'})."
         )
-    if columns.time is not None:
+    if dialect.time:
         cases: dict[str, SlideRow] = {}
         for row in rows.values():
             first = cases.setdefault(row.case_id, row)
@@ -203,33 +203,33 @@ def _build_label_table(
                     f"'{row.case_id}' have different survival. Correct the table."
                 )
     classes = order_classes(row.label for row in rows.values() if row.label is not None)
-    count = f"{path.name} read as a {dialect} table ({len(rows) + len(excluded)} slides)."
-    lines = (*notes, count, *_list_assumptions(table[columns.slide], path, columns))
+    count = f"{path.name} read as a {dialect.tool} table ({len(rows) + len(excluded)} slides)."
+    lines = (*notes, count, *_list_assumptions(table[dialect.slide], path, dialect))
     return LabelTable(
-        path, dialect, columns.task, tuple(rows.values()), classes, lines, tuple(excluded)
+        path, dialect.tool, dialect.task, tuple(rows.values()), classes, lines, tuple(excluded)
     )
 
 
-def _read_row(line: dict[str, str], columns: Columns, slide_id: str, path: Path) -> SlideRow | str:
+def _read_row(line: dict[str, str], dialect: Dialect, slide_id: str, path: Path) -> SlideRow | str:
     """One row of ours, or the reason why the line has no target."""
-    case_id = line[columns.case] if columns.case else ""
+    case_id = line[dialect.case] if dialect.case else ""
     if is_missing(case_id):
         case_id = tcga_case_id(slide_id) if is_tcga(slide_id) else slide_id
-    row = SlideRow(slide_id, case_id, site=(line[columns.site] or None) if columns.site else None)
-    if columns.label is not None:
-        text = line[columns.label]
+    row = SlideRow(slide_id, case_id, site=line.get("site") or None)
+    if dialect.label is not None:
+        text = line[dialect.label]
         if is_missing(text):
-            return f"no label in '{columns.label}'"
-        if columns.is_value:
-            return replace(row, value=read_value(text, columns.label, slide_id, path))
+            return f"no label in '{dialect.label}'"
+        if dialect.is_value:
+            return replace(row, value=read_value(text, dialect.label, slide_id, path))
         # Whole numbers lose the '.0' that pandas gives a column with gaps.
         return replace(row, label=text.removesuffix(".0") if _is_number(text) else text)
-    time, event = parse_time(line[columns.time or ""]), parse_event(line[columns.event or ""])
+    time, event = parse_time(line[dialect.time]), parse_event(line[dialect.event])
     if time is None:
-        return f"no valid time in '{columns.time}' ('{line[columns.time or '']}')"
+        return f"no valid time in '{dialect.time}' ('{line[dialect.time]}')"
     if event is None:
-        return f"no valid status in '{columns.event}' ('{line[columns.event or '']}')"
-    return replace(row, time=time, event=1 - event if columns.flip else event)
+        return f"no valid status in '{dialect.event}' ('{line[dialect.event]}')"
+    return replace(row, time=time, event=1 - event if dialect.flip else event)
 
 
 def read_value(text: str, column: str, slide_id: str, path: Path) -> float:
@@ -247,17 +247,17 @@ def read_value(text: str, column: str, slide_id: str, path: Path) -> float:
     return float(text)
 
 
-def _list_assumptions(slides: pd.Series, path: Path, columns: Columns) -> list[str]:
+def _list_assumptions(slides: pd.Series, path: Path, dialect: Dialect) -> list[str]:
     lines = []
-    if columns.flip:
-        lines.append(f"'{columns.event}' 1 means censored: event = 1 - {columns.event}.")
-    elif columns.event is not None:
-        lines.append(f"'{columns.event}' 1 (or dead) means that the event happened.")
-    if columns.is_value:
-        lines.append(f"'{columns.label}' is a value to predict; it keeps the unit of the table.")
-    if columns.time is not None:
-        lines.append(f"Time is '{columns.time}' in the unit of the table.")
-    if columns.case is None:
+    if dialect.flip:
+        lines.append(f"'{dialect.event}' 1 means censored: event = 1 - {dialect.event}.")
+    elif dialect.event:
+        lines.append(f"'{dialect.event}' 1 (or dead) means that the event happened.")
+    if dialect.is_value:
+        lines.append(f"'{dialect.label}' is a value to predict; it keeps the unit of the table.")
+    if dialect.time:
+        lines.append(f"Time is '{dialect.time}' in the unit of the table.")
+    if dialect.case is None:
         how = "the slide itself, so patients with several slides cannot be kept together"
         if slides.map(plain_id).map(is_tcga).any():
             how = "the first 12 characters of TCGA barcodes"
@@ -456,7 +456,7 @@ def _join_cases(
         raise CohortError(f"{path} has no row below its header. Give one row per slide or patient.")
     if (table[case].duplicated() | table[case].map(is_missing)).any():
         raise CohortError(f"{path}: a {case} is empty or occurs twice. Keep one row per patient.")
-    known = ((one.slide, one.case) for one in DIALECTS if one.case == case)
+    known = ((one.slide, str(one.case)) for one in DIALECTS if one.case == case)
     slide, own = next(known, ("slide_id", "case_id"))
     # P1 and P1-2 both begin P1-2-A: the longer name is the patient. P1 does not begin P10.
     owners = [

@@ -11,7 +11,6 @@ from gcemil.bags.foreign.source import (
     FeatureLayout,
     ForeignFolder,
     ForeignSlide,
-    Names,
     ReadOptions,
     check_finite,
     plain_id,
@@ -38,29 +37,22 @@ def find_layout(folder: Path) -> FeatureLayout | None:
         if layout.owns_folder(folder, names):
             return layout
     if first := find_first_h5(folder):
-        return _read_file_layout(first)
+        return find_file_layout(first)
     return next((layout for layout in LAYOUTS.values() if layout.owns_loose(names)), None)
 
 
-def _read_file_layout(path: Path) -> FeatureLayout | None:
-    """The layout of an HDF5 feature file."""
+def find_file_layout(path: Path) -> FeatureLayout | None:
+    """The layout of an HDF5 feature file, by its datasets and the attributes of its coordinates."""
     datasets = set(store.describe(path))
-    return find_file_layout(
-        datasets, store.attributes(path, "coords") if "coords" in datasets else {}
-    )
-
-
-def find_file_layout(datasets: Names, attributes: store.Attributes) -> FeatureLayout | None:
-    """The layout of a feature file with these datasets and these attributes of its coordinates."""
-    return next(
-        (layout for layout in LAYOUTS.values() if layout.owns_file(datasets, attributes)), None
-    )
+    attributes = store.attributes(path, "coords") if "coords" in datasets else {}
+    fitting = (one for one in LAYOUTS.values() if one.owns_file(datasets, attributes))
+    return next(fitting, None)
 
 
 def read_feature_file(path: Path, options: ReadOptions | None = None) -> ForeignSlide:
     """One file of patch features, ours or of a known tool: .h5, or a bare tensor in a .pt file."""
     require_file(path)
-    layout = clam.LAYOUT if path.suffix.lower() == ".pt" else _read_file_layout(path)
+    layout = clam.LAYOUT if path.suffix.lower() == ".pt" else find_file_layout(path)
     if layout is None:
         raise StoreError(
             f"{path} holds no patch features that gcemil knows, only: "

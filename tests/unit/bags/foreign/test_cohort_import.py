@@ -84,8 +84,8 @@ def test_trident_job_is_linked_and_empty_slides_are_listed_and_left_out(tmp_path
 
 
 def test_slides_scanned_at_different_magnification_leave_the_patch_size_open(tmp_path):
-    trident_features(tmp_path / "job", "A", grid(8, 512), level0=512)
-    trident_features(tmp_path / "job", "B", grid(8, 256), level0=256)
+    for slide, size in (("A", 512), ("B", 256)):
+        trident_features(tmp_path / "job", slide, grid(8, size), level0=size)
     report = import_cohort(tmp_path / "job", tmp_path / "c", labels=clam_labels(tmp_path, "A", "B"))
     assert Cohort.load(tmp_path / "c").card.patch_size_level0 is None
     assert any("256 px on 1 slides, 512 px on 1 slides" in line for line in report.assumptions)
