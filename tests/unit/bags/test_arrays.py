@@ -30,17 +30,13 @@ def with_one(value, dtype):
 
 WILD_COORDS = [
     (with_one(np.inf, "f8"), "1 patches have NaN or infinite coordinates, the first is row 7"),
-    (with_one(-np.inf, "f4"), "1 patches have NaN or infinite coordinates, the first is row 7"),
-    (with_one(np.nan, "f8"), "1 patches have NaN or infinite coordinates, the first is row 7"),
+    (with_one(np.nan, "f4"), "1 patches have NaN or infinite coordinates, the first is row 7"),
     (with_one(-512, "i8"), "a coordinate is -512, but level-0 pixels count from the corner"),
-    (with_one(-0.5e3, "f8"), "a coordinate is -500, but level-0 pixels count from the corner"),
-    (with_one(10**9 + 1, "i8"), "a coordinate is 1e\\+09, farther than any slide reaches"),
     (with_one(1e30, "f8"), "a coordinate is 1e\\+30, farther than any slide reaches"),
     (with_one(2**64 - 1, "u8"), "a coordinate is 1.84467e\\+19, farther than any slide reaches"),
     (with_one(0.5, "f8"), "coordinates are fractions"),
     (np.zeros((12, 2), bool), "coordinates are bool, not whole numbers"),
     (np.zeros((12, 3), int), r"coordinates have shape \(12, 3\), not \(patches, 2\)"),
-    (np.zeros(24, int), r"coordinates have shape \(24,\), not \(patches, 2\)"),
 ]
 
 
@@ -88,13 +84,12 @@ def test_truth_that_no_patch_can_have_is_refused(tmp_path, name, value, message)
         store.read_truth(path, name, 11)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, 1e300])
+@pytest.mark.parametrize("value", [np.nan, 1e300])
 def test_anchors_are_finite_in_single_precision(tmp_path, value):
     embeddings = np.eye(3)
     embeddings[1, 1] = value
-    path = written(
-        tmp_path / "anchors.h5", embeddings=embeddings, prompts=np.array([b"a", b"b", b"c"])
-    )
+    prompts = np.array([b"a", b"b", b"c"])
+    path = written(tmp_path / "anchors.h5", embeddings=embeddings, prompts=prompts)
     with pytest.raises(
         StoreError, match="1 rows have NaN or infinite 'embeddings', the first is row 1"
     ):

@@ -74,9 +74,9 @@ def test_broken_slides_are_left_out_on_request_and_recorded(job, labels, tmp_pat
     assert "S2.h5: 1 patches have NaN or infinite features, the first is row 3" in left_out
     for path in folder.glob("*.h5"):
         path.write_bytes(b"broken")
-    assert "8 of 8 slides cannot be used" in refused(
-        *command, tmp_path / "all", "--skip-broken", error=CohortError
-    )
+    said = refused(*command, tmp_path / "all", "--skip-broken", error=CohortError)
+    assert "8 of 8 slides cannot be used" in said
+    assert "And 5 more. Extract them again" in said
 
 
 def test_a_cohort_is_replaced_on_request_and_keeps_its_anchors(job, labels, tmp_path):
