@@ -166,7 +166,6 @@ def model_within(annotation: Any) -> type[BaseModel] | None:
 
 
 def _describe(fault: Any, shape: Any) -> str:
-    """One finding of pydantic: key, phrase, value."""
     where = ".".join(map(str, fault["loc"])) or "content"
     kind = fault["type"]
     if kind == "extra_forbidden":

@@ -308,7 +308,6 @@ def read_card(folder: Path) -> CohortCard:
 
 
 def _describe_no_cohort(folder: Path) -> str:
-    """What stands in the place of a cohort, and what to do about it."""
     if not is_there(folder):
         return (
             f"{folder} does not exist.{near_path(folder)} "

@@ -329,7 +329,6 @@ def leaking_cases(cohort: Cohort, fold: Fold) -> list[str]:
 
 
 def _list_parts(case_of: Mapping[str, str], placed: Mapping[str, str]) -> dict[str, set[str]]:
-    """The parts in which each case has slides."""
     parts: dict[str, set[str]] = defaultdict(set)
     for slide_id, case_id in case_of.items():
         if placed.get(slide_id) in PARTS:

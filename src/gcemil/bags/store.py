@@ -192,7 +192,6 @@ def read_pairs(path: Path) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
 
 
 def _read_matrix(path: Path, name: str, remedy: str) -> NDArray[np.float32]:
-    """A matrix of finite numbers with at least one row and one column."""
     values = read(path, name)
     if values.ndim != 2 or not values.size:
         raise StoreError(
@@ -329,7 +328,6 @@ def describe_absence(path: Path) -> str:
 
 
 def _get_numbers(file: h5py.File, path: Path, name: str) -> h5py.Dataset:
-    """A dataset of real numbers."""
     dataset = _get_dataset(file, path, name)
     if dataset.shape is None or not is_number_type(dataset.dtype):
         content = "nothing" if dataset.shape is None else str(dataset.dtype)

@@ -113,7 +113,6 @@ def _read_csv(path: Path, *, comments: bool) -> tuple[list[list[str]], str]:
 
 
 def _read_excel(path: Path, sheet: str | None) -> list[list[str]]:
-    """Read the lines of one sheet, the first unless one is named."""
     try:
         with pd.ExcelFile(path, engine="openpyxl") as book:
             if sheet is not None and sheet not in book.sheet_names:

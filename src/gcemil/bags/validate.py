@@ -222,7 +222,6 @@ def _feature_problems(
 
 
 def _bank_problems(card: CohortCard, folder: Path) -> Iterator[Problem]:
-    """Anchors, examples and pairs, where the cohort has them."""
     bank = (
         card.anchors if card.anchors is not None and card.anchors.endswith(".h5") else "anchors.h5"
     )

@@ -4,7 +4,7 @@
                       `ambiguity` of each other (the paper's "incorrect or unreliable")
                       survival: the risk agrees with fewer than `min_concordance` of the bag's comparable pairs
   artifact evidence   at least `artifact_share` of the selected patches show an artifact: by the concepts in truth/, else by the
-                      pixels of the slide in slides/ (glass, ink, out of focus; slides/artifacts.py)
+                      pixels of the slide in slides/ (glass, ink, out of focus; slides/tissue.py)
   low sufficiency     not delta_s-sufficient (Definition 1)
   low necessity       not delta_n-necessary (Definition 2)
   semantic mismatch   the anchor to which the selected patches respond most, on average, is none that the predicted class
@@ -38,8 +38,8 @@ from gcemil.errors import GcemilError, UsageError
 from gcemil.findings import Figures, Finding, Row, mean_row
 from gcemil.metrics import FAILURE_TYPES
 from gcemil.shapes import AnchorWeights, Logits, Selected
-from gcemil.slides.artifacts import find_artifacts
 from gcemil.slides.reader import open_slide
+from gcemil.slides.tissue import find_artifacts
 from gcemil.tasks.survival import comparable_pairs
 from gcemil.tasks.task import ClassificationTask, RegressionTask, Task
 

@@ -9,18 +9,26 @@ sizes are physical, so every scanner is cut alike.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from gcemil.errors import MissingExtraError
-from gcemil.slides.reader import Bounds, Pixels, SlideReader, read_overview
+from gcemil.slides.reader import Bounds, Pixels, SlideReader, read_overview, read_region
 
 GLASS_VALUE, GLASS_SATURATION = 0.85, 0.12
 """Glass is at least this bright and at most this tinted."""
 _MARGIN_OVER_TINT = 0.02
+
+PATCH_PX = 128
+"""Side of a patch as it is looked at: a nucleus still has an edge."""
+MOST_BACKGROUND, MOST_INK, LEAST_SHARPNESS = 0.75, 0.1, 0.1
+"""A patch beyond one of these is an artefact; sharpness is relative to the slide's median."""
+REFERENCE_PATCHES = 32
+"""Patches, evenly over the slide, whose median sharpness is that of the slide."""
 
 Mask = Bool[np.ndarray, "h w"]
 Channel = Float[np.ndarray, "h w"]
@@ -112,7 +120,6 @@ def hue_saturation_value(image: Pixels) -> tuple[Channel, Channel, Channel]:
 
 
 def _import_skimage() -> ModuleType:
-    """scikit-image, imported only where a slide is segmented."""
     try:
         import skimage.color
         import skimage.filters
@@ -165,3 +172,69 @@ def _close_gaps(mask: Mask, radius: float) -> Mask:
     reach = int(radius) + 1
     padded = np.pad(mask, reach, mode="edge")
     return ndimage.binary_closing(padded, disk(radius))[reach:-reach, reach:-reach]
+
+
+# Artefacts of patches
+
+
+@dataclass(frozen=True)
+class PatchQuality:
+    """Figures of one patch."""
+
+    background: float
+    ink: float
+    sharpness: float
+
+
+def measure_quality(pixels: Pixels) -> PatchQuality:
+    """What the pixels of one patch show.
+
+    Background is the share of pixels as bright and as colourless as glass, ink the share in colours
+    that H&E does not have. Sharpness is the variance of the Laplacian over that of the grey values.
+    """
+    from scipy import ndimage
+
+    hue, saturation, value = hue_saturation_value(pixels)
+    grey = pixels.astype(np.float32).mean(axis=2)
+    # Scanner noise on an even patch is no edge; one grey value of variance keeps it from counting
+    # as one.
+    sharpness = float(
+        ndimage.laplace(ndimage.gaussian_filter(grey, 1.0)).var() / (grey.var() + 1.0)
+    )
+    return PatchQuality(
+        float(((value >= GLASS_VALUE) & (saturation <= GLASS_SATURATION)).mean()),
+        float(is_ink(hue, saturation, value).mean()),
+        sharpness,
+    )
+
+
+def find_artifacts(
+    slide: SlideReader, coords: Int[np.ndarray, "n 2"], patch_size: int, rows: Sequence[int]
+) -> Bool[np.ndarray, "n"]:
+    """Which of these rows show an artefact; rows that were not asked about are said to be clean."""
+    evenly = (
+        np.linspace(0, len(coords) - 1, min(REFERENCE_PATCHES, len(coords))).round().astype(int)
+    )
+    looked_at = {
+        row: measure_quality(
+            read_region(
+                slide,
+                left=float(coords[row, 0]),
+                top=float(coords[row, 1]),
+                width=float(patch_size),
+                height=float(patch_size),
+                size=(PATCH_PX, PATCH_PX),
+            )
+        )
+        for row in sorted({*rows, *evenly.tolist()})
+    }
+    usual = float(np.median([looked_at[row].sharpness for row in evenly.tolist()]))
+    found = np.zeros(len(coords), dtype=bool)
+    for row in rows:
+        one = looked_at[row]
+        found[row] = (
+            one.background > MOST_BACKGROUND
+            or one.ink > MOST_INK
+            or one.sharpness < LEAST_SHARPNESS * usual
+        )
+    return found

@@ -41,11 +41,6 @@ def test_equal_content_gives_equal_bytes(tmp_path):
     assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "b.h5").read_bytes()
 
 
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(StoreError, match=r"gone\.h5 does not exist"):
-        store.read(tmp_path / "gone.h5", "features")
-
-
 @pytest.mark.parametrize("rows", [[2, 1], [1, 1], [-1, 2], [5, 100]])
 def test_rows_must_be_sorted_distinct_and_inside(tmp_path, rows):
     store.write(tmp_path / "a.h5", {"features": make_features()})

@@ -10,7 +10,7 @@ from scipy import ndimage
 from builders.slides import write_slide
 from gcemil.bags.bag import slide_bag
 from gcemil.diagnostics.failures import artifacts_by_pixels
-from gcemil.slides.artifacts import measure_quality
+from gcemil.slides.tissue import measure_quality
 
 SIDE = 128
 

@@ -251,7 +251,6 @@ def _write_files(cohort: Cohort, truth_of: Mapping[Path, SlideTruth], *, replace
 
 
 def _holds_same(path: Path, truth: SlideTruth) -> bool:
-    """Whether the file is what would be written."""
     datasets, attributes = truth
     try:
         return store.attributes(path) == attributes and all(

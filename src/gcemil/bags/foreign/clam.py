@@ -43,7 +43,6 @@ def _find_files(source: Path, options: ReadOptions) -> tuple[Path, list[Path]]:
 
 
 def _find_patch_size(attributes: store.Attributes) -> LevelZeroPx | None:
-    """Patch size in level-0 pixels from the attributes of CLAM's coords dataset."""
     factors = attributes.get("downsample")
     # Of both axes, which are the same up to rounding.
     first = factors[0] if isinstance(factors, list) and factors else factors

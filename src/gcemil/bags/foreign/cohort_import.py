@@ -84,7 +84,6 @@ def _holds_splits(labels: Path, sheet: str | None) -> bool:
 
 
 def _read_own_labels(folder: ForeignFolder, encoder: str | None, task: Task | None) -> LabelTable:
-    """Labels that lie beside the features."""
     read = LAYOUTS[folder.tool].read_labels
     if read is None:
         raise UsageError(f"{folder.path} holds features only. Give the label table with --labels.")

@@ -311,7 +311,6 @@ def _ambiguity_error(
     is_known: bool,
     fitting: Sequence[Dialect],
 ) -> CohortError | UsageError:
-    """Why no dialect, or more than one, fits a table."""
     columns = list_columns(table)
     if len({one.task for one in fitting}) > 1:
         remedy = "Choose with --task classification or --task survival."

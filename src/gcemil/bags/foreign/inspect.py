@@ -310,7 +310,6 @@ def _inspect_table(path: Path) -> Inspection:
 
 
 def _inspect_json(path: Path) -> Inspection:
-    """STAMP's splits.json, or nothing we know."""
     try:
         splits = read_splits(path)
     except InputError:

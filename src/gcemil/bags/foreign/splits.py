@@ -112,7 +112,6 @@ def match_folds(
 
 
 def _find_fold_files(folder: Path) -> list[list[Path]]:
-    """The files of each fold, in order."""
     for pattern in (r"splits_(\d+)\.csv$", r"splits_(\d+)_bool\.csv$", r"fold_(\d+)\.csv$"):
         if found := _find_numbered(folder, pattern):
             return [[path] for path in found]

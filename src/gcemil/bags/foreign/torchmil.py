@@ -102,7 +102,6 @@ def read_bag_labels(source: Path, encoder: str | None = None) -> dict[str, str]:
 
 
 def _read_truth(slide: ForeignSlide, patch_labels: Path) -> Truth:
-    """Evidence and its connected regions, from the patch labels of a bag."""
     evidence = (np.ravel(read_array(patch_labels, "inst_labels")) > 0).astype(np.uint8)
     if len(evidence) != slide.n_patches:
         raise CohortError(

@@ -30,7 +30,6 @@ OWN_ATTRIBUTES = frozenset({"patch_size_level0", "target_magnification", "level0
 
 
 def _find_files(source: Path, options: ReadOptions) -> tuple[Path, list[Path]]:
-    """The files of one features folder of a TRIDENT job."""
     folder = _find_features_folder(source, options.encoder)
     return folder, sorted(folder.glob("*.h5"))
 

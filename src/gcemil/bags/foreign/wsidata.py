@@ -39,14 +39,12 @@ _METADATA = (".zarray", "zarr.json", ".zmetadata")
 
 
 def _find_files(source: Path, options: ReadOptions) -> tuple[Path, list[Path]]:
-    """The stores of a folder, or the one that is given."""
     if source.name.endswith(".zarr"):
         return source.parent, [source]
     return source, sorted(path for path in source.glob("*.zarr") if path.is_dir())
 
 
 def _read_slide(path: Path, slide_id: str, options: ReadOptions) -> ForeignSlide:
-    """The slide of one store."""
     opened = _open_store(path)
     key = _choose_table(opened, options.encoder, path)
     region = opened.tables[key].uns.get("spatialdata_attrs", {}).get("region", TILES)
