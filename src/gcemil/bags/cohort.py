@@ -262,8 +262,7 @@ def read_slide_attributes(folder: Path, slide_id: str) -> dict[str, Any]:
     path = feature_file(folder, slide_id)
     if not is_file(path):
         return {}
-    on_coords = store.attributes(path, "coords") if store.has(path, "coords") else {}
-    return {**store.attributes(path), **on_coords}
+    return {**store.attributes(path), **store.attributes(path, "coords")}
 
 
 def read_slide_bounds(folder: Path, slide_id: str) -> store.Bounds:

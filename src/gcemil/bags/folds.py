@@ -108,7 +108,7 @@ def target_problems(rows: Sequence[SlideRow], *, least_cases: int = 0) -> Iterat
     survival = [row for row in rows if row.time is not None]
     if survival and not any(row.event for row in survival):
         what = f"all {len(rows)} slides are censored, so no risk can be learned"
-        yield Problem("slides.csv", what, "Check the event column.")
+        yield Problem("slides", what, "Check the event column.")
     elif _looks_inverted(survival):
         share = np.mean([row.event == 1 for row in survival])
         what = (
@@ -116,11 +116,11 @@ def target_problems(rows: Sequence[SlideRow], *, least_cases: int = 0) -> Iterat
             "event and censorship look swapped"
         )
         remedy = "If the column was 'censorship', write event = 1 - censorship."
-        yield Problem("slides.csv", what, remedy, "warning")
+        yield Problem("slides", what, remedy, "warning")
     if len({row.value for row in rows}) == 1 and rows[0].value is not None:
         what = f"all {len(rows)} slides have the value {rows[0].value:g}"
         remedy = "Name another column with --target."
-        yield Problem("slides.csv", f"{what}, so there is nothing to predict", remedy)
+        yield Problem("slides", f"{what}, so there is nothing to predict", remedy)
     cases: dict[str, set[str]] = defaultdict(set)
     for row in rows:
         if row.label is not None:

@@ -87,10 +87,11 @@ def describe(path: Path) -> dict[str, DatasetInfo]:
 
 
 def attributes(path: Path, dataset: str | None = None) -> dict[str, Any]:
-    """Attributes of the file root or of one dataset, as plain Python values."""
+    """Attributes of the file root, or of one dataset if it is there, as plain Python values."""
     with _open_file(path) as file:
-        holder = file if dataset is None else _get_dataset(file, path, dataset)
-        return {key: _to_plain_value(value) for key, value in holder.attrs.items()}
+        holder = file if dataset is None else _get_member(file, path, dataset)
+        attrs = {} if holder is None else holder.attrs
+        return {key: _to_plain_value(value) for key, value in attrs.items()}
 
 
 def has(path: Path, dataset: str) -> bool:

@@ -312,6 +312,6 @@ def _place_slide(slide: ForeignSlide, cohort: Cohort, *, copy: bool) -> bool:
     kept: dict[str, dict[str, Any]] = {name: {} for name in datasets}
     for file in slide.attributes_files:
         for name in kept:
-            kept[name] |= store.attributes(file, name) if store.has(file, name) else {}
+            kept[name] |= store.attributes(file, name)
     store.write(target, datasets, dataset_attributes=kept)
     return False

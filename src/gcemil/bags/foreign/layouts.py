@@ -43,8 +43,7 @@ def find_layout(folder: Path) -> FeatureLayout | None:
 
 def find_file_layout(path: Path) -> FeatureLayout | None:
     """The layout of an HDF5 feature file, by its datasets and the attributes of its coordinates."""
-    datasets = set(store.describe(path))
-    attributes = store.attributes(path, "coords") if "coords" in datasets else {}
+    datasets, attributes = set(store.describe(path)), store.attributes(path, "coords")
     fitting = (one for one in LAYOUTS.values() if one.owns_file(datasets, attributes))
     return next(fitting, None)
 

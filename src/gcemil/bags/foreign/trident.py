@@ -35,7 +35,7 @@ def _find_files(source: Path, options: ReadOptions) -> tuple[Path, list[Path]]:
 
 
 def _read_slide(path: Path, slide_id: str, options: ReadOptions) -> ForeignSlide:
-    attributes = store.attributes(path, "coords") if store.has(path, "coords") else {}
+    attributes = store.attributes(path, "coords")
     slide = read_plain_slide(path, slide_id, options, find_patch_size(attributes))
     notes, overlap = [*slide.notes], _to_text(attributes.get("overlap"))
     if overlap not in {"", "0"}:
