@@ -4,20 +4,20 @@
   masks     PNG or TIFF: white on black, or labels of which some are named
   points    GeoJSON points, or a table of slide, x, y, concept: the patch that holds the point
 
-In ASAP the group of a polygon is its meaning: in CAMELYON16 `_0`, `_1` and `Tumor` are tumour, `_2`,
-`Exclusion` and `None` are not (holes); in CAMELYON17 `metastases` and `normal`. A group of another
-name has the meaning of the group it is part of. Vertices stand in the order of `Order`. Splines count
-as their control polygon.
+In ASAP the group of a polygon is its meaning: in CAMELYON16 `_0`, `_1` and `Tumor` are tumour,
+`_2`, `Exclusion` and `None` are not (holes); in CAMELYON17 `metastases` and `normal`. A group of
+another name has the meaning of the group it is part of. Vertices stand in the order of `Order`.
+Splines count as their control polygon.
 
   overlap_i = area of patch i inside the annotation / area of patch i
 
-The overlap is exact. A patch edge inside a mask pixel takes its share of that pixel. The inside of an
-outline that crosses itself is even-odd; exclusions are cut out of all tumour, so that a hole stays a
-hole wherever it is in the file. A hole of one outline (GeoJSON) cuts that outline alone: an island
-inside it counts.
+The overlap is exact. A patch edge inside a mask pixel takes its share of that pixel. The inside of
+an outline that crosses itself is even-odd; exclusions are cut out of all tumour, so that a hole
+stays a hole wherever it is in the file. A hole of one outline (GeoJSON) cuts that outline alone: an
+island inside it counts.
 
-A patch is an example of the concept that covers most of it, if that is at least `min_overlap` of the
-patch. Positions are level-0 pixels of the whole file; GeoJSON counts from the image that QuPath
+A patch is an example of the concept that covers most of it, if that is at least `min_overlap` of
+the patch. Positions are level-0 pixels of the whole file; GeoJSON counts from the image that QuPath
 shows, and is moved by the slide's bounds.
 """
 
