@@ -27,9 +27,8 @@ from torch import Tensor, nn
 
 from gcemil import __version__
 from gcemil.bags import store
-from gcemil.bags.cohort import Cohort, Task
+from gcemil.bags.cohort import Cohort, Task, run_ahead
 from gcemil.bags.folds import Fold, carve_validation
-from gcemil.bags.loader import run_ahead
 from gcemil.bags.memory import as_array, iterate_items, make_cohort, read_bag_item
 from gcemil.bags.targets import refuse_targets
 from gcemil.config import EvidenceSettings, HostSettings, TrainSettings

@@ -13,9 +13,9 @@ GcemilError
 ├── WorkerError        a worker process died
 └── MissingExtraError  an optional dependency is not installed
 
-A message names the file or slide, the value, and the remedy. It is one printable line, whatever a file holds. What the
-system says (a full disk, a file that is gone, no memory, a worker that died) is told in the same way by `describe_fault`,
-for whoever stands at the top.
+A message names the file or slide, the value, and the remedy. It is one printable line, whatever a
+file holds. What the system says (a full disk, a file that is gone, no memory, a worker that died)
+is told in the same way by `describe_fault`, for whoever stands at the top.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ class MissingExtraError(GcemilError):
         self._given = (package, extra)
 
     def __reduce__(self) -> tuple[type[MissingExtraError], tuple[str, str]]:
-        # An error of a worker process travels to its parent pickled, and is made again from what it was given.
+        # An error of a worker process travels to its parent pickled, and is made again from what it
+        # was given.
         return type(self), self._given
 
 
@@ -107,14 +108,18 @@ class MissingExtraError(GcemilError):
 
 
 def describe_fault(error: BaseException, *, path: object = "A file") -> str | None:
-    """One sentence with a remedy about what went wrong outside gcemil; None where it did not. `path` stands in for a file the system does not name."""
+    """One sentence with a remedy for a fault outside gcemil; None for a bug.
+
+    `path` stands in for a file the system does not name.
+    """
     if isinstance(error, GcemilError):
         return str(error)
     # torch says only in words that the memory of the machine is used up.
     is_allocation = isinstance(error, RuntimeError) and "allocate memory" in str(error)
     if isinstance(error, MemoryError) or _is_a(error, "torch", "OutOfMemoryError") or is_allocation:
         return (
-            f"Not enough memory ({error_text(error)}). Close other programs, or give fewer --jobs or --workers, "
+            f"Not enough memory ({error_text(error)}). Close other programs, or give fewer --jobs "
+            "or --workers, "
             "a smaller --batch-size or fewer max_patches."
         )
     if isinstance(error, OSError):
@@ -130,12 +135,15 @@ def describe_fault(error: BaseException, *, path: object = "A file") -> str | No
             "Check free space, permissions, and whether the file is whole."
         )
     if "CUDA" in str(error) and isinstance(error, AssertionError | RuntimeError):
-        return f"CUDA cannot be used here ({error_text(error)}). Use --device cpu, or --set device=cpu for training."
+        return (
+            f"CUDA cannot be used here ({error_text(error)}). "
+            "Use --device cpu, or --set device=cpu for training."
+        )
     return None
 
 
 def describe_failure(error: BaseException, path: object) -> str:
-    """What went wrong with one of several files: a sentence in any case, so that the others can go on."""
+    """What went wrong with one of several files: always a sentence, so that others go on."""
     return (
         describe_fault(error, path=path) or f"{path}: {type(error).__name__}: {error_text(error)}"
     )
@@ -156,10 +164,12 @@ _REMEDIES = {
     "ENOSPC EDQUOT EFBIG": "Free some space, or give a folder on another disk.",
     "EROFS": "Give a folder you may write to.",
     "EACCES EPERM": "Check its permissions and those of its folder.",
-    "EEXIST ENOTDIR EISDIR ENOTEMPTY": "Something else stands in its place: move it, or give another path.",
+    "EEXIST ENOTDIR EISDIR ENOTEMPTY": (
+        "Something else stands in its place: move it, or give another path."
+    ),
     "ENAMETOOLONG": "Use shorter names.",
     "EMFILE ENFILE": "Raise the limit with 'ulimit -n 4096', or give fewer --jobs.",
-    "EIO ESTALE ETIMEDOUT": "Check the disk or the network it lies on, then run the same command again.",
+    "EIO ESTALE ETIMEDOUT": "Check the disk or the network, then run the same command again.",
 }
 
 

@@ -1,10 +1,11 @@
 """Files on disk: reading, atomic writing, and one writer per folder.
 
-A file that is missing, special, of another encoding or of another shape raises one sentence that names it. YAML is read
-as plain data, as JSON would hold it: no dates, sets or objects.
+A file that is missing, special, of another encoding or of another shape raises one sentence that
+names it. YAML is read as plain data, as JSON would hold it: no dates, sets or objects.
 
-Everything gcemil writes goes through `atomic_write` or `atomic_folder`: the content is made beside its target under a
-unique hidden name, flushed to the disk, and renamed. A kill at any moment leaves the old content or the new one.
+Everything gcemil writes goes through `atomic_write` or `atomic_folder`: the content is made beside
+its target under a unique hidden name, flushed to the disk, and renamed. A kill at any moment leaves
+the old content or the new one.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ def read_text(path: Path) -> str:
         return read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(
-            f"{path} is not UTF-8 text (byte {error.start}: {error.reason}). Save it again as UTF-8."
+            f"{path} is not UTF-8 text (byte {error.start}: {error.reason}). Save it again as "
+            "UTF-8."
         ) from error
 
 
@@ -120,7 +122,7 @@ def parse_yaml(text: str, source: Path | str) -> Any:
 
 
 def read_picture(path: Path, mode: str) -> Any:
-    """Pixels of a PNG, JPEG or TIFF picture, converted to a mode of Pillow, which refuses oversized ones."""
+    """Pixels of a PNG, JPEG or TIFF picture, converted to a mode of Pillow."""
     import numpy as np
     from PIL import Image
 
@@ -129,7 +131,8 @@ def read_picture(path: Path, mode: str) -> Any:
         with Image.open(path, formats=("PNG", "JPEG", "TIFF")) as image:
             return np.asarray(image.convert(mode))
     except Exception as error:
-        # Damaged pictures make Pillow raise almost anything, SyntaxError and ZeroDivisionError among them.
+        # Damaged pictures make Pillow raise almost anything, SyntaxError and ZeroDivisionError
+        # among them.
         raise InputError(
             f"{path} cannot be read as a picture ({error_text(error)}). Save it as PNG again."
         ) from error
@@ -175,7 +178,7 @@ def validate_as(
 
 
 def check_finite_numbers(value: Any, where: str = "") -> Any:
-    """Return the value, or raise a ValueError for a number in it that is not finite or needs more than 64 bits."""
+    """Return the value, or raise a ValueError for a number that is not finite or over 64 bits."""
     if isinstance(value, dict):
         for name, item in value.items():
             check_finite_numbers(item, f"{where}.{name}" if where else str(name))
@@ -217,7 +220,7 @@ def _adapter(shape: Hashable) -> TypeAdapter[Any]:
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside the target; it is flushed and renamed to the target if the block succeeds."""
+    """Yield a temporary path; it is flushed and renamed to the target if the block succeeds."""
     with _explain_faults(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = _temporary_name(path)
@@ -242,7 +245,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def replace_folder(folder: Path, *, keep: Callable[[str], bool]) -> Iterator[Path]:
-    """Yield a new folder that replaces the old one; old files stay if `keep` accepts their name and none is new."""
+    """Yield a new folder that replaces the old one; old files stay if `keep` accepts their name."""
     with _explain_faults(folder), _new_folder_beside(folder) as temporary:
         yield temporary
         aside = _temporary_name(folder)
@@ -270,7 +273,7 @@ def write_text(path: Path, text: str) -> Path:
 
 
 def write_json(path: Path, value: Any) -> Path:
-    """Write readable JSON with sorted keys; numbers that are not finite become null, because JSON has no NaN."""
+    """Write readable JSON with sorted keys; numbers that are not finite become null."""
     return write_text(
         path,
         json.dumps(

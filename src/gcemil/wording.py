@@ -1,6 +1,7 @@
-"""What is wrong with given values, in plain words: a near name for a mistyped one, and pydantic's findings without its vocabulary.
+"""What is wrong with given values, in plain words.
 
-A message of the command line names the key, the value, what is accepted and, where one is close, the key that was meant.
+A message of the command line names the key, the value, what is accepted and, where one is close,
+the key that was meant.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ _PHRASES = {
 
 
 def suggest_name(name: str, known: Iterable[str]) -> str | None:
-    """The known name that was most likely meant: the same but for case, by initials (lr is learning_rate), or close in letters.
+    """The known name that is closest: by case, by initials (lr is learning_rate), or by letters.
 
     Dotted names are compared by their last part too, so that `budget` finds `evidence.budget`.
     """
@@ -121,14 +122,17 @@ def is_there(path: Path) -> bool:
 
 
 def describe_unknown(name: str, known: Iterable[str], what: str = "setting") -> str:
-    """One sentence about a key that does not exist: the one that was meant, and all that there are."""
+    """One sentence about a key that does not exist, with the closest one and all there are."""
     names = list(known)
     listed = ", ".join(names[:SHOWN_NAMES]) + (" …" if len(names) > SHOWN_NAMES else "")
     return f"there is no {what} '{name}'.{did_you_mean(name, names)} There are: {listed}"
 
 
 def readable(error: Exception, shape: Any = None) -> str:
-    """What is wrong with a record: where, what was given, what is accepted. The shape lets it name the keys there are."""
+    """What is wrong with a record: where, what was given, what is accepted.
+
+    The shape is needed to list the known keys.
+    """
     from pydantic import ValidationError
 
     if not isinstance(error, ValidationError):
@@ -162,7 +166,6 @@ def model_within(annotation: Any) -> type[BaseModel] | None:
 
 
 def _describe(fault: Any, shape: Any) -> str:
-    """One finding of pydantic: key, phrase, value."""
     where = ".".join(map(str, fault["loc"])) or "content"
     kind = fault["type"]
     if kind == "extra_forbidden":
@@ -204,7 +207,7 @@ def _shorten(value: object) -> str:
 
 
 def describe_unknown_setting(path: str, shape: type[BaseModel]) -> str | None:
-    """Why there is no setting of this dotted name, with the closest one and those of the same stage; None if there is."""
+    """Why there is no setting of this dotted name, with the closest ones; None if there is."""
     known = list(dotted_names(shape))
     if path in known or path.startswith("host.options."):
         return None
@@ -214,7 +217,8 @@ def describe_unknown_setting(path: str, shape: type[BaseModel]) -> str | None:
     depth = above.count(".") + 1 if above else 0
     stage = [name for name in known if name.count(".") == depth and name.startswith(above)]
     return (
-        f"There is no setting '{path}'.{did_you_mean(path, [*stage, *known])} There are: {', '.join(stage)}. "
+        f"There is no setting '{path}'.{did_you_mean(path, [*stage, *known])} There are: "
+        f"{', '.join(stage)}. "
         "'gcemil train --print-config' explains all of them."
     )
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from gcemil.bags import arrays
+from gcemil.bags import store
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import make_folds, write_folds
 from gcemil.config import EvidenceSettings, HostSettings, TrainSettings
@@ -82,8 +82,8 @@ def rename(cohort: Path) -> None:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-    embeddings, _ = arrays.read_anchors(cohort / "anchors.h5")
-    arrays.write_anchors(cohort / "anchors.h5", embeddings, list(PROMPTS))
+    embeddings, _ = store.read_anchors(cohort / "anchors.h5")
+    store.write_anchors(cohort / "anchors.h5", embeddings, list(PROMPTS))
 
 
 @dataclass

@@ -13,8 +13,7 @@ from gcemil.bags import store
 from gcemil.errors import UsageError
 from gcemil.exports.new_slides import find_inputs
 from gcemil.features.patching import find_slides
-from gcemil.slides.dicom import name_slide
-from gcemil.slides.reader import open_slide
+from gcemil.slides.reader import name_slide, open_slide
 
 pytest.importorskip("pydicom", reason="pydicom is not installed: extra dev")
 MPP = 0.499

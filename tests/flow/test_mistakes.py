@@ -97,8 +97,8 @@ MISTAKES = [
     ("import empty --labels labels.csv --out new", 1, "empty is not a features folder of wsidata, STAMP, TRIDENT, CLAM or torchmil. Try 'gcemil inspect empty'."),
     ("import trident --labels lables.csv --out new", 1, "lables.csv does not exist. Did you mean labels.csv? Give the path of the table."),
     ("import trident --out new", 2, "trident/20x_256px_0px_overlap/features_uni_v1 holds features only. Give the label table with --labels."),
-    ("import trident --labels labels.csv --target gleason --out new", 2, "labels.csv has no column 'gleason'. It has: slide_id, case_id, label, stage. Name the label with --target."),
-    ("import trident --labels many.csv --target Grade --out new", 2, "many.csv has no column 'Grade'. Did you mean grade? It has: case_id, slide_id, grade, stage. Name the label with --target."),
+    ("import trident --labels labels.csv --target gleason --out new", 2, "labels.csv has no column 'gleason'. Its columns are: slide_id, case_id, label, stage. Name the label with --target."),
+    ("import trident --labels many.csv --target Grade --out new", 2, "many.csv has no column 'Grade'. Did you mean grade? Its columns are: case_id, slide_id, grade, stage. Name the label with --target."),
     ("import trident --labels many.csv --out new", 2, "many.csv does not say which column is the label: it has case_id, slide_id, grade, stage. Name it with --target, or for survival give --time and --event."),
     ("import trident --labels labels.csv --time month --event stage --out new", 2, "labels.csv has no column 'month'. Its columns are: slide_id, case_id, label, stage. Name two of them with --time and --event."),
     ("import trident --labels others.csv --out new", 1, "others.csv has one row per case_id ('X1' …), and no slide begins with one of them ('P0-0' …). Add a column slide_id, or for STAMP give --slide-table."),
@@ -230,7 +230,7 @@ def test_features_with_a_leading_one_are_squeezed(answer, tmp_path):
         f"import {tmp_path / 'job'} --labels {table} --out {tmp_path / 'made'}"
     )
     assert code == 0, said
-    assert "4 slides are stored as (1, patches, dimension): the 1 is taken off" in printed
+    assert "Slides stored as (1, patches, dimension) lose the 1" in printed
     cohort = Cohort.load(tmp_path / "made")
     bag = cohort.read_bag(cohort.bags[1])
     assert (bag.features == rows(8, seed=1)).all()

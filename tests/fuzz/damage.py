@@ -53,14 +53,7 @@ def replace_by_folder(random: Random, path: Path) -> None:
     path.mkdir()
 
 
-ANY: tuple[Damage, ...] = (
-    truncate,
-    truncate,
-    empty,
-    remove,
-    replace_by_noise,
-    replace_by_folder,
-)
+ANY: tuple[Damage, ...] = (truncate, truncate, empty, remove, replace_by_noise, replace_by_folder)
 
 
 # Text and tables

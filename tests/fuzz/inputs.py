@@ -21,7 +21,7 @@ from builders import slides as slides
 from builders.authors import small_checkpoint
 from builders.commands import succeeded
 from builders.results import toy_results
-from gcemil.bags import arrays, store
+from gcemil.bags import store
 from gcemil.bags.folds import make_folds, write_folds
 from gcemil.config import TrainSettings
 from gcemil.families import read_family
@@ -59,7 +59,7 @@ def build_cohort(folder: Path, task: str = "classification") -> None:
     for row in cohort.slides[:3]:
         store.write(cohort.truth_file(row.slide_id), truth, {"microns_per_pixel": 0.5})
     random = np.random.default_rng(0)
-    arrays.write_anchors(
+    store.write_anchors(
         cohort.folder / "anchors.h5", random.normal(size=(3, 5)), ["glands", "necrosis", "stroma"]
     )
     pairs = {"features": random.normal(size=(20, 8)), "anchor_space": random.normal(size=(20, 5))}

@@ -1,1 +1,1 @@
-"""Patches as arrays: bags, the HDF5 store, cohort tables, folds, sampling, and simulated cohorts."""
+"""Patches as arrays: bags, the HDF5 store, cohorts, folds, annotations, other tools' layouts."""

@@ -1,8 +1,13 @@
 """A bag: the patches of one slide, or of all slides of one case, as arrays.
 
-Features are rows of an encoder; coordinates are the top-left corner of each patch in level-0 pixels. A case with
-several slides is one bag: slides sorted by id, each moved to the right of the one before so that no neighbourhood
-crosses a slide. A span remembers where a slide's rows lie and how far it was moved, so evidence goes back per slide.
+Features are rows of an encoder; coordinates are the top-left corner of each patch in level-0
+pixels. A case with several slides is one bag: slides sorted by id, each moved to the right of the
+one before so that no neighbourhood crosses a slide. A span remembers where a slide's rows lie and
+how far it was moved, so evidence goes back per slide.
+
+A training step takes sorted rows of a bag: single patches, or random 4x4 blocks of the patch grid,
+so that neighbours exist in a sample of 512. Rows stay sorted because several hosts read raster
+order.
 """
 
 from __future__ import annotations
@@ -23,13 +28,14 @@ Cells = Int[np.ndarray, "n 2"]
 Marked = Bool[np.ndarray, "n"]
 Numbers = Int[np.ndarray, "n"]
 
+_BLOCK_SIDE = 4
 _SLIDE_GAP_IN_PATCHES = 16
 """Empty patches between two slides of a case: wider than any neighbourhood a host looks at."""
 
 
 @dataclass(frozen=True)
 class SlideSpan:
-    """Rows [start, stop) of a bag come from this slide, whose x coordinates were moved by `shift`."""
+    """Rows [start, stop) of a bag are of this slide; its x coordinates were moved by `shift`."""
 
     slide_id: str
     start: int
@@ -50,15 +56,13 @@ class Bag:
     def __post_init__(self) -> None:
         if len(self.features) == 0:
             raise BagError(
-                f"Bag '{self.bag_id}' has no patches. Leave it out of slides.csv or extract it again."
+                f"Bag '{self.bag_id}' has no patches. "
+                "Leave it out of slides.csv or extract it again."
             )
         if self.coords is not None and len(self.coords) != len(self.features):
             raise BagError(
-                f"Bag '{self.bag_id}': {len(self.coords)} coordinates for {len(self.features)} feature rows. Extract it again."
-            )
-        if self.spans[-1].stop != len(self.features):
-            raise BagError(
-                f"Bag '{self.bag_id}': its slides end at row {self.spans[-1].stop} of {len(self.features)}."
+                f"Bag '{self.bag_id}': {len(self.coords)} coordinates for {len(self.features)} "
+                "feature rows. Extract it again."
             )
 
     def __len__(self) -> int:
@@ -144,22 +148,22 @@ def case_bag(case_id: str, slides: Iterable[Bag]) -> Bag:
 
     Example:
         >>> import gcemil, numpy
-        >>> slides = [gcemil.slide_bag(name, numpy.zeros((5, 8), dtype="float32")) for name in ("b", "a")]
+        >>> features = numpy.zeros((5, 8), dtype="float32")
+        >>> slides = [gcemil.slide_bag(name, features) for name in ("b", "a")]
         >>> gcemil.case_bag("P-1", slides).slide_ids
         ('a', 'b')
     """
     ordered = sorted(slides, key=lambda bag: bag.bag_id)
-    if any(bag.coords is None for bag in ordered) and any(
-        bag.coords is not None for bag in ordered
-    ):
+    if len({bag.coords is None for bag in ordered}) > 1:
         raise BagError(
-            f"Case '{case_id}': some slides have coordinates and some have none. Extract them the same way."
+            f"Case '{case_id}': some slides have coordinates and some have none. "
+            "Extract them the same way."
         )
     spans, coords, start, right_edge = [], [], 0, 0
     for position, bag in enumerate(ordered):
         shift = 0
         if bag.coords is not None:
-            # The first slide stays where it is; each further one begins a gap to the right of the one before.
+            # The first slide stays; each further one begins a gap to the right of the one before.
             if position:
                 shift = right_edge - int(bag.coords[:, 0].min())
             moved = bag.coords + np.array([shift, 0], dtype=bag.coords.dtype)
@@ -170,13 +174,33 @@ def case_bag(case_id: str, slides: Iterable[Bag]) -> Bag:
         spans.append(SlideSpan(bag.bag_id, start, start + len(bag), shift))
         start += len(bag)
     features = np.concatenate([bag.features for bag in ordered])
-    return Bag(
-        case_id,
-        features,
-        np.concatenate(coords) if coords else None,
-        ordered[0].patch_size,
-        tuple(spans),
-    )
+    moved_coords = np.concatenate(coords) if coords else None
+    return Bag(case_id, features, moved_coords, ordered[0].patch_size, tuple(spans))
+
+
+def sample_patches(n_patches: int, limit: int, generator: np.random.Generator) -> RowIndex:
+    """At most `limit` patches, each equally likely."""
+    if n_patches <= limit:
+        return np.arange(n_patches)
+    return np.sort(generator.choice(n_patches, size=limit, replace=False))
+
+
+def sample_blocks(
+    coords: CoordRows, step: int, limit: int, generator: np.random.Generator
+) -> RowIndex:
+    """At most `limit` patches as whole random 4x4 blocks of the grid; the last block is cut."""
+    if len(coords) <= limit:
+        return np.arange(len(coords))
+    block = find_blocks(coords, step)
+    rank = generator.permutation(block.max() + 1)[block]
+    return np.sort(np.argsort(rank, kind="stable")[:limit])
+
+
+def find_blocks(coords: CoordRows, step: int) -> Int[np.ndarray, "n"]:
+    """A number per patch, equal for patches of one 4x4 block."""
+    cells = coords // (step * _BLOCK_SIDE)
+    _, block = np.unique(cells, axis=0, return_inverse=True)
+    return np.asarray(block).reshape(-1)
 
 
 def coordinate_step(coords: CoordRows) -> int:
@@ -187,8 +211,8 @@ def coordinate_step(coords: CoordRows) -> int:
 def grid_stride(coords: Shaped[np.ndarray, "n 2"]) -> float | None:
     """The most frequent step between neighbours of one row or column; None without neighbours.
 
-    Tools that tile every tissue contour from its own corner leave arbitrary steps between contours, so the smallest
-    step of a slide says nothing; patches that share a row or column exactly belong to one grid.
+    Tools that tile every tissue contour from its own corner leave arbitrary steps between contours,
+    so the smallest step says nothing; patches that share a row or column belong to one grid.
     """
     steps = []
     for axis, other in ((0, 1), (1, 0)):
@@ -211,39 +235,24 @@ def patch_cells(coords: Int[np.ndarray, "n 2"], step: int) -> Cells:
 
 
 def connected_regions(cells: Cells, marked: Marked) -> Numbers:
-    """The region of each marked patch, numbered from 1 in the order of first patches; 0 = not marked.
+    """The region of each marked patch, numbered from 1 in the order of first patches; 0 elsewhere.
 
-    Two patches are connected when their cells touch at a side or at a corner, as CAMELYON16's organisers label lesions.
-    Only marked cells are stored: memory is linear in the patches, not in the slide.
+    Two patches are connected when their cells touch at a side or at a corner, as CAMELYON16's
+    organisers label lesions.
     """
+    # Loaded here: most commands need a bag and none of its regions.
+    import pandas as pd
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+    from scipy.spatial import KDTree
+
     region = np.zeros(len(cells), dtype=np.int64)
     rows = np.flatnonzero(marked)
     if len(rows):
-        label = _label_components(cells[rows])
-        _, first, number = np.unique(label, return_index=True, return_inverse=True)
-        order = np.empty(len(first), dtype=np.int64)
-        order[np.argsort(first)] = np.arange(len(first))
-        region[rows] = order[number] + 1
+        pairs = KDTree(cells[rows]).query_pairs(1, p=np.inf, output_type="ndarray")
+        links = coo_array(
+            (np.ones(len(pairs), dtype=np.int8), tuple(pairs.T)), shape=(len(rows),) * 2
+        )
+        _, label = connected_components(links, directed=False)
+        region[rows] = pd.factorize(label)[0] + 1
     return region
-
-
-def _label_components(cells: Cells) -> Numbers:
-    """A component number for every cell."""
-    # Loaded here: most commands need a bag and none of its regions.
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    relative = cells - cells.min(axis=0)
-    # One empty column on either side keeps the end of a row from touching the start of the next.
-    width = int(relative[:, 0].max()) + 3
-    keys, node = np.unique(relative[:, 1] * width + relative[:, 0] + 1, return_inverse=True)
-    # Half of the eight neighbours: the other half are the same links seen from their other end.
-    wanted = keys[:, None] + np.array([1, width - 1, width, width + 1])
-    found = np.searchsorted(keys, wanted).clip(max=len(keys) - 1)
-    exists = keys[found] == wanted
-    start = np.broadcast_to(np.arange(len(keys))[:, None], wanted.shape)[exists]
-    links = coo_array(
-        (np.ones(len(start), dtype=np.int8), (start, found[exists])), shape=(len(keys),) * 2
-    )
-    _, label = connected_components(links, directed=False)
-    return label[node].astype(np.int64)

@@ -1,32 +1,43 @@
-"""A cohort folder: its card (cohort.yaml), its slides (slides.csv), its features, and the bags they form.
+"""A cohort folder: its card (cohort.yaml), its slides (slides.csv), its features, and its bags.
 
-Classification and regression make one bag per slide, because slides of one case may carry different labels; survival makes one bag
-per case, because time and event belong to the case. `bag_unit` in the card overrides this where labels allow it.
+Classification and regression make one bag per slide, because slides of one case may carry different
+labels; survival makes one bag per case, because time and event belong to the case. `bag_unit` in
+the card overrides this where labels allow it.
+
+`load_bags` reads bags ahead in a thread and holds a bounded number of bags and bytes. Batches are
+lists: bags are never stacked or padded. What is sampled depends on seed, epoch and bag alone, so a
+resumed run and an uninterrupted one see the same patches.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 from gcemil.bags import store
-from gcemil.bags.arrays import (
-    Bounds,
-    features_problem,
-    read_patch_layout,
-    stated_bounds,
-    stated_number,
+from gcemil.bags.bag import (
+    Bag,
+    CoordRows,
+    FeatureRows,
+    RowIndex,
+    case_bag,
+    coordinate_step,
+    grid_stride,
+    sample_blocks,
+    sample_patches,
+    slide_bag,
 )
-from gcemil.bags.bag import Bag, CoordRows, FeatureRows, RowIndex, case_bag, grid_stride, slide_bag
 from gcemil.bags.tables import is_plain_id, read_table
 from gcemil.config import LARGEST_SIZE
 from gcemil.errors import CohortError
@@ -35,8 +46,11 @@ from gcemil.slides.reader import ANY_EXTENSIONS
 from gcemil.units import LevelZeroPx
 from gcemil.wording import is_there, near_path
 
+T = TypeVar("T")
 Task = Literal["classification", "survival", "regression", "multilabel"]
 
+HELD_BYTES = 256 * 2**20
+"""About so much is read ahead, judged by the size of the bag before."""
 NEGATIVE_NAMES = ("normal", "negative", "healthy")
 """Classes that are taken for slides without a lesion where cohort.yaml names none."""
 SLIDE_COLUMNS: dict[Task, tuple[str, ...]] = {
@@ -70,7 +84,7 @@ class CohortCard(BaseModel):
 
     @property
     def negative_index(self) -> int | None:
-        """Index of the class without a lesion: the named one, else a class called normal, negative or healthy."""
+        """Index of the class without a lesion: the named one, else one with a usual name."""
         names = [name.lower() for name in self.classes]
         wanted = (self.negative_class.lower(),) if self.negative_class else NEGATIVE_NAMES
         return next((names.index(name) for name in wanted if name in names), None)
@@ -95,10 +109,21 @@ class SlideRow:
     labels: tuple[int | None, ...] = ()
     """0 or 1 for each target of a multilabel cohort, None where it is not known."""
 
+    @property
+    def target(self) -> Any:
+        """The label, the value, the labels, or else time and event."""
+        for target in (self.label, self.value, self.labels or None):
+            if target is not None:
+                return target
+        return self.time, self.event
+
 
 @dataclass(frozen=True)
 class BagSpec:
-    """One bag before anything is read: its slides and its target (class index, value, time and event, or a label per target)."""
+    """One bag before anything is read: its slides and its target.
+
+    The target is a class index, a value, time and event, or a label per target.
+    """
 
     bag_id: str
     case_id: str
@@ -119,9 +144,9 @@ class Cohort:
         """The cohort in this folder; tables that contradict themselves are refused."""
         folder = Path(folder)
         card, table = read_card(folder), folder / "slides.csv"
-        rows = read_table(table, card.columns)
-        raise_first(check_slides(rows, card), table)
-        return Cohort(folder, card, tuple(_read_slide(row, card) for row in rows))
+        slides, problems = read_slides(read_table(table, card.columns), card)
+        raise_first(problems, table)
+        return Cohort(folder, card, tuple(slides))
 
     def save(self) -> None:
         """Write slides.csv and cohort.yaml, which comes last: a folder that has it is a cohort."""
@@ -149,21 +174,15 @@ class Cohort:
         """Every bag, in the order of slides.csv."""
         groups: dict[str, list[SlideRow]] = {}
         for row in self.slides:
-            groups.setdefault(row.slide_id if self.bag_unit == "slide" else row.case_id, []).append(
-                row
-            )
+            name = row.slide_id if self.bag_unit == "slide" else row.case_id
+            groups.setdefault(name, []).append(row)
         specs = []
         for bag_id, rows in groups.items():
-            first = rows[0]
-            target: Any = (first.time, first.event)
+            target = rows[0].target
             if self.card.task == "classification":
-                target = self.card.classes.index(str(first.label))
-            elif self.card.task == "regression":
-                target = first.value
-            elif self.card.task == "multilabel":
-                target = first.labels
+                target = self.card.classes.index(target)
             slide_ids = tuple(sorted(row.slide_id for row in rows))
-            specs.append(BagSpec(bag_id, first.case_id, slide_ids, target))
+            specs.append(BagSpec(bag_id, rows[0].case_id, slide_ids, target))
         return tuple(specs)
 
     def feature_file(self, slide_id: str) -> Path:
@@ -183,10 +202,10 @@ class Cohort:
         return find_patch_size(self.folder, self.card, slide_id, coords)
 
     def layout(self, spec: BagSpec) -> Bag:
-        """The bag with features of width 0: patch count, coordinates and spans, read without the features."""
+        """The bag with features of width 0: patch count, coordinates and spans."""
         slides = []
         for slide_id in spec.slide_ids:
-            n_patches, coords = read_patch_layout(self.feature_file(slide_id))
+            n_patches, coords = store.read_patch_layout(self.feature_file(slide_id))
             slides.append(
                 slide_bag(slide_id, np.empty((n_patches, 0), np.float32), coords, self.patch_size)
             )
@@ -195,17 +214,14 @@ class Cohort:
     def read_bag(
         self, spec: BagSpec, layout: Bag | None = None, rows: RowIndex | None = None
     ) -> Bag:
-        """The bag with its features, or only these sorted rows of it; a layout read before is not read again."""
-        # The layout is cheap, and says which rows of which file are wanted.
+        """The bag with its features, or only these sorted rows of it."""
         layout = layout or self.layout(spec)
         parts = []
         for span in layout.spans:
-            # The rows that fall into one slide, counted from its first row.
-            own = (
-                None
-                if rows is None
-                else rows[(rows >= span.start) & (rows < span.stop)] - span.start
-            )
+            own = rows
+            if rows is not None:
+                # The rows that fall into one slide, counted from its first row.
+                own = rows[(rows >= span.start) & (rows < span.stop)] - span.start
             parts.append(self._read_features(span.slide_id, own))
         chosen = layout if rows is None else layout.take_rows(rows)
         return replace(chosen, features=parts[0] if len(parts) == 1 else np.concatenate(parts))
@@ -219,12 +235,13 @@ class Cohort:
     def _read_features(self, slide_id: str, rows: RowIndex | None) -> FeatureRows:
         path = self.feature_file(slide_id)
         features: FeatureRows = store.read(path, "features", rows)
-        if problem := features_problem(features.shape, features.dtype):
+        if problem := store.features_problem(features.shape, features.dtype):
             raise CohortError(f"{path}: {problem}. Extract the slide again.")
         if features.shape[1] != self.card.feature_dim:
             raise CohortError(
-                f"{path}: features have shape {features.shape}, but cohort.yaml says feature_dim {self.card.feature_dim}. "
-                "All slides of a cohort come from one encoder; extract this one again or correct cohort.yaml."
+                f"{path}: features have shape {features.shape}, but cohort.yaml says "
+                f"feature_dim {self.card.feature_dim}. All slides of a cohort come from one "
+                "encoder; extract this one again or correct cohort.yaml."
             )
         return features
 
@@ -245,14 +262,13 @@ def read_slide_attributes(folder: Path, slide_id: str) -> dict[str, Any]:
     path = feature_file(folder, slide_id)
     if not is_file(path):
         return {}
-    on_coords = store.attributes(path, "coords") if store.has(path, "coords") else {}
-    return {**store.attributes(path), **on_coords}
+    return {**store.attributes(path), **store.attributes(path, "coords")}
 
 
-def read_slide_bounds(folder: Path, slide_id: str) -> Bounds:
-    """Where the image that QuPath shows begins, as the feature file says; else nothing to move by."""
+def read_slide_bounds(folder: Path, slide_id: str) -> store.Bounds:
+    """Where the image that QuPath shows begins, as the feature file says; else (0, 0)."""
     attributes = read_slide_attributes(folder, slide_id)
-    return stated_bounds(attributes, str(feature_file(folder, slide_id))) or (0, 0)
+    return store.stated_bounds(attributes, str(feature_file(folder, slide_id))) or (0, 0)
 
 
 def find_patch_size(
@@ -261,7 +277,7 @@ def find_patch_size(
     """In level-0 pixels: the card's, the feature file's own, or the step of the grid."""
     if card is not None and card.patch_size_level0 is not None:
         return card.patch_size_level0
-    stated = stated_number(read_slide_attributes(folder, slide_id), "patch_size_level0")
+    stated = store.stated_number(read_slide_attributes(folder, slide_id), "patch_size_level0")
     size = stated or grid_stride(coords)
     return None if size is None else max(1, round(size))
 
@@ -274,43 +290,42 @@ def read_card(folder: Path) -> CohortCard:
     card = validate_as(
         read_yaml(path), CohortCard, path, error=CohortError, remedy="Correct the card."
     )
-    if card.task == "classification" and len(card.classes) < 2:
+    listed = ", ".join(card.classes)
+    if card.task in ("classification", "multilabel") and len(card.classes) < 2:
+        what = "classes" if card.task == "classification" else "targets"
         raise CohortError(
-            f"{path}: a classification cohort needs at least two classes, got {list(card.classes)}."
+            f"{path}: a {card.task} cohort needs at least two {what}, got {list(card.classes)}."
         )
     if card.negative_class is not None and card.negative_class not in card.classes:
         raise CohortError(
-            f"{path}: negative_class is '{card.negative_class}', but the classes are {', '.join(card.classes)}. Name one of them."
-        )
-    if card.task == "multilabel" and len(card.classes) < 2:
-        raise CohortError(
-            f"{path}: a multilabel cohort needs at least two targets, got {list(card.classes)}."
+            f"{path}: negative_class is '{card.negative_class}', but the classes are {listed}. "
+            "Name one of them."
         )
     if len(set(card.classes)) < len(card.classes):
-        raise CohortError(
-            f"{path}: a class occurs twice among {', '.join(card.classes)}. Remove one."
-        )
+        raise CohortError(f"{path}: a class occurs twice among {listed}. Remove one.")
     return card
 
 
 def _describe_no_cohort(folder: Path) -> str:
-    """What stands in the place of a cohort, and what to do about it."""
     if not is_there(folder):
-        return f"{folder} does not exist.{near_path(folder)} Give a cohort folder, as 'gcemil import' or 'gcemil encode' writes it."
+        return (
+            f"{folder} does not exist.{near_path(folder)} "
+            "Give a cohort folder, as 'gcemil import' or 'gcemil encode' writes it."
+        )
     if is_file(folder / "config.yaml") and any(folder.glob("fold_*")):
         return f"{folder} is a run, not a cohort. Give the folder of the cohort it was trained on."
     if is_file(folder):
         return f"{folder} is a file, not a cohort. Give the folder that holds cohort.yaml."
     return (
-        f"{folder} is not a cohort: it has no cohort.yaml. Make one with 'gcemil import' or 'gcemil simulate'; "
-        f"'gcemil inspect {folder}' says what it is."
+        f"{folder} is not a cohort: it has no cohort.yaml. Make one with 'gcemil import' or "
+        f"'gcemil simulate'; 'gcemil inspect {folder}' says what it is."
     )
 
 
 def write_slide_table(
     folder: Path, task: Task, slides: Sequence[SlideRow], classes: Sequence[str] = ()
 ) -> None:
-    """slides.csv of a folder; with sites where they are known, and a column for each target of several."""
+    """Write slides.csv; with sites where they are known, and a column per target of several."""
     columns = list(SLIDE_COLUMNS[task])
     if any(row.site is not None for row in slides):
         columns.append("site")
@@ -323,33 +338,15 @@ def write_slide_table(
     write_table(folder / "slides.csv", [*columns, *targets], rows)
 
 
-def parse_slide(row: Mapping[str, str], card: CohortCard, folder: Path) -> SlideRow:
-    """One checked line of slides.csv."""
-    raise_first(_check_slide(row, card), folder / "slides.csv")
-    return _read_slide(row, card)
-
-
-def _read_slide(row: Mapping[str, str], card: CohortCard) -> SlideRow:
-    """One line of slides.csv that has no problem."""
-    site = row.get("site") or None
-    if card.task == "multilabel":
-        labels = tuple(int(row[name]) if row[name] else None for name in card.classes)
-        return SlideRow(row["slide_id"], case_of(row), site=site, labels=labels)
-    if card.task == "classification":
-        return SlideRow(row["slide_id"], case_of(row), label=row["label"], site=site)
-    if card.task == "regression":
-        return SlideRow(row["slide_id"], case_of(row), value=float(row["value"]), site=site)
-    # Tables that went through pandas have 1.0 for an event.
-    time, event = float(row["time"]), int(float(row["event"]))
-    return SlideRow(row["slide_id"], case_of(row), time=time, event=event, site=site)
-
-
 # Problems of slides.csv: `Cohort.load` raises the first, `gcemil validate` lists all
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong with a cohort, and what to do about it. An error stops training, a warning is recorded in the run."""
+    """What is wrong with a cohort, and what to do about it.
+
+    An error stops training, a warning is recorded in the run.
+    """
 
     where: str
     """The slide, case, class or file it is about."""
@@ -365,80 +362,132 @@ def raise_first(problems: Iterable[Problem], path: Path) -> None:
             raise CohortError(f"{path}: {problem.where}: {problem.what}. {problem.remedy}")
 
 
-def check_slides(rows: Sequence[Mapping[str, str]], card: CohortCard) -> Iterator[Problem]:
-    """Every problem of the lines of slides.csv, each alone and together."""
-    for slide_id, count in Counter(row["slide_id"] for row in rows).items():
-        if count > 1:
-            yield Problem(
-                slide_id, f"the slide id occurs {count} times in slides.csv", "Keep one line."
-            )
-    for row in rows:
-        yield from _check_slide(row, card)
-    if card.task != "survival" and card.bag_unit != "case":
-        return
-    first_of: dict[str, Mapping[str, str]] = {}
-    for row in rows:
-        first = first_of.setdefault(case_of(row), row)
-        if _parse_target(first, card) != _parse_target(row, card):
-            what = f"slides '{first['slide_id']}' and '{row['slide_id']}' of the case disagree on the target"
-            yield Problem(case_of(row), what, "A case has one target; correct slides.csv.")
+def read_slides(
+    rows: Sequence[Mapping[str, str]], card: CohortCard
+) -> tuple[list[SlideRow], list[Problem]]:
+    """The lines of slides.csv, and every problem of them, each alone and together."""
+    counts = Counter(row["slide_id"] for row in rows)
+    problems = [
+        Problem(slide_id, f"the slide id occurs {count} times in slides.csv", "Keep one line.")
+        for slide_id, count in counts.items()
+        if count > 1
+    ]
+    slides = [_read_slide(row, card, problems) for row in rows]
+    if card.task == "survival" or card.bag_unit == "case":
+        first_of: dict[str, SlideRow] = {}
+        for slide in slides:
+            first = first_of.setdefault(slide.case_id, slide)
+            if first.target != slide.target:
+                what = f"slides '{first.slide_id}' and '{slide.slide_id}' of the case disagree"
+                remedy = "A case has one target; correct slides.csv."
+                problems.append(Problem(slide.case_id, f"{what} on the target", remedy))
+    return slides, problems
 
 
-def _check_slide(row: Mapping[str, str], card: CohortCard) -> Iterator[Problem]:
-    """Every problem of one line of slides.csv."""
+def _read_slide(row: Mapping[str, str], card: CohortCard, problems: list[Problem]) -> SlideRow:
+    """One line of slides.csv without what cannot be used of it, which is added to the problems."""
     slide_id = row["slide_id"]
+
+    def refuse(what: str, remedy: str) -> None:
+        problems.append(Problem(slide_id, what, remedy))
+
     if not is_plain_id(slide_id):
-        yield Problem(
-            slide_id,
-            "the name cannot be a slide id: it is not a plain file name",
-            "Rename the slide.",
-        )
+        refuse("the name cannot be a slide id: it is not a plain file name", "Rename the slide.")
+    slide = SlideRow(slide_id, row["case_id"] or slide_id, site=row.get("site") or None)
     if card.task == "classification":
         if row["label"] not in card.classes:
             what = f"label '{row['label']}' is not among {', '.join(card.classes)}"
-            yield Problem(slide_id, what, "Correct the label, or add the class to cohort.yaml.")
-        return
+            refuse(what, "Correct the label, or add the class to cohort.yaml.")
+        return replace(slide, label=row["label"])
     if card.task == "regression":
-        value = parse_number(row["value"])
-        if value is None or not math.isfinite(value):
+        if not math.isfinite(value := _parse_number(row["value"])):
             what = f"value '{row['value']}' is not a finite number"
-            yield Problem(slide_id, what, "Correct the value, or take the slide out of slides.csv.")
-        return
+            refuse(what, "Correct the value, or take the slide out of slides.csv.")
+        return replace(slide, value=value)
     if card.task == "multilabel":
         for name in card.classes:
             if row[name] not in ("0", "1", ""):
                 what = f"'{name}' is '{row[name]}', and a target is 0, 1 or empty"
-                yield Problem(
-                    slide_id, what, "Correct the label, or leave it empty where it is not known."
-                )
-        return
-    time = parse_number(row["time"])
-    if time is None or not 0 < time < math.inf:
+                refuse(what, "Correct the label, or leave it empty where it is not known.")
+        bits = {"0": 0, "1": 1}
+        return replace(slide, labels=tuple(bits.get(row[name]) for name in card.classes))
+    # Tables that went through pandas have 1.0 for an event.
+    time, event = _parse_number(row["time"]), _parse_number(row["event"])
+    if not 0 < time < math.inf:
         what = f"survival time '{row['time']}' is not a finite number above 0"
-        yield Problem(slide_id, what, "Correct the time, or exclude the case.")
-    if parse_number(row["event"]) not in (0, 1):
+        refuse(what, "Correct the time, or exclude the case.")
+    if event not in (0, 1):
         what = f"event '{row['event']}' is neither 0 nor 1"
-        yield Problem(slide_id, what, "Code 1 for happened and 0 for censored.")
+        refuse(what, "Code 1 for happened and 0 for censored.")
+    return replace(slide, time=time, event=int(event) if event in (0, 1) else None)
 
 
-def _parse_target(row: Mapping[str, str], card: CohortCard) -> Any:
-    """The target of a line; 12 and 12.0 are one time."""
-    if card.task == "classification":
-        return row["label"]
-    if card.task == "multilabel":
-        return [row[name] for name in card.classes]
-    return tuple(parse_number(row[name]) for name in SLIDE_COLUMNS[card.task][2:])
-
-
-def case_of(row: Mapping[str, str]) -> str:
-    """The case of a line, the slide itself where it names none."""
-    return row["case_id"] or row["slide_id"]
-
-
-def parse_number(text: str) -> float | None:
-    """The number in a cell, None where there is none."""
+def _parse_number(text: str) -> float:
+    """The number in a cell; NaN where there is none."""
     try:
-        number = float(text)
+        return float(text)
     except ValueError:
-        return None
-    return None if math.isnan(number) else number
+        return math.nan
+
+
+# Bags read ahead
+
+
+@dataclass(frozen=True)
+class SampleRule:
+    """At most `limit` patches per bag, in blocks of the grid or one by one; None means all."""
+
+    limit: int | None = None
+    sampling: Literal["blocks", "patches"] = "blocks"
+    seed: int = 0
+
+
+def load_bags(
+    cohort: Cohort, specs: Sequence[BagSpec], *, rule: SampleRule, epoch: int = 0, ahead: int = 4
+) -> Iterator[tuple[BagSpec, Bag]]:
+    """Each bag once, in order; at most `ahead` wait in memory, and none beside a large bag."""
+    # Not a loop with variables, which would keep a bag alive while the thread waits for its turn.
+    pairs = ((spec, read_sampled_bag(cohort, spec, rule=rule, epoch=epoch)) for spec in specs)
+    with closing(run_ahead(pairs, ahead, size=lambda pair: pair[1].features.nbytes)) as ready:
+        yield from ready
+
+
+def run_ahead(
+    items: Generator[T, None, None], ahead: int, *, size: Callable[[T], int]
+) -> Generator[T, None, None]:
+    """The items, made by a thread: at most `ahead` wait, fewer where items are large.
+
+    Close it to stop early.
+    """
+    end = object()
+    waiting: deque[Future[Any]] = deque()
+    with ThreadPoolExecutor(1, thread_name_prefix="gcemil-read-ahead") as reader:
+        try:
+            while True:
+                if not waiting:
+                    waiting.append(reader.submit(next, items, end))
+                item = waiting.popleft().result()
+                if item is end:
+                    return
+                room = min(ahead, HELD_BYTES // max(1, size(item)))
+                while len(waiting) < room:
+                    waiting.append(reader.submit(next, items, end))
+                yield item
+                del item
+        finally:
+            reader.shutdown(cancel_futures=True)
+            items.close()
+
+
+def read_sampled_bag(cohort: Cohort, spec: BagSpec, *, rule: SampleRule, epoch: int) -> Bag:
+    """The bag, restricted to the patches that this seed and epoch draw for it."""
+    layout = cohort.layout(spec)
+    if rule.limit is None or len(layout) <= rule.limit:
+        return cohort.read_bag(spec, layout)
+    generator = np.random.default_rng([rule.seed, epoch, *spec.bag_id.encode()])
+    if rule.sampling == "blocks" and layout.coords is not None:
+        step = layout.patch_size or coordinate_step(layout.coords)
+        rows = sample_blocks(layout.coords, step, rule.limit, generator)
+    else:
+        rows = sample_patches(len(layout), rule.limit, generator)
+    return cohort.read_bag(spec, layout, rows)

@@ -3,11 +3,11 @@
   features  (n, d)  the patches as the cohort's encoder sees them
   concepts  (n,)    what each shows
   slides    (n,)    the slide it lies on; empty for a patch without a slide
-  attributes        k, the examples per concept that training takes; seed, by which it takes them; encoder; source
+  attributes        k, the examples per concept that training takes; seed; encoder; source
 
-Which examples a fold may use is decided fold by fold: those of its own training slides and those of slides outside the
-cohort, never those of a slide that the fold validates or tests on. Of these it takes k per concept, one slide after the
-other, so that no slide speaks for a concept alone.
+Which examples a fold may use is decided fold by fold: those of its own training slides and those of
+slides outside the cohort, never those of a slide that the fold validates or tests on. Of these it
+takes k per concept, one slide after the other, so that no slide speaks for a concept alone.
 """
 
 from __future__ import annotations
@@ -67,11 +67,14 @@ def choose_for_fold(
         candidates = candidates[allowed[candidates]]
         if not len(candidates):
             raise CohortError(
-                f"The fold has no example of '{name}' on its training slides or outside the cohort ({n_held_out} examples lie "
-                "on slides it validates or tests on, which would leak). Name patches on more slides with "
+                f"The fold has no example of '{name}' on its training slides or outside the cohort "
+                f"({n_held_out} examples lie "
+                "on slides it validates or tests on, which would leak). Name patches on more "
+                "slides with "
                 "'gcemil anchors from-examples'."
             )
-        # One example of every slide before a second one of any; patches without a slide stand for themselves.
+        # One example of every slide before a second one of any; patches without a slide stand for
+        # themselves.
         slides = pd.Series(examples.slides[candidates])
         turn = slides.groupby(slides).cumcount().where(slides != "", 0).to_numpy()
         rows[name] = np.sort(candidates[np.argsort(turn, kind="stable")[: examples.k]])
@@ -93,7 +96,8 @@ def read_examples(path: Path, feature_dim: int) -> ExampleSet:
     """The examples of a cohort with features of this width."""
     if not path.is_file():
         raise CohortError(
-            f"{path} does not exist. Name some patches with 'gcemil anchors from-examples', or use prototypes."
+            f"{path} does not exist. Name some patches with 'gcemil anchors from-examples', or use "
+            "prototypes."
         )
     features = store.read(path, "features")
     concepts, slides = (
@@ -104,11 +108,13 @@ def read_examples(path: Path, feature_dim: int) -> ExampleSet:
     k, seed = attributes.get("k"), attributes.get("seed")
     problem = ""
     if features.ndim != 2 or features.dtype.kind != "f" or features.shape[1] != feature_dim:
-        problem = f"'features' is {features.dtype} of shape {features.shape}; the cohort has width {feature_dim}"
+        shape = f"{features.dtype} of shape {features.shape}"
+        problem = f"'features' is {shape}; the cohort has width {feature_dim}"
     elif not np.isfinite(features).all():
         problem = "it holds NaN or infinite features"
     elif not 0 < len(concepts) == len(slides) == len(features) or (concepts == "").any():
-        problem = f"{len(concepts)} concepts and {len(slides)} slides for {len(features)} patches, or one without a name"
+        counts = f"{len(concepts)} concepts and {len(slides)} slides for {len(features)} patches"
+        problem = f"{counts}, or one without a name"
     elif not isinstance(k, int) or not isinstance(seed, int) or k < 1 or seed < 0:
         problem = f"it does not say how many examples to take (k {k}, seed {seed})"
     if problem:

@@ -1,8 +1,8 @@
 """Content hashes of a cohort: its card, labels, folds, anchors, pairs and feature files.
 
-A file is read again only if its size, times or inode changed since it was hashed. The hashes are kept in
-.gcemil_hashes.json in the cohort folder if that is writable; a damaged cache is ignored. Truth is left out: training
-never reads it.
+A file is read again only if its size, times or inode changed since it was hashed. The hashes are
+kept in .gcemil_hashes.json in the cohort folder if that is writable; a damaged cache is ignored.
+Truth is left out: training never reads it.
 """
 
 from __future__ import annotations
@@ -115,7 +115,9 @@ def record_cohort(cohort: Cohort) -> CohortRecord:
     # The name and the history of a cohort change no result.
     card = cohort.card.model_dump(mode="json", exclude={"name", "provenance"})
     splits = {
-        split_file(folder, index).name: _hash_value(sorted(map(list, read_parts(folder, index))))
+        split_file(folder, index).name: _hash_value(
+            sorted(map(list, read_parts(folder, index).items()))
+        )
         for index in fold_indices(folder)
     }
     return CohortRecord(
@@ -153,7 +155,7 @@ def content_hash(path: Path) -> str:
 
 
 def file_fingerprint(path: Path) -> str:
-    """Hash a slide's size and its first and last 64 KiB, because slides are gigabytes; other files have `content_hash`."""
+    """Hash a slide's size and its first and last 64 KiB, because slides are gigabytes."""
     require_file(path)
     edge = 64 * 1024
     size = path.stat().st_size

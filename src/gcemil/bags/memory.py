@@ -1,8 +1,7 @@
-"""A cohort whose bags are held in memory: arrays, tensors or `Bag`s with labels, for training without files."""
+"""A cohort whose bags are held in memory: arrays, tensors or `Bag`s with labels, for `fit`."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gcemil.bags import store
 from gcemil.bags.bag import Bag, RowIndex, slide_bag
-from gcemil.bags.cohort import BagSpec, Cohort, CohortCard, SlideRow, Task
+from gcemil.bags.cohort import BagSpec, Cohort, CohortCard, Task, read_slides
+from gcemil.bags.folds import target_problems
 from gcemil.bags.foreign.label_tables import MOST_CLASSES
 from gcemil.errors import BagError, CohortError, UsageError
 
 _FEATURES, _LABELS = ("X", "features"), ("Y", "label")
-"""Names under which an item of a dataset holds its features and its label; the first ones are torchmil's."""
+"""Names under which an item of a dataset holds features and label; the first are torchmil's."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +48,7 @@ def make_cohort(
     classes: Sequence[str] | None = None,
     cases: Sequence[str] | None = None,
 ) -> MemoryCohort:
-    """Check bags and labels, and hold them as a cohort; bags of one case stay together in a split."""
+    """Check bags and labels, and hold them as a cohort; bags of one case stay together."""
     items = list(iterate_items(items))
     bags = [read_bag_item(item, f"bag_{number}") for number, item in enumerate(items)]
     given = [_take(item, _LABELS) for item in items] if labels is None else list(labels)
@@ -67,14 +68,6 @@ def make_cohort(
         raise CohortError(f"All bags need features of one width, got {sorted(widths)}.")
     sizes = {bag.patch_size for bag in bags}
     task = task or ("survival" if isinstance(targets[0], list) else "classification")
-    if (
-        task == "classification"
-        and len({target for target in targets if isinstance(target, float)}) > MOST_CLASSES
-    ):
-        raise UsageError(
-            f"The labels are measurements such as {next(one for one in targets if isinstance(one, float))}, which are no "
-            'classes. Give task="regression", or labels of classes.'
-        )
     names = _name_classes(targets, classes) if task == "classification" else ()
     card = CohortCard(
         name="in memory",
@@ -84,16 +77,16 @@ def make_cohort(
         patch_size_level0=sizes.pop() if len(sizes) == 1 else None,
         bag_unit="slide",
     )
-    case_ids = [bag.bag_id for bag in bags] if cases is None else [str(case) for case in cases]
-    rows = tuple(
-        _make_row(bag.bag_id, case, target, task, names)
-        for bag, case, target in zip(bags, case_ids, targets, strict=True)
-    )
-    if task == "regression" and len({row.value for row in rows}) == 1:
-        raise UsageError(
-            f"All {len(rows)} bags have the value {rows[0].value:g}: there is nothing to predict. Give other labels."
-        )
-    return MemoryCohort(folder, card, rows, held)
+    lines = [
+        {"slide_id": bag_id, "case_id": str(case), **_write_target(bag_id, target, task, names)}
+        for bag_id, case, target in zip(held, cases or held, targets, strict=True)
+    ]
+    rows, problems = read_slides(lines, card)
+    for problem in [*problems, *target_problems(rows)]:
+        if problem.level == "error":
+            where = f"Bag '{problem.where}': " if problem.where in held else ""
+            raise UsageError(f"{where}{problem.what}. Give other labels.")
+    return MemoryCohort(folder, card, tuple(rows), held)
 
 
 def iterate_items(items: Any) -> Iterator[Any]:
@@ -104,7 +97,7 @@ def iterate_items(items: Any) -> Iterator[Any]:
 
 
 def read_bag_item(item: Any, name: str) -> Bag:
-    """A `Bag`, a matrix of features, a (features, coords) tuple, or an item with X or features, and coords."""
+    """A `Bag`, features, (features, coords), or an item with X or features, and coords."""
     if isinstance(item, Bag):
         return item
     if isinstance(item, tuple) and len(item) == 2:
@@ -117,24 +110,24 @@ def read_bag_item(item: Any, name: str) -> Bag:
     matrix = as_array(features)
     if matrix.ndim != 2 or not matrix.size or matrix.dtype.kind not in "fiu":
         raise BagError(
-            f"Bag '{name}': features have shape {matrix.shape} and type {matrix.dtype}. Give numbers of shape (patches, width)."
+            f"Bag '{name}': features have shape {matrix.shape} and type {matrix.dtype}. "
+            "Give numbers of shape (patches, width)."
         )
     if matrix.dtype not in (np.float16, np.float32):
         matrix = matrix.astype(np.float32)
-    if not np.isfinite(matrix).all():
-        raise BagError(
-            f"Bag '{name}' has NaN or infinite features. Extract it again or leave it out."
-        )
+    if problem := store.nan_problem(matrix):
+        raise BagError(f"Bag '{name}': {problem}. Extract it again or leave it out.")
     places = None if coords is None else np.rint(as_array(coords)).astype(np.int64)
     if places is not None and places.shape != (len(matrix), 2):
         raise BagError(
-            f"Bag '{name}': {len(matrix)} patches need coords of shape ({len(matrix)}, 2), got {places.shape}."
+            f"Bag '{name}': {len(matrix)} patches need coords of shape ({len(matrix)}, 2), "
+            f"got {places.shape}."
         )
     return slide_bag(name, matrix, places)
 
 
 def as_array(values: Any) -> NDArray[Any]:
-    """A numpy array of a tensor or of anything numpy reads; bfloat16, which numpy lacks, becomes float32."""
+    """A numpy array of a tensor or of anything numpy reads; bfloat16 becomes float32."""
     if hasattr(values, "detach"):
         values = values.detach().cpu()
         values = values.float() if str(values.dtype) == "torch.bfloat16" else values
@@ -143,7 +136,7 @@ def as_array(values: Any) -> NDArray[Any]:
 
 def _take(item: Any, names: Sequence[str]) -> Any:
     """The first of these entries or attributes that the item has; None without one."""
-    if isinstance(item, Mapping) or hasattr(item, "keys"):
+    if hasattr(item, "keys"):
         return next((item[name] for name in names if name in item.keys()), None)  # noqa: SIM118
     if isinstance(item, np.ndarray | list | tuple | Bag) or hasattr(item, "detach"):
         return None
@@ -163,43 +156,33 @@ def _as_plain(value: Any) -> Any:
 
 def _name_classes(targets: Sequence[Any], classes: Sequence[str] | None) -> tuple[str, ...]:
     """The given names, or the sorted labels; integers are sorted as numbers."""
+    measured = {target for target in targets if isinstance(target, float)}
+    if len(measured) > MOST_CLASSES:
+        raise UsageError(
+            f"The labels are measurements such as {measured.pop()}, which are no classes. "
+            'Give task="regression", or labels of classes.'
+        )
     if classes is not None:
         return tuple(map(str, classes))
     try:
-        found = sorted(set(targets))
+        names = sorted(set(targets))
     except TypeError as error:
         raise UsageError(
             f"Labels are class names or integers of one kind, got {targets[:3]}."
         ) from error
-    if len(found) < 2:
-        raise UsageError(f"Classification needs two classes, but every label is '{found[0]}'.")
-    return tuple(map(str, found))
+    if len(names) < 2:
+        raise UsageError(f"Classification needs two classes, but every label is '{names[0]}'.")
+    return tuple(map(str, names))
 
 
-def _make_row(
-    bag_id: str, case: str, target: Any, task: Task, classes: tuple[str, ...]
-) -> SlideRow:
-    """The row of one bag, its label, its value or its (time, event) checked."""
+def _write_target(bag_id: str, target: Any, task: Task, classes: Sequence[str]) -> dict[str, str]:
+    """The label, the value, or time and event, as slides.csv has them."""
     if task == "regression":
-        if not isinstance(target, int | float) or not math.isfinite(target):
-            raise UsageError(
-                f"Bag '{bag_id}' has the label {target!r}; regression needs a finite number for every bag."
-            )
-        return SlideRow(bag_id, case, value=float(target))
+        return {"value": str(target)}
     if task == "survival":
         if not isinstance(target, list) or len(target) != 2:
             raise UsageError(f"Bag '{bag_id}': a survival label is (time, event), got {target}.")
-        time, event = target
-        if not 0 < time < math.inf or event not in (0, 1):
-            raise UsageError(
-                f"Bag '{bag_id}': time {time} must be above 0 and finite, event {event} is 0 or 1."
-            )
-        return SlideRow(bag_id, case, time=float(time), event=int(event))
+        return {"time": str(target[0]), "event": str(target[1])}
     # An integer is the number of a class where the classes have names.
     is_index = isinstance(target, int) and str(target) not in classes and 0 <= target < len(classes)
-    label = classes[target] if is_index else str(target)
-    if label not in classes:
-        raise UsageError(
-            f"Bag '{bag_id}' has label '{label}', but the classes are: {', '.join(classes)}."
-        )
-    return SlideRow(bag_id, case, label=label)
+    return {"label": classes[target] if is_index else str(target)}

@@ -1,17 +1,23 @@
-"""Reading and writing of HDF5 files: features, coordinates, truth, anchors, evidence.
+"""HDF5 files of a cohort and of other tools: features, coordinates, truth, anchors, pairs.
 
-Files are opened with h5py. Links, and datasets whose values lie in another file, are refused. A missing, truncated,
-mistyped or otherwise damaged file raises a StoreError with one sentence that names it. Rows of plain numbers are read
-from their byte positions, which avoids one index lookup per row in the (1, d)-chunked files of CLAM and TRIDENT.
+  coords    (n, 2)  level-0 pixels from the corner of the slide: whole numbers from 0 to 1e9
+  features  (n, d)  floating point numbers
+  truth     (n,)    evidence 0 or 1 · region and concept whole numbers from 0 · overlap from 0 to 1
+  anchors   (m, a)  finite, one prompt each
+  pairs     (p, d) and (p, a), finite: the same patches in feature space and in anchor space
 
-Files are made in memory and written in one atomic step, without time stamps: equal content gives equal bytes.
+Links, and datasets whose values lie in another file, are refused. A missing, truncated, mistyped or
+otherwise damaged file raises a StoreError with one sentence that names it. Rows of plain numbers
+are read from their byte positions, which avoids one index lookup per row in the (1, d)-chunked
+files of CLAM and TRIDENT. Files are made in memory and written in one atomic step, without time
+stamps: equal content gives equal bytes.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
@@ -29,10 +35,19 @@ from gcemil.wording import near_path
 Array = NDArray[Any]
 Rows = NDArray[np.integer[Any]]
 Attributes = Mapping[str, Any]
+Bounds = tuple[int, int]
 
-BLOCK_BYTES = 8 * 2**20
-"""Rows that h5py has to convert are read in blocks of about this size."""
 _NAMES_SHOWN = 10
+_LARGEST_COORDINATE = 10**9
+"""Thousands of times the longest side of a scanned slide."""
+_BOUNDS_KEYS = (("openslide.bounds-x", "openslide.bounds-y"), ("bounds_x", "bounds_y"))
+"""Attributes of a feature file that say where the image that QuPath shows begins."""
+_TRUTH_RANGES = {
+    # An overlap is a quotient of areas, which rounding may carry past 1.
+    "overlap": (1.001, False, "a share from 0 to 1"),
+    "evidence": (1, True, "0 or 1"),
+}
+"""Column of a truth file → its largest value, whether it is whole, and its meaning."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +62,9 @@ class DatasetInfo:
 
     @property
     def is_slow(self) -> bool:
-        """Few rows per chunk, as in files of CLAM and TRIDENT, which h5py reads an order of magnitude slower."""
-        return (
-            self.chunks is not None
-            and len(self.shape) == 2
-            and self.shape[0] > 1
-            and self.chunks[0] < 64
-        )
+        """Few rows per chunk, as in files of CLAM and TRIDENT: read ten times slower by h5py."""
+        is_matrix = len(self.shape) == 2 and self.shape[0] > 1
+        return is_matrix and self.chunks is not None and self.chunks[0] < 64
 
 
 def is_number_type(dtype: np.dtype[Any]) -> bool:
@@ -76,10 +87,11 @@ def describe(path: Path) -> dict[str, DatasetInfo]:
 
 
 def attributes(path: Path, dataset: str | None = None) -> dict[str, Any]:
-    """Attributes of the file root or of one dataset, as plain Python values."""
+    """Attributes of the file root, or of one dataset if it is there, as plain Python values."""
     with _open_file(path) as file:
-        holder = file if dataset is None else _get_dataset(file, path, dataset)
-        return {key: _to_plain_value(value) for key, value in holder.attrs.items()}
+        holder = file if dataset is None else _get_member(file, path, dataset)
+        attrs = {} if holder is None else holder.attrs
+        return {key: _to_plain_value(value) for key, value in attrs.items()}
 
 
 def has(path: Path, dataset: str) -> bool:
@@ -101,28 +113,185 @@ def read(path: Path, dataset: str, rows: Rows | None = None) -> Array:
         return _read_rows(source, rows)
 
 
-def read_beside(path: Path, dataset: str, other: str) -> tuple[DatasetInfo, Array | None]:
-    """The description of one dataset of numbers, and the values of another one if the file has it."""
-    with _open_file(path) as file:
-        info = _describe(_get_numbers(file, path, dataset))
-        is_missing = _get_member(file, path, other) is None
-        return info, None if is_missing else _read_rows(_get_numbers(file, path, other))
-
-
 def read_texts(path: Path, dataset: str) -> list[str]:
     """A list of texts, stored with fixed or variable length, as ASCII or UTF-8."""
     with _open_file(path) as file:
         source = _get_dataset(file, path, dataset)
         if h5py.check_string_dtype(source.dtype) is None or len(source.shape or ()) != 1:
             raise StoreError(
-                f"{path}: '{dataset}' is {source.dtype} of shape {source.shape}, not a list of texts."
+                f"{path}: '{dataset}' is {source.dtype} of shape {source.shape}, "
+                "not a list of texts."
             )
         return [value.decode() if isinstance(value, bytes) else str(value) for value in source[:]]
 
 
+def read_patch_layout(path: Path) -> tuple[int, NDArray[np.int64] | None]:
+    """The number of patches in a feature file, and their coordinates if it has any."""
+    with _open_file(path) as file:
+        shape = _get_numbers(file, path, "features").shape
+        if not shape:
+            raise StoreError(
+                f"{path}: 'features' is one number, not (patches, dimension). "
+                "Extract the slide again."
+            )
+        if _get_member(file, path, "coords") is None:
+            return shape[0], None
+        return shape[0], check_coords(_read_rows(_get_numbers(file, path, "coords")), path)
+
+
+def read_coords(path: Path) -> NDArray[np.int64]:
+    """The coordinates of a feature or patch file."""
+    return check_coords(read(path, "coords"), path)
+
+
+def read_truth(path: Path, name: str, n_patches: int) -> Array:
+    """One column of a truth file for these many patches."""
+    values = read(path, name)
+    if values.ndim != 1 or len(values) != n_patches:
+        raise StoreError(
+            f"{path}: '{name}' has shape {values.shape} for {n_patches} patches in the features. "
+            "Write the truth again."
+        )
+    largest, is_whole, meaning = _TRUTH_RANGES.get(
+        name, (_LARGEST_COORDINATE, True, "a whole number from 0")
+    )
+    is_valid = (values >= 0) & (values <= largest)
+    if is_whole:
+        is_valid &= values == np.round(values)
+    if not is_valid.all():
+        row = int(np.argmin(is_valid))
+        raise StoreError(
+            f"{path}: '{name}' is {values[row]:g} at patch {row}, but it is {meaning}. "
+            "Write the truth again."
+        )
+    return values
+
+
+def read_anchors(path: Path) -> tuple[NDArray[np.float32], list[str]]:
+    """Embeddings (m, a) and their prompts."""
+    remedy = "Write it again with 'gcemil anchors'."
+    embeddings = _read_matrix(path, "embeddings", remedy)
+    prompts = read_texts(path, "prompts")
+    if len(prompts) != len(embeddings):
+        raise StoreError(
+            f"{path}: {len(prompts)} prompts for {len(embeddings)} embeddings. {remedy}"
+        )
+    return embeddings, prompts
+
+
+def read_pairs(path: Path) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """The same patches in feature space and in anchor space."""
+    remedy = "Write it again with 'gcemil anchors pairs'."
+    features = _read_matrix(path, "features", remedy)
+    anchor_space = _read_matrix(path, "anchor_space", remedy)
+    if len(features) != len(anchor_space):
+        raise StoreError(
+            f"{path}: {len(features)} features for {len(anchor_space)} rows in anchor space. "
+            f"{remedy}"
+        )
+    return features, anchor_space
+
+
+def _read_matrix(path: Path, name: str, remedy: str) -> NDArray[np.float32]:
+    values = read(path, name)
+    if values.ndim != 2 or not values.size:
+        raise StoreError(
+            f"{path}: '{name}' has shape {values.shape}, not (rows, columns). {remedy}"
+        )
+    # What single precision cannot hold becomes infinite and is refused with the rest.
+    with np.errstate(over="ignore"):
+        narrow = values.astype(np.float32)
+    if problem := nan_problem(narrow, f"'{name}'", "rows"):
+        raise StoreError(f"{path}: {problem}. {remedy}")
+    return narrow
+
+
+# Checks
+
+
+def nan_problem(values: Array, what: str = "features", unit: str = "patches") -> str | None:
+    """How many rows have NaN or infinite numbers, and the first of them; None without any."""
+    finite = np.isfinite(values).all(axis=1)
+    if finite.all():
+        return None
+    first = int(np.argmin(finite))
+    return f"{(~finite).sum()} {unit} have NaN or infinite {what}, the first is row {first}"
+
+
+def check_coords(coords: Array, path: Path) -> NDArray[np.int64]:
+    """Coordinates as int64; ones that no patch of a slide can have are refused."""
+    if problem := coords_problem(coords):
+        raise StoreError(
+            f"{path}: {problem}. Extract the slide again, or convert it with 'gcemil import'."
+        )
+    return coords.astype(np.int64)
+
+
+def coords_problem(coords: Array) -> str | None:
+    """Why these cannot be level-0 pixels; None when they can."""
+    if coords.ndim != 2 or coords.shape[1] != 2:
+        return f"coordinates have shape {coords.shape}, not (patches, 2)"
+    if coords.dtype.kind not in "fiu":
+        return f"coordinates are {coords.dtype}, not whole numbers"
+    if not len(coords):
+        return None
+    if coords.dtype.kind == "f":
+        if problem := nan_problem(coords, "coordinates"):
+            return problem
+        if not np.array_equal(coords, np.round(coords)):
+            return (
+                f"coordinates are fractions such as {coords.max():.2f}: they look like micrometres"
+            )
+    if (low := coords.min()) < 0:
+        return f"a coordinate is {low:g}, but level-0 pixels count from the corner of the slide"
+    if (high := coords.max()) > _LARGEST_COORDINATE:
+        return f"a coordinate is {high:g}, farther than any slide reaches"
+    return None
+
+
+def features_problem(shape: Sequence[int], dtype: np.dtype[Any]) -> str | None:
+    """Why this dataset cannot be features; None when it can. Its values are not looked at."""
+    if dtype.kind != "f" or not is_number_type(dtype):
+        return f"features are {dtype}, not float16 or float32"
+    if len(shape) != 2:
+        return f"features have shape {shape}, not (patches, dimension)"
+    return None
+
+
+def stated_number(attributes: Attributes, name: str) -> float | None:
+    """An attribute that is a number above 0, such as a size or a magnification; else None."""
+    value = attributes.get(name)
+    try:
+        # TRIDENT writes None as a text, and numbers sometimes too.
+        number = float(value) if isinstance(value, int | float | str) else math.nan
+    except (ValueError, OverflowError):
+        return None
+    return number if 0 < number <= _LARGEST_COORDINATE else None
+
+
+def stated_bounds(attributes: Attributes, where: str) -> Bounds | None:
+    """The bounds among the attributes of a feature file; None where it has none."""
+    for across, down in _BOUNDS_KEYS:
+        # TRIDENT writes None as a string.
+        if attributes.get(across) in (None, "None") or attributes.get(down) in (None, "None"):
+            continue
+        try:
+            return int(attributes[across]), int(attributes[down])
+        except (ValueError, TypeError, OverflowError) as error:
+            raise StoreError(
+                f"{where}: '{across}' is '{attributes[across]}' and '{down}' is "
+                f"'{attributes[down]}'; both must be whole pixels. "
+                "Give --bounds-x and --bounds-y instead."
+            ) from error
+    return None
+
+
+# Files and datasets
+
+
 @contextmanager
 def _open_file(path: Path) -> Iterator[h5py.File]:
-    """Open a file for reading; whatever h5py and the system raise meanwhile becomes a StoreError."""
+    """Open a file for reading; whatever h5py and the system raise becomes a StoreError."""
     try:
         if not path.is_file():
             raise StoreError(describe_absence(path))
@@ -132,7 +301,7 @@ def _open_file(path: Path) -> Iterator[h5py.File]:
         raise
     except (MemoryError, PermissionError) as error:
         raise StoreError(f"{path} cannot be read ({error_text(error)}).") from error
-    # The type depends on where the damage lies: OSError, KeyError, ValueError, RuntimeError, TypeError and others.
+    # The type depends on where the damage lies: OSError, KeyError, ValueError, RuntimeError, …
     except Exception as error:
         raise StoreError(
             f"{path} cannot be read as HDF5 ({error_text(error)}). "
@@ -143,17 +312,23 @@ def _open_file(path: Path) -> Iterator[h5py.File]:
 def describe_absence(path: Path) -> str:
     """Why there is no file to read, and what to do about it."""
     if path.exists():
-        return f"{path} is not a regular file, so it is not read. Put the file back, or extract the slide."
+        return (
+            f"{path} is not a regular file, so it is not read. "
+            "Put the file back, or extract the slide."
+        )
     if path.is_symlink():
         return (
-            f"{path} is a link to {os.fsdecode(path.readlink())}, which is not there: the source moved. "
+            f"{path} is a link to {os.fsdecode(path.readlink())}, which is not there: "
+            "the source moved. "
             "Import it again from where it is now with 'gcemil import', or put it back."
         )
-    return f"{path} does not exist.{near_path(path)} Check the path; a slide without features is extracted."
+    return (
+        f"{path} does not exist.{near_path(path)} "
+        "Check the path; a slide without features is extracted."
+    )
 
 
 def _get_numbers(file: h5py.File, path: Path, name: str) -> h5py.Dataset:
-    """A dataset of real numbers."""
     dataset = _get_dataset(file, path, name)
     if dataset.shape is None or not is_number_type(dataset.dtype):
         content = "nothing" if dataset.shape is None else str(dataset.dtype)
@@ -167,29 +342,30 @@ def _get_dataset(file: h5py.File, path: Path, name: str) -> h5py.Dataset:
     if not isinstance(item, h5py.Dataset):
         listed = ", ".join([*file][:_NAMES_SHOWN]) + (" …" if len(file) > _NAMES_SHOWN else "")
         raise StoreError(
-            f"{path} has no dataset '{name}', only: {listed or 'nothing'}. Try 'gcemil inspect {path}'."
+            f"{path} has no dataset '{name}', only: {listed or 'nothing'}. "
+            f"Try 'gcemil inspect {path}'."
         )
     return item
 
 
 def _get_member(file: h5py.File, path: Path, name: str) -> Any:
-    """A member that is stored in this very file, None without one: links and data elsewhere are never followed."""
+    """A member stored in this very file, None without one: data elsewhere is never followed."""
     link = file.get(name, getlink=True)
     if link is None:
         return None
     item = file[name] if isinstance(link, h5py.HardLink) else None
     if item is None or (isinstance(item, h5py.Dataset) and (item.external or item.is_virtual)):
         raise StoreError(
-            f"{path}: '{name}' leads to data in another place, which is never followed. Copy the data into the file."
+            f"{path}: '{name}' leads to data in another place, which is never followed. "
+            "Copy the data into the file."
         )
     return item
 
 
 def _describe(dataset: h5py.Dataset) -> DatasetInfo:
     is_filtered = dataset.id.get_create_plist().get_nfilters() > 0
-    return DatasetInfo(
-        (0,) if dataset.shape is None else dataset.shape, dataset.dtype, dataset.chunks, is_filtered
-    )
+    shape = (0,) if dataset.shape is None else dataset.shape
+    return DatasetInfo(shape, dataset.dtype, dataset.chunks, is_filtered)
 
 
 def _to_plain_value(value: Any) -> Any:
@@ -203,59 +379,41 @@ def _to_plain_value(value: Any) -> Any:
     return value if isinstance(value, str | int | float) else str(value)
 
 
-def _to_native(values: Any) -> Array:
-    """In the byte order of this machine, with truth values that are 0 or 1, as torch needs them."""
-    array = np.asarray(values)
-    if array.dtype.kind == "b":
-        return array.view(np.uint8) != 0
-    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
-
-
-# Rows
-
-
-def _block_rows(dataset: h5py.Dataset) -> int:
-    """How many rows make about BLOCK_BYTES, in whole chunks."""
-    chunk = dataset.chunks[0] if dataset.chunks else 1
-    return max(1, BLOCK_BYTES // max(1, _row_bytes(dataset)) // chunk) * chunk
-
-
-def _row_bytes(dataset: h5py.Dataset) -> int:
-    return math.prod(dataset.shape[1:]) * int(dataset.dtype.itemsize)
-
-
 def _read_rows(dataset: h5py.Dataset, rows: Rows | None = None) -> Array:
-    """All rows or some (sorted, distinct), from their byte positions, or through h5py where it has to convert them."""
+    """All rows or some (sorted, distinct), in the byte order of this machine."""
     if not dataset.shape:
-        return _to_native(dataset[()])
-    rows = np.arange(len(dataset)) if rows is None else rows
-    positions = _row_positions(dataset)
-    if positions is not None:
-        return _read_positions(dataset, positions[rows])
-    if len(rows) and len(rows) == rows[-1] - rows[0] + 1:
-        return _to_native(dataset[int(rows[0]) : int(rows[-1]) + 1])
-    # Block by block: h5py is far slower with a list of rows.
-    blocks = [np.empty((0, *dataset.shape[1:]), dataset.dtype)]
-    for own in np.split(rows, np.flatnonzero(np.diff(rows // _block_rows(dataset))) + 1):
-        if len(own):
-            blocks.append(dataset[int(own[0]) : int(own[-1]) + 1][own - own[0]])
-    return _to_native(np.concatenate(blocks))
+        values = np.asarray(dataset[()])
+    elif (positions := _row_positions(dataset)) is not None:
+        return _read_positions(dataset, positions if rows is None else positions[rows])
+    elif rows is None:
+        values = dataset[:]
+    else:
+        # One span, because h5py is far slower with a list of rows.
+        start, stop = (int(rows[0]), int(rows[-1]) + 1) if len(rows) else (0, 0)
+        values = dataset[start:stop][rows - start]
+    if values.dtype.kind == "b":
+        # Truth values that are 0 or 1, as torch needs them.
+        return values.view(np.uint8) != 0
+    return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
 
 
 def _row_positions(dataset: h5py.Dataset) -> NDArray[np.int64] | None:
     """Byte position of every row of unfiltered native numbers; None where h5py has to read them."""
-    shape, chunks, row_bytes = dataset.shape or (0,), dataset.chunks, _row_bytes(dataset)
+    shape, chunks, row_bytes = dataset.shape, dataset.chunks, _row_bytes(dataset)
     size = os.fstat(dataset.file.id.get_vfd_handle()).st_size
-    # h5py reads some stored types as others.
-    is_plain = dataset.dtype.kind in "fiu" and dataset.id.get_type().equal(
-        h5py.h5t.py_create(dataset.dtype)
+    is_plain = (
+        dataset.dtype.kind in "fiu"
+        and dataset.dtype.isnative
+        and not _describe(dataset).is_filtered
+        # h5py reads some stored types as others.
+        and dataset.id.get_type().equal(h5py.h5t.py_create(dataset.dtype))
     )
-    is_plain = is_plain and dataset.dtype.isnative and not _describe(dataset).is_filtered
     if not is_plain or not 0 < shape[0] * row_bytes <= size:
         return None
+    rows = np.arange(shape[0])
     if chunks is None:
         start = dataset.id.get_offset()
-        return None if start is None else start + np.arange(shape[0]) * row_bytes
+        return None if start is None else start + rows * row_bytes
     if chunks[1:] != shape[1:]:
         return None
     starts = np.full(-(-shape[0] // chunks[0]), -1, np.int64)
@@ -267,7 +425,6 @@ def _row_positions(dataset: h5py.Dataset) -> NDArray[np.int64] | None:
     dataset.id.chunk_iter(keep_start)
     if bool((starts < 0).any()):  # never written, so h5py fills them
         return None
-    rows = np.arange(shape[0])
     return starts[rows // chunks[0]] + rows % chunks[0] * row_bytes
 
 
@@ -287,6 +444,10 @@ def _read_positions(dataset: h5py.Dataset, positions: NDArray[np.int64]) -> Arra
     return result
 
 
+def _row_bytes(dataset: h5py.Dataset) -> int:
+    return math.prod(dataset.shape[1:]) * int(dataset.dtype.itemsize)
+
+
 # Writing
 
 
@@ -297,18 +458,28 @@ def write(
     *,
     dataset_attributes: Mapping[str, Attributes] | None = None,
 ) -> None:
-    """Write contiguous datasets to a new file in one atomic step; attributes of the root, and by dataset."""
+    """Write contiguous datasets to a new file; attributes of the root, and by dataset."""
     by_dataset = dataset_attributes or {}
     with _file_in_memory(path) as file:
         for name, values in datasets.items():
-            file.create_dataset(name, data=values, track_times=False).attrs.update(
-                by_dataset.get(name, {})
-            )
+            made = file.create_dataset(name, data=values, track_times=False)
+            made.attrs.update(by_dataset.get(name, {}))
         file.attrs.update(attributes or {})
 
 
+def write_anchors(
+    path: Path,
+    embeddings: NDArray[np.floating[Any]],
+    prompts: Sequence[str],
+    attributes: Attributes | None = None,
+) -> None:
+    """Write a bank that `read_anchors` reads."""
+    encoded = np.array([prompt.encode() for prompt in prompts])
+    write(path, {"embeddings": embeddings.astype(np.float32), "prompts": encoded}, attributes)
+
+
 def repack(path: Path) -> bool:
-    """Rewrite a badly chunked or compressed file contiguously, with its attributes; False if it was neither."""
+    """Rewrite a badly chunked or compressed file contiguously; False if it was neither."""
     layouts = describe(path)
     if not any(layout.is_slow or layout.is_filtered for layout in layouts.values()):
         return False
@@ -330,7 +501,7 @@ def repack(path: Path) -> bool:
 
 @contextmanager
 def _file_in_memory(path: Path) -> Iterator[h5py.File]:
-    """A new file that is written to `path` at the end: HDF5 itself does not report every failure of a full disk."""
+    """A new file, written to `path` at the end: HDF5 does not report every full disk."""
     buffer = BytesIO()
     with h5py.File(buffer, "w", libver="latest", track_order=False) as file:
         yield file

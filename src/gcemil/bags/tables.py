@@ -1,6 +1,7 @@
 """Tables as data frames of text, and ids that are plain file names.
 
-A table is CSV, TSV or Excel, ours or another tool's. Every cell stays text, so that an id such as 007 keeps its zeros.
+A table is CSV, TSV or Excel, ours or another tool's. Every cell stays text, so that an id such as
+007 keeps its zeros.
 """
 
 from __future__ import annotations
@@ -19,19 +20,8 @@ from gcemil.wording import is_there, near_path
 _LONGEST_ID = 200
 """Bytes; file systems take 255 and an ending has to fit."""
 MISSING = frozenset(
-    {
-        "",
-        "nan",
-        "na",
-        "n/a",
-        "none",
-        "null",
-        "'--",
-        "--",
-        "not reported",
-        "unknown",
-        "not available",
-    }
+    {"", "nan", "na", "n/a", "none", "null", "'--", "--", "unknown"}
+    | {"not reported", "not available"}
 )
 
 
@@ -46,9 +36,10 @@ def read_table(path: Path, columns: Iterable[str] = ()) -> list[dict[str, str]]:
 
 
 def read_frame(path: Path, *, sheet: str | None = None, header: bool = True) -> pd.DataFrame:
-    """Read a table of text cells, stripped, without empty lines; without a header its columns are '0', '1', …
+    """Read a table of text cells, stripped, without empty lines.
 
-    `attrs["note"]` says it where a table of another tool is not in UTF-8.
+    Without a header its columns are '0', '1', …; `attrs["note"]` names an encoding other than
+    UTF-8.
     """
     if not is_file(path):
         problem = "is not a file." if is_there(path) else f"does not exist.{near_path(path)}"
@@ -95,7 +86,7 @@ def list_columns(columns: Iterable[str]) -> str:
 
 
 def _read_csv(path: Path, *, comments: bool) -> tuple[list[list[str]], str]:
-    """Read the lines of a CSV file, and a note on its encoding; the delimiter occurs most in the first line."""
+    """The lines of a CSV file, and a note on its encoding."""
     content = read_bytes(path)
     # Excel saves tables in the encoding of the machine, or in UTF-16, which begins with a mark.
     encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
@@ -104,29 +95,24 @@ def _read_csv(path: Path, *, comments: bool) -> tuple[list[list[str]], str]:
     except UnicodeDecodeError:
         encoding = "latin-1"
         text = content.decode(encoding)
-    note = (
-        ""
-        if encoding == "utf-8-sig"
-        else f"{path.name} is not UTF-8 and was read as {encoding.upper()}."
-    )
+    note = f"{path.name} is not UTF-8 and was read as {encoding.upper()}."
     # cBioPortal puts four lines that begin with # above the names of its columns.
     while comments and text.startswith("#"):
         text = text.partition("\n")[2]
+    # The delimiter occurs most in the first line.
     first = text.lstrip().partition("\n")[0]
     delimiter = max(",\t;", key=first.count)
     try:
         # pandas.read_csv takes a hundred times longer over tables with thousands of columns.
-        return list(
-            csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-        ), note
+        lines = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))
     except csv.Error as error:
         raise CohortError(
             f"{path} is not a table ({error}). Check its quotes and line ends."
         ) from error
+    return lines, "" if encoding == "utf-8-sig" else note
 
 
 def _read_excel(path: Path, sheet: str | None) -> list[list[str]]:
-    """Read the lines of one sheet, the first unless one is named."""
     try:
         with pd.ExcelFile(path, engine="openpyxl") as book:
             if sheet is not None and sheet not in book.sheet_names:
@@ -143,16 +129,17 @@ def _read_excel(path: Path, sheet: str | None) -> list[list[str]]:
     except Exception as error:
         # A damaged workbook makes openpyxl and its parsers raise almost anything.
         raise CohortError(
-            f"{path} cannot be read as an Excel table ({error_text(error)}). Save it again, or as CSV in UTF-8."
+            f"{path} cannot be read as an Excel table ({error_text(error)}). "
+            "Save it again, or as CSV in UTF-8."
         ) from error
 
 
 def check_slide_id(slide_id: str, table: Path) -> str:
-    """Return the id if it is a plain file name: it must never lead out of the cohort's own folder."""
+    """Return the id if it is a plain file name: it must never lead out of the cohort's folder."""
     if not is_plain_id(slide_id):
         raise CohortError(
-            f"{table}: '{slide_id[:_LONGEST_ID]}' cannot be a slide id; use a plain name of at most {_LONGEST_ID} bytes "
-            "without '/', '\\' and control characters."
+            f"{table}: '{slide_id[:_LONGEST_ID]}' cannot be a slide id; use a plain name of at "
+            f"most {_LONGEST_ID} bytes without '/', '\\' and control characters."
         )
     return slide_id
 

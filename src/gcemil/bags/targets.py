@@ -1,9 +1,10 @@
-"""The targets of a multilabel cohort, each as an ordinary cohort of two classes that shares its features and folds.
+"""The targets of a multilabel cohort, each as an ordinary cohort of two classes.
 
-  COHORT/targets/<target>/   cohort.yaml, slides.csv (slides whose label is known, as 'not <target>' and '<target>'), truth,
-                             and links to everything else of COHORT
+  COHORT/targets/<target>/   cohort.yaml, slides.csv (slides whose label is known, as 'not <target>'
+                             and '<target>'), truth, and links to everything else of COHORT
 
-What is asked about evidence is asked about one target, so every command takes such a folder as it takes any cohort.
+What is asked about evidence is asked about one target, so every command takes such a folder as it
+takes any cohort.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ SHARED = ("features", "splits", "slides", "thumbnails")
 
 
 def write_target_cohorts(cohort: Cohort) -> tuple[Cohort, ...]:
-    """The cohort of every target, in the order of the card; what is written already and still holds is left alone."""
+    """The cohort of every target, in the order of the card."""
     return tuple(_write_target(cohort, index) for index in range(len(cohort.card.classes)))
 
 
@@ -31,7 +32,8 @@ def refuse_targets(cohort: Cohort) -> None:
     if cohort.card.task == "multilabel":
         folders = ", ".join(str(cohort.folder / TARGETS / name) for name in cohort.card.classes)
         raise UsageError(
-            f"{cohort.folder} has several targets, which 'gcemil train' trains together. Give the cohort of one: {folders}."
+            f"{cohort.folder} has several targets, which 'gcemil train' trains together. Give the "
+            f"cohort of one: {folders}."
         )
 
 
@@ -66,7 +68,8 @@ def _write_target(cohort: Cohort, index: int) -> Cohort:
         _link(folder / shared, Path("..", "..", shared))
     if (folder / "splits").resolve() != (cohort.folder / "splits").resolve():
         raise CohortError(
-            f"{folder / 'splits'} holds folds of its own, and the targets of a cohort share one model and its folds. "
+            f"{folder / 'splits'} holds folds of its own, and the targets of a cohort share one "
+            "model and its folds. "
             f"Remove it, and split {cohort.folder}."
         )
     return made
@@ -80,13 +83,14 @@ def _link(link: Path, target: Path) -> None:
         link.symlink_to(target)
     except OSError as error:
         raise StoreError(
-            f"{link} cannot be a link ({error_text(error)}), and the targets of a cohort share its files by links. "
+            f"{link} cannot be a link ({error_text(error)}), and the targets of a cohort share its "
+            "files by links. "
             "Write the cohort to a file system that has them."
         ) from error
 
 
 def check_target_names(names: tuple[str, ...]) -> None:
-    """Targets name columns and folders, so each is a plain name that slides.csv does not use otherwise."""
+    """Targets name columns and folders: refuse other names, reserved ones and repetitions."""
     reserved = ("slide_id", "case_id", "site")
     for name in names:
         if not is_plain_id(name) or name in reserved or names.count(name) > 1:

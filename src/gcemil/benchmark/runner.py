@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from gcemil.bags.arrays import read_patch_layout
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.fingerprint import record_cohort
 from gcemil.bags.folds import fold_indices, make_folds, make_parts, write_folds
+from gcemil.bags.store import read_patch_layout
 from gcemil.bags.targets import refuse_targets
 from gcemil.bags.validate import refuse_errors, validate
 from gcemil.benchmark.grid import (

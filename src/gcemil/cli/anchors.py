@@ -257,7 +257,7 @@ def fit_bridge(
 
     Example: gcemil anchors fit-bridge cohorts/mine
     """
-    from gcemil.bags import arrays, store
+    from gcemil.bags import store
     from gcemil.bags.cohort import read_card
     from gcemil.features.pairs import judge_bridge
     from gcemil.files import write_json
@@ -273,8 +273,8 @@ def fit_bridge(
             f"{pairs_file} does not exist. Without pairs no bridge can be fitted and training "
             f"uses prototypes. Make it with 'gcemil anchors pairs {cohort} OTHER'."
         )
-    anchors, prompts = arrays.read_anchors(bank)
-    features, anchor_space = arrays.read_pairs(pairs_file)
+    anchors, prompts = store.read_anchors(bank)
+    features, anchor_space = store.read_pairs(pairs_file)
     sees_images = store.attributes(bank).get("text_encoder_sees_images")
 
     report = judge_bridge(

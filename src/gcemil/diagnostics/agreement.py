@@ -26,9 +26,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from gcemil.bags.annotations.concepts import covered_share, name_shapes
-from gcemil.bags.annotations.shapes import Corners
-from gcemil.bags.arrays import Bounds
+from gcemil.bags.annotations.shapes import Corners, covered_share, name_shapes
+from gcemil.bags.store import Bounds
 from gcemil.diagnostics.paired_tests import percentile_interval
 from gcemil.errors import InputError, RunError
 from gcemil.findings import Finding, Row, read_finding

@@ -42,8 +42,7 @@ import torch
 from torch import Tensor
 
 from gcemil.bags.bag import Bag
-from gcemil.bags.cohort import BagSpec, Cohort
-from gcemil.bags.loader import SampleRule, load_bags
+from gcemil.bags.cohort import BagSpec, Cohort, SampleRule, load_bags
 from gcemil.bags.memory import as_array
 from gcemil.diagnostics.snr import (
     RISK_TOLERANCE,

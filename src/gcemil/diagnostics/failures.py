@@ -5,7 +5,7 @@
                       survival: the risk agrees with fewer than `min_concordance` of the bag's
                       comparable pairs; regression: the value is a deviation or more off the label
   artifact evidence   at least `artifact_share` of the selected patches show an artifact: by the
-                      concepts in truth/, else by the pixels of the slide in slides/ (artifacts.py)
+                      concepts in truth/, else by the pixels of the slide in slides/ (slides/tissue.py)
   low sufficiency     not delta_s-sufficient (Definition 1)
   low necessity       not delta_n-necessary (Definition 2)
   semantic mismatch   the anchor to which the selected patches respond most, on average, is none
@@ -41,8 +41,8 @@ from gcemil.errors import GcemilError, UsageError
 from gcemil.findings import Figures, Finding, Row, mean_row
 from gcemil.metrics import FAILURE_TYPES
 from gcemil.shapes import AnchorWeights, Logits, Selected
-from gcemil.slides.artifacts import find_artifacts
 from gcemil.slides.reader import open_slide
+from gcemil.slides.tissue import find_artifacts
 from gcemil.tasks.survival import comparable_pairs
 from gcemil.tasks.task import ClassificationTask, RegressionTask, Task
 

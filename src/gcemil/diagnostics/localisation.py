@@ -43,8 +43,8 @@ from torch import Tensor
 
 from gcemil.bags import store
 from gcemil.bags.annotations.truth import MIN_OVERLAP
-from gcemil.bags.arrays import read_truth, stated_number
 from gcemil.bags.bag import Bag, Cells, Numbers, connected_regions, coordinate_step, patch_cells
+from gcemil.bags.store import read_truth, stated_number
 from gcemil.diagnostics.lesions import (
     NOT_FOUND,
     OFFICIAL_RATES,

@@ -34,11 +34,11 @@ import torch
 from torch import Tensor
 
 from gcemil.bags import store
-from gcemil.bags.annotations.concepts import slide_of
-from gcemil.bags.arrays import read_truth
+from gcemil.bags.annotations.shapes import find_slide_id
 from gcemil.bags.cohort import BagSpec, Cohort, read_slide_bounds
 from gcemil.bags.fingerprint import content_hash
 from gcemil.bags.folds import read_fold
+from gcemil.bags.store import read_truth
 from gcemil.diagnostics.agreement import (
     MIN_COVER,
     NEGATIVE,
@@ -176,7 +176,7 @@ def read_marks(run: Path, sources: Sequence[Path]) -> dict[str, _MarkFile]:
     """Slide → its marks."""
     found: dict[str, _MarkFile] = {}
     for path in _list_files(run, sources):
-        slide_id = slide_of(path)
+        slide_id = find_slide_id(path)
         if slide_id in found:
             raise UsageError(
                 f"{found[slide_id].path} and {path} both mark slide '{slide_id}'. Give one of them."

@@ -38,10 +38,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from gcemil.bags.bag import Bag
-from gcemil.bags.cohort import BagSpec, Cohort
+from gcemil.bags.cohort import BagSpec, Cohort, SampleRule, load_bags
 from gcemil.bags.fingerprint import content_hash
 from gcemil.bags.folds import read_fold
-from gcemil.bags.loader import SampleRule, load_bags
 from gcemil.config import Precision, TrainSettings
 from gcemil.diagnostics.snr import RISK_TOLERANCE, BagOutcome, OutputScale, RiskScale
 from gcemil.diagnostics.truth import true_evidence, true_regions

@@ -20,9 +20,9 @@ from sklearn.metrics import average_precision_score
 from torch import Tensor
 
 from gcemil.bags import store
-from gcemil.bags.arrays import read_truth
 from gcemil.bags.bag import Bag
 from gcemil.bags.cohort import Cohort
+from gcemil.bags.store import read_truth
 from gcemil.errors import UsageError
 from gcemil.recovery import rank_scores, ranking
 from gcemil.shapes import Scores, Selected

@@ -103,7 +103,7 @@ class AnchorBank:
     def from_file(cls, path: Path | str) -> "AnchorBank":
         """The bank of an anchors.h5 file."""
         # Imported here so that the mathematics stays usable without the file layer.
-        from gcemil.bags.arrays import read_anchors
+        from gcemil.bags.store import read_anchors
 
         embeddings, prompts = read_anchors(Path(path))
         return cls(torch.as_tensor(embeddings), tuple(prompts), f"file {Path(path).name}")

@@ -19,8 +19,8 @@ import pandas as pd
 from jaxtyping import Bool, Float, Int, Real
 
 from gcemil.bags import store
-from gcemil.bags.arrays import Bounds
 from gcemil.bags.bag import Bag, grid_stride
+from gcemil.bags.store import Bounds
 from gcemil.errors import BagError, UsageError
 from gcemil.exports.certificate import Judgement, shorten_verdict
 from gcemil.exports.geojson import (

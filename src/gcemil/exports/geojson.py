@@ -29,12 +29,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int, Real
 
-from gcemil.bags.arrays import Bounds
+from gcemil.bags.store import Bounds
 from gcemil.errors import BagError, UsageError
 from gcemil.files import atomic_write
 from gcemil.records import RegionVerdict, SlideEvidence
 from gcemil.rules import RULES
-from gcemil.slides.contours import outline_squares
+from gcemil.slides.geojson import outline_squares
 
 NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "gcemil/patch")
 NOT_FINITE = {"nan": "NaN", "inf": "inf", "-inf": "-inf"}

@@ -53,8 +53,7 @@ from gcemil.runs.predict import (
     value_names,
 )
 from gcemil.runs.seen_slides import SeenSlides, SlidePart
-from gcemil.slides.dicom import join_series, name_slide
-from gcemil.slides.reader import ANY_EXTENSIONS, IMAGE_EXTENSIONS
+from gcemil.slides.reader import ANY_EXTENSIONS, IMAGE_EXTENSIONS, join_series, name_slide
 
 FEATURE_EXTENSIONS = (".h5", ".hdf5", ".pt")
 """In the order of preference where a slide has several."""

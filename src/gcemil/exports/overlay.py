@@ -21,8 +21,8 @@ from PIL import Image, ImageDraw, ImageFont
 from scipy.stats import rankdata
 
 from gcemil.bags import store
-from gcemil.bags.arrays import Bounds, stated_bounds, stated_number
 from gcemil.bags.cohort import Cohort, read_slide_attributes
+from gcemil.bags.store import Bounds, stated_bounds, stated_number
 from gcemil.errors import InputError, UsageError
 from gcemil.exports.geojson import EVIDENCE, PatchClass
 from gcemil.files import read_picture

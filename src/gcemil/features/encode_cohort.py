@@ -9,17 +9,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gcemil.bags.arrays import stated_number
 from gcemil.bags.cohort import (
     Cohort,
     CohortCard,
     feature_file,
     find_slide_file,
-    parse_slide,
+    raise_first,
     read_slide_attributes,
+    read_slides,
 )
 from gcemil.bags.foreign.dialects import Choice
 from gcemil.bags.foreign.label_tables import LabelTable, choose_classes, read_labels
+from gcemil.bags.store import stated_number
 from gcemil.bags.tables import read_table
 from gcemil.errors import CohortError, GcemilError, UsageError
 from gcemil.features.encoders import EncoderSpec, PatchEncoder
@@ -217,9 +218,10 @@ def write_drawn_tables(out: Path, encoder: PatchEncoder, patches: PatchSettings)
         error=CohortError,
         remedy="Simulate the slides again.",
     )
-    rows = tuple(parse_slide(row, card, out) for row in table)
+    rows, problems = read_slides(table, card)
+    raise_first(problems, out / "slides.csv")
     missing = tuple(f"drawn but without features: {name}" for name in drawn if name not in grids)
-    Cohort(out, card, rows).save()
+    Cohort(out, card, tuple(rows)).save()
     return CohortTables(len(rows), missing)
 
 

@@ -19,15 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gcemil.bags import store
-from gcemil.bags.annotations.concepts import (
+from gcemil.bags.annotations.shapes import (
+    Annotation,
+    find_slide_id,
     masked_patches,
     named_patches,
     read_annotation,
     read_point_table,
-    slide_of,
 )
-from gcemil.bags.annotations.shapes import Annotation
-from gcemil.bags.arrays import read_coords
 from gcemil.bags.cohort import Cohort, feature_file, find_patch_size, read_slide_bounds
 from gcemil.bags.examples import (
     EXAMPLES,
@@ -38,6 +37,7 @@ from gcemil.bags.examples import (
     write_examples,
 )
 from gcemil.bags.folds import fold_indices, read_fold
+from gcemil.bags.store import read_coords
 from gcemil.errors import CohortError, InputError, UsageError
 from gcemil.files import lock_folder
 from gcemil.simulation.patch_pool import read_pool
@@ -181,13 +181,13 @@ def _read_marks(request: ExampleRequest) -> Mapping[str, Marks]:
         return read_point_table(source)
     files = sorted(source.iterdir()) if source.is_dir() else [source]
     if outlines := [one for one in files if one.suffix.lower() in OUTLINES and one.is_file()]:
-        return {slide_of(path): path for path in outlines}
+        return {find_slide_id(path): path for path in outlines}
     # A folder per concept, or one mask per slide whose values are given.
     masks: dict[str, dict[str, Path]] = {}
     for path in sorted(source.glob("*" if request.mask_values else "*/*")):
         if path.suffix.lower() in MASKS:
             concepts = request.mask_values or [path.parent.name]
-            masks.setdefault(slide_of(path), {}).update(dict.fromkeys(concepts, path))
+            masks.setdefault(find_slide_id(path), {}).update(dict.fromkeys(concepts, path))
     if not masks:
         raise InputError(
             f"{source} holds no examples. Give a table (slide, x, y, concept), <slide>.geojson or "

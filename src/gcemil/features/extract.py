@@ -31,9 +31,9 @@ from jaxtyping import Float, Int
 
 from gcemil import __version__
 from gcemil.bags import store
-from gcemil.bags.arrays import read_coords
 from gcemil.bags.cohort import feature_file, read_card
 from gcemil.bags.fingerprint import file_fingerprint
+from gcemil.bags.store import read_coords
 from gcemil.config import Precision
 from gcemil.errors import InputError, StoreError, UsageError
 from gcemil.features.encoders import PatchEncoder, load_encoder, resolve_name

@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Float
 
 from gcemil.bags import store
-from gcemil.bags.arrays import read_coords
+from gcemil.bags.store import read_coords
 from gcemil.errors import InputError
 
 PairFeatures = Float[np.ndarray, "p d"]

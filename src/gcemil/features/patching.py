@@ -33,18 +33,18 @@ from typing import Any, Literal
 import numpy as np
 
 from gcemil.bags import store
-from gcemil.bags.arrays import read_coords
 from gcemil.bags.fingerprint import file_fingerprint
 from gcemil.bags.foreign.source import plain_id
+from gcemil.bags.store import read_coords
 from gcemil.errors import GcemilError, InputError, StoreError, UsageError, describe_failure
 from gcemil.files import write_table, write_text
-from gcemil.slides.dicom import join_series
 from gcemil.slides.grid import PatchGrid, PatchSettings, patch_grid, probe_patches
 from gcemil.slides.mask_files import find_mask_file, read_mask, tissue_geojson
 from gcemil.slides.reader import (
     ANY_EXTENSIONS,
     SLIDE_EXTENSIONS,
     SlideReader,
+    join_series,
     magnification,
     open_slide,
 )

@@ -31,7 +31,7 @@ from jaxtyping import Float, Float32
 from torch import Tensor
 
 from gcemil import __version__
-from gcemil.bags import arrays
+from gcemil.bags import store
 from gcemil.errors import InputError, UsageError
 from gcemil.families import AnchorFamily
 from gcemil.features.encoders import ENCODERS, weights_fingerprint
@@ -213,7 +213,7 @@ def embed_prompts(
 
 def write_anchor_file(path: Path, embedded: EmbeddedPrompts) -> Path:
     """anchors.h5 with its provenance as attributes."""
-    arrays.write_anchors(
+    store.write_anchors(
         path,
         embedded.embeddings,
         embedded.family.wordings,

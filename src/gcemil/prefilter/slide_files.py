@@ -57,9 +57,8 @@ from gcemil.runs.predict import (
     load_fold_models,
     predict_new_bag,
 )
-from gcemil.slides.dicom import name_slide
 from gcemil.slides.grid import PatchGrid, patch_grid
-from gcemil.slides.reader import ANY_EXTENSIONS, SlideReader, open_slide
+from gcemil.slides.reader import ANY_EXTENSIONS, SlideReader, name_slide, open_slide
 from gcemil.slides.tissue import find_tissue
 from gcemil.units import LevelZeroPx
 

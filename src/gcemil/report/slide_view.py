@@ -18,8 +18,8 @@ from PIL import Image
 from scipy import ndimage
 
 from gcemil.bags import store
-from gcemil.bags.arrays import read_truth, stated_number
 from gcemil.bags.cohort import find_patch_size, find_slide_file, read_slide_attributes
+from gcemil.bags.store import read_truth, stated_number
 from gcemil.errors import GcemilError
 from gcemil.exports.geojson import EVIDENCE, NO_EVIDENCE
 from gcemil.exports.overlay import (

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from gcemil.bags.bag import Bag, slide_bag
-from gcemil.bags.cohort import BagSpec, Cohort
+from gcemil.bags.cohort import BagSpec, Cohort, SampleRule, load_bags
 from gcemil.bags.folds import read_fold
 from gcemil.bags.foreign.layouts import read_feature_file
 from gcemil.bags.foreign.source import UNKNOWN_ENCODER, ReadOptions
-from gcemil.bags.loader import SampleRule, load_bags
 from gcemil.config import Precision
 from gcemil.errors import UsageError
 from gcemil.explanation import Explanation, bag_tensors, explain_bag

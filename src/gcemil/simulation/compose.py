@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
 from gcemil import __version__
-from gcemil.bags import arrays, store
+from gcemil.bags import store
 from gcemil.bags.cohort import Cohort, CohortCard
 from gcemil.bags.folds import PARTS, Fold, make_folds, make_parts, write_folds
 from gcemil.config import Settings
@@ -331,7 +331,7 @@ def _write_held_out(
     if recipe.text_like:
         rows = np.concatenate([examples, more])
         anchors, images = _text_like_bank(pool, recipe, rows, stream(seed, "text-like bank"))
-        arrays.write_anchors(
+        store.write_anchors(
             out / "anchors.h5", anchors, recipe.classes, {"source": "class means, composed"}
         )
         store.write(

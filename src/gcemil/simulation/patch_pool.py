@@ -23,7 +23,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from gcemil.bags import store
-from gcemil.bags.arrays import features_problem
+from gcemil.bags.store import features_problem
 from gcemil.errors import InputError
 from gcemil.files import is_file
 

@@ -50,7 +50,7 @@ from gcemil.simulation.plan import PlannedSlide
 from gcemil.simulation.profile import Profile, find_size, load_profile
 from gcemil.simulation.simulate import PLAN, open_world, plan_cohort, record_origin, writing_slides
 from gcemil.simulation.world import World
-from gcemil.slides.contours import trace_outlines
+from gcemil.slides.geojson import trace_outlines
 from gcemil.slides.grid import PatchGrid, covered_share
 from gcemil.slides.reader import Pixels
 

@@ -19,9 +19,9 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from gcemil import __version__
-from gcemil.bags import arrays, store
+from gcemil.bags import store
+from gcemil.bags.bag import sample_patches
 from gcemil.bags.cohort import Cohort, CohortCard
-from gcemil.bags.loader import sample_patches
 from gcemil.bags.targets import write_target_cohorts
 from gcemil.errors import UsageError
 from gcemil.files import LOCK_NAME, is_file, read_json, write_json
@@ -240,7 +240,7 @@ def write_layout(
 def _write_anchors(world: World, patches: tuple[int, int], out: Path) -> None:
     """The prompt bank, its controls, and the pairs that identify the bridge."""
     for suffix, bank in embed_banks(world).items():
-        arrays.write_anchors(out / f"anchors{suffix}.h5", *bank)
+        store.write_anchors(out / f"anchors{suffix}.h5", *bank)
     wanted = world.dials.pairs
     features, images = [], []
     for slide in plan_cohort(world, f"{world.profile.name}-pairs", _PAIR_SLIDES, patches):

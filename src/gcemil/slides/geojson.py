@@ -1,14 +1,16 @@
 """GeoJSON as QuPath exports it: the one reader for tissue masks, truth, examples and reviews.
 
-A file is a FeatureCollection, a bare list of features, one feature, or a geometry alone. Of every object are kept
+A file is a FeatureCollection, a bare list of features, one feature, or a geometry alone. Of every
+object are kept
 
-  class_name   properties.classification, whose name may stand alone or as {"name": ...} or {"names": [...]}
-  area         Polygon and MultiPolygon as one valid area; where an outline crosses itself, by the even-odd rule
+  class_name   properties.classification: a name, {"name": ...} or {"names": [...]}
+  area         Polygon and MultiPolygon as one valid area, even-odd where an outline crosses itself
   points       Point and MultiPoint
   ignored      the kinds of geometry that mark neither an area nor a place: lines, or nothing at all
 
-The type of an object (annotation, detection, tile, cell) makes no difference. Pixels are of full resolution and count from
-the corner of the image as QuPath shows it, which is the scanned part of the slide.
+The type of an object (annotation, detection, tile, cell) makes no difference. Pixels are of full
+resolution and count from the corner of the image as QuPath shows it, which is the scanned part of
+the slide.
 """
 
 from __future__ import annotations
@@ -22,13 +24,16 @@ from typing import Any
 
 import numpy as np
 import shapely
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from shapely.geometry import shape
 
 from gcemil.errors import InputError, error_text
 from gcemil.files import read_json
 
 Points = Float[np.ndarray, "p 2"]
+Ring = Int[np.ndarray, "_ 2"]
+Piece = list[Ring]
+"""Rings of (x, y) corners, the outer one first, without their first corner repeated."""
 FARTHEST = 1e9
 """Pixels; beyond any slide."""
 _REMEDY = "Export it from QuPath again."
@@ -57,7 +62,8 @@ def parse_objects(content: Any, where: object) -> list[GeoObject]:
         content = content.get("features", [content])
     if not isinstance(content, list):
         raise InputError(
-            f"{where} is not GeoJSON: it holds neither a FeatureCollection nor a list of features. {_REMEDY}"
+            f"{where} is not GeoJSON: it holds neither a FeatureCollection nor a list of features. "
+            f"{_REMEDY}"
         )
     return [
         _read_object(one, f"{where}: object {position}") for position, one in enumerate(content)
@@ -147,3 +153,39 @@ def _read_class(given: dict[str, Any], where: str) -> str:
     if named is not None and not isinstance(named, str):
         raise InputError(f"{where} has a classification that is not a name. {_REMEDY}")
     return (named or "").strip()
+
+
+# Outlines
+
+
+def trace_outlines(mask: Bool[np.ndarray, "h w"]) -> list[Piece]:
+    """Every piece of the mask, in raster order of its first pixel, exact and with holes.
+
+    Outer rings run clockwise as seen on the screen and holes the other way round. Pixels that touch
+    at a corner only are separate pieces.
+    """
+    # A box for each run of pixels in a row.
+    steps = np.diff(np.pad(mask.astype(np.int8), ((0, 0), (1, 1))), axis=1)
+    (y, left), (_, right) = np.nonzero(steps == 1), np.nonzero(steps == -1)
+    return _outline_boxes(shapely.box(left, y, right, y + 1))
+
+
+def outline_squares(corners: Int[np.ndarray, "k 2"], side: int) -> list[Piece]:
+    """The outlines of squares side by side or over each other, wherever they lie."""
+    x, y = corners.T
+    return _outline_boxes(shapely.box(x, y, x + side, y + side))
+
+
+def _outline_boxes(boxes: np.ndarray[tuple[int], np.dtype[np.object_]]) -> list[Piece]:
+    """The pieces of the union of boxes, without points on a straight edge."""
+    # With y pointing down, the order of a normalised ring is reversed on the screen.
+    parts = shapely.get_parts(shapely.simplify(shapely.normalize(shapely.union_all(boxes)), 0))
+    pieces = [
+        [
+            shapely.get_coordinates(ring)[:0:-1].astype(np.int64)
+            for ring in (part.exterior, *part.interiors)
+        ]
+        for part in parts
+        if not part.is_empty
+    ]
+    return sorted(pieces, key=lambda rings: min(rings[0][:, ::-1].tolist()))

@@ -1,7 +1,8 @@
-"""The grid of patches: physical size first, level-0 positions from it, kept where enough of the patch is tissue.
+"""The grid of patches: level-0 positions from physical sizes, kept where enough is tissue.
 
-How much of a patch is tissue comes from running sums over the mask: the area above and left of a point is bilinear inside
-every pixel, so interpolating these sums gives exact areas for boxes that begin and end anywhere.
+How much of a patch is tissue comes from running sums over the mask: the area above and left of a
+point is bilinear inside every pixel, so interpolating these sums gives exact areas for boxes that
+begin and end anywhere.
 """
 
 from __future__ import annotations
@@ -12,12 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, UInt8
 
 from gcemil.errors import InputError, UsageError
-from gcemil.slides.reader import (
-    Pixels,
-    SlideReader,
-    magnification,
-    read_region,
-)
+from gcemil.slides.reader import Pixels, SlideReader, magnification, read_region
 from gcemil.slides.tissue import TissueMask
 from gcemil.units import LevelZeroPx, Microns
 
@@ -36,14 +32,15 @@ PatchBatch = UInt8[np.ndarray, "b p p 3"]
 def box_shares(
     mask: Bool[np.ndarray, "h w"], low: Float[np.ndarray, "n 2"], high: Float[np.ndarray, "n 2"]
 ) -> Shares:
-    """Share of each box, from (x, y) `low` to `high` in mask pixels, that the mask covers; beyond it nothing is covered."""
+    """Share of each box, from (x, y) `low` to `high` in mask pixels, that the mask covers."""
     height, width = mask.shape
     sums = np.zeros((height + 1, width + 1), dtype=np.int32)
     np.cumsum(mask, axis=0, dtype=np.int32, out=sums[1:, 1:])
     np.cumsum(sums[1:, 1:], axis=1, out=sums[1:, 1:])
 
     def area(x: Float[np.ndarray, "n"], y: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
-        # The area covered above and left of a point is bilinear inside a pixel, so the interpolation is exact.
+        # The area covered above and left of a point is bilinear inside a pixel, so the
+        # interpolation is exact.
         x, y = np.clip(x, 0, width), np.clip(y, 0, height)
         column, row = np.minimum(x.astype(int), width - 1), np.minimum(y.astype(int), height - 1)
         right, down = x - column, y - row
@@ -86,7 +83,8 @@ class PatchSettings:
             )
         if not 0.02 <= self.target_mpp <= 20:
             raise UsageError(
-                f"Patches are read at 0.02 to 20 micrometres per pixel, got {self.target_mpp}. 20x is 0.5."
+                f"Patches are read at 0.02 to 20 micrometres per pixel, got {self.target_mpp}. 20x "
+                "is 0.5."
             )
         if not 0 < self.min_tissue <= 1:
             raise UsageError(
@@ -139,7 +137,8 @@ def patch_grid(
     chosen = settings or PatchSettings()
     if slide.mpp > chosen.target_mpp * _LARGEST_MAGNIFIED:
         raise InputError(
-            f"Slide '{slide.name}' has {slide.mpp:g} micrometres per pixel, too coarse for patches at {chosen.target_mpp:g}. "
+            f"Slide '{slide.name}' has {slide.mpp:g} micrometres per pixel, too coarse for patches "
+            f"at {chosen.target_mpp:g}. "
             f"Ask for --target-mpp {slide.mpp:g} or leave the slide out."
         )
     bounds = slide.bounds
@@ -172,7 +171,7 @@ def patch_positions(
 def read_patch(
     slide: SlideReader, grid: PatchGrid, index: int, *, patch_px: int | None = None
 ) -> Pixels:
-    """One patch at the grid's resolution, or the same square in fewer pixels: its low-magnification view."""
+    """One patch at the grid's resolution, or the same square in fewer pixels."""
     side, pixels = grid.level0_side, patch_px or grid.settings.patch_px
     x, y = (float(value) for value in grid.coords[index])
     return read_region(slide, left=x, top=y, width=side, height=side, size=(pixels, pixels))
@@ -186,6 +185,6 @@ def read_patches(
 
 
 def probe_patches(slide: SlideReader, grid: PatchGrid) -> None:
-    """Read a few patches spread over the grid, so that a damaged slide is found before its features are wanted."""
+    """Read a few patches spread over the grid, to find a damaged slide before encoding."""
     for index in np.unique(np.linspace(0, len(grid) - 1, _PROBED).astype(int)).tolist():
         read_patch(slide, grid, index)

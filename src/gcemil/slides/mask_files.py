@@ -1,7 +1,8 @@
-"""Masks of your own in place of the segmenter's: `<slide id>.png`, or `<slide id>.geojson` from QuPath.
+"""Tissue masks of the user: `<slide id>.png`, or `<slide id>.geojson` from QuPath.
 
-Both lie in the frame in which viewers show the slide: its origin is the corner of the scanned part. A picture may have
-any size; what is not black is tissue. GeoJSON holds polygons in level-0 pixels, of which holes are cut out.
+Both lie in the frame in which viewers show the slide: its origin is the corner of the scanned part.
+A picture may have any size; what is not black is tissue. GeoJSON holds polygons in level-0 pixels,
+of which holes are cut out.
 """
 
 from __future__ import annotations
@@ -17,8 +18,7 @@ from jaxtyping import Bool, Float
 
 from gcemil.errors import InputError
 from gcemil.files import read_picture
-from gcemil.slides.contours import trace_outlines
-from gcemil.slides.geojson import merge_areas, read_objects
+from gcemil.slides.geojson import merge_areas, read_objects, trace_outlines
 from gcemil.slides.reader import Bounds, SlideReader, overview_size
 from gcemil.slides.tissue import TissueMask
 
@@ -37,7 +37,8 @@ def find_mask_file(folder: Path, slide_id: str) -> Path:
         if (path := folder / f"{slide_id}{suffix}").is_file():
             return path
     raise InputError(
-        f"{folder} holds no mask of slide '{slide_id}' ({', '.join(f'{slide_id}{suffix}' for suffix in SUFFIXES)}). "
+        f"{folder} holds no mask of slide '{slide_id}' "
+        f"({', '.join(f'{slide_id}{suffix}' for suffix in SUFFIXES)}). "
         "Add one, or leave the slide out."
     )
 
@@ -49,7 +50,8 @@ def read_mask(path: Path, slide: SlideReader, *, mpp: float = _MASK_MPP) -> Tiss
     area = merge_areas(one.area for one in read_objects(path))
     if area.is_empty:
         raise InputError(
-            f"{path} holds no polygon. Mark the tissue as an annotation in QuPath and export it again."
+            f"{path} holds no polygon. Mark the tissue as an annotation in QuPath and export it "
+            "again."
         )
     parts = shapely.get_parts(area)
     rings = [
@@ -63,8 +65,9 @@ def read_mask(path: Path, slide: SlideReader, *, mpp: float = _MASK_MPP) -> Tiss
 def rasterise_rings(rings: Iterable[Corners], bounds: Bounds, *, downsample: float) -> Mask:
     """Rings in pixels of the scanned part as a mask whose pixels span `downsample` of them.
 
-    A pixel is inside if its centre is, by the even-odd rule, so holes cut themselves out: every edge marks the first
-    centre to its right in each row it crosses, and a pixel is inside after an odd number of marks.
+    A pixel is inside if its centre is, by the even-odd rule, so holes cut themselves out: every
+    edge marks the first centre to its right in each row it crosses, and a pixel is inside after an
+    odd number of marks.
     """
     width, height = overview_size(bounds, downsample)
     scale = np.array([width / bounds.width, height / bounds.height])
@@ -88,7 +91,7 @@ def rasterise_rings(rings: Iterable[Corners], bounds: Bounds, *, downsample: flo
 
 
 def tissue_geojson(tissue: TissueMask, name: str) -> dict[str, Any]:
-    """The outlines of a mask as QuPath annotations, to be corrected there and given back as a mask."""
+    """The outlines of a mask as QuPath annotations, to be corrected there and used as a mask."""
     scale = np.array(tissue.scale)
     features = []
     for number, piece in enumerate(trace_outlines(tissue.kept)):
@@ -115,11 +118,13 @@ def tissue_geojson(tissue: TissueMask, name: str) -> dict[str, Any]:
 def _read_picture_mask(path: Path, bounds: Bounds) -> Mask:
     kept: Mask = read_picture(path, "L") > 0
     height, width = kept.shape
-    # The tolerance allows for a side that was rounded to whole pixels when the picture was made small.
+    # The tolerance allows for a side that was rounded to whole pixels when the picture was made
+    # small.
     wanted, found = bounds.width / bounds.height, width / height
     if abs(found / wanted - 1) > _SHAPE_TOLERANCE + 1 / min(width, height):
         raise InputError(
-            f"The mask {path} is {width} x {height}, of another shape than the slide's {bounds.width} x {bounds.height}. "
+            f"The mask {path} is {width} x {height}, of another shape than the slide's "
+            f"{bounds.width} x {bounds.height}. "
             "It must show the whole slide, in any size."
         )
     return kept

@@ -1,21 +1,23 @@
 """Slides behind one small protocol, so that everything above works on any source of pixels.
 
-A reader hands out RGB on white: pixels the scanner never saw are transparent in the file, and an encoder must not take
-them for black tissue. Positions are level-0 pixels of the whole file; `bounds` is the part that was scanned.
+A reader hands out RGB on white: pixels the scanner never saw are transparent in the file, and an
+encoder must not take them for black tissue. Positions are level-0 pixels of the whole file;
+`bounds` is the part that was scanned.
 
 Micrometres per pixel (mpp) decide; magnifications and pyramid levels follow from them.
 
 side of a patch    patch_px * target_mpp                    micrometres
 side on the slide  patch_px * target_mpp / mpp              level-0 pixels, seldom a whole number
-position k         round(origin + k * step / mpp)           rounded once, so no error adds up along the slide
+position k         round(origin + k * step / mpp)           rounded once: errors do not add up
 level to read      the coarsest whose pixels are not larger than those asked for
 
-Any rectangle of a slide at any resolution: read at the best level, resampled to the pixels asked for.
+Any rectangle of a slide at any resolution: read at the best level, resampled to the pixels asked
+for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil, floor, sqrt
@@ -26,7 +28,7 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from gcemil.errors import InputError, MissingExtraError, error_text
+from gcemil.errors import InputError, MissingExtraError, UsageError, error_text
 from gcemil.units import LevelZeroPx
 
 if TYPE_CHECKING:
@@ -43,7 +45,8 @@ _MICRONS_AT_ONE_X = 10.0
 
 Pixels = UInt8[np.ndarray, "h w 3"]
 _LARGEST_ANISOTROPY = 1.02
-"""Pixels whose sides differ by more than this factor are no squares, and patches of them would be distorted."""
+"""Patches of pixels whose sides differ by more than this factor would be distorted."""
+DICOM = ".dcm"
 SLIDE_EXTENSIONS = (
     *(
         ".ome.tiff",
@@ -67,7 +70,7 @@ _FLAT = (*IMAGE_EXTENSIONS, ".tif", ".tiff")
 LARGEST_PICTURE = 1_000_000_000
 """Pixels of a plain picture; 4 GB in memory."""
 LARGEST_READ = 4096
-"""Side of the largest square read at once: a slide without small levels must not fill the memory."""
+"""Side of the largest square read at once, for slides without small levels."""
 
 
 def magnification(mpp: float) -> int:
@@ -76,7 +79,7 @@ def magnification(mpp: float) -> int:
 
 
 def best_level(downsamples: Sequence[float], wanted: float) -> int:
-    """The coarsest level that still has every pixel wanted; level 0 where even that is too coarse."""
+    """The coarsest level that is fine enough; level 0 where none is."""
     fitting = [
         level for level, factor in enumerate(downsamples) if factor <= wanted * _LEVEL_TOLERANCE
     ]
@@ -158,7 +161,10 @@ class OpenSlideReader:
 def open_slide(
     path: Path, *, mpp: float | None = None, fallback_mpp: float | None = None
 ) -> Iterator[SlideReader]:
-    """The slide while the block runs; `mpp` overrules the pixel size it states, `fallback_mpp` serves where it states none."""
+    """The slide while the block runs.
+
+    `mpp` overrules the pixel size it states, `fallback_mpp` serves where it states none.
+    """
     try:
         import openslide
     except ImportError as error:
@@ -186,7 +192,7 @@ def open_slide(
 
 
 def _read_picture(path: Path) -> Image.Image:
-    """A plain picture as a slide of one level: PNG, JPEG, or a TIFF without tiles, decoded whole."""
+    """A PNG, JPEG, or TIFF without tiles as a slide of one level, decoded whole."""
     before = Image.MAX_IMAGE_PIXELS
     try:
         # The size is checked below; Pillow's own limit is far below that of a slide.
@@ -195,12 +201,14 @@ def _read_picture(path: Path) -> Image.Image:
             width, height = picture.size
             if width * height > LARGEST_PICTURE:
                 raise InputError(
-                    f"{path} is a plain picture of {width} by {height} pixels, which would fill the memory. Convert it to a "
+                    f"{path} is a plain picture of {width} by {height} pixels, which would fill "
+                    "the memory. Convert it to a "
                     "tiled, pyramidal TIFF, such as with 'vips tiffsave --tile --pyramid'."
                 )
             if picture.mode[0] in "IF":
                 raise InputError(
-                    f"{path} has pixels of mode {picture.mode}, and a slide has 8-bit RGB. Convert it."
+                    f"{path} has pixels of mode {picture.mode}, and a slide has 8-bit RGB. Convert "
+                    "it."
                 )
             return picture.convert("RGBA")
     except InputError:
@@ -208,7 +216,8 @@ def _read_picture(path: Path) -> Image.Image:
     except Exception as error:
         # Damaged pictures make decoders raise almost anything.
         raise InputError(
-            f"{path} cannot be read as a picture ({error_text(error)}). It is damaged; copy it again or leave it out."
+            f"{path} cannot be read as a picture ({error_text(error)}). It is damaged; copy it "
+            "again or leave it out."
         ) from error
     finally:
         Image.MAX_IMAGE_PIXELS = before
@@ -216,7 +225,8 @@ def _read_picture(path: Path) -> Image.Image:
 
 def _unreadable_error(path: Path, error: Exception) -> InputError:
     return InputError(
-        f"{path} cannot be opened as a slide ({error}). It is damaged, or of a format OpenSlide does not know; "
+        f"{path} cannot be opened as a slide ({error}). It is damaged, or of a format OpenSlide "
+        "does not know; "
         "copy it again or leave it out."
     )
 
@@ -233,7 +243,8 @@ def resolve_mpp(
         )
     if not FINEST_MPP <= found <= COARSEST_MPP:
         raise InputError(
-            f"{path}: {found} micrometres per pixel cannot be; a slide has between {FINEST_MPP} and {COARSEST_MPP}. Correct --mpp."
+            f"{path}: {found} micrometres per pixel cannot be; a slide has between {FINEST_MPP} "
+            f"and {COARSEST_MPP}. Correct --mpp."
         )
     return float(found)
 
@@ -247,7 +258,8 @@ def stated_mpp(path: Path, properties: Mapping[str, str]) -> float | None:
         return known[0] if known and None in sides else None
     if max(known) / min(known) > _LARGEST_ANISOTROPY:
         raise InputError(
-            f"{path}: its pixels are {known[0]} by {known[1]} micrometres, not square, so patches would be distorted. "
+            f"{path}: its pixels are {known[0]} by {known[1]} micrometres, not square, so patches "
+            "would be distorted. "
             "Resample the slide, or leave it out."
         )
     return sqrt(known[0] * known[1])
@@ -293,7 +305,7 @@ def read_region(
     height: float,
     size: tuple[int, int],
 ) -> Pixels:
-    """The level-0 rectangle as an image of `size` (width, height); what lies outside the slide is white."""
+    """The level-0 rectangle as an image of `size` (width, height), white outside the slide."""
     level = best_level(slide.downsamples, min(width / size[0], height / size[1]))
     factor = slide.downsamples[level]
     x, y = left / factor, top / factor
@@ -332,3 +344,62 @@ def read_overview(slide: SlideReader, mpp: float) -> Pixels:
 def overview_size(bounds: Bounds, downsample: float) -> tuple[int, int]:
     """Width and height of the scanned part at this downsample, at least one pixel each."""
     return max(1, round(bounds.width / downsample)), max(1, round(bounds.height / downsample))
+
+
+# DICOM: a series of files, one per level, which OpenSlide opens by any one of them
+
+
+def join_series(files: Iterable[Path]) -> list[tuple[str, Path]]:
+    """Name and file of every slide: of a DICOM series the finest level, any other file as it is.
+
+    A folder with one series is one slide of the folder's name; a series of one file has the name of
+    the file. Labels and overviews of a series are not slides.
+    """
+    named: list[tuple[str, Path]] = []
+    folders: dict[Path, list[Path]] = {}
+    for path in files:
+        if path.name.lower().endswith(DICOM):
+            folders.setdefault(path.parent, []).append(path)
+        else:
+            named.append((path.name, path))
+    for folder, paths in folders.items():
+        named += [(paths[0].name, paths[0])] if len(paths) == 1 else _join_folder(folder, paths)
+    return named
+
+
+def name_slide(path: Path) -> str:
+    """The name of the slide that this file is, or is a level of."""
+    if not path.name.lower().endswith(DICOM):
+        return path.name
+    same = [one for one in sorted(path.parent.iterdir()) if one.name.lower().endswith(DICOM)]
+    return next((name for name, one in join_series(same) if one == path), path.name)
+
+
+def _join_folder(folder: Path, paths: list[Path]) -> list[tuple[str, Path]]:
+    try:
+        import openslide
+    except ImportError as error:
+        raise MissingExtraError("openslide-python", "wsi") from error
+    series: dict[str, list[tuple[int, Path]]] = {}
+    for path in paths:
+        try:
+            with openslide.OpenSlide(path) as slide:
+                found = slide.properties["dicom.SeriesInstanceUID"]
+        except (openslide.OpenSlideError, OSError, KeyError):
+            # A label, an overview or damaged. Where no file of the folder is a slide, all are kept
+            # to be refused one by one.
+            continue
+        # OpenSlide does not say which level a file is: the finest is the largest.
+        series.setdefault(found, []).append((path.stat().st_size, path))
+    if not series:
+        return [(path.name, path) for path in paths]
+    finest = [max(found)[1] for found in series.values()]
+    if len(finest) == 1:
+        return [(folder.resolve().name, finest[0])]
+    if several := next((found for found in series.values() if len(found) > 1), None):
+        raise UsageError(
+            f"{folder} holds {len(series)} DICOM series of several files each, such as "
+            f"{several[0][1].name} and "
+            f"{several[1][1].name}. Put every slide into a folder of its own, named as the slide."
+        )
+    return [(path.name, path) for path in finest]

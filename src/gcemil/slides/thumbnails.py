@@ -40,7 +40,7 @@ def read_thumbnail(slide: SlideReader, longest: int = LONGEST_SIDE) -> Pixels:
 
 
 def draw_kept_tissue(small: Pixels, tissue: TissueMask, grid: PatchGrid) -> Pixels:
-    """The thumbnail with the outline of the tissue and the squares of the patches; the rest is pale."""
+    """The thumbnail with outlines of tissue and patches; the rest is pale."""
     height, width = small.shape[:2]
     inside = np.asarray(
         Image.fromarray(tissue.kept).resize((width, height), Image.Resampling.NEAREST)

@@ -1,25 +1,34 @@
 """Which part of a slide is tissue, found on an overview of a few micrometres per pixel.
 
-Tissue is coloured and glass is not: Otsu's threshold on the saturation separates them. It is held above the tint of the glass,
-so that an empty slide gives no tissue, and below what pale tissue shows, so that a strong stain does not cost the fat. Ink
-and black edges are coloured or dark as well; they are taken out by hue and value. Gaps are closed, small holes filled, specks
-dropped; all sizes are physical, so every scanner is cut alike.
+Tissue is coloured and glass is not: Otsu's threshold on the saturation separates them. It is held
+above the tint of the glass, so that an empty slide gives no tissue, and below what pale tissue
+shows, so that a strong stain does not cost the fat. Ink and black edges are coloured or dark as
+well; they are taken out by hue and value. Gaps are closed, small holes filled, specks dropped; all
+sizes are physical, so every scanner is cut alike.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from gcemil.errors import MissingExtraError
-from gcemil.slides.reader import Bounds, Pixels, SlideReader, read_overview
+from gcemil.slides.reader import Bounds, Pixels, SlideReader, read_overview, read_region
 
 GLASS_VALUE, GLASS_SATURATION = 0.85, 0.12
 """Glass is at least this bright and at most this tinted."""
 _MARGIN_OVER_TINT = 0.02
+
+PATCH_PX = 128
+"""Side of a patch as it is looked at: a nucleus still has an edge."""
+MOST_BACKGROUND, MOST_INK, LEAST_SHARPNESS = 0.75, 0.1, 0.1
+"""A patch beyond one of these is an artefact; sharpness is relative to the slide's median."""
+REFERENCE_PATCHES = 32
+"""Patches, evenly over the slide, whose median sharpness is that of the slide."""
 
 Mask = Bool[np.ndarray, "h w"]
 Channel = Float[np.ndarray, "h w"]
@@ -34,7 +43,7 @@ class TissueSettings:
     saturation_floor: float = 0.035
     """Nothing below is tissue: the noise of the scanner."""
     saturation_ceiling: float = 0.07
-    """Everything above is tissue, however strong the stain of the rest, unless the glass itself is tinted."""
+    """Everything above is tissue, unless the glass itself is tinted."""
     close_gap: float = 24.0
     """Gaps up to this width inside tissue are closed, such as fat cells and alveoli."""
     fill_hole: float = 0.15
@@ -42,9 +51,9 @@ class TissueSettings:
     drop_speck: float = 0.02
     """Pieces up to this area are dropped: dust, debris, stray cells."""
     darkest_tissue: float = 0.22
-    """A pixel whose brightest channel is below is no tissue: black ink, the slide's edge, a scanner's frame."""
+    """A pixel whose brightest channel is below is no tissue: black ink, the slide's edge."""
     smallest_ink: float = 0.002
-    """Dark or oddly coloured spots up to this area are tissue all the same: pigment, folds, crowded nuclei."""
+    """Dark or oddly coloured spots up to this area are tissue: pigment, folds, nuclei."""
     ink_margin: float = 16.0
     """What lies this close to ink counts as ink: the rim of a pen stroke is pale."""
 
@@ -91,7 +100,7 @@ def segment_tissue(image: Pixels, rules: TissueSettings) -> Mask:
 
 
 def _saturation_threshold(saturation: Channel, value: Channel, rules: TissueSettings) -> float:
-    """Otsu's threshold, held between the bounds of the rules and above the tint of this slide's glass."""
+    """Otsu's threshold, within the bounds of the rules and above the tint of the glass."""
     glass = saturation[(saturation <= GLASS_SATURATION) & (value >= GLASS_VALUE)]
     otsu = _import_skimage().filters.threshold_otsu(saturation)
     held = float(np.clip(otsu, rules.saturation_floor, rules.saturation_ceiling))
@@ -111,7 +120,6 @@ def hue_saturation_value(image: Pixels) -> tuple[Channel, Channel, Channel]:
 
 
 def _import_skimage() -> ModuleType:
-    """scikit-image, imported only where a slide is segmented: commands that read cohorts do not need it."""
     try:
         import skimage.color
         import skimage.filters
@@ -121,7 +129,7 @@ def _import_skimage() -> ModuleType:
 
 
 def is_ink(hue: Channel, saturation: Channel, value: Channel) -> Mask:
-    """Pen marks and tissue dyes: green and blue never occur in H&E, nor does a red as pure as a marker's."""
+    """Pen marks and tissue dyes: green, blue and pure red do not occur in H&E."""
     green = (hue > 60) & (hue < 190) & (saturation > 0.18)
     # Hematoxylin alone, as in immunostains, is a pale blue; a pen is a strong one.
     blue = (hue >= 190) & (hue < 235) & (saturation > 0.3)
@@ -159,7 +167,74 @@ def disk(radius: float) -> Mask:
 def _close_gaps(mask: Mask, radius: float) -> Mask:
     from scipy import ndimage
 
-    # Padding, because closing treats what lies beyond the image as glass and would eat tissue at its border.
+    # Padding, because closing treats what lies beyond the image as glass and would eat tissue at
+    # its border.
     reach = int(radius) + 1
     padded = np.pad(mask, reach, mode="edge")
     return ndimage.binary_closing(padded, disk(radius))[reach:-reach, reach:-reach]
+
+
+# Artefacts of patches
+
+
+@dataclass(frozen=True)
+class PatchQuality:
+    """Figures of one patch."""
+
+    background: float
+    ink: float
+    sharpness: float
+
+
+def measure_quality(pixels: Pixels) -> PatchQuality:
+    """What the pixels of one patch show.
+
+    Background is the share of pixels as bright and as colourless as glass, ink the share in colours
+    that H&E does not have. Sharpness is the variance of the Laplacian over that of the grey values.
+    """
+    from scipy import ndimage
+
+    hue, saturation, value = hue_saturation_value(pixels)
+    grey = pixels.astype(np.float32).mean(axis=2)
+    # Scanner noise on an even patch is no edge; one grey value of variance keeps it from counting
+    # as one.
+    sharpness = float(
+        ndimage.laplace(ndimage.gaussian_filter(grey, 1.0)).var() / (grey.var() + 1.0)
+    )
+    return PatchQuality(
+        float(((value >= GLASS_VALUE) & (saturation <= GLASS_SATURATION)).mean()),
+        float(is_ink(hue, saturation, value).mean()),
+        sharpness,
+    )
+
+
+def find_artifacts(
+    slide: SlideReader, coords: Int[np.ndarray, "n 2"], patch_size: int, rows: Sequence[int]
+) -> Bool[np.ndarray, "n"]:
+    """Which of these rows show an artefact; rows that were not asked about are said to be clean."""
+    evenly = (
+        np.linspace(0, len(coords) - 1, min(REFERENCE_PATCHES, len(coords))).round().astype(int)
+    )
+    looked_at = {
+        row: measure_quality(
+            read_region(
+                slide,
+                left=float(coords[row, 0]),
+                top=float(coords[row, 1]),
+                width=float(patch_size),
+                height=float(patch_size),
+                size=(PATCH_PX, PATCH_PX),
+            )
+        )
+        for row in sorted({*rows, *evenly.tolist()})
+    }
+    usual = float(np.median([looked_at[row].sharpness for row in evenly.tolist()]))
+    found = np.zeros(len(coords), dtype=bool)
+    for row in rows:
+        one = looked_at[row]
+        found[row] = (
+            one.background > MOST_BACKGROUND
+            or one.ink > MOST_INK
+            or one.sharpness < LEAST_SHARPNESS * usual
+        )
+    return found

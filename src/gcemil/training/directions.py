@@ -27,8 +27,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gcemil.bags.bag import Bag
-from gcemil.bags.cohort import BagSpec, Cohort
-from gcemil.bags.loader import SampleRule, load_bags
+from gcemil.bags.cohort import BagSpec, Cohort, SampleRule, load_bags
 from gcemil.evidence.anchors import AnchorBank, directions_of_means
 from gcemil.evidence.bridge import Bridge, CentredBridge
 from gcemil.evidence.head import ABSENT_QUANTILE, Slides, fit_vote

@@ -17,13 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcemil.bags import arrays
-from gcemil.bags.bag import Bag
+from gcemil.bags import store
+from gcemil.bags.bag import Bag, sample_patches
 from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.bags.examples import EXAMPLES, EXAMPLES_FILE, choose_for_fold, read_examples
 from gcemil.bags.fingerprint import content_hash, record_cohort
 from gcemil.bags.folds import read_fold, split_file
-from gcemil.bags.loader import sample_patches
 from gcemil.config import EvidenceSettings, TrainSettings
 from gcemil.device import pick_device
 from gcemil.errors import CohortError, ConfigError, RunError
@@ -317,7 +316,7 @@ def _existing_file(cohort: Cohort, name: str) -> Path:
 def read_pairs(cohort: Cohort) -> tuple[Tensor, Tensor]:
     """The same patches in feature space and in anchor space."""
     path = _existing_file(cohort, PAIRS_FILE)
-    features, anchor_space = arrays.read_pairs(path)
+    features, anchor_space = store.read_pairs(path)
     if features.shape[1] != cohort.card.feature_dim:
         raise CohortError(
             f"{path}: features of width {features.shape[1]}, but the cohort has width {cohort.card.feature_dim}. "

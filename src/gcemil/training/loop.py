@@ -24,8 +24,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from gcemil.bags.bag import Bag
-from gcemil.bags.cohort import BagSpec, Cohort
-from gcemil.bags.loader import SampleRule, load_bags
+from gcemil.bags.cohort import BagSpec, Cohort, SampleRule, load_bags
 from gcemil.config import TrainSettings
 from gcemil.device import computing_in
 from gcemil.errors import RunError

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from builders import PATCH, grid_coords
-from gcemil.bags.annotations.concepts import (
+from gcemil.bags.annotations.shapes import (
     masked_patches,
     named_patches,
     read_annotation,
@@ -52,21 +52,13 @@ def test_outlines_of_qupath_name_their_patches_and_holes_do_not(tmp_path):
     assert {row for row, name in found.items() if name == "stroma"} == {3, 15}
 
 
-def test_a_patch_belongs_to_the_concept_that_covers_most_of_it(tmp_path):
-    part = [[0, 0], [0.6 * PATCH, 0], [0.6 * PATCH, PATCH], [0, PATCH]]
-    path = write_geojson(
-        tmp_path / "s.geojson",
-        feature("less", "Polygon", [part]),
-        feature("more", "Polygon", [square(0, 0)]),
-    )
-    assert named_in(path) == {0: "more"}
-
-
-def test_a_patch_that_is_covered_too_little_is_no_example(tmp_path):
+def test_a_patch_belongs_to_the_concept_that_covers_most_and_enough_of_it(tmp_path):
     part = [[0, 0], [0.4 * PATCH, 0], [0.4 * PATCH, PATCH], [0, PATCH]]
-    path = write_geojson(tmp_path / "s.geojson", feature("tumour", "Polygon", [part]))
+    path = write_geojson(tmp_path / "s.geojson", feature("less", "Polygon", [part]))
     assert named_in(path) == {}
-    assert named_in(path, min_overlap=0.3) == {0: "tumour"}
+    assert named_in(path, min_overlap=0.3) == {0: "less"}
+    both = (feature("less", "Polygon", [part]), feature("more", "Polygon", [square(0, 0)]))
+    assert named_in(write_geojson(tmp_path / "t.geojson", *both), 0.3) == {0: "more"}
 
 
 def test_points_name_the_patch_that_holds_them(tmp_path):
@@ -113,24 +105,15 @@ def test_masks_by_concept_and_masks_with_values_say_the_same(tmp_path):
     Image.fromarray((tumour // 255 + 2 * (stroma // 255)).astype(np.uint8)).save(
         tmp_path / "both.png"
     )
-    apart = masked_patches(
-        COORDS,
-        PATCH,
-        {name: tmp_path / f"{name}.png" for name in ("tumour", "stroma")},
-        downsample=PATCH,
-        values={},
-        min_overlap=0.5,
-    )
     values = {"tumour": 1, "stroma": 2}
-    together = masked_patches(
-        COORDS,
-        PATCH,
-        dict.fromkeys(values, tmp_path / "both.png"),
-        downsample=PATCH,
-        values=values,
-        min_overlap=0.5,
-    )
-    assert apart == together == {0: "tumour", 1: "tumour", 15: "stroma"}
+    found = [
+        masked_patches(COORDS, PATCH, masks, downsample=PATCH, values=named, min_overlap=0.5)
+        for masks, named in (
+            ({name: tmp_path / f"{name}.png" for name in values}, {}),
+            (dict.fromkeys(values, tmp_path / "both.png"), values),
+        )
+    ]
+    assert found == [{0: "tumour", 1: "tumour", 15: "stroma"}] * 2
 
 
 def test_a_table_names_points_by_slide(tmp_path):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from builders import grid_coords, make_cohort
-from gcemil.bags import arrays
+from gcemil.bags import store
 from gcemil.bags.validate import validate
 from gcemil.errors import CohortError, StoreError
 
@@ -30,24 +30,20 @@ def with_one(value, dtype):
 
 WILD_COORDS = [
     (with_one(np.inf, "f8"), "1 patches have NaN or infinite coordinates, the first is row 7"),
-    (with_one(-np.inf, "f4"), "1 patches have NaN or infinite coordinates, the first is row 7"),
-    (with_one(np.nan, "f8"), "1 patches have NaN or infinite coordinates, the first is row 7"),
+    (with_one(np.nan, "f4"), "1 patches have NaN or infinite coordinates, the first is row 7"),
     (with_one(-512, "i8"), "a coordinate is -512, but level-0 pixels count from the corner"),
-    (with_one(-0.5e3, "f8"), "a coordinate is -500, but level-0 pixels count from the corner"),
-    (with_one(10**9 + 1, "i8"), "a coordinate is 1e\\+09, farther than any slide reaches"),
     (with_one(1e30, "f8"), "a coordinate is 1e\\+30, farther than any slide reaches"),
     (with_one(2**64 - 1, "u8"), "a coordinate is 1.84467e\\+19, farther than any slide reaches"),
     (with_one(0.5, "f8"), "coordinates are fractions"),
     (np.zeros((12, 2), bool), "coordinates are bool, not whole numbers"),
     (np.zeros((12, 3), int), r"coordinates have shape \(12, 3\), not \(patches, 2\)"),
-    (np.zeros(24, int), r"coordinates have shape \(24,\), not \(patches, 2\)"),
 ]
 
 
 @pytest.mark.parametrize(("coords", "message"), WILD_COORDS)
 def test_coordinates_that_no_patch_can_have_are_refused(tmp_path, coords, message):
     path = written(tmp_path / "a.h5", features=features(), coords=coords)
-    for read in (arrays.read_coords, arrays.read_patch_layout):
+    for read in (store.read_coords, store.read_patch_layout):
         with pytest.raises(StoreError, match=rf"a\.h5: {message}"):
             read(path)
 
@@ -67,40 +63,34 @@ def test_features_that_are_no_fractions_are_refused(tmp_path, dtype):
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("evidence", np.nan, "'evidence' is nan at patch 3"),
-        ("evidence", np.inf, "'evidence' is inf at patch 3"),
-        ("evidence", 2, "'evidence' is 2 at patch 3, but it is 0 or 1"),
-        ("evidence", 0.5, "'evidence' is 0.5 at patch 3, but it is 0 or 1"),
-        ("overlap", np.nan, "'overlap' is nan at patch 3"),
-        ("overlap", 1.5, "'overlap' is 1.5 at patch 3, but it is a share from 0 to 1"),
-        ("overlap", -0.1, "'overlap' is -0.1 at patch 3, but it is a share from 0 to 1"),
-        ("region", -1, "'region' is -1 at patch 3, but it is a whole number from 0"),
-        ("concept", 0.5, "'concept' is 0.5 at patch 3, but it is a whole number from 0"),
-        ("concept", -np.inf, "'concept' is -inf at patch 3"),
+        ("evidence", np.nan, "nan at patch 3"),
+        ("evidence", 2, "2 at patch 3, but it is 0 or 1"),
+        ("evidence", 0.5, "0.5 at patch 3, but it is 0 or 1"),
+        ("overlap", np.nan, "nan at patch 3"),
+        ("overlap", 1.5, "1.5 at patch 3, but it is a share from 0 to 1"),
+        ("overlap", -0.1, "-0.1 at patch 3, but it is a share from 0 to 1"),
+        ("region", -1, "-1 at patch 3, but it is a whole number from 0"),
+        ("concept", 0.5, "0.5 at patch 3, but it is a whole number from 0"),
+        ("concept", np.inf, "inf at patch 3"),
     ],
 )
 def test_truth_that_no_patch_can_have_is_refused(tmp_path, name, value, message):
     values = np.zeros(12)
     values[3] = value
     path = written(tmp_path / "s001_0.h5", **{name: values})
-    with pytest.raises(StoreError, match=rf"s001_0\.h5: {message}"):
-        arrays.read_truth(path, name, 12)
+    with pytest.raises(StoreError, match=rf"s001_0\.h5: '{name}' is {message}"):
+        store.read_truth(path, name, 12)
+    with pytest.raises(StoreError, match=rf"'{name}' has shape \(12,\) for 11 patches"):
+        store.read_truth(path, name, 11)
 
 
-def test_truth_for_other_patches_is_refused(tmp_path):
-    path = written(tmp_path / "a.h5", evidence=np.zeros(11, bool))
-    with pytest.raises(StoreError, match=r"'evidence' has shape \(11,\) for 12 patches"):
-        arrays.read_truth(path, "evidence", 12)
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, 1e300])
+@pytest.mark.parametrize("value", [np.nan, 1e300])
 def test_anchors_are_finite_in_single_precision(tmp_path, value):
     embeddings = np.eye(3)
     embeddings[1, 1] = value
-    path = written(
-        tmp_path / "anchors.h5", embeddings=embeddings, prompts=np.array([b"a", b"b", b"c"])
-    )
+    prompts = np.array([b"a", b"b", b"c"])
+    path = written(tmp_path / "anchors.h5", embeddings=embeddings, prompts=prompts)
     with pytest.raises(
-        StoreError, match="'embeddings' has NaN or infinite numbers in 1 rows, the first is 1"
+        StoreError, match="1 rows have NaN or infinite 'embeddings', the first is row 1"
     ):
-        arrays.read_anchors(path)
+        store.read_anchors(path)

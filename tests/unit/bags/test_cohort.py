@@ -51,19 +51,6 @@ def test_some_rows_of_a_case_equal_the_rows_of_the_whole_case(tmp_path):
     np.testing.assert_array_equal(some.coords, whole.coords[rows])
 
 
-def test_an_unknown_key_of_the_card_is_refused(tmp_path):
-    make_cohort(tmp_path, n_cases=2)
-    with (tmp_path / "cohort.yaml").open("a") as file:
-        file.write("featuredim: 8\n")
-    with pytest.raises(CohortError, match="featuredim"):
-        Cohort.load(tmp_path)
-
-
-def test_a_folder_without_a_card_says_how_to_make_one(tmp_path):
-    with pytest.raises(CohortError, match="has no cohort.yaml. Make one with 'gcemil import'"):
-        Cohort.load(tmp_path)
-
-
 def test_features_of_another_width_are_refused_when_read(tmp_path):
     cohort = make_cohort(tmp_path, n_cases=2)
     edit(tmp_path / "cohort.yaml", "feature_dim: 8", "feature_dim: 16")

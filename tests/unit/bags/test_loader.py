@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from builders import PATCH, grid_coords, make_cohort
-from gcemil.bags import loader
-from gcemil.bags.loader import SampleRule, find_blocks, load_bags, sample_blocks, sample_patches
+from gcemil.bags import cohort as loader
+from gcemil.bags.bag import find_blocks, sample_blocks, sample_patches
+from gcemil.bags.cohort import SampleRule, load_bags
 from gcemil.errors import StoreError
 
 
@@ -35,32 +36,18 @@ def test_a_sample_depends_on_seed_epoch_and_bag_alone(tmp_path, sampling):
     assert not np.array_equal(first["s000_0"], rows(1, 1, cohort.bags)["s000_0"])
 
 
-def test_no_more_bags_are_held_than_allowed(tmp_path, monkeypatch):
-    cohort = make_cohort(tmp_path, n_cases=20)
-    read = []
-    original = loader.read_sampled_bag
+@pytest.mark.parametrize(("held", "waiting"), [(2**20, 3 + 1), (1, 0)])
+def test_no_more_bags_and_bytes_are_held_than_allowed(tmp_path, monkeypatch, held, waiting):
+    cohort = make_cohort(tmp_path, n_cases=12)
+    read, original = [], loader.read_sampled_bag
+    monkeypatch.setattr(loader, "HELD_BYTES", held)
     monkeypatch.setattr(
         loader, "read_sampled_bag", lambda *a, **k: read.append(1) or original(*a, **k)
     )
     bags = load_bags(cohort, cohort.bags, rule=SampleRule(), ahead=3)
     for taken, _ in enumerate(bags, start=1):
         # Those taken, waiting, and one that is being read.
-        assert len(read) <= taken + 3 + 1
-
-
-def test_nothing_is_read_beside_a_large_bag(tmp_path, monkeypatch):
-    cohort = make_cohort(tmp_path, n_cases=6)
-    monkeypatch.setattr(loader, "HELD_BYTES", 1)
-    read = []
-    original = loader.read_sampled_bag
-    monkeypatch.setattr(
-        loader, "read_sampled_bag", lambda *a, **k: read.append(1) or original(*a, **k)
-    )
-    for taken, (_, bag) in enumerate(
-        load_bags(cohort, cohort.bags, rule=SampleRule(), ahead=3), start=1
-    ):
-        assert bag.features.nbytes > loader.HELD_BYTES
-        assert len(read) == taken
+        assert len(read) <= taken + waiting
 
 
 def test_an_unreadable_slide_is_raised_where_the_bags_are_used(tmp_path):
@@ -87,17 +74,9 @@ def test_samples_are_sorted_distinct_and_of_the_right_number():
         assert (np.diff(rows) > 0).all()
 
 
-def test_blocks_are_four_by_four():
+def test_whole_blocks_of_four_by_four_are_drawn_and_only_the_last_is_cut():
     coords = grid_coords(64, width=8)
     assert np.bincount(find_blocks(coords, PATCH)).tolist() == [16, 16, 16, 16]
-
-
-def test_whole_blocks_are_drawn_and_only_the_last_is_cut():
-    coords = grid_coords(64, width=8)
     rows = sample_blocks(coords, PATCH, 24, np.random.default_rng(3))
-    assert sorted(np.bincount(find_blocks(coords, PATCH)[rows], minlength=4).tolist()) == [
-        0,
-        0,
-        8,
-        16,
-    ]
+    drawn = np.bincount(find_blocks(coords, PATCH)[rows], minlength=4)
+    assert sorted(drawn.tolist()) == [0, 0, 8, 16]

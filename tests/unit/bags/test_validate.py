@@ -9,7 +9,7 @@ import pytest
 
 from builders import grid_coords, make_cohort, write_slide
 from gcemil.bags import store
-from gcemil.bags.cohort import CohortCard, Problem, check_slides
+from gcemil.bags.cohort import CohortCard, Problem, read_slides
 from gcemil.bags.folds import make_folds, write_folds
 from gcemil.bags.validate import validate
 
@@ -23,7 +23,7 @@ def problems(task, *lines, **card) -> list[Problem]:
     classes = ("benign", "malignant") if task == "classification" else ()
     made = CohortCard(name="x", task=task, classes=classes, feature_dim=8, **card)
     rows = [dict(zip(COLUMNS[task], line.split(","), strict=True)) for line in lines]
-    return list(check_slides(rows, made))
+    return read_slides(rows, made)[1]
 
 
 @pytest.mark.parametrize(
@@ -89,23 +89,15 @@ def the_one(folder, level="error"):
 
 @pytest.fixture
 def cohort(tmp_path):
-    made = make_cohort(tmp_path, n_cases=20)
+    made = make_cohort(tmp_path / "cohort", n_cases=20)
     write_folds(made, make_folds(made))
     return made
 
 
-@pytest.fixture
-def survival(tmp_path):
-    made = make_cohort(tmp_path, task="survival", n_cases=30)
-    write_folds(made, make_folds(made))
-    return made
-
-
-def test_a_sound_cohort_has_no_problems(cohort):
+def test_a_sound_cohort_has_no_problems(cohort, tmp_path):
     assert validate(cohort.folder) == []
-
-
-def test_a_sound_survival_cohort_has_no_problems(survival):
+    survival = make_cohort(tmp_path / "survival", task="survival", n_cases=30)
+    write_folds(survival, make_folds(survival))
     assert validate(survival.folder) == []
 
 
@@ -155,55 +147,45 @@ def forget_slide(cohort):
     )
 
 
+AGAIN = "Import it again from where it is now"
 FAULTS = {
-    "missing": (lambda cohort: cohort.feature_file("s003_0").unlink(), "s003_0", "does not exist"),
-    "truncated": (truncate, "s003_0", "cannot be read as HDF5 .*extract it again"),
-    "moved": (
-        move_source,
-        "s003_0",
-        "s003_0.h5 is a link to .*/before.h5, which is not there: the source moved Import it again from where it is now",
-    ),
+    "missing": (lambda cohort: cohort.feature_file("s003_0").unlink(), "does not exist"),
+    "truncated": (truncate, "cannot be read as HDF5 .*extract it again"),
+    "moved": (move_source, f"s003_0.h5 is a link to .*/before.h5, which is not there.*{AGAIN}"),
     "rows": (
         rewrite(features(), grid_coords(11)),
-        "s003_0",
         r"\(11, 2\) coordinates for 12 feature rows",
     ),
     "nan": (
         rewrite(with_value(np.nan)),
-        "s003_0",
         "1 patches have NaN or infinite .* the first is row 7",
     ),
-    "infinite": (rewrite(with_value(np.inf)), "s003_0", "1 patches have NaN or infinite features"),
-    "empty": (rewrite(features(0)), "s003_0", "the slide has no patches"),
-    "constant": (
-        rewrite(np.ones((12, 8), np.float32)),
-        "s003_0",
-        "all patches have the same features",
-    ),
-    "repeated": (repeat_features, "s005_0", "its features are identical to those of 's003_0'"),
-    "width": (rewrite(features(dim=9)), "s003_0", r"shape \(12, 9\), cohort.yaml says width 8"),
+    "infinite": (rewrite(with_value(np.inf)), "1 patches have NaN or infinite features"),
+    "empty": (rewrite(features(0)), "the slide has no patches"),
+    "constant": (rewrite(np.ones((12, 8), np.float32)), "all patches have the same features"),
+    "repeated": (repeat_features, "its features are identical to those of 's003_0'"),
+    "width": (rewrite(features(dim=9)), r"shape \(12, 9\), cohort.yaml says width 8"),
     "micrometres": (
         rewrite(features(), grid_coords(12) * 0.2537),
-        "s003_0",
         "look like micrometres.*gcemil import",
     ),
-    "dataset": (rename_dataset, "s003_0", "s003_0.h5 has no dataset 'features', only: feats"),
-    "fold": (forget_slide, "s003_0", "fold_1.csv does not place the slide"),
-    "part": (edited("splits/fold_0.csv", ",val", ",train"), "fold_0.csv", "the val part is empty"),
+    "dataset": (rename_dataset, "s003_0.h5 has no dataset 'features', only: feats"),
+    "fold": (forget_slide, "fold_1.csv does not place the slide"),
+    "part": (edited("splits/fold_0.csv", ",val", ",train"), "the val part is empty"),
     "label": (
         edited("slides.csv", "s003_0,c003,malignant", "s003_0,c003,unsure"),
-        "s003_0",
         "label 'unsure' is not among benign, malignant",
     ),
 }
+PLACES = {"repeated": "s005_0", "part": "fold_0.csv"}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_the_one_problem_with_its_place(cohort, fault):
-    plant, place, message = FAULTS[fault]
+    plant, message = FAULTS[fault]
     plant(cohort)
     where, what, remedy = the_one(cohort.folder)
-    assert where == place
+    assert where == PLACES.get(fault, "s003_0")
     assert re.search(message, f"{what} {remedy}")
 
 
@@ -274,33 +256,24 @@ def test_published_splits_may_test_a_slide_twice(cohort):
 def test_a_class_with_fewer_cases_than_folds(tmp_path):
     make_cohort(tmp_path, n_cases=9)
     assert the_one(tmp_path, "warning")[:2] == (
-        "malignant",
+        "class 'malignant'",
         "the class has 4 cases, fewer than the 5 folds",
     )
 
 
-def test_a_part_with_one_class(cohort):
-    path = cohort.folder / "splits" / "fold_0.csv"
-    labels = {row.slide_id: row.label for row in cohort.slides}
-    lines = [
-        f"{slide},{'test' if label == 'benign' else 'train'}" for slide, label in labels.items()
-    ]
-    lines[1] = lines[1].replace("train", "val")
-    path.write_text("\n".join(["slide_id,split", *lines]))
-    assert ("fold_0.csv", "the test part has only class 'benign'") in {
-        p[:2] for p in found(cohort.folder)
-    }
+def test_a_part_with_one_class_or_without_events(cohort, tmp_path):
+    def place(made, part_of):
+        lines = [f"{row.slide_id},{part_of(row)}" for row in made.slides]
+        table = made.folder / "splits" / "fold_0.csv"
+        table.write_text("\n".join(["slide_id,split", *lines]))
+        return {problem[:2] for problem in found(made.folder)}
 
-
-def test_a_part_without_events(survival):
-    path = survival.folder / "splits" / "fold_0.csv"
-    events = {row.slide_id: row.event for row in survival.slides}
-    lines = path.read_text().splitlines()
-    lines = [
-        line.replace("val", "train") if events.get(line.split(",")[0]) else line for line in lines
-    ]
-    path.write_text("\n".join(lines))
-    assert ("fold_0.csv", "the val part has no event") in {p[:2] for p in found(survival.folder)}
+    problems = place(cohort, lambda row: "test" if row.label == "benign" else "train")
+    assert ("fold_0.csv", "the test part has only class 'benign'") in problems
+    survival = make_cohort(tmp_path / "survival", task="survival", n_cases=30)
+    write_folds(survival, make_folds(survival))
+    problems = place(survival, lambda row: "train" if row.event else "val")
+    assert ("fold_0.csv", "the val part has no event") in problems
 
 
 def test_polarity_that_looks_inverted(tmp_path):

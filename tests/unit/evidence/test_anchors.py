@@ -9,7 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from gcemil.bags.arrays import write_anchors
+from gcemil.bags.store import write_anchors
 from gcemil.cli.anchors import app as anchors_app
 from gcemil.errors import InputError, UsageError
 from gcemil.evidence.anchors import AnchorBank

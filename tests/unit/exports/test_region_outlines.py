@@ -7,7 +7,7 @@ import numpy as np
 from builders.geojson_rules import violations
 from gcemil.exports.geojson import EVIDENCE, SlideRegions, describe_regions, write_geojson
 from gcemil.records import RegionVerdict
-from gcemil.slides.contours import outline_squares
+from gcemil.slides.geojson import outline_squares
 
 
 def features_of(coords, numbers, verdicts, bounds=(0, 0)):

@@ -6,10 +6,10 @@ from pydantic import ValidationError
 
 from builders.pools import CLASSES, make_pool, make_recipe
 from gcemil.bags import store
-from gcemil.bags.arrays import read_anchors, read_pairs
 from gcemil.bags.bag import connected_regions, patch_cells
 from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import read_fold
+from gcemil.bags.store import read_anchors, read_pairs
 from gcemil.errors import UsageError
 from gcemil.simulation.compose import compose
 from gcemil.simulation.patch_pool import read_pool

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gcemil.bags import arrays, store
+from gcemil.bags import store
 from gcemil.bags.cohort import Cohort
 from gcemil.errors import UsageError
 from gcemil.families import load_family
@@ -48,7 +48,7 @@ def test_files_hold_what_the_contract_says(tmp_path):
     pairs = store.describe(tmp_path / "anchor_pairs.h5")
     assert (pairs["features"].shape, pairs["anchor_space"].shape) == ((100, 48), (100, 32))
     for bank in ("anchors", "anchors_generic", "anchors_unrelated"):
-        embeddings, prompts = arrays.read_anchors(tmp_path / f"{bank}.h5")
+        embeddings, prompts = store.read_anchors(tmp_path / f"{bank}.h5")
         assert embeddings.shape == (8, 32)
         assert len(set(prompts)) == 8
 
@@ -103,7 +103,7 @@ def normalised(rows):
 def test_bridge_fitted_on_pairs_makes_prompts_see_their_concept_on_other_slides(tmp_path):
     cohort = simulate("bracs", tmp_path, size="tiny", dim=64, dials={"evidence_strength": 6.0})
     bridge, origin = fitted_bridge(tmp_path, 64)
-    embeddings, _ = arrays.read_anchors(tmp_path / "anchors.h5")
+    embeddings, _ = store.read_anchors(tmp_path / "anchors.h5")
     prompts = normalised(embeddings - embeddings.mean(axis=0))
     named = [
         plain_words(prompt.concept) for prompt in load_family(load_profile("bracs").family).prompts

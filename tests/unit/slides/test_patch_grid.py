@@ -3,13 +3,7 @@ import pytest
 
 from builders.slides import PINK, ArraySlide, SceneSlide, glass, tissue_image
 from gcemil.errors import InputError
-from gcemil.slides.contours import trace_outlines
-from gcemil.slides.grid import (
-    PatchSettings,
-    covered_share,
-    patch_grid,
-    read_patch,
-)
+from gcemil.slides.grid import PatchSettings, covered_share, patch_grid, read_patch
 from gcemil.slides.tissue import TissueMask, find_tissue
 
 
@@ -85,12 +79,3 @@ def test_patches_are_arrays_at_the_resolution_asked_for():
     assert patch.shape == (256, 256, 3)
     assert patch.mean(axis=(0, 1)) == pytest.approx(PINK, abs=1)
     assert read_patch(slide, grid, 0, patch_px=16).shape == (16, 16, 3)
-
-
-def test_outlines_by_hand():
-    mask = np.array([[1, 1, 1, 0, 0], [1, 0, 1, 0, 1], [1, 1, 1, 1, 0]], bool)
-    ring, single = trace_outlines(mask)
-    assert ring[0].tolist() == [[0, 0], [3, 0], [3, 2], [4, 2], [4, 3], [0, 3]]
-    assert [hole.tolist() for hole in ring[1:]] == [[[1, 1], [1, 2], [2, 2], [2, 1]]]
-    assert single[0].tolist() == [[4, 1], [5, 1], [5, 2], [4, 2]]
-    assert trace_outlines(np.zeros((3, 3), bool)) == []

@@ -6,7 +6,7 @@ import torch
 
 from builders import PATCH, make_cohort, write_slide
 from gcemil.bags import store
-from gcemil.bags.arrays import write_anchors
+from gcemil.bags.store import write_anchors
 from gcemil.config import JOINT, PAPER, EvidenceSettings, HostSettings, TrainSettings
 from gcemil.evidence.bridge import CentredBridge, ProximalBridge
 from gcemil.training.directions import PROMPT_PATCHES_PER_SLIDE

@@ -4,18 +4,19 @@
   evidence_i  overlap_i >= 1 %                                  (the paper's rule for CAMELYON16)
   region_i    8-connected region of evidence patches, 0 = none
 
-A slide <id> is annotated by <id>.xml (ASAP), by <id>.geojson or .json (QuPath), or by <id>_mask or <id> with .tif, .tiff or
-.png. A slide without a file is
-normal only where its label says so; any other is left without truth and named in the report.
+A slide <id> is annotated by <id>.xml (ASAP), by <id>.geojson or .json (QuPath), or by <id>_mask or
+<id> with .tif, .tiff or .png. A slide without a file is normal only where its label says so; any
+other is left without truth and named in the report.
 
-Of a GeoJSON file every class marks evidence, unless `roles` says which do: where it calls one class tumour, only such
-classes count; a class it calls exclusion is cut out of all others. Classes whose name ends in * are those that QuPath
-itself ignores, and count only by name; objects without a class are named 'unclassified' there. A point marks all of the
-patch that holds it. What counted and what was left out is said with counts.
+Of a GeoJSON file every class marks evidence, unless `roles` says which do: where it calls one class
+tumour, only such classes count; a class it calls exclusion is cut out of all others. Classes whose
+name ends in * are those that QuPath itself ignores, and count only by name; objects without a class
+are named 'unclassified' there. A point marks all of the patch that holds it. What counted and what
+was left out is said with counts.
 
-Every annotation is read before the first file is written, so a damaged one leaves the truth as it was. Truth that is
-there already is replaced only when asked; where it is what would be written, it stays, so that a command that was
-stopped can be given again.
+Every annotation is read before the first file is written, so a damaged one leaves the truth as it
+was. Truth that is there already is replaced only when asked; where it is what would be written, it
+stays, so that a command that was stopped can be given again.
 """
 
 from __future__ import annotations
@@ -31,14 +32,15 @@ import numpy as np
 import shapely
 from numpy.typing import NDArray
 
-from gcemil.bags import arrays, store
-from gcemil.bags.annotations.concepts import covered_share, name_shapes
+from gcemil.bags import store
 from gcemil.bags.annotations.shapes import (
     Annotation,
     Corners,
     Overlap,
     Role,
+    covered_share,
     mask_share,
+    name_shapes,
     read_asap,
     read_mask,
 )
@@ -94,14 +96,17 @@ def write_truth(
         )
     if negative_class is not None and negative_class not in cohort.card.classes:
         raise UsageError(
-            f"'{negative_class}' is not a class of {cohort.folder}; it has: {', '.join(cohort.card.classes) or 'none'}."
+            f"'{negative_class}' is not a class of {cohort.folder}; it has: "
+            f"{', '.join(cohort.card.classes) or 'none'}."
         )
     if not 0 < min_overlap <= 1:
         raise UsageError(
             f"The smallest overlap of a positive patch lies in (0, 1], got {min_overlap}."
         )
     truth_of: dict[Path, SlideTruth] = {}
-    annotated, normal, missing, notes = [], [], [], []
+    annotated: list[str] = []
+    normal: list[str] = []
+    missing, notes = [], []
     for row in cohort.slides:
         candidates = (annotations / f"{row.slide_id}{ending}" for ending in _ENDINGS)
         file = next((path for path in candidates if path.is_file()), None)
@@ -109,57 +114,46 @@ def write_truth(
         if file is None and not is_negative:
             missing.append(row.slide_id)
             continue
-        coords, size, remarks = _read_slide_grid(cohort, row)
+        (normal if file is None else annotated).append(row.slide_id)
+        attributes = read_slide_attributes(cohort.folder, row.slide_id)
+        coords, size, remarks = _read_slide_grid(cohort, row, attributes)
         overlap = np.zeros(len(coords))
-        if file is None:
-            normal.append(row.slide_id)
-        else:
-            annotated.append(row.slide_id)
+        if file is not None:
             if file.suffix in {".xml", *_OUTLINES}:
-                annotation = (
-                    read_asap(file, roles=roles)
-                    if file.suffix == ".xml"
-                    else _read_geojson(
-                        file, roles or {}, read_slide_bounds(cohort.folder, row.slide_id)
-                    )
-                )
+                if file.suffix == ".xml":
+                    annotation = read_asap(file, roles=roles)
+                else:
+                    origin = read_slide_bounds(cohort.folder, row.slide_id)
+                    annotation = _read_geojson(file, roles or {}, origin)
                 overlap = covered_share(coords, size, annotation)
                 remarks += annotation.notes
             else:
-                overlap = mask_share(
-                    coords,
-                    size,
-                    read_mask(file, downsample=downsample, tumour_values=tumour_values),
-                )
+                mask = read_mask(file, downsample=downsample, tumour_values=tumour_values)
+                overlap = mask_share(coords, size, mask)
             # Annotation and label do not fit together: the annotation stands.
             if is_negative and overlap.any():
                 remarks.append(f"labelled {negative_class}, yet {file.name} marks tumour")
             elif not is_negative and not overlap.any():
                 remarks.append(f"{file.name} marks tumour on none of its patches")
-        # What the user says, else what the features were made with.
+        # The user's number, else that of the features.
         mpp = microns_per_pixel
         mpp = mpp.get(row.slide_id) if isinstance(mpp, Mapping) else mpp
-        if mpp is None:
-            mpp = arrays.stated_number(
-                read_slide_attributes(cohort.folder, row.slide_id), "level0_mpp"
-            )
+        mpp = store.stated_number(attributes, "level0_mpp") if mpp is None else mpp
+        source = "negative class" if file is None else file.name
         truth_of[cohort.truth_file(row.slide_id)] = _build_truth(
-            coords,
-            size,
-            overlap,
-            min_overlap,
-            source="negative class" if file is None else file.name,
-            mpp=mpp,
+            coords, size, overlap, min_overlap, source=source, mpp=mpp
         )
         notes += [f"{row.slide_id}: {remark}." for remark in remarks]
     _write_files(cohort, truth_of, replace=replace)
     return TruthReport(tuple(annotated), tuple(normal), tuple(missing), tuple(notes))
 
 
-def _read_slide_grid(cohort: Cohort, row: SlideRow) -> tuple[Corners, int, list[str]]:
+def _read_slide_grid(
+    cohort: Cohort, row: SlideRow, attributes: Mapping[str, Any]
+) -> tuple[Corners, int, list[str]]:
     """Coordinates and patch size in level-0 pixels, and what was assumed about them."""
     path = cohort.feature_file(row.slide_id)
-    _, coords = arrays.read_patch_layout(path)
+    _, coords = store.read_patch_layout(path)
     if coords is None:
         raise InputError(
             f"{path} has no coordinates, so its patches cannot be laid over an annotation."
@@ -167,20 +161,17 @@ def _read_slide_grid(cohort: Cohort, row: SlideRow) -> tuple[Corners, int, list[
     size = cohort.slide_patch_size(row.slide_id, coords)
     if size is None:
         raise CohortError(
-            f"{cohort.folder / 'cohort.yaml'} has no patch_size_level0 and the patches of '{row.slide_id}' have no "
-            "neighbours to tell it. Write the patch size into cohort.yaml."
+            f"{cohort.folder / 'cohort.yaml'} has no patch_size_level0 and the patches of "
+            f"'{row.slide_id}' have no neighbours to derive it from. "
+            "Write the patch size into cohort.yaml."
         )
-    is_stated = cohort.patch_size or read_slide_attributes(cohort.folder, row.slide_id).get(
-        "patch_size_level0"
-    )
-    return (
-        coords,
-        size,
-        [] if is_stated else [f"patch size taken from the grid step, {size} level-0 pixels"],
-    )
+    remarks = []
+    if not cohort.patch_size and not attributes.get("patch_size_level0"):
+        remarks = [f"patch size taken from the grid step, {size} level-0 pixels"]
+    return coords, size, remarks
 
 
-def _read_geojson(path: Path, roles: Mapping[str, Role], origin: arrays.Bounds) -> Annotation:
+def _read_geojson(path: Path, roles: Mapping[str, Role], origin: store.Bounds) -> Annotation:
     """The classes that count, without those that are cut out, and notes on which these are."""
     objects = read_objects(path)
     if UNCLASSIFIED in roles:
@@ -250,7 +241,8 @@ def _write_files(cohort: Cohort, truth_of: Mapping[Path, SlideTruth], *, replace
         same = {path for path in existing if path in truth_of and _holds_same(path, truth_of[path])}
         if (others := [path for path in existing if path not in same]) and not replace:
             raise CohortError(
-                f"{cohort.folder} is annotated already: {others[0]} exists and says something else ({len(others)} truth files in all). "
+                f"{cohort.folder} is annotated already: {others[0]} exists and says something else "
+                f"({len(others)} truth files in all). "
                 "Add --force to replace them."
             )
         for path, truth in truth_of.items():
@@ -259,7 +251,6 @@ def _write_files(cohort: Cohort, truth_of: Mapping[Path, SlideTruth], *, replace
 
 
 def _holds_same(path: Path, truth: SlideTruth) -> bool:
-    """Whether the file is what would be written."""
     datasets, attributes = truth
     try:
         return store.attributes(path) == attributes and all(

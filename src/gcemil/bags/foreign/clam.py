@@ -1,7 +1,7 @@
-"""CLAM: FEATURES/h5_files/<slide>.h5 or FEATURES/pt_files/<slide>.pt, and coordinates in RESULTS/patches/<slide>.h5.
+"""CLAM: FEATURES/{h5_files/<slide>.h5, pt_files/<slide>.pt}, coordinates in RESULTS/patches.
 
-CLAM's feature files carry no attributes. The patch size stands in the coords file alone:
-level-0 size = patch_size * custom_downsample * downsample of patch_level. Without it, it is the stride.
+CLAM's feature files carry no attributes. The patch size stands in the coords file alone: level-0
+size = patch_size * custom_downsample * downsample of patch_level. Without it, it is the stride.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from typing import Any
 import numpy as np
 
 from gcemil.bags import store
-from gcemil.bags.arrays import stated_number
 from gcemil.bags.foreign.source import (
-    Attributes,
     FeatureLayout,
     ForeignSlide,
     ReadOptions,
@@ -44,36 +42,32 @@ def _find_files(source: Path, options: ReadOptions) -> tuple[Path, list[Path]]:
     return source, [(h5 | pt)[stem] for stem in sorted(h5 | pt)]
 
 
-def _find_patch_size(attributes: Attributes) -> LevelZeroPx | None:
-    """Patch size in level-0 pixels from the attributes of CLAM's coords dataset."""
-    # The factors of both axes, which are the same up to rounding.
+def _find_patch_size(attributes: store.Attributes) -> LevelZeroPx | None:
     factors = attributes.get("downsample")
+    # Of both axes, which are the same up to rounding.
     first = factors[0] if isinstance(factors, list) and factors else factors
     stated = {"custom_downsample": 1, **attributes, "downsample": first}
-    size, downsample, custom = (
-        stated_number(stated, name) for name in ("patch_size", "downsample", "custom_downsample")
-    )
-    return (
-        LevelZeroPx(max(1, round(size * downsample * custom)))
-        if size and downsample and custom
-        else None
-    )
+    names = ("patch_size", "downsample", "custom_downsample")
+    size, downsample, custom = (store.stated_number(stated, name) for name in names)
+    if not (size and downsample and custom):
+        return None
+    return LevelZeroPx(max(1, round(size * downsample * custom)))
 
 
 def _read_slide(path: Path, slide_id: str, options: ReadOptions) -> ForeignSlide:
-    """One file; coordinates of a bare tensor and the patch size come from CLAM's coords folder, where that lies near."""
+    """One file; a tensor's coordinates, and the patch size, come from a coords folder nearby."""
     coords_file = _find_coords_file(path, options)
-    stated = (
-        None if coords_file is None else _find_patch_size(store.attributes(coords_file, "coords"))
-    )
-    notes = (
-        (f"Patch size read from the attributes of the coords files in {coords_file.parent}.",)
-        if coords_file and stated
-        else ()
-    )
+    files: tuple[Path, ...] = (path,)
+    stated, notes = None, []
+    if coords_file is not None:
+        files = (path, coords_file)
+        stated = _find_patch_size(store.attributes(coords_file, "coords"))
+        where = coords_file.parent
+        notes = [f"Patch size read from the attributes of the coords files in {where}."]
     if path.suffix.lower() != ".pt":
         slide = read_plain_slide(path, slide_id, options, stated)
-        return replace(slide, notes=notes, attributes_files=(path, coords_file))
+        notes = [*slide.notes, *(notes if stated else [])]
+        return replace(slide, notes=tuple(notes), attributes_files=files)
     shape = bag_shape(read_tensor_shape(path))
     check_features(shape, np.dtype(np.float32), path)
     slide = ForeignSlide(
@@ -84,8 +78,8 @@ def _read_slide(path: Path, slide_id: str, options: ReadOptions) -> ForeignSlide
         options.patch_size or stated,
         partial(_load_rows, path, coords_file),
         has_coords=coords_file is not None,
-        notes=notes,
-        attributes_files=(coords_file,),
+        notes=tuple(notes if stated else []),
+        attributes_files=files[1:],
     )
     return slide if coords_file is None else infer_patch_size(slide, coords_file)
 
@@ -100,7 +94,8 @@ def _load_rows(path: Path, coords_file: Path | None) -> Rows:
     coords = read_bag_coords(coords_file)
     if len(coords) != len(features):
         raise CohortError(
-            f"{path}: {len(features)} feature rows, but {coords_file} has {len(coords)} coordinates. Extract the slide again."
+            f"{path}: {len(features)} feature rows, but {coords_file} has {len(coords)} "
+            "coordinates. Extract the slide again."
         )
     return features, coords
 
@@ -121,20 +116,23 @@ def _load_tensor(path: Path) -> Any:
             path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
         )
     except Exception as error:
-        # A damaged pickle makes torch raise almost anything, KeyError and AttributeError among them.
+        # A damaged pickle makes torch raise almost anything, KeyError and AttributeError among
+        # them.
         raise StoreError(
-            f"{path} cannot be read as a tensor: it is damaged, or holds Python objects, which are never unpickled."
+            f"{path} cannot be read as a tensor: it is damaged, or holds Python objects, "
+            "which are never unpickled."
         ) from error
     if not isinstance(found, torch.Tensor) or not found.is_floating_point():
         kind = found.dtype if isinstance(found, torch.Tensor) else type(found).__name__
         raise StoreError(
-            f"{path} holds a {kind}, not one tensor of floating point features. Save the features alone."
+            f"{path} holds a {kind}, not one tensor of floating point features. "
+            "Save the features alone."
         )
     return found
 
 
 def _find_coords_file(path: Path, options: ReadOptions) -> Path | None:
-    """RESULTS/patches/<slide>.h5 when the features lie beside it, as CLAM's own commands put them."""
+    """RESULTS/patches/<slide>.h5 when the features lie beside it, as CLAM puts them."""
     parents = path.parents[:4]
     folders = (
         [folder / "patches" for folder in parents]
@@ -151,7 +149,7 @@ LAYOUT = FeatureLayout(
     title="CLAM features, or gcemil's own",
     find_files=_find_files,
     read_slide=_read_slide,
-    assumes="CLAM coordinates are taken as level-0 pixels, top-left corner of the patch, x before y.",
+    assumes="CLAM coordinates are taken as level-0 pixels of the top-left corner, x before y.",
     owns_folder=lambda folder, names: bool(names & {"h5_files", "pt_files"}),
     owns_file=lambda datasets, attributes: "features" in datasets,
     # A bags_config.json makes bare tensors slideflow's.

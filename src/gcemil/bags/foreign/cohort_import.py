@@ -1,7 +1,8 @@
-"""A features folder and a label table of other tools become a cohort, whole or not at all: behind `gcemil import`.
+"""A features folder and a label table of other tools become a cohort: `gcemil import`.
 
-Feature files that already hold `features` and integer `coords` are linked; everything else is converted. Whatever had
-to be assumed, joined or left out stands in the report and in cohort.yaml under provenance.
+Feature files that already hold `features` and integer `coords` are linked; everything else is
+converted. Whatever had to be assumed, joined or left out stands in the report and in cohort.yaml
+under provenance.
 """
 
 from __future__ import annotations
@@ -68,21 +69,21 @@ def import_cohort(
     else:
         names = [slide.slide_id for slide in folder.slides]
         table = read_labels(labels, choice=choice, slide_table=slide_table, slide_ids=names)
-    # Splits may come along: as torchmil's splits.csv, in the folder of the labels, or in their table.
+    # Splits may come along: as torchmil's splits.csv, in the folder of the labels, or in their
+    # table.
     own = folder.path / "splits.csv"
     if splits is None and labels is None and own.is_file():
         splits = own
-    elif (
-        splits is None
-        and labels is not None
-        and (labels.is_dir() or has_splits(read_frame(labels, sheet=choice.sheet)))
-    ):
+    elif splits is None and labels is not None and _holds_splits(labels, choice.sheet):
         splits = labels
     return write_cohort(folder, table, out, classes=classes, splits=splits, copy=copy, force=force)
 
 
+def _holds_splits(labels: Path, sheet: str | None) -> bool:
+    return labels.is_dir() or has_splits(read_frame(labels, sheet=sheet))
+
+
 def _read_own_labels(folder: ForeignFolder, encoder: str | None, task: Task | None) -> LabelTable:
-    """Labels that lie beside the features."""
     read = LAYOUTS[folder.tool].read_labels
     if read is None:
         raise UsageError(f"{folder.path} holds features only. Give the label table with --labels.")
@@ -91,18 +92,16 @@ def _read_own_labels(folder: ForeignFolder, encoder: str | None, task: Task | No
         raise UsageError(
             f"The labels folder of {folder.path} has no times. Give the label table with --labels."
         )
-    is_value = task == "regression"
-    rows = tuple(
-        SlideRow(name, name, value=read_value(label, "labels", name, folder.path))
-        if is_value
-        else SlideRow(name, name, label=label)
-        for name, label in labels.items()
-    )
-    lines = (
-        "Labels come from the labels folder; the layout names no cases, so every bag is its own case.",
-    )
-    classes = () if is_value else order_classes(labels.values())
-    return LabelTable(folder.path, folder.tool, task or "classification", rows, classes, lines)
+    rows = tuple(SlideRow(name, name, label=label) for name, label in labels.items())
+    classes = order_classes(labels.values())
+    if task == "regression":
+        values = {
+            name: read_value(label, "labels", name, folder.path) for name, label in labels.items()
+        }
+        rows = tuple(SlideRow(name, name, value=value) for name, value in values.items())
+        classes = ()
+    line = "Labels come from the labels folder, which names no cases: every bag is its own case."
+    return LabelTable(folder.path, folder.tool, task or "classification", rows, classes, (line,))
 
 
 @dataclass(frozen=True)
@@ -129,8 +128,8 @@ class ImportReport:
     def lines(self) -> list[str]:
         """The report as text, long lists of slides shortened."""
         head = (
-            f"{self.folder}: {self.n_slides} slides of {self.n_cases} cases, {self.n_linked} linked, "
-            f"{self.n_copied} copied, {self.n_folds} folds."
+            f"{self.folder}: {self.n_slides} slides of {self.n_cases} cases, "
+            f"{self.n_linked} linked, {self.n_copied} copied, {self.n_folds} folds."
         )
         groups = (
             ("to predict", self.targets),
@@ -164,7 +163,7 @@ def write_cohort(
     warnings: Sequence[str] = (),
     provenance: Mapping[str, Any] | None = None,
 ) -> ImportReport:
-    """Join slides with labels, write the folder, and tell what happened; `force` replaces a cohort, but for its anchors."""
+    """Join slides with labels and write the folder; `force` replaces a cohort but keeps anchors."""
     is_cohort = (out / "cohort.yaml").is_file()
     if out.exists() and not (force and is_cohort) and (not out.is_dir() or any(out.iterdir())):
         remedy = "replace the cohort with --force" if is_cohort else "remove it first"
@@ -175,28 +174,25 @@ def write_cohort(
         folds = (official(rows),)
     by_id = {slide.slide_id: slide for slide in folder.slides}
     slides = [by_id[row.slide_id] for row in rows]
-    first = slides[0]
-    if other := next((slide for slide in slides if slide.feature_dim != first.feature_dim), None):
+    width = slides[0].feature_dim
+    if other := next((slide for slide in slides if slide.feature_dim != width), None):
         raise CohortError(
-            f"'{first.slide_id}' has {first.feature_dim} features per patch, '{other.slide_id}' has {other.feature_dim}. "
-            "A cohort comes from one encoder; extract one of them again."
+            f"'{slides[0].slide_id}' has {width} features per patch, '{other.slide_id}' has "
+            f"{other.feature_dim}. A cohort comes from one encoder; extract one of them again."
         )
     sizes = Counter(slide.patch_size for slide in slides if slide.patch_size is not None)
     lines = [*folder.assumptions, *table.assumptions, *split_lines]
-    if n_batches := sum(slide.is_batch for slide in slides):
-        lines.append(
-            f"{n_batches} slides are stored as (1, patches, dimension): the 1 is taken off, so they are copied."
-        )
     if len(sizes) > 1:
         counts = ", ".join(f"{size} px on {count} slides" for size, count in sorted(sizes.items()))
         lines.append(
-            f"Patch sizes differ ({counts}), so cohort.yaml names none and each slide's own grid step is used."
+            f"Patch sizes differ ({counts}), so cohort.yaml names none and each slide's own grid "
+            "step is used."
         )
     card = CohortCard(
         name=out.name,
         task=table.task,
         classes=choose_classes(table, rows, classes),
-        feature_dim=first.feature_dim,
+        feature_dim=width,
         encoder=folder.encoder,
         patch_size_level0=next(iter(sizes)) if len(sizes) == 1 else None,
         anchors=anchors,
@@ -217,8 +213,9 @@ def write_cohort(
     for fold in folds:
         if leaks := leaking_cases(Cohort(out, card, rows), fold):
             raise CohortError(
-                f"{splits}: in fold {fold.index} slides of {len(leaks)} cases stand in more than one part ({', '.join(leaks[:5])}), "
-                "so the test set is not unseen. Import without --splits and run 'gcemil split', which splits by case."
+                f"{splits}: in fold {fold.index} slides of {len(leaks)} cases stand in more than "
+                f"one part ({', '.join(leaks[:5])}), so the test set is not unseen. Import without "
+                "--splits and run 'gcemil split', which splits by case."
             )
     replaced = replace_folder(out, keep=lambda name: name.startswith("anchor"))
     with replaced if is_cohort else atomic_folder(out) as folder_aside:
@@ -228,10 +225,8 @@ def write_cohort(
         write_folds(cohort, folds, kind="official")
         if card.task == "multilabel":
             write_target_cohorts(cohort)
-    known, labelled = (
-        {slide.slide_id for slide in folder.slides},
-        {row.slide_id for row in table.rows},
-    )
+    known = {slide.slide_id for slide in folder.slides}
+    labelled = {row.slide_id for row in table.rows}
     return ImportReport(
         folder=out,
         tool=folder.tool,
@@ -263,20 +258,23 @@ def _join_labels(
     rows = [row for row in table.rows if row.slide_id in full]
     if not rows:
         raise CohortError(
-            f"No slide of {table.path} ('{table.rows[0].slide_id}' …) has features in {folder.path} "
-            f"('{next(iter(full), 'nothing with patches')}' …). The ids must be equal once known extensions are taken off."
+            f"No slide of {table.path} ('{table.rows[0].slide_id}' …) has features in "
+            f"{folder.path} ('{next(iter(full), 'nothing with patches')}' …). "
+            "The ids must be equal once known extensions are taken off."
         )
     folds: tuple[Fold, ...] = ()
     lines: tuple[str, ...] = ()
     excluded = table.excluded
     if splits is not None:
         published, unplaced, assumed = match_folds(read_splits(splits), rows)
-        # The test sets stay as published; validation is taken out of training where the split names none.
+        # The test sets stay as published; validation is taken out of training where the split names
+        # none.
         folds, lines = tuple(carve_validation(rows, fold) for fold in published), assumed
         if changed := [new for new, old in zip(folds, published, strict=True) if new != old]:
             lines += (
-                f"{splits.name} names no validation slides: {len(changed[0].slides('val'))} of its training slides validate in fold "
-                f"{changed[0].index}, whole cases of every class; its test part is as published.",
+                f"{splits.name} names no validation slides: {len(changed[0].slides('val'))} of its "
+                f"training slides validate in fold {changed[0].index}, whole cases of every class; "
+                "its test part is as published.",
             )
         elif any(not fold.slides("val") for fold in folds):
             lines += (f"{splits.name} names no validation slides, and training has none to spare.",)
@@ -290,15 +288,16 @@ def _join_labels(
 def _place_slide(slide: ForeignSlide, cohort: Cohort, *, copy: bool) -> bool:
     """Link or convert one slide, and its patch labels if it has any; True when linked."""
     target = cohort.feature_file(slide.slide_id)
-    target.parent.mkdir(parents=True, exist_ok=True)
     if slide.thumbnail is not None:
-        place_thumbnail(
-            slide.thumbnail, cohort.folder / "thumbnails" / f"{slide.slide_id}.jpg", copy=copy
-        )
+        thumbnail = cohort.folder / "thumbnails" / f"{slide.slide_id}.jpg"
+        thumbnail.parent.mkdir(parents=True, exist_ok=True)
+        # Pictures are small.
+        shutil.copyfile(slide.thumbnail, thumbnail)
     if slide.read_truth is not None:
         store.write(cohort.truth_file(slide.slide_id), slide.read_truth())
     if slide.linkable and not copy:
         try:
+            target.parent.mkdir(parents=True, exist_ok=True)
             # Absolute: a given path is relative to where the command runs, not to the link.
             target.symlink_to(slide.path.resolve())
         except OSError as error:
@@ -309,25 +308,10 @@ def _place_slide(slide: ForeignSlide, cohort: Cohort, *, copy: bool) -> bool:
         return True
     features, coords = slide.load()
     check_finite(slide.path, features)
-    datasets = (
-        {"features": features} if coords is None else {"features": features, "coords": coords}
-    )
+    datasets = {"features": features} | ({} if coords is None else {"coords": coords})
     kept: dict[str, dict[str, Any]] = {name: {} for name in datasets}
-    for file in (file for file in slide.attributes_files if file is not None):
+    for file in slide.attributes_files:
         for name in kept:
-            kept[name] |= store.attributes(file, name) if store.has(file, name) else {}
+            kept[name] |= store.attributes(file, name)
     store.write(target, datasets, dataset_attributes=kept)
     return False
-
-
-def place_thumbnail(source: Path, target: Path, *, copy: bool) -> None:
-    """Link or copy the picture of a slide; where the system has no links it is copied, for it is small."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        if not copy:
-            target.symlink_to(source.resolve())
-            return
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-    shutil.copyfile(source, target)

@@ -1,4 +1,4 @@
-"""Which columns of another tool's label table hold the slide, the case and the target: one entry of `DIALECTS` per tool."""
+"""Columns of slide, case and target in the label tables of other tools: `DIALECTS`."""
 
 from __future__ import annotations
 
@@ -21,19 +21,12 @@ CASE_COLUMNS = (
     *("bcr_patient_barcode", "submitter_id"),
 )
 ANY = "*"
-ALIASES = {
+ALIASES: dict[str, set[str]] = {
     "slide_id": {
-        "slide_id",
-        "slide",
-        "slideid",
-        "image",
-        "image_id",
-        "filename",
-        "file",
-        "wsi",
-        "wsi_id",
+        *("slide_id", "slide", "slideid", "image", "image_id", "filename", "file"),
+        *("wsi", "wsi_id"),
     },
-    "case_id": {name.lower() for name in CASE_COLUMNS} | {"pid", "caseid", "patientid"},
+    "case_id": {*map(str.lower, CASE_COLUMNS), "pid", "caseid", "patientid"},
     "label": {"label", "y", "diagnosis", "class", "category", "subtype"},
     "time": {"time", "os.time", "os_time", "survival_time", "futime"},
     "event": {"event", "os", "os.event", "os_event", "status"},
@@ -62,36 +55,15 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Columns:
-    """The columns to read; `time` makes it survival, `flip` means event = 1 - value. Case and site may be missing.
-
-    With `is_value` the label is a number to predict, and not a class.
-    """
-
-    slide: str
-    case: str | None
-    label: str | None = None
-    time: str | None = None
-    event: str | None = None
-    flip: bool = False
-    site: str | None = None
-    is_value: bool = False
-
-    @property
-    def task(self) -> Task:
-        """Survival where there is a time."""
-        if self.time is not None:
-            return "survival"
-        return "regression" if self.is_value else "classification"
-
-
-@dataclass(frozen=True)
 class Dialect:
-    """The label table of one tool; '*' in `time` and `event` is the endpoint, as `label` it is any other column."""
+    """The columns of one tool's label table; of a table that was detected, the columns to read.
+
+    In `DIALECTS`, '*' is the endpoint in `time` and `event`, and any other column as `label`.
+    """
 
     tool: str
     slide: str
-    case: str
+    case: str | None
     label: str | None = None
     time: str = ""
     event: str = ""
@@ -102,13 +74,28 @@ class Dialect:
     folds: bool | None = None
     """Whether there are columns fold_0, …; None: either."""
     case_required: bool = False
+    is_value: bool = False
+    """The label is a number to predict, and not a class."""
+
+    @property
+    def task(self) -> Task:
+        """Survival where there is a time."""
+        if self.time:
+            return "survival"
+        return "regression" if self.is_value else "classification"
 
 
 DIALECTS = (
     Dialect("gcemil", "slide_id", "case_id", time="time", event="event"),
     Dialect("CLAM", "slide_id", "case_id", "label", folds=False),
     Dialect(
-        "MCAT/SurvPath", "slide_id", "case_id", None, "survival_months*", "censorship*", True, "os"
+        "MCAT/SurvPath",
+        "slide_id",
+        "case_id",
+        time="survival_months*",
+        event="censorship*",
+        flip=True,
+        endpoint="os",
     ),
     Dialect("PANTHER/MMP", "slide_id", "case_id", None, "*_survival_days", "*_censorship", True),
     Dialect("Patho-Bench", "slide_id", "case_id", ANY, "*_days", "*_event", folds=True),
@@ -123,39 +110,34 @@ DIALECTS = (
         "cBioPortal",
         "FILENAME",
         PATIENT_ID,
-        None,
-        "*_MONTHS",
-        "*_STATUS",
+        time="*_MONTHS",
+        event="*_STATUS",
         endpoint="os",
         case_required=True,
     ),
 )
 
 
-def detect_dialect(table: pd.DataFrame, path: Path, choice: Choice) -> tuple[str, Columns]:
-    """Find the one dialect that fits the columns of a table, and what they mean; none or several are an error."""
-    if (columns := _use_chosen_columns(table, path, choice)) is not None:
-        return "chosen columns", replace(columns, is_value=choice.task == "regression")
-    found = [
-        (one.tool, columns)
-        for one in DIALECTS
-        if (columns := _fit(one, table, path, choice)) is not None
-    ]
-    if choice.task == "regression":
-        # A column of labels holds what the user says it holds.
-        found = [(tool, replace(columns, is_value=columns.time is None)) for tool, columns in found]
-    fitting = [(tool, columns) for tool, columns in found if choice.task in {None, columns.task}]
+def detect_dialect(table: pd.DataFrame, path: Path, choice: Choice) -> Dialect:
+    """The one dialect that fits a table, with its columns; none or several are an error."""
+    is_value = choice.task == "regression"
+    if (chosen := _use_chosen_columns(table, path, choice)) is not None:
+        return replace(chosen, is_value=is_value)
+    fits = [fit for one in DIALECTS if (fit := _fit(one, table, path, choice)) is not None]
+    # A column of labels holds what the user says it holds.
+    fits = [replace(one, is_value=is_value and not one.time) for one in fits]
+    fitting = [one for one in fits if choice.task in {None, one.task}]
     if len(fitting) != 1:
-        raise _ambiguity_error(table, path, choice, found, fitting)
-    tool, columns = fitting[0]
+        raise _ambiguity_error(table, path, choice, bool(fits), fitting)
+    (dialect,) = fitting
     # A target that the dialect does not read must not be ignored.
-    if choice.target is not None and not (columns.event or "").startswith(choice.target):
-        raise _wrong_target_error(path, choice.target, table)
-    if columns.event in {"event", "censorship"} and has_columns(table, "event", "censorship"):
+    if choice.target is not None and not dialect.event.startswith(choice.target):
+        raise _absent_column_error(path, choice.target, table, "the label with --target")
+    if dialect.event in {"event", "censorship"} and has_columns(table, "event", "censorship"):
         raise CohortError(
             f"{path} has 'censorship' and 'event'; only one can be right. Remove the other column."
         )
-    return tool, columns
+    return dialect
 
 
 def name_chosen_ids(table: pd.DataFrame, path: Path, choice: Choice) -> pd.DataFrame:
@@ -167,17 +149,14 @@ def name_chosen_ids(table: pd.DataFrame, path: Path, choice: Choice) -> pd.DataF
         if chosen is None or chosen == name:
             continue
         if chosen not in table:
-            raise UsageError(
-                f"{path} has no column '{chosen}'.{did_you_mean(chosen, table)} "
-                f"Its columns are: {list_columns(table)}. Name one of them with {option}."
-            )
+            raise _absent_column_error(path, chosen, table, f"one of them with {option}")
         # Another column of our name is not the one that is meant.
         table = table.drop(columns=name, errors="ignore").rename(columns={chosen: name})
     return table
 
 
 def rename_ids(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with its slides under slide_id and its cases under case_id, where no known tool names them."""
+    """The table with slides under slide_id and cases under case_id, if no known tool names them."""
     if find_wide_parts(table):
         return table
     if find_id_columns(table) is None:
@@ -186,7 +165,7 @@ def rename_ids(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def rename_targets(table: pd.DataFrame, choice: Choice) -> pd.DataFrame:
-    """The table with its label, or its time and event, under our names, where no known tool has it and none is chosen."""
+    """The table with its target under our names, if no known tool has it and none is chosen."""
     if "slide_id" not in table or find_fold_columns(table) or choice.target or choice.time:
         return table
     known = any(one.slide in table and list_endpoints(table, one) for one in DIALECTS)
@@ -224,8 +203,8 @@ def list_endpoints(table: pd.DataFrame, dialect: Dialect) -> dict[str, tuple[str
 
 
 def find_id_columns(table: pd.DataFrame) -> tuple[str, str] | None:
-    """The columns of slides and cases, of which the second may be missing; None where the table names no slides."""
-    pairs = [(one.slide, one.case) for one in DIALECTS if one.slide in table]
+    """The columns of slides and of cases (which may be missing); None without slides."""
+    pairs = [(one.slide, str(one.case)) for one in DIALECTS if one.slide in table]
     return next((pair for pair in pairs if pair[1] in table), pairs[0] if pairs else None)
 
 
@@ -246,7 +225,7 @@ def find_fold_columns(table: pd.DataFrame) -> list[str]:
 
 
 def find_wide_parts(table: pd.DataFrame) -> dict[str, tuple[str, str | None]]:
-    """Part → (id column, label column) of tables with one column per part: CLAM and MCAT splits, CAMIL, MIL_BASELINE."""
+    """Part → (id column, label column) of tables with one column per part, as CLAM's splits."""
     parts: dict[str, tuple[str, str | None]] = {}
     for part in ("train", "val", "test"):
         for ids in (part, f"{part}_slide_path"):
@@ -255,32 +234,31 @@ def find_wide_parts(table: pd.DataFrame) -> dict[str, tuple[str, str | None]]:
     return parts if "train" in parts and len(parts) > 1 else {}
 
 
-def _use_chosen_columns(table: pd.DataFrame, path: Path, choice: Choice) -> Columns | None:
+def _use_chosen_columns(table: pd.DataFrame, path: Path, choice: Choice) -> Dialect | None:
     """The target columns the user names, beside the id columns of the table."""
     chosen = [name for name in (choice.time, choice.event) if name is not None]
     if len(chosen) == 1:
         raise UsageError("Survival needs both columns: give --time and --event.")
     if not chosen and (choice.target is None or choice.target not in table):
         return None
-    if absent := [name for name in chosen if name not in table]:
-        raise UsageError(
-            f"{path} has no column '{absent[0]}'.{did_you_mean(absent[0], table)} Its columns are: {list_columns(table)}. "
-            "Name two of them with --time and --event."
-        )
+    for name in chosen:
+        if name not in table:
+            raise _absent_column_error(path, name, table, "two of them with --time and --event")
     ids = find_id_columns(table)
     if ids is None:
         raise UsageError(
-            f"{path} has no column of slides; it has: {list_columns(table)}. Name it with --slide-column."
+            f"{path} has no column of slides; it has: {list_columns(table)}. "
+            "Name it with --slide-column."
         )
+    tool, slide, case = "chosen columns", ids[0], ids[1] if ids[1] in table else None
     if not chosen:
-        return _keep_columns(table, Columns(*ids, label=choice.target))
+        return Dialect(tool, slide, case, choice.target)
     time, event = chosen
-    return _keep_columns(
-        table, Columns(*ids, time=time, event=event, flip="censor" in event.lower())
-    )
+    flip = "censor" in event.lower()
+    return Dialect(tool, slide, case, time=time, event=event, flip=flip)
 
 
-def _fit(dialect: Dialect, table: pd.DataFrame, path: Path, choice: Choice) -> Columns | None:
+def _fit(dialect: Dialect, table: pd.DataFrame, path: Path, choice: Choice) -> Dialect | None:
     """The columns of a table of this dialect, None where it is not one."""
     folds = find_fold_columns(table)
     required = (dialect.slide, dialect.case) if dialect.case_required else (dialect.slide,)
@@ -293,10 +271,12 @@ def _fit(dialect: Dialect, table: pd.DataFrame, path: Path, choice: Choice) -> C
         used = {*ids, *(column for one in pairs.values() for column in one)}
         candidates = [*pairs, *(name for name in table if name not in used)]
         if choice.target not in {None, *candidates}:
-            raise _wrong_target_error(path, str(choice.target), candidates)
+            remedy = "the label with --target"
+            raise _absent_column_error(path, str(choice.target), candidates, remedy)
         if choice.target is None and len(candidates) != 1:
             raise UsageError(
-                f"{path} has {len(candidates)} possible targets ({', '.join(candidates)}). Choose one with --target."
+                f"{path} has {len(candidates)} possible targets ({', '.join(candidates)}). "
+                "Choose one with --target."
             )
         label = choice.target or candidates[0]
         pair = pairs.get(label)
@@ -312,23 +292,15 @@ def _fit(dialect: Dialect, table: pd.DataFrame, path: Path, choice: Choice) -> C
         pair = by_name[wanted.lower()]
     elif label not in table:
         return None
-    time, event = pair or (None, None)
-    columns = Columns(
-        dialect.slide, dialect.case, None if pair else label, time, event, flip=dialect.flip
-    )
-    return _keep_columns(table, columns)
+    time, event = pair or ("", "")
+    case = dialect.case if dialect.case in table else None
+    return replace(dialect, case=case, label=None if pair else label, time=time, event=event)
 
 
-def _keep_columns(table: pd.DataFrame, columns: Columns) -> Columns:
-    """The same without a case column that the table does not have, and with its column of sites."""
-    case, site = (name if name in table else None for name in (columns.case, "site"))
-    return replace(columns, case=case, site=site)
-
-
-def _wrong_target_error(path: Path, target: str, names: Iterable[str]) -> UsageError:
+def _absent_column_error(path: Path, name: str, names: Iterable[str], remedy: str) -> UsageError:
     return UsageError(
-        f"{path} has no column '{target}'.{did_you_mean(target, names)} It has: {list_columns(names)}. "
-        "Name the label with --target."
+        f"{path} has no column '{name}'.{did_you_mean(name, names)} "
+        f"Its columns are: {list_columns(names)}. Name {remedy}."
     )
 
 
@@ -336,31 +308,30 @@ def _ambiguity_error(
     table: pd.DataFrame,
     path: Path,
     choice: Choice,
-    found: Sequence[tuple[str, Columns]],
-    fitting: Sequence[tuple[str, Columns]],
+    is_known: bool,
+    fitting: Sequence[Dialect],
 ) -> CohortError | UsageError:
-    """Why no dialect, or more than one, fits a table."""
     columns = list_columns(table)
-    if len({one.task for _, one in fitting}) > 1:
-        return CohortError(
-            f"{path} holds labels and survival times. Choose with --task classification or --task survival."
-        )
+    if len({one.task for one in fitting}) > 1:
+        remedy = "Choose with --task classification or --task survival."
+        return CohortError(f"{path} holds labels and survival times. {remedy}")
     if fitting:
-        tools = " or ".join(tool for tool, _ in fitting)
+        tools = " or ".join(one.tool for one in fitting)
         return CohortError(f"{path} could be a table of {tools}. Keep the columns of one of them.")
-    if found:
+    if is_known:
         remedy = "them with --time and --event" if choice.task == "survival" else "it with --target"
         return CohortError(
             f"{path} has no {choice.task} target; its columns are: {columns}. Name {remedy}."
         )
     if find_id_columns(table) is None:
         return CohortError(
-            f"{path} is not a label table that gcemil knows; its columns are: {columns}. "
-            "A table needs slide_id and label, or slide_id, time and event. Name the column of slides with --slide-column."
+            f"{path} is not a label table that gcemil knows; its columns are: {columns}. A table "
+            "needs slide_id and label, or slide_id, time and event. Name the column of slides "
+            "with --slide-column."
         )
     if choice.target is not None:
-        return _wrong_target_error(path, choice.target, table)
+        return _absent_column_error(path, choice.target, table, "the label with --target")
     return UsageError(
-        f"{path} does not say which column is the label: it has {columns}. Name it with --target, or for survival "
-        "give --time and --event."
+        f"{path} does not say which column is the label: it has {columns}. "
+        "Name it with --target, or for survival give --time and --event."
     )

@@ -1,6 +1,7 @@
 """What a file or folder is, what is wrong with it, and the command to run next.
 
-HDF5 files are known by the names of their datasets and the attributes tools leave behind; tables by their columns.
+HDF5 files are known by the names of their datasets and the attributes that tools leave behind;
+tables by their columns.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from gcemil.bags import store
-from gcemil.bags.arrays import coords_problem
 from gcemil.bags.cohort import Cohort, read_card
 from gcemil.bags.folds import fold_indices
 from gcemil.bags.foreign import trident
@@ -40,6 +40,7 @@ _SAMPLE = 16
 _MOST_TABLES = 20
 """Tables that are opened to find the label table of a features folder."""
 _ARRAYS = {".h5", ".pt", ".npy"}
+_TABLES = (".csv", ".tsv", ".xlsx", ".xlsm")
 PLACEHOLDERS = {
     "TABLE": "TABLE is your label table, with a column of slides and one of labels",
     "FEATURES": "FEATURES is the folder of feature files",
@@ -149,22 +150,22 @@ def _inspect_run(path: Path) -> Inspection:
 
 
 def _inspect_features(path: Path, layout: FeatureLayout | None) -> Inspection:
-    """A folder of feature files, by a sample of them; a problem of several files is said once, for the folder."""
+    """A folder of feature files, by a sample; a problem of several files is named once."""
     files = sorted(found for found in path.rglob("*") if found.suffix in _ARRAYS)
     sample = [inspect(found) for found in files[:: max(1, len(files) // _SAMPLE)][:_SAMPLE]]
     kinds = ", ".join(sorted({one.kind for one in sample}))
-    counts = (("files", str(len(files))), ("looked at", str(len(sample))), ("kinds", kinds))
     names: dict[str, list[str]] = {}
     for one in sample:
         for problem in one.problems:
             # The remedy of a file works for its folder too.
-            names.setdefault(problem.replace(_quote(one.path), _quote(path)), []).append(
-                one.path.name
-            )
+            whole = problem.replace(_quote(one.path), _quote(path))
+            names.setdefault(whole, []).append(one.path.name)
     problems = tuple(
         f"{own[0] if len(own) == 1 else f'{len(own)} of {len(sample)} files looked at'}: {problem}"
         for problem, own in names.items()
     )
+    kinds = ", ".join(sorted({one.kind for one in sample}))
+    counts = (("files", str(len(files))), ("looked at", str(len(sample))), ("kinds", kinds))
     summary = replace(sample[0], path=path, facts=(*counts, *sample[0].facts), problems=problems)
     if layout is None:
         return summary
@@ -173,25 +174,20 @@ def _inspect_features(path: Path, layout: FeatureLayout | None) -> Inspection:
 
 
 def _import_command(features: Path, needs: str = "") -> str:
-    """The import of a features folder; with a label table that lies near it and names its slides."""
+    """The import of a features folder, with a label table near it that names its slides."""
     table = find_label_table(features)
     labels = "TABLE" if table is None else _quote(table)
-    return (
-        f"gcemil import {_quote(features)} --labels {labels}{needs} --out {_propose_out(features)}"
-    )
+    out = _propose_out(features)
+    return f"gcemil import {_quote(features)} --labels {labels}{needs} --out {out}"
 
 
 def find_label_table(features: Path) -> Path | None:
-    """A table beside the features, or up to two folders above, whose slides have features here; None without one."""
+    """A table beside the features, or up to two folders above, whose slides have features here."""
     known = {plain_id(found.name) for found in features.rglob("*") if found.suffix in _ARRAYS}
     tables: list[Path] = []
     for folder in (features, features.parent, features.parent.parent):
         with suppress(OSError):
-            tables += [
-                path
-                for path in sorted(folder.iterdir())
-                if READERS.get(path.suffix) is _inspect_table
-            ]
+            tables += sorted(one for one in folder.iterdir() if one.suffix in _TABLES)
     for path in tables[:_MOST_TABLES]:
         with suppress(GcemilError, OSError):
             if known & {row.slide_id for row in read_labels(path).rows}:
@@ -209,9 +205,8 @@ def _quote(path: Path) -> str:
 
 
 def _report_splits(path: Path, title: str, facts: Facts) -> Inspection:
-    command = (
-        f"gcemil import FEATURES --labels TABLE --splits {_quote(path)} --out {_propose_out(path)}"
-    )
+    out = _propose_out(path)
+    command = f"gcemil import FEATURES --labels TABLE --splits {_quote(path)} --out {out}"
     return Inspection(path, "splits", title, facts, next_command=command)
 
 
@@ -220,19 +215,18 @@ def _report_unknown(path: Path, why: str) -> Inspection:
 
 
 def _inspect_hdf5(path: Path) -> Inspection:
-    """The kind, shape and chunks of an HDF5 file, and of features what their layout's own reader says."""
+    """The kind, shape and chunks of an HDF5 file, and of features what their layout says."""
     datasets = store.describe(path)
     kind, title, layout = _find_kind(path, datasets)
-    facts = [
-        (name, f"{one.shape} {one.dtype}, {f'chunks {one.chunks}' if one.chunks else 'contiguous'}")
-        for name, one in datasets.items()
-    ]
-    problems = [
-        f"'{name}' is stored in chunks of {one.chunks}, which reads an order of magnitude slower: gcemil import {_quote(path)} --repack"
-        for name, one in datasets.items()
-        if one.is_slow
-    ]
-    command = None
+    facts, problems, command = [], [], None
+    for name, one in datasets.items():
+        stored = f"chunks {one.chunks}" if one.chunks else "contiguous"
+        facts.append((name, f"{one.shape} {one.dtype}, {stored}"))
+        if one.is_slow:
+            problems.append(
+                f"'{name}' is stored in chunks of {one.chunks}, which reads an order of magnitude "
+                f"slower: gcemil import {_quote(path)} --repack"
+            )
     if layout is not None:
         command = _import_command(path.parent, layout.needs)
         try:
@@ -241,7 +235,10 @@ def _inspect_hdf5(path: Path) -> Inspection:
         except (InputError, UsageError) as error:
             problems.append(str(error))
     elif kind == "clam_coords":
-        command = f"gcemil import FEATURES --coords-dir {_quote(path.parent)} --labels TABLE --out {_propose_out(path.parent)}"
+        command = (
+            f"gcemil import FEATURES --coords-dir {_quote(path.parent)} --labels TABLE "
+            f"--out {_propose_out(path.parent)}"
+        )
     return Inspection(path, kind, title, tuple(facts), tuple(problems), command)
 
 
@@ -250,8 +247,7 @@ def _find_kind(path: Path, datasets: Mapping[str, Any]) -> tuple[str, str, Featu
     for needed, kind, title in KINDS:
         if needed <= set(datasets):
             return kind, title, None
-    attributes = store.attributes(path, "coords") if "coords" in datasets else {}
-    layout = find_file_layout(set(datasets), attributes)
+    layout = find_file_layout(path)
     if layout is not None:
         if "features" in datasets and len(datasets["features"].shape) == 1:
             return "slide_vector", "Slide-level vector (TRIDENT slide_features)", None
@@ -260,7 +256,7 @@ def _find_kind(path: Path, datasets: Mapping[str, Any]) -> tuple[str, str, Featu
         return f"{layout.tool}_features", layout.title, layout
     if "coords" not in datasets:
         return "unknown", "HDF5 file gcemil does not know", None
-    if trident.OWN_ATTRIBUTES & set(attributes):
+    if trident.OWN_ATTRIBUTES & set(store.attributes(path, "coords")):
         return "trident_patches", "TRIDENT patch coordinates", None
     return "clam_coords", "CLAM patch coordinates", None
 
@@ -274,17 +270,14 @@ def _describe_slide(layout: FeatureLayout, path: Path) -> tuple[Facts, list[str]
         problems.append("No patches: the tool found no tissue. The slide is left out on import.")
     elif slide.has_coords:
         unit = "micrometres" if "--mpp" in layout.needs else "level-0 px"
-        source = (
-            "the stride; the file does not say it"
-            if slide.size_is_inferred
-            else "from the attributes"
-        )
+        source = "from the attributes"
+        if slide.size_is_inferred:
+            source = "the stride; the file does not say it"
         size = "unknown" if slide.patch_size is None else f"{slide.patch_size} {unit} ({source})"
         facts += [("patch size", size), ("coordinates", unit)]
-        if unit != "micrometres" and (
-            problem := coords_problem(squeeze_bag(store.read(path, "coords")))
-        ):
-            problems.append(f"{problem}.")
+        if unit != "micrometres":
+            problem = store.coords_problem(squeeze_bag(store.read(path, "coords")))
+            problems += [f"{problem}."] if problem else []
     return tuple(facts), problems
 
 
@@ -292,14 +285,14 @@ def _inspect_table(path: Path) -> Inspection:
     """The dialect of a label table, or the kind of split file."""
     table = read_frame(path)
     facts = [("columns", list_columns(table)), ("rows", str(len(table)))]
+    command = f"gcemil import FEATURES --labels {_quote(path)}"
+    out = f"--out {_propose_out(path)}"
     if has_columns(table, "minx", "miny", "width", "height"):
         return Inspection(path, "wsinfer", "wsinfer patch predictions", tuple(facts))
-    out = _propose_out(path)
     if "PATIENT" in table and "FILENAME" not in table:
-        command = f"gcemil import FEATURES --labels {_quote(path)} --slide-table SLIDES --target COLUMN --out {out}"
-        return Inspection(
-            path, "labels", "STAMP clinical table", tuple(facts), next_command=command
-        )
+        command = f"{command} --slide-table SLIDES --target COLUMN {out}"
+        title = "STAMP clinical table"
+        return Inspection(path, "labels", title, tuple(facts), next_command=command)
     try:
         labels = read_labels(path)
     except (InputError, UsageError) as error:
@@ -310,14 +303,13 @@ def _inspect_table(path: Path) -> Inspection:
     facts += [("classes", ", ".join(labels.classes))] if labels.classes else []
     facts += [("assumed", line) for line in labels.assumptions]
     task = " --task regression" if find_measurement(labels.rows) else ""
-    command = f"gcemil import FEATURES --labels {_quote(path)}{task} --out {out}"
+    title = f"{labels.dialect} label table"
     return Inspection(
-        path, "labels", f"{labels.dialect} label table", tuple(facts), labels.excluded, command
+        path, "labels", title, tuple(facts), labels.excluded, f"{command}{task} {out}"
     )
 
 
 def _inspect_json(path: Path) -> Inspection:
-    """STAMP's splits.json, or nothing we know."""
     try:
         splits = read_splits(path)
     except InputError:
@@ -333,16 +325,11 @@ def _inspect_geojson(path: Path) -> Inspection:
         features = content["features"] if isinstance(content, dict) else content
         for feature in features:
             properties = feature.get("properties") or {}
-            classification = properties.get("classification")
-            if isinstance(classification, dict) and not classification.keys() & {
-                "color",
-                "colorRGB",
-            }:
+            named = properties.get("classification")
+            if isinstance(named, dict) and not named.keys() & {"color", "colorRGB"}:
                 problems["A classification without colour: QuPath refuses the file."] += 1
             if "objectType" in feature and "objectType" not in properties:
-                problems[
-                    "objectType stands outside properties: QuPath imports an annotation instead."
-                ] += 1
+                problems["objectType outside properties: QuPath imports an annotation."] += 1
     except (InputError, KeyError, TypeError, AttributeError) as error:
         because = (("because", error_text(error)),)
         return Inspection(path, "unknown", "No GeoJSON feature collection", because)
@@ -368,7 +355,7 @@ def _inspect_array(path: Path) -> Inspection:
 READERS = {
     **dict.fromkeys((".h5", ".hdf5"), _inspect_hdf5),
     **dict.fromkeys((".pt", ".npy"), _inspect_array),
-    **dict.fromkeys((".csv", ".tsv", ".xlsx", ".xlsm"), _inspect_table),
+    **dict.fromkeys(_TABLES, _inspect_table),
     ".json": _inspect_json,
     ".geojson": _inspect_geojson,
 }

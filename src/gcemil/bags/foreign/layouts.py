@@ -1,4 +1,4 @@
-"""The feature layouts gcemil reads. A new one is one file with its FeatureLayout, and one entry here."""
+"""The feature layouts gcemil reads; a new one is a file with a FeatureLayout, and an entry here."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from pathlib import Path
 from gcemil.bags import store
 from gcemil.bags.foreign import clam, stamp, torchmil, trident, wsidata
 from gcemil.bags.foreign.source import (
-    Attributes,
     FeatureLayout,
     ForeignFolder,
     ForeignSlide,
-    Names,
     ReadOptions,
     check_finite,
     plain_id,
@@ -29,42 +27,35 @@ LAYOUTS: dict[str, FeatureLayout] = {
     "clam": clam.LAYOUT,
     "torchmil": torchmil.LAYOUT,
 }
-"""Asked in this order; a plain file of features and coordinates is CLAM's, and ours, so that the particular come before it."""
+"""In order of preference; a plain file of features and coordinates is CLAM's, and ours."""
 
 
 def find_layout(folder: Path) -> FeatureLayout | None:
-    """The layout of a features folder, from its names and its first file; None where nobody knows it."""
+    """The layout of a features folder, from its names and its first file; None if unknown."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     for layout in LAYOUTS.values():
         if layout.owns_folder(folder, names):
             return layout
     if first := find_first_h5(folder):
-        return _read_file_layout(first)
+        return find_file_layout(first)
     return next((layout for layout in LAYOUTS.values() if layout.owns_loose(names)), None)
 
 
-def _read_file_layout(path: Path) -> FeatureLayout | None:
-    """The layout of an HDF5 feature file."""
-    datasets = set(store.describe(path))
-    return find_file_layout(
-        datasets, store.attributes(path, "coords") if "coords" in datasets else {}
-    )
-
-
-def find_file_layout(datasets: Names, attributes: Attributes) -> FeatureLayout | None:
-    """The layout of a feature file with these datasets and these attributes of its coordinates."""
-    return next(
-        (layout for layout in LAYOUTS.values() if layout.owns_file(datasets, attributes)), None
-    )
+def find_file_layout(path: Path) -> FeatureLayout | None:
+    """The layout of an HDF5 feature file, by its datasets and the attributes of its coordinates."""
+    datasets, attributes = set(store.describe(path)), store.attributes(path, "coords")
+    fitting = (one for one in LAYOUTS.values() if one.owns_file(datasets, attributes))
+    return next(fitting, None)
 
 
 def read_feature_file(path: Path, options: ReadOptions | None = None) -> ForeignSlide:
-    """One file of patch features, ours or of a tool we know: .h5, or a bare tensor in a .pt file."""
+    """One file of patch features, ours or of a known tool: .h5, or a bare tensor in a .pt file."""
     require_file(path)
-    layout = clam.LAYOUT if path.suffix.lower() == ".pt" else _read_file_layout(path)
+    layout = clam.LAYOUT if path.suffix.lower() == ".pt" else find_file_layout(path)
     if layout is None:
         raise StoreError(
-            f"{path} holds no patch features that gcemil knows, only: {', '.join(store.describe(path)) or 'nothing'}. "
+            f"{path} holds no patch features that gcemil knows, only: "
+            f"{', '.join(store.describe(path)) or 'nothing'}. "
             f"Try 'gcemil inspect {path}'."
         )
     return layout.read_slide(path, plain_id(path.name), options or ReadOptions())
@@ -79,7 +70,8 @@ def read_folder(source: Path, options: ReadOptions) -> ForeignFolder:
     """The features folder, read by the reader of the tool that wrote it."""
     if not is_there(source):
         raise CohortError(
-            f"{source} does not exist.{near_path(source)} Give the folder that holds the features of your slides."
+            f"{source} does not exist.{near_path(source)} Give the folder that holds the features "
+            "of your slides."
         )
     if source.is_file():
         raise CohortError(
@@ -93,7 +85,8 @@ def read_folder(source: Path, options: ReadOptions) -> ForeignFolder:
     if layout is None:
         *others, last = (known.name for known in LAYOUTS.values())
         raise CohortError(
-            f"{source} is not a features folder of {', '.join(others)} or {last}. Try 'gcemil inspect {source}'."
+            f"{source} is not a features folder of {', '.join(others)} or {last}. Try 'gcemil "
+            f"inspect {source}'."
         )
     folder = layout.read(source, options)
     return folder if options.skipped is None else _leave_out_broken(folder, options.skipped)

@@ -1,7 +1,8 @@
-"""What every reader of a foreign features folder shares: slide ids, the slides handed over, and what had to be assumed.
+"""What the layouts of features share: slide ids, the slides of a folder, what had to be assumed.
 
-Known extensions come off the end of an id, every other dot stays: 'TCGA-05-4244-01Z-00-DX1.d4ff32cd.svs' and
-'TCGA-05-4244-01Z-00-DX1.d4ff32cd.h5' are one slide; cutting at the first dot would merge it with every other slide of the same block.
+Known extensions come off the end of an id, every other dot stays:
+'TCGA-05-4244-01Z-00-DX1.d4ff.svs' and 'TCGA-05-4244-01Z-00-DX1.d4ff.h5' are one slide; cutting at
+the first dot would merge it with every other slide of the same block.
 """
 
 from __future__ import annotations
@@ -17,29 +18,23 @@ from jaxtyping import Shaped
 from numpy.typing import NDArray
 
 from gcemil.bags import store
-from gcemil.bags.arrays import check_coords, features_problem
 from gcemil.bags.bag import CoordRows, FeatureRows, grid_stride
 from gcemil.errors import CohortError, InputError
 from gcemil.slides.reader import ANY_EXTENSIONS
 from gcemil.units import LevelZeroPx
 
-_FEATURE_EXTENSIONS = (".h5", ".hdf5", ".pt", ".npy")
-_KNOWN = ANY_EXTENSIONS + _FEATURE_EXTENSIONS
+_KNOWN = (*ANY_EXTENSIONS, ".h5", ".hdf5", ".pt", ".npy")
 _TCGA = re.compile(r"TCGA-\w{2}-\w{4}(?:-|$)")
-
+_LINKABLE_DTYPES = (np.dtype(np.float16), np.dtype(np.float32))
+UNKNOWN_ENCODER = "unknown"
 
 T = TypeVar("T")
 Result = TypeVar("Result")
 Rows = tuple[FeatureRows, CoordRows | None]
 Names = Set[str]
-Attributes = Mapping[str, Any]
 Truth = dict[str, NDArray[Any]]
 Mpp = float | Mapping[str, float] | None
 """Micrometres per level-0 pixel: of all slides, or by slide."""
-_LINKABLE_DTYPES = (np.dtype(np.float16), np.dtype(np.float32))
-
-
-UNKNOWN_ENCODER = "unknown"
 
 
 def plain_id(name: str) -> str:
@@ -55,16 +50,15 @@ def plain_id(name: str) -> str:
 
 def plain_ids(names: Iterable[str], *, where: str) -> dict[str, str]:
     """Name → plain id; two names that would become one slide are refused."""
+    ids = {name: plain_id(name) for name in names}
     first: dict[str, str] = {}
-    result = {}
-    for name in names:
-        plain = plain_id(name)
+    for name, plain in ids.items():
         if first.setdefault(plain, name) != name:
             raise CohortError(
-                f"{where}: '{first[plain]}' and '{name}' would both be slide '{plain}'. Rename one of them."
+                f"{where}: '{first[plain]}' and '{name}' would both be slide '{plain}'. "
+                "Rename one of them."
             )
-        result[name] = plain
-    return result
+    return ids
 
 
 def describe_stripped_ids(names: Iterable[str], *, where: str) -> tuple[str, ...]:
@@ -83,7 +77,8 @@ def tcga_case_id(barcode: str) -> str:
     """The patient of a TCGA barcode: its first twelve characters."""
     if not is_tcga(barcode):
         raise CohortError(
-            f"'{barcode}' is not a TCGA barcode (TCGA-XX-XXXX…), so its case is unknown. Add a case_id column."
+            f"'{barcode}' is not a TCGA barcode (TCGA-XX-XXXX…), so its case is unknown. "
+            "Add a case_id column."
         )
     return barcode[:12]
 
@@ -108,12 +103,10 @@ class ForeignSlide:
     read_truth: Callable[[], Truth] | None = None
     """What truth/<slide>.h5 is to hold, where the layout labels patches."""
     encoder: str = UNKNOWN_ENCODER
-    attributes_files: tuple[Path | None, ...] = ()
-    """Files whose attributes of `features` and `coords` (patch size, slide size, magnification) a copy keeps."""
+    attributes_files: tuple[Path, ...] = ()
+    """Files whose attributes of `features` and `coords` a copy keeps."""
     thumbnail: Path | None = None
     """A picture of the whole slide."""
-    is_batch: bool = False
-    """Whether it is written as a batch of one, (1, patches, dimension)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,7 +157,7 @@ class FeatureLayout:
     """What is assumed of every folder."""
     owns_folder: Callable[[Path, Names], bool] = lambda folder, names: False
     """By the names inside a folder."""
-    owns_file: Callable[[Names, Attributes], bool] = lambda datasets, attributes: False
+    owns_file: Callable[[Names, store.Attributes], bool] = lambda datasets, attributes: False
     """By the datasets of an HDF5 file and the attributes of its coordinates."""
     owns_loose: Callable[[Names], bool] = lambda names: False
     """By the names inside a folder without any HDF5 file."""
@@ -178,7 +171,8 @@ class FeatureLayout:
         folder, files = self.find_files(source, options)
         if not files:
             raise CohortError(
-                f"{folder} holds no features of {self.name}. Run its feature extraction, or point elsewhere."
+                f"{folder} holds no features of {self.name}. "
+                "Run its feature extraction, or point elsewhere."
             )
         names = {path: path.relative_to(folder).as_posix().removesuffix(".zarr") for path in files}
         ids = plain_ids(names.values(), where=str(folder))
@@ -196,44 +190,51 @@ class FeatureLayout:
         if options.patch_size is not None:
             lines.append(f"Patch size {options.patch_size} level-0 px as given.")
         if inferred := [slide for slide in slides if slide.size_is_inferred]:
-            shown = [
+            shown = "; ".join(
                 f"{one.slide_id}: {one.patch_size or 'unknown, too few patches'}"
                 for one in inferred[:3]
-            ]
+            )
             lines.append(
-                f"Patch size inferred from the stride of {len(inferred)} slides, true only without overlap: "
-                f"{'; '.join(shown)}{' …' if len(inferred) > 3 else ''}."
+                f"Patch size inferred from the stride of {len(inferred)} slides, true only without "
+                f"overlap: {shown}{' …' if len(inferred) > 3 else ''}."
             )
         if placeless := [slide.slide_id for slide in slides if not slide.has_coords]:
             lines.append(
-                f"{len(placeless)} slides have no coordinates ('{placeless[0]}'): hosts that need positions cannot use them."
+                f"{len(placeless)} slides have no coordinates ('{placeless[0]}'): "
+                "hosts that need positions cannot use them."
             )
         if n_pictures := sum(slide.thumbnail is not None for slide in slides):
             lines.append(
                 f"Thumbnails of {n_pictures} slides were found beside the features and are shown."
             )
-        encoder = _require_one_encoder((slide.encoder for slide in slides), folder)
+        encoders = sorted({slide.encoder for slide in slides} - {"", UNKNOWN_ENCODER})
+        if len(encoders) > 1:
+            raise CohortError(
+                f"{folder}: features of several encoders ({', '.join(encoders)}). "
+                "Point at the folder of one of them."
+            )
+        encoder = encoders[0] if encoders else UNKNOWN_ENCODER
         return ForeignFolder(self.tool, folder, slides, encoder, tuple(lines))
 
 
 def read_plain_slide(
     path: Path, slide_id: str, options: ReadOptions, stated_size: LevelZeroPx | None
 ) -> ForeignSlide:
-    """The slide of a file with features and coordinates under our names; its patch size as given, stated, or the stride."""
+    """The slide of a file with `features` and `coords`."""
     datasets = store.describe(path)
     n_patches, dim = check_feature_shape(path, datasets)
-    has_coords = "coords" in datasets
+    features, coords = datasets["features"], datasets.get("coords")
+    is_batch = len(features.shape) == 3
     # A link cannot take off the 1 of a batch of one, nor round coordinates that are fractions.
-    linkable = all(
-        len(datasets[name].shape) == 2 for name in ("features", "coords") if name in datasets
-    )
-    linkable = linkable and datasets["features"].dtype in _LINKABLE_DTYPES
-    linkable = linkable and (not has_coords or datasets["coords"].dtype.kind in "iu")
+    linkable = features.dtype in _LINKABLE_DTYPES and not is_batch
+    if coords is not None:
+        linkable = linkable and coords.dtype.kind in "iu" and len(coords.shape) == 2
 
     def load() -> Rows:
-        features = as_float(squeeze_bag(store.read(path, "features")))
-        return features, read_bag_coords(path) if has_coords else None
+        rows = as_float(squeeze_bag(store.read(path, "features")))
+        return rows, None if coords is None else read_bag_coords(path)
 
+    note = "Slides stored as (1, patches, dimension) lose the 1, so they are copied."
     slide = ForeignSlide(
         slide_id,
         path,
@@ -242,15 +243,15 @@ def read_plain_slide(
         options.patch_size or stated_size,
         load,
         linkable,
-        has_coords,
+        has_coords=coords is not None,
+        notes=(note,) if is_batch else (),
         attributes_files=(path,),
-        is_batch=len(datasets["features"].shape) == 3,
     )
-    return infer_patch_size(slide, path) if has_coords else slide
+    return slide if coords is None else infer_patch_size(slide, path)
 
 
 def infer_patch_size(slide: ForeignSlide, coords_file: Path) -> ForeignSlide:
-    """The slide with its stride as patch size, where it has none: right when patches neither overlap nor leave gaps."""
+    """The slide with its stride as patch size where it has none, which is right without overlap."""
     if slide.patch_size is not None or not slide.n_patches:
         return slide
     stride = grid_stride(read_bag_coords(coords_file))
@@ -264,7 +265,7 @@ def infer_patch_size(slide: ForeignSlide, coords_file: Path) -> ForeignSlide:
 def read_each(
     files: Sequence[T], read: Callable[[T], Result], folder: Path, skipped: list[str] | None = None
 ) -> tuple[Result, ...]:
-    """Read every file; those that cannot be read are added to `skipped`, or named together in one error."""
+    """Read every file; broken ones are added to `skipped`, or named together in one error."""
     results, errors = [], []
     for file in files:
         try:
@@ -277,41 +278,42 @@ def read_each(
     if len(errors) == 1:
         raise errors[0]
     if errors:
-        shown = " ".join(str(error) for error in errors[:3])
+        shown = " ".join(map(str, errors[:3]))
         more = f" And {len(errors) - 3} more." if len(errors) > 3 else ""
         raise CohortError(
-            f"{folder}: {len(errors)} of {len(files)} slides cannot be used. {shown}{more} Extract them again, or leave them out with 'gcemil import --skip-broken'."
+            f"{folder}: {len(errors)} of {len(files)} slides cannot be used. {shown}{more} "
+            "Extract them again, or leave them out with 'gcemil import --skip-broken'."
         )
     return tuple(results)
 
 
 def check_finite(path: Path, features: FeatureRows) -> None:
     """Refuse features with NaN or infinite numbers."""
-    if not (finite := np.isfinite(features).all(axis=1)).all():
-        raise CohortError(
-            f"{path}: {(~finite).sum()} patches have NaN or infinite features, the first is row {int(np.argmin(finite))}."
-        )
+    if problem := store.nan_problem(features):
+        raise CohortError(f"{path}: {problem}.")
 
 
 def check_feature_shape(
     path: Path, layouts: dict[str, store.DatasetInfo], dataset: str = "features"
 ) -> tuple[int, int]:
-    """Patches and dimension of a feature file, checked against its coordinates without reading either."""
+    """Patches and dimension of a feature file, checked against the shape of its coordinates."""
     if dataset not in layouts:
         raise CohortError(
-            f"{path} has no dataset '{dataset}', only: {', '.join(layouts) or 'nothing'}. Try 'gcemil inspect {path}'."
+            f"{path} has no dataset '{dataset}', only: {', '.join(layouts) or 'nothing'}. "
+            f"Try 'gcemil inspect {path}'."
         )
     shape = bag_shape(layouts[dataset].shape)
     check_features(shape, layouts[dataset].dtype, path)
     if "coords" in layouts and bag_shape(layouts["coords"].shape) != (shape[0], 2):
         raise CohortError(
-            f"{path}: coords of shape {layouts['coords'].shape} for {shape[0]} feature rows. Extract the slide again."
+            f"{path}: coords of shape {layouts['coords'].shape} for {shape[0]} feature rows. "
+            "Extract the slide again."
         )
     return shape[0], shape[1]
 
 
 def bag_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape without a leading 1: some tools write a slide as a batch of one, (1, patches, dimension)."""
+    """The shape without a leading 1: some tools write a slide as a batch of one."""
     return shape[1:] if len(shape) == 3 and shape[0] == 1 else shape
 
 
@@ -322,27 +324,18 @@ def squeeze_bag(values: Shaped[np.ndarray, "..."]) -> Shaped[np.ndarray, "..."]:
 
 def check_features(shape: tuple[int, ...], dtype: np.dtype[Any], path: Path) -> None:
     """Refuse integers, complex numbers and vectors of whole slides under the name of features."""
-    if problem := features_problem(shape, dtype):
+    if problem := store.features_problem(shape, dtype):
         raise CohortError(
-            f"{path}: {problem}. Point at the features of patches; slide-level vectors cannot be a bag."
+            f"{path}: {problem}. "
+            "Point at the features of patches; slide-level vectors cannot be a bag."
         )
 
 
 def read_bag_coords(path: Path) -> CoordRows:
     """The coordinates of a feature file, whether or not it is a batch of one."""
-    return check_coords(squeeze_bag(store.read(path, "coords")), path)
+    return store.check_coords(squeeze_bag(store.read(path, "coords")), path)
 
 
 def as_float(values: Shaped[np.ndarray, "n d"]) -> FeatureRows:
     """float16 and float32 as they are, anything else as float32."""
     return values if values.dtype in _LINKABLE_DTYPES else values.astype(np.float32)
-
-
-def _require_one_encoder(found: Iterable[str], path: Path) -> str:
-    """The encoder all slides share; features of two encoders never mix."""
-    names = sorted({name for name in found if name and name != UNKNOWN_ENCODER})
-    if len(names) > 1:
-        raise CohortError(
-            f"{path}: features of several encoders ({', '.join(names)}). Point at the folder of one of them."
-        )
-    return names[0] if names else UNKNOWN_ENCODER

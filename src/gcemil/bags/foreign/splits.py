@@ -1,8 +1,9 @@
-"""Splits of other tools as our folds: every slide of the cohort in train, val or test of every fold.
+"""Splits of other tools as our folds: every slide in train, val or test of every fold.
 
-CLAM splits_k.csv (ragged columns of slide ids, or _bool) · MCAT (the same with case ids and no test column: its `val` is
-what is reported, so it becomes test) · PANTHER folders …_k=0/{train,test}.csv · Patho-Bench fold_k columns · STAMP
-splits.json · torchmil splits.csv · MIL_BASELINE, CAMIL, MHIM and BRACS split columns · our own fold_k.csv.
+CLAM splits_k.csv (ragged columns of slide ids, or _bool) · MCAT (the same with case ids and no test
+column: its `val` is what is reported, so it becomes test) · PANTHER folders …_k=0/{train,test}.csv
+· Patho-Bench fold_k columns · STAMP splits.json · torchmil splits.csv · MIL_BASELINE, CAMIL, MHIM
+and BRACS split columns · our own fold_k.csv.
 """
 
 from __future__ import annotations
@@ -51,35 +52,34 @@ def read_splits(path: Path) -> SplitTable:
     folds: list[IdParts] = []
     if path.is_dir():
         for files in _find_fold_files(path):
-            if len(files) == 1 and files[0].stem not in _PART_NAMES:
+            if files[0].stem in _PART_NAMES:
+                pairs = [
+                    (name, _PART_NAMES[one.stem])
+                    for one in files
+                    for name in _slide_column(read_frame(one), one)
+                ]
+                folds.append(_collect_fold(pairs, files[0].parent))
+            else:
                 folds += _read_fold_table(read_frame(files[0]), files[0])
-                continue
-            named = [(one, _PART_NAMES[one.stem]) for one in files]
-            pairs = [
-                (name, part) for one, part in named for name in _slide_column(read_frame(one), one)
-            ]
-            folds.append(_collect_fold(pairs, files[0].parent))
     elif path.suffix == ".json":
         try:
             for split in read_json(path)["splits"]:
                 pairs = [
-                    (str(name), part)
-                    for part in PARTS
-                    for name in split.get(f"{part}_patients", ())
+                    (str(name), one) for one in PARTS for name in split.get(f"{one}_patients", ())
                 ]
                 folds.append(_collect_fold(pairs, path))
         except (KeyError, TypeError, AttributeError) as error:
             raise CohortError(
-                f"{path} is not a STAMP splits.json ({error_text(error)}): it needs 'splits' with train_patients and test_patients."
+                f"{path} is not a STAMP splits.json ({error_text(error)}): "
+                "it needs 'splits' with train_patients and test_patients."
             ) from error
     else:
         folds = _read_fold_table(read_frame(path), path)
     if any("test" in fold.values() for fold in folds):
         return SplitTable(path, tuple(folds))
     # MCAT and its successors report on the part they call val and have no other.
-    folds = [
-        {name: "test" if part == "val" else part for name, part in fold.items()} for fold in folds
-    ]
+    renamed: dict[Part, Part] = {"train": "train", "val": "test"}
+    folds = [{name: renamed[part] for name, part in fold.items()} for fold in folds]
     line = f"{path.name} has no test part: its 'val' is the held-out part and becomes 'test'."
     return SplitTable(path, tuple(folds), (line,))
 
@@ -93,41 +93,38 @@ def has_splits(table: pd.DataFrame) -> bool:
 def match_folds(
     table: SplitTable, rows: Sequence[SlideRow]
 ) -> tuple[list[Fold], list[str], tuple[str, ...]]:
-    """Folds of the slides in `rows`, the slides that none of them names, and what was assumed.
-
-    Slides that only some folds name are refused.
-    """
+    """Folds of the slides in `rows`, the slides that none of them names, and what was assumed."""
     unit, line = _find_unit(table, rows)
     names = {row.slide_id: row.slide_id if unit == "slide" else row.case_id for row in rows}
     folds = []
     for index, parts in enumerate(table.folds):
         by_id = _normalise_ids(parts)
-        folds.append(
-            Fold(index, {slide: by_id[name] for slide, name in names.items() if name in by_id})
-        )
+        own = {slide: by_id[name] for slide, name in names.items() if name in by_id}
+        folds.append(Fold(index, own))
     placed = set().union(*(fold.part_of for fold in folds))
     for fold in folds:
         if missing := sorted(placed - set(fold.part_of)):
             raise CohortError(
-                f"{table.path}: fold {fold.index} does not place slide '{missing[0]}' ({len(missing)} in all), though other folds do. Complete the splits."
+                f"{table.path}: fold {fold.index} does not place slide '{missing[0]}' "
+                f"({len(missing)} in all), though other folds do. Complete the splits."
             )
     return folds, sorted(set(names) - placed), (*table.assumptions, line)
 
 
 def _find_fold_files(folder: Path) -> list[list[Path]]:
-    """The files of each fold, in order."""
     for pattern in (r"splits_(\d+)\.csv$", r"splits_(\d+)_bool\.csv$", r"fold_(\d+)\.csv$"):
         if found := _find_numbered(folder, pattern):
             return [[path] for path in found]
     subfolders = _find_numbered(folder, r"k=(\d+)$")
-    folds = [
-        [path for part in PARTS if (path := place / f"{part}.csv").is_file()]
-        for place in subfolders or [folder]
-    ]
-    if subfolders and [] in folds:
-        raise CohortError(
-            f"{subfolders[folds.index([])]} holds none of train.csv, val.csv and test.csv. Put them back, or remove the folder."
-        )
+    folds = []
+    for place in subfolders or [folder]:
+        files = [path for part in PARTS if (path := place / f"{part}.csv").is_file()]
+        if subfolders and not files:
+            raise CohortError(
+                f"{place} holds none of train.csv, val.csv and test.csv. "
+                "Put them back, or remove the folder."
+            )
+        folds.append(files)
     if all(folds):
         return folds
     tables = sorted(
@@ -135,7 +132,8 @@ def _find_fold_files(folder: Path) -> list[list[Path]]:
     )
     if not tables:
         raise CohortError(
-            f"{folder} holds no splits that are known here. Point at the file, or use 'gcemil split'."
+            f"{folder} holds no splits that are known here. "
+            "Point at the file, or use 'gcemil split'."
         )
     return [[path] for path in tables]
 
@@ -185,7 +183,8 @@ def _read_parts(ids: pd.Series, parts: pd.Series, path: Path) -> IdParts:
     if len(unknown := words[~words.isin(_PART_NAMES)]):
         row = unknown.index[0]
         raise CohortError(
-            f"{path}: '{ids[row]}' has split '{parts[row]}' in '{parts.name}'; known are {', '.join(_PART_NAMES)}."
+            f"{path}: '{ids[row]}' has split '{parts[row]}' in '{parts.name}'; "
+            f"known are {', '.join(_PART_NAMES)}."
         )
     return _collect_fold(zip(ids[is_filled], words.map(_PART_NAMES), strict=True), path)
 
@@ -195,33 +194,34 @@ def _collect_fold(pairs: Iterable[tuple[str, Part]], path: Path) -> IdParts:
     for name, part in pairs:
         if parts.setdefault(name, part) != part:
             raise CohortError(
-                f"{path}: '{name}' is in {parts[name]} and in {part}, so the test set is not unseen. Correct the split."
+                f"{path}: '{name}' is in {parts[name]} and in {part}, "
+                "so the test set is not unseen. Correct the split."
             )
     return parts
 
 
 def _normalise_ids(parts: IdParts) -> IdParts:
-    """Ids without extensions; a column of numbers with gaps has lost its whole numbers to pandas' '.0'."""
+    """Ids without extensions, and without the '.0' that pandas gives a column with gaps."""
     return {re.sub(r"^(\d+)\.0$", r"\1", plain_id(name)): part for name, part in parts.items()}
 
 
 def _find_unit(table: SplitTable, rows: Sequence[SlideRow]) -> tuple[str, str]:
-    """Whether the ids are slides or cases, whichever the cohort knows more of, and a line that says so."""
+    """Whether the ids are slides or cases, whichever the cohort has more of, and a line on it."""
     names = set().union(*(_normalise_ids(parts) for parts in table.folds))
     slides, cases = {row.slide_id for row in rows}, {row.case_id for row in rows}
-    as_slides, as_cases = len(names & slides), len(names & cases)
-    if not as_slides and not as_cases:
+    counts = {"slide": len(names & slides), "case": len(names & cases)}
+    if not any(counts.values()):
         raise CohortError(
-            f"{table.path}: none of its {len(names)} ids ('{min(names, default='')}') is a slide or case of the cohort ('{min(slides, default='')}')."
+            f"{table.path}: none of its {len(names)} ids ('{min(names, default='')}') is a slide "
+            "or "
+            f"case of the cohort ('{min(slides, default='')}')."
         )
-    if as_slides == as_cases and any(row.slide_id != row.case_id for row in rows):
+    if counts["slide"] == counts["case"] and any(row.slide_id != row.case_id for row in rows):
         raise CohortError(
-            f"{table.path}: its ids are slides as well as cases of the cohort, so the splits can be read in two ways. Use distinct ids."
+            f"{table.path}: its ids are slides as well as cases of the cohort, "
+            "so the splits can be read in two ways. Use distinct ids."
         )
     # Equal counts are left only where every slide is its own case.
-    unit = "slide" if as_slides >= as_cases else "case"
-    known = max(as_slides, as_cases)
-    return (
-        unit,
-        f"Splits in {table.path.name} name {unit}s: {known} of {len(names)} ids are in the cohort.",
-    )
+    unit = max(counts, key=lambda one: counts[one])
+    line = f"{counts[unit]} of {len(names)} ids are in the cohort."
+    return unit, f"Splits in {table.path.name} name {unit}s: {line}"

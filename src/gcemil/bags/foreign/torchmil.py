@@ -1,7 +1,8 @@
-"""torchmil: one array per bag in parallel folders: features, labels, inst_labels (or patch_labels), coords.
+"""torchmil: one array per bag in parallel folders: features, labels, inst_labels, coords.
 
-Either those four folders, or the published sets' root/patches_<size>/{features/features_<encoder>,labels,patch_labels,
-coords} with root/splits.csv. An .h5 file holds one dataset, named after its folder's role.
+Either those four folders, or the published sets' root/patches_<size>/{features/features_<encoder>,
+labels,patch_labels,coords} with root/splits.csv. An .h5 file holds one dataset, named after its
+folder's role.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gcemil.bags import store
-from gcemil.bags.arrays import check_coords
 from gcemil.bags.bag import CoordRows, connected_regions, grid_stride, patch_cells
 from gcemil.bags.foreign.source import (
     UNKNOWN_ENCODER,
@@ -30,6 +30,7 @@ from gcemil.bags.foreign.source import (
     check_features,
     plain_ids,
 )
+from gcemil.bags.store import check_coords
 from gcemil.errors import CohortError, StoreError, UsageError
 from gcemil.files import require_file
 from gcemil.units import LevelZeroPx
@@ -39,11 +40,9 @@ def _find_features(source: Path, encoder: str | None) -> Path:
     """The folder of the features; one encoder and one patch size must be left."""
     features: list[Path] = []
     for base in sorted(path for path in source.glob("patches_*") if path.is_dir()) or [source]:
-        named = sorted(path for path in base.glob("features/features_*") if path.is_dir())
+        named = [path for path in sorted(base.glob("features/features_*")) if path.is_dir()]
         if named:
-            features += [
-                path for path in named if encoder in (None, path.name.removeprefix("features_"))
-            ]
+            features += [one for one in named if encoder in (None, _name_encoder(one))]
         elif (base / "features").is_dir():
             features.append(base / "features")
         elif any(base.glob("*.npy")):
@@ -56,8 +55,14 @@ def _find_features(source: Path, encoder: str | None) -> Path:
     return features[0]
 
 
+def _name_encoder(features: Path) -> str:
+    """features_<encoder>; unknown for a folder of another name."""
+    is_named = features.name.startswith("features_")
+    return features.name.removeprefix("features_") if is_named else UNKNOWN_ENCODER
+
+
 def _find_base(features: Path) -> Path:
-    """The folder in which the folder of the features, or the one around it, lies beside those of labels and coords."""
+    """The folder that holds the folders of features, labels and coords."""
     outer = features.parent if features.name.startswith("features_") else features
     return outer.parent if outer.name == "features" else outer
 
@@ -92,17 +97,16 @@ def read_bag_labels(source: Path, encoder: str | None = None) -> dict[str, str]:
         values = np.ravel(read_array(path, "labels"))
         if len(values) != 1:
             raise CohortError(f"{path}: a bag has one label, this file has {len(values)}.")
-        number = float(values[0])
-        labels[ids[path.name]] = str(int(number)) if number.is_integer() else str(number)
+        labels[ids[path.name]] = str(float(values[0])).removesuffix(".0")
     return labels
 
 
 def _read_truth(slide: ForeignSlide, patch_labels: Path) -> Truth:
-    """Evidence and its connected regions, from the patch labels of a bag."""
     evidence = (np.ravel(read_array(patch_labels, "inst_labels")) > 0).astype(np.uint8)
     if len(evidence) != slide.n_patches:
         raise CohortError(
-            f"{patch_labels}: {len(evidence)} patch labels for {slide.n_patches} patches of '{slide.slide_id}'."
+            f"{patch_labels}: {len(evidence)} patch labels for {slide.n_patches} patches of "
+            f"'{slide.slide_id}'."
         )
     coords = slide.load()[1]
     if coords is None:
@@ -134,26 +138,19 @@ def read_array(path: Path, key: str) -> NDArray[Any]:
 
 
 def _read_slide(path: Path, slide_id: str, options: ReadOptions) -> ForeignSlide:
-    """One bag; the size in the folder name patches_<size> is at a level the layout does not say."""
+    """One bag; the size in patches_<size> is at a level the layout does not say."""
     features = read_array(path, "features")
     check_features(features.shape, features.dtype, path)
-    coords_file, patch_labels = (
-        _find_partner(path, "coords"),
-        _find_partner(path, "inst_labels", "patch_labels"),
-    )
+    coords_file = _find_partner(path, "coords")
+    patch_labels = _find_partner(path, "inst_labels", "patch_labels")
     stated = _find_base(path.parent).name.removeprefix("patches_")
-    size, scale = _read_grid(
-        coords_file, int(stated) if stated.isdigit() else None, options.patch_size
-    )
+    patch_px = int(stated) if stated.isdigit() else None
+    size, scale = _read_grid(coords_file, patch_px, options.patch_size)
     notes = []
     if coords_file is not None:
-        notes.append(
-            "torchmil does not say the level of its coordinates: they are taken as level-0 pixels."
-        )
+        notes.append("torchmil names no level of its coordinates: level-0 pixels are assumed.")
     if patch_labels is not None:
-        notes.append(
-            "Patch labels above 0 are written as truth/ (evidence, and its connected regions)."
-        )
+        notes.append("Patch labels above 0 are written as truth/, with their connected regions.")
     slide = ForeignSlide(
         slide_id,
         path,
@@ -163,15 +160,11 @@ def _read_slide(path: Path, slide_id: str, options: ReadOptions) -> ForeignSlide
         partial(_load_rows, path, coords_file, scale),
         has_coords=coords_file is not None,
         notes=tuple(notes),
-        encoder=path.parent.name.removeprefix("features_")
-        if path.parent.name.startswith("features_")
-        else UNKNOWN_ENCODER,
+        encoder=_name_encoder(path.parent),
     )
-    return (
-        slide
-        if patch_labels is None
-        else replace(slide, read_truth=partial(_read_truth, slide, patch_labels))
-    )
+    if patch_labels is None:
+        return slide
+    return replace(slide, read_truth=partial(_read_truth, slide, patch_labels))
 
 
 def _read_grid(
@@ -181,14 +174,15 @@ def _read_grid(
     if coords_file is None:
         return None, 1
     stride = grid_stride(_read_coords(coords_file, 1))
-    counts_patches = stride == 1
-    size = given or (patch_px if counts_patches or stride is None else round(stride))
-    if counts_patches and size is None:
+    if stride != 1:
+        size = given or (patch_px if stride is None else round(stride))
+        return (None if size is None else LevelZeroPx(size)), 1
+    size = given or patch_px
+    if size is None:
         raise UsageError(
             f"{coords_file} counts patches, not pixels. Give the patch size with --patch-size."
         )
-    scale = size if counts_patches and size is not None else 1
-    return (None if size is None else LevelZeroPx(size)), scale
+    return LevelZeroPx(size), size
 
 
 def _load_rows(path: Path, coords_file: Path | None, scale: int) -> Rows:
@@ -198,7 +192,8 @@ def _load_rows(path: Path, coords_file: Path | None, scale: int) -> Rows:
     coords = _read_coords(coords_file, scale)
     if len(coords) != len(features):
         raise CohortError(
-            f"{coords_file}: coords of shape {coords.shape} for {len(features)} feature rows of {path}."
+            f"{coords_file}: coords of shape {coords.shape} for {len(features)} feature rows "
+            f"of {path}."
         )
     return features, coords
 

@@ -1,7 +1,8 @@
 """TRIDENT: <job>/<mag>x_<ps>px_<ov>px_overlap/features_<encoder>/<slide>.h5.
 
-Coordinates are level-0 pixels but `patch_size` counts pixels at the target magnification, so the size on the slide is
-`patch_size_level0` = patch_size * level0_magnification // target_magnification. `None` is stored as the text 'None'.
+Coordinates are level-0 pixels but `patch_size` counts pixels at the target magnification, so the
+size on the slide is `patch_size_level0` = patch_size * level0_magnification //
+target_magnification. `None` is stored as the text 'None'.
 """
 
 from __future__ import annotations
@@ -12,15 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from gcemil.bags import store
-from gcemil.bags.arrays import stated_number
 from gcemil.bags.foreign.source import (
     UNKNOWN_ENCODER,
-    Attributes,
     FeatureLayout,
     ForeignSlide,
     ReadOptions,
     read_plain_slide,
 )
+from gcemil.bags.store import stated_number
 from gcemil.errors import UsageError
 from gcemil.units import LevelZeroPx
 
@@ -30,15 +30,14 @@ OWN_ATTRIBUTES = frozenset({"patch_size_level0", "target_magnification", "level0
 
 
 def _find_files(source: Path, options: ReadOptions) -> tuple[Path, list[Path]]:
-    """The files of one features folder of a TRIDENT job."""
     folder = _find_features_folder(source, options.encoder)
     return folder, sorted(folder.glob("*.h5"))
 
 
 def _read_slide(path: Path, slide_id: str, options: ReadOptions) -> ForeignSlide:
-    attributes = store.attributes(path, "coords") if store.has(path, "coords") else {}
+    attributes = store.attributes(path, "coords")
     slide = read_plain_slide(path, slide_id, options, find_patch_size(attributes))
-    notes, overlap = [], _to_text(attributes.get("overlap"))
+    notes, overlap = [*slide.notes], _to_text(attributes.get("overlap"))
     if overlap not in {"", "0"}:
         notes.append(f"Patches overlap by {overlap} px at the target magnification.")
     encoder = _to_text(store.attributes(path, "features").get("encoder"))
@@ -66,13 +65,14 @@ def _find_features_folder(source: Path, encoder: str | None) -> Path:
     if len(chosen) != 1:
         names = ", ".join(str(path.relative_to(source)) for path in chosen or folders) or "none"
         raise UsageError(
-            f"{source} must have one folder of patch features{f' of {encoder}' if encoder else ''}; found: {names}. "
+            f"{source} must have one folder of patch "
+            f"features{f' of {encoder}' if encoder else ''}; found: {names}. "
             "Point at one of them."
         )
     return chosen[0]
 
 
-def find_patch_size(attributes: Attributes) -> LevelZeroPx | None:
+def find_patch_size(attributes: store.Attributes) -> LevelZeroPx | None:
     """Patch size in level-0 pixels, or None when the attributes do not give it."""
     direct, size, own, target = (
         None if (number := stated_number(attributes, name)) is None else round(number)
@@ -107,7 +107,10 @@ LAYOUT = FeatureLayout(
     title="TRIDENT features",
     find_files=_find_files,
     read_slide=_read_slide,
-    assumes="TRIDENT coordinates are level-0 pixels; the patch size is patch_size_level0, not patch_size.",
+    assumes=(
+        "TRIDENT coordinates are level-0 pixels; "
+        "the patch size is patch_size_level0, not patch_size."
+    ),
     owns_folder=lambda folder, names: any(
         RUN_FOLDER.search(name) for name in (folder.name, *names)
     ),

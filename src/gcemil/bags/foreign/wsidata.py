@@ -1,11 +1,11 @@
-"""SpatialData stores as wsidata and LazySlide lay them out: <slide>.zarr, one per slide (extra `wsidata`).
+"""SpatialData stores of wsidata and LazySlide: <slide>.zarr, one per slide (extra `wsidata`).
 
-  shapes/<tiles>            one square per patch, level-0 pixels of the whole file, columns tile_id and geometry
+  shapes/<tiles>            one square per patch, level-0 pixels, columns tile_id and geometry
   tables/<encoder>_<tiles>  features (n, d), obs with tile_id; the region it is about is <tiles>
-  attrs tile_spec           how the tiles were cut
 
-Rows are joined by tile_id. A store may hold the tables of several encoders; then one has to be named. Zarr can name a codec
-that unpickles; a store that does is refused before anything of it is read.
+Rows are joined by tile_id. A store may hold the tables of several encoders; then one has to be
+named. Zarr can name a codec that unpickles; a store that does is refused before anything of it is
+read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gcemil.bags.arrays import check_coords
 from gcemil.bags.bag import CoordRows
 from gcemil.bags.foreign.source import (
     FeatureLayout,
@@ -27,6 +26,7 @@ from gcemil.bags.foreign.source import (
     as_float,
     check_features,
 )
+from gcemil.bags.store import check_coords
 from gcemil.errors import CohortError, MissingExtraError, StoreError, UsageError, error_text
 from gcemil.files import read_text
 from gcemil.units import LevelZeroPx
@@ -39,14 +39,12 @@ _METADATA = (".zarray", "zarr.json", ".zmetadata")
 
 
 def _find_files(source: Path, options: ReadOptions) -> tuple[Path, list[Path]]:
-    """The stores of a folder, or the one that is given."""
     if source.name.endswith(".zarr"):
         return source.parent, [source]
     return source, sorted(path for path in source.glob("*.zarr") if path.is_dir())
 
 
 def _read_slide(path: Path, slide_id: str, options: ReadOptions) -> ForeignSlide:
-    """The slide of one store."""
     opened = _open_store(path)
     key = _choose_table(opened, options.encoder, path)
     region = opened.tables[key].uns.get("spatialdata_attrs", {}).get("region", TILES)
@@ -59,7 +57,8 @@ def _read_slide(path: Path, slide_id: str, options: ReadOptions) -> ForeignSlide
     coords = _read_coords(opened, key, tiles, path)
     if len(coords) != n_patches:
         raise CohortError(
-            f"{path}: {n_patches} rows in table '{key}' for {len(coords)} tiles. Extract the slide again."
+            f"{path}: {n_patches} rows in table '{key}' for {len(coords)} tiles. "
+            "Extract the slide again."
         )
     size = options.patch_size
     if size is None:
@@ -100,7 +99,8 @@ def refuse_pickle(path: Path) -> None:
     for one in (one for name in _METADATA for one in path.rglob(name)):
         if "pickle" in read_text(one).lower():
             raise StoreError(
-                f"{one} asks for Python objects to be unpickled, which is never done. It is not read."
+                f"{one} asks for Python objects to be unpickled, which is never done. "
+                "It is not read."
             )
 
 
@@ -113,7 +113,8 @@ def _choose_table(opened: Any, encoder: str | None, path: Path) -> str:
     ]
     if len(chosen) != 1:
         raise UsageError(
-            f"{path} has the feature tables {', '.join(names) or 'none'}; exactly one is needed. Name its encoder with --encoder."
+            f"{path} has the feature tables {', '.join(names) or 'none'}; exactly one is needed. "
+            "Name its encoder with --encoder."
         )
     return chosen[0]
 
@@ -132,7 +133,8 @@ def _read_coords(opened: Any, key: str, tiles: str, path: Path) -> CoordRows:
         corners = corners[rows]
     elif len(corners) != len(table):
         raise CohortError(
-            f"{path}: {len(table)} rows in table '{key}' for {len(corners)} tiles, and no tile_id to join by."
+            f"{path}: {len(table)} rows in table '{key}' for {len(corners)} tiles, "
+            "and no tile_id to join by."
         )
     return check_coords(corners, path)
 
@@ -143,6 +145,6 @@ LAYOUT = FeatureLayout(
     title="SpatialData stores of wsidata or LazySlide",
     find_files=_find_files,
     read_slide=_read_slide,
-    assumes="Features of SpatialData stores are converted, so they are copied; tiles are taken as level-0 pixels.",
+    assumes="Features of SpatialData stores are copied; tiles are taken as level-0 pixels.",
     owns_folder=lambda folder, names: any(name.endswith(".zarr") for name in (folder.name, *names)),
 )

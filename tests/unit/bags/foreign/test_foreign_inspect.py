@@ -93,53 +93,30 @@ def test_folders_of_every_tool_are_recognised(tmp_path):
     trident_features(tmp_path / "job", "A", grid(8, 512))
     stamp_features(tmp_path / "stamp" / "uni2-0a1b2c3d", "A", grid(8, 256))
     torchmil_set(tmp_path / "torchmil", {"a": (grid(8, 512), 1, [0] * 8)})
-    features = tmp_path / "job" / "20x_256px_0px_overlap" / "features_uni_v1"
-    found = [
-        inspect(path).kind
-        for path in (
-            tmp_path / "clam",
-            tmp_path / "job",
-            features,
-            tmp_path / "stamp",
-            tmp_path / "torchmil",
-        )
-    ]
-    assert found == [
-        "clam_folder",
-        "trident_job",
-        "trident_folder",
-        "stamp_folder",
-        "torchmil_folder",
-    ]
+    features = "job/20x_256px_0px_overlap/features_uni_v1"
+    kinds = {
+        "clam": "clam_folder",
+        "job": "trident_job",
+        features: "trident_folder",
+        "stamp": "stamp_folder",
+        "torchmil": "torchmil_folder",
+    }
+    assert {name: inspect(tmp_path / name).kind for name in kinds} == kinds
+    command = f"gcemil import {tmp_path / features} --labels TABLE --out cohorts/features_uni_v1"
+    assert inspect(tmp_path / "job").next_command == command
 
 
-def test_trident_job_points_at_its_features(tmp_path):
-    trident_features(tmp_path, "A", grid(8, 512))
-    folder = tmp_path / "20x_256px_0px_overlap" / "features_uni_v1"
-    expected = f"gcemil import {folder} --labels TABLE --out cohorts/features_uni_v1"
-    assert inspect(tmp_path).next_command == expected
-
-
-def test_cohort_says_its_tables_and_wants_folds_next(tmp_path):
+def test_a_cohort_shows_its_tables_its_next_command_and_a_broken_link(tmp_path):
     for slide in ("A", "B"):
-        clam_features(tmp_path / "F", slide, grid(8, 512))
+        path = clam_features(tmp_path / "F", slide, grid(8, 512))
     labels = write_table(tmp_path / "t.csv", "case_id,slide_id,label", "p,A,x", "q,B,y")
     import_cohort(tmp_path / "F", tmp_path / "c", labels=labels)
     found = inspect(tmp_path / "c")
     assert (found.kind, fact(found, "slides"), fact(found, "classes")) == ("cohort", "2", "x, y")
     assert found.next_command == f"gcemil split {tmp_path / 'c'}"
-
-
-def test_broken_link_of_a_cohort_is_a_problem(tmp_path):
-    for slide in ("A", "B"):
-        path = clam_features(tmp_path / "F", slide, grid(8, 512))
-    labels = write_table(tmp_path / "t.csv", "case_id,slide_id,label", "p,A,x", "q,B,y")
-    import_cohort(tmp_path / "F", tmp_path / "c", labels=labels)
     path.unlink()
-    assert inspect(tmp_path / "c").problems == (
-        f"{tmp_path / 'c'}/features/B.h5 is a link to {path}, which is not there: the source moved. "
-        "Import it again from where it is now with 'gcemil import', or put it back.",
-    )
+    (problem,) = inspect(tmp_path / "c").problems
+    assert f"features/B.h5 is a link to {path}, which is not there" in problem
 
 
 def test_run_folder_names_folds_that_did_not_finish(tmp_path):
@@ -151,35 +128,25 @@ def test_run_folder_names_folds_that_did_not_finish(tmp_path):
     assert found.problems == ("fold_1 has no metrics.json: it did not finish.",)
 
 
-def test_label_table_says_its_dialect_and_assumptions(tmp_path):
+def test_label_tables_show_their_dialect_their_assumptions_and_measurements(tmp_path):
     path = write_table(
         tmp_path / "t.csv", "case_id,slide_id,survival_months,censorship", "p,s.svs,12,1"
     )
     found = inspect(path)
     assert found.title == "MCAT/SurvPath label table"
     assert ("assumed", "'censorship' 1 means censored: event = 1 - censorship.") in found.facts
-
-
-def geojson(path, feature):
-    path.write_text(
-        json.dumps({"type": "FeatureCollection", "features": [feature]}), encoding="utf-8"
-    )
-    return path
-
-
-def test_a_table_of_measurements_is_imported_as_regression(tmp_path):
     rows = (f"s{number},{number}.5" for number in range(12))
     found = inspect(write_table(tmp_path / "scores.csv", "slide_id,label", *rows))
     assert "--task regression" in found.next_command
 
 
 def test_t5_classification_without_colour_is_a_problem(tmp_path):
-    feature = {
-        "type": "Feature",
-        "properties": {"objectType": "tile", "classification": {"name": "evidence"}},
-    }
-    assert inspect(geojson(tmp_path / "x.geojson", feature)).problems == (
-        "A classification without colour: QuPath refuses the file. (1 objects)",
-    )
-    feature["properties"]["classification"]["color"] = [1, 2, 3]
-    assert inspect(geojson(tmp_path / "x.geojson", feature)).problems == ()
+    path, classification = tmp_path / "x.geojson", {"name": "evidence"}
+    properties = {"objectType": "tile", "classification": classification}
+    content = {"features": [{"type": "Feature", "properties": properties}]}
+    path.write_text(json.dumps(content))
+    (problem,) = inspect(path).problems
+    assert problem == "A classification without colour: QuPath refuses the file. (1 objects)"
+    classification["color"] = [1, 2, 3]
+    path.write_text(json.dumps(content))
+    assert inspect(path).problems == ()

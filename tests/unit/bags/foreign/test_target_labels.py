@@ -43,26 +43,18 @@ def test_a_slide_without_any_label_is_left_out(tmp_path):
     assert all("slide 'c'" in line for line in table.excluded)
 
 
-def test_a_target_of_three_values_is_refused(tmp_path):
-    with pytest.raises(
-        CohortError, match=r"'PR' has 3 values \(0, 1, 2\), and each of several targets has two"
-    ):
-        read(tmp_path, "slide_id,ER,PR", "a,0,0", "b,1,1", "c,1,2")
-
-
-def test_an_unknown_column_is_refused_with_the_closest(tmp_path):
-    with pytest.raises(UsageError, match="has no column 'PX'"):
-        read(tmp_path, "slide_id,ER,PR", "a,0,0", "b,1,1", target="ER,PX")
-
-
-def test_one_column_is_not_several_targets(tmp_path):
-    with pytest.raises(UsageError, match="at least two targets, such as --target ER,PR,HER2"):
-        read(tmp_path, "slide_id,ER,PR", "a,0,0", "b,1,1", target="ER")
-
-
-def test_a_column_twice_is_refused(tmp_path):
-    with pytest.raises(CohortError, match="'ER' cannot name a target"):
-        read(tmp_path, "slide_id,ER,PR", "a,0,0", "b,1,1", target="ER,ER")
+@pytest.mark.parametrize(
+    ("lines", "target", "message"),
+    [
+        (("a,0,0", "b,1,1", "c,1,2"), "ER,PR", r"'PR' has 3 values \(0, 1, 2\), and each"),
+        (("a,0,0", "b,1,1"), "ER,PX", "has no column 'PX'"),
+        (("a,0,0", "b,1,1"), "ER", "at least two targets, such as --target ER,PR,HER2"),
+        (("a,0,0", "b,1,1"), "ER,ER", "'ER' cannot name a target"),
+    ],
+)
+def test_targets_that_cannot_be_read_are_refused(tmp_path, lines, target, message):
+    with pytest.raises((CohortError, UsageError), match=message):
+        read(tmp_path, "slide_id,ER,PR", *lines, target=target)
 
 
 def test_a_target_that_is_alike_on_all_slides_with_features_is_refused(tmp_path):
