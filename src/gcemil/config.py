@@ -164,8 +164,6 @@ class EvidenceSettings(Settings):
     """The share of patches that evidence may take (rho)."""
     min_patches: int = Field(8, ge=1)
     """The budget is never below this number of patches; it matters for bags below 160."""
-    temperature_start: float = Field(1.0, gt=0)
-    """Softness of the gates in the first epoch."""
     temperature_end: float | None = Field(None, gt=0)
     """null: what was measured for the host (hosts/table.py), 0.1 for most."""
     morphology_term: bool = False
@@ -200,12 +198,6 @@ class EvidenceSettings(Settings):
     """Weight of the loss for the right prediction from the evidence alone."""
     necessity_weight: float = Field(1.0, ge=0)
     """Classification: weight of the loss for an undecided prediction without the evidence."""
-    risk_necessity_weight: float = Field(0.0, ge=0)
-    """The same for survival. A mean risk is a prediction and not silence, so it is off."""
-    necessity_margin: float = Field(3.0, ge=1)
-    """Training removes this many times the budget before the complement must predict nothing."""
-    null_peak: float = Field(2.0, ge=0)
-    """How far the prediction without evidence may lean to its own average; 0 asks for a uniform one."""
     recovery: RecoverySettings = RecoverySettings()
     """From gates to the set of patches that is the evidence."""
 
@@ -382,8 +374,6 @@ class TrainSettings(Settings):
     """Survival: bags in one Cox partial likelihood."""
     survival_loss: Literal["cox", "discrete_time"] = "cox"
     """discrete_time: the auxiliary analysis on four intervals, never mixed with Cox results."""
-    ties: Literal["efron", "breslow"] = "efron"
-    """Survival: how equal times are counted in the Cox loss."""
     class_weights: tuple[float, ...] | None = None
     """Weight of each class in the loss, in the order of cohort.yaml; null weighs all alike."""
     max_patches: Annotated[int, Field(ge=1)] | Literal["host", "all"] = "host"

@@ -150,7 +150,7 @@ class GceMil(nn.Module):
         self.is_grounded = settings.ground_prototypes or anchors.kind != "prototypes"
         """Whether the anchors act on scores, gates and repair, or are shown only."""
         self.register_buffer("anchors", anchors.embeddings.clone())
-        self.register_buffer("temperature", torch.tensor(settings.temperature_start))
+        self.register_buffer("temperature", torch.tensor(1.0))
         # The unit in which risks are compared; set after training, and of no use to classes and values.
         self.register_buffer("risk_spread", torch.tensor(1.0))
         # Where patches that decide a class lie; found after training (training/directions.py), zero before.

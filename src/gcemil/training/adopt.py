@@ -1,7 +1,7 @@
-"""Make a run of weights that were trained elsewhere: a plain host, judged on the validation and test slides of given folds.
+"""Make a run of weights that were trained elsewhere: a plain host, judged on the slides of given folds.
 
-gcemil cannot know which slides a model was trained on. So each file is used for the folds its user names; a single file
-without a fold is judged in every fold, which is right for a model that saw none of the slides. Every fold records this.
+gcemil cannot know which slides a model was trained on. So each file is used for the folds its user
+names; a single file without a fold is judged in every fold. Every fold records this.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from gcemil.config import HostSettings, HostWeights, TrainSettings
 from gcemil.device import pick_device
 from gcemil.errors import CohortError, UsageError
 from gcemil.files import lock_folder
-from gcemil.runs.checkpoint import LoadedNetwork, build_host, save_network
+from gcemil.runs.checkpoint import LoadedNetwork, build_host, join_hashes, save_network
 from gcemil.runs.environment import one_thread
 from gcemil.runs.folder import FoldParts, Run, RunFold, fold_parts
-from gcemil.runs.weights import PretrainedHost, check_same_sizes, join_hashes, read_pretrained_host
+from gcemil.runs.weights import PretrainedHost, check_same_sizes, read_pretrained_host
 from gcemil.tasks.task import create_task
 from gcemil.training.fold import evaluate_fold
 from gcemil.training.run import begin_run, check_inputs
 
 UNKNOWN_TRAINING = (
-    "The weights were trained elsewhere: gcemil cannot know whether the slides they are judged on were among their "
-    "training slides."
+    "The weights were trained elsewhere: gcemil cannot know whether the slides they are judged on were "
+    "among their training slides."
 )
 
 
 @dataclass(frozen=True)
 class AdoptedRun:
-    """What came of a set of weights."""
+    """A run of given weights."""
 
     settings: TrainSettings
     folds: tuple[tuple[int, Path, FoldParts], ...]
@@ -59,7 +59,14 @@ def adopt_run(
     given = {
         path: read_pretrained_host(path, host, cohort) for path in dict.fromkeys(paired.values())
     }
-    settings = _settings_of_weights(list(given.values()))
+    check_same_sizes(list(given.values()))
+    weights = HostWeights(
+        source=", ".join(str(path.resolve()) for path in given),
+        frozen=True,
+        sha256=join_hashes([one.sha256 for one in given.values()]),
+    )
+    sized = next(iter(given.values())).settings.model_copy(update={"weights": weights})
+    settings = TrainSettings(host=sized, evidence=None)
     warnings = check_inputs(out, cohort, settings, list(paired))
     adopted = []
     with lock_folder(out), one_thread():
@@ -71,7 +78,7 @@ def adopt_run(
             adopted.append((number, path, parts))
             if on_fold:
                 on_fold(len(adopted), len(paired))
-        notes = tuple(dict.fromkeys(note for weights in given.values() for note in weights.notes))
+        notes = tuple(dict.fromkeys(note for one in given.values() for note in one.notes))
         return AdoptedRun(settings, tuple(adopted), notes, Run(out).write_summary())
 
 
@@ -88,23 +95,10 @@ def pair_folds(
         return dict.fromkeys(chosen, files[0])
     if len(files) != len(chosen):
         raise UsageError(
-            f"{len(files)} files for {len(chosen)} folds ({', '.join(map(str, chosen))}). Give one file for all, or one "
-            "for each fold and --folds in the same order."
+            f"{len(files)} files for {len(chosen)} folds ({', '.join(map(str, chosen))}). Give one "
+            "file for all, or one for each fold and --folds in the same order."
         )
     return dict(zip(chosen, files, strict=True))
-
-
-def _settings_of_weights(given: Sequence[PretrainedHost]) -> TrainSettings:
-    """A plain host of the sizes that all the weights have."""
-    check_same_sizes(given)
-    weights = HostWeights(
-        source=", ".join(str(host.source.resolve()) for host in given),
-        frozen=True,
-        sha256=join_hashes([host.sha256 for host in given]),
-    )
-    return TrainSettings(
-        host=given[0].settings.model_copy(update={"weights": weights}), evidence=None
-    )
 
 
 def _adopt_fold(
