@@ -61,7 +61,7 @@ def _list_groups(key: Key) -> list[Hashable]:
 
 @dataclass
 class Board:
-    """What has ended, and how long the rest will take; a bar on a terminal, a line per unit elsewhere."""
+    """What has ended, and how long the rest will take; a bar, or without a terminal lines."""
 
     all_keys: Sequence[Key]
     todo: Sequence[Key]
@@ -78,12 +78,13 @@ class Board:
             self.times.add(key, outcome.seconds)
         took = f" in {duration(outcome.seconds)}" if is_finished else ""
         why = f": {outcome.reason}" if outcome.reason else ""
-        line = f"[{self.done}/{len(self.all_keys)}] {key.path} {outcome.ending}{took}{why}{self._left()}"
+        count, left = f"[{self.done}/{len(self.all_keys)}]", self._left()
+        line = printable(f"{count} {key.path} {outcome.ending}{took}{why}{left}")
         if self.bar is None:
-            print(printable(line), file=sys.stderr, flush=True)
+            print(line, file=sys.stderr, flush=True)
             return
         if outcome.ending is Ending.failed:
-            self.bar.console.print(printable(line), markup=False, highlight=False)
+            self.bar.console.print(line, markup=False, highlight=False)
         self.bar.update(self.bar.task_ids[0], completed=self.done, description=self.title())
 
     @property
