@@ -2,12 +2,7 @@
 
 import pytest
 
-from gcemil.config import (
-    EvidenceSettings,
-    HostSettings,
-    RecoverySettings,
-    TrainSettings,
-)
+from gcemil.config import EvidenceSettings, HostSettings, RecoverySettings, TrainSettings
 from gcemil.errors import ConfigError
 from gcemil.hosts.table import HOSTS, create_host, patch_limit, with_overrides, with_preset
 from gcemil.runs.checkpoint import build_host

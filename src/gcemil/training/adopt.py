@@ -12,19 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from gcemil.bags.cohort import Cohort
-from gcemil.bags.folds import fold_indices, read_fold
+from gcemil.bags.folds import read_fold
 from gcemil.bags.targets import refuse_targets
 from gcemil.config import HostSettings, HostWeights, TrainSettings
 from gcemil.device import pick_device
-from gcemil.errors import CohortError, UsageError
+from gcemil.errors import UsageError
 from gcemil.files import lock_folder
-from gcemil.runs.checkpoint import LoadedNetwork, build_host, join_hashes, save_network
+from gcemil.runs.checkpoint import join_hashes, save_network
 from gcemil.runs.environment import one_thread
 from gcemil.runs.folder import FoldParts, Run, RunFold, fold_parts
 from gcemil.runs.weights import PretrainedHost, check_same_sizes, read_pretrained_host
 from gcemil.tasks.task import create_task
-from gcemil.training.fold import evaluate_fold
-from gcemil.training.run import begin_run, check_inputs
+from gcemil.training.fold import create_network, evaluate_fold
+from gcemil.training.run import begin_run, check_inputs, choose_folds
 
 UNKNOWN_TRAINING = (
     "The weights were trained elsewhere: gcemil cannot know whether the slides they are judged on were "
@@ -86,11 +86,7 @@ def pair_folds(
     cohort: Cohort, files: Sequence[Path], folds: Sequence[int] | None
 ) -> dict[int, Path]:
     """One file for all folds, or one for each in the order given."""
-    chosen = fold_indices(cohort.folder) if folds is None else list(dict.fromkeys(folds))
-    if not chosen:
-        raise CohortError(
-            f"{cohort.folder} has no folds. Make them with 'gcemil split {cohort.folder}'."
-        )
+    chosen = list(dict.fromkeys(choose_folds(cohort, folds)))
     if len(files) == 1:
         return dict.fromkeys(chosen, files[0])
     if len(files) != len(chosen):
@@ -105,11 +101,8 @@ def _adopt_fold(
     cohort: Cohort, parts: FoldParts, given: PretrainedHost, settings: TrainSettings, fold: RunFold
 ) -> None:
     """Write the checkpoint of a fold and what it predicts."""
-    network = build_host(settings.host, in_dim=cohort.card.feature_dim, n_outputs=cohort.n_outputs)
-    network.load_state_dict(given.tensors)
-    loaded = LoadedNetwork(
-        network.to(pick_device(settings.device)).eval(), label_scale=given.label_scale or (0.0, 1.0)
-    )
+    device = pick_device(settings.device)
+    loaded = create_network(cohort, parts.train, settings, device, given)
     with lock_folder(fold.path):
         save_network(fold.checkpoint, loaded, cohort, settings)
         details = {"warnings": [UNKNOWN_TRAINING], "anchors": None, "weights": given.record}

@@ -39,13 +39,7 @@ from gcemil.runs.folder import FoldParts, Run, RunFold, fold_parts, main_mode
 from gcemil.runs.learning import Learning, bootstrap_error
 from gcemil.runs.predict import Mode, available_modes, evaluate_bags
 from gcemil.runs.weights import PretrainedHost, pretrained_host_of_fold, target_host
-from gcemil.tasks.task import (
-    Task,
-    create_task,
-    measure_label_scale,
-    stacked_targets,
-    training_task,
-)
+from gcemil.tasks.task import Task, create_task, measure_label_scale, stacked_targets, training_task
 from gcemil.training.directions import FALSE_EVIDENCE_RATE, anchor_prompts_in_patches
 from gcemil.training.epochs import EpochRecord, OnBag, merge_warnings
 from gcemil.training.loop import OnEpoch, Progress, fit_evidence, train, write_history

@@ -118,10 +118,7 @@ def _train_cohort(
     on_epoch: OnFoldEpoch | None = None,
     on_bag: OnFoldBag | None = None,
 ) -> dict[str, Any]:
-    folder = cohort.folder
-    chosen = list(folds) if folds is not None else fold_indices(folder)
-    if not chosen:
-        raise CohortError(f"{folder} has no folds. Make them with 'gcemil split {folder}'.")
+    chosen = choose_folds(cohort, folds)
     if settings.host.is_frozen and settings.evidence is None:
         raise UsageError(
             "A frozen host without evidence has nothing to learn. Leave --no-gce out, or use "
@@ -144,7 +141,7 @@ def _train_cohort(
         workers = min(jobs or default, len(unfinished))
         if workers > 1:
             poll = _watch_folds(run, unfinished, on_epoch, on_bag)
-            work = partial(_train_in_worker, folder, out, settings, sources)
+            work = partial(_train_in_worker, cohort.folder, out, settings, sources)
             for _ in run_jobs(work, unfinished, workers, on_poll=poll):
                 pass
             return run.write_summary()
@@ -158,6 +155,16 @@ def _train_cohort(
                     hosts_from=sources, on_epoch=report, on_bag=tick,
                 )  # fmt: skip
         return run.write_summary()
+
+
+def choose_folds(cohort: Cohort, folds: Sequence[int] | None) -> list[int]:
+    """The given folds, or all of the cohort."""
+    chosen = list(folds) if folds is not None else fold_indices(cohort.folder)
+    if not chosen:
+        raise CohortError(
+            f"{cohort.folder} has no folds. Make them with 'gcemil split {cohort.folder}'."
+        )
+    return chosen
 
 
 def evaluate_run(
