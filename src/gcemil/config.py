@@ -1,7 +1,7 @@
 """Settings: frozen and closed classes. YAML in, values out; an unknown key is an error.
 
-`EvidenceSettings()` is the default recipe; RECIPES names it and the others. `TrainSettings()` is the
-common recipe for all hosts; how the authors of each train it is in hosts/table.py.
+`EvidenceSettings()` is the default recipe; RECIPES names it and the others. `TrainSettings()` is
+the common recipe for all hosts; how the authors of each train it is in hosts/table.py.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ AnchorSource = Literal[
 ]
 # One word for each row of GATES in evidence/gates.py; a test holds them together.
 GateKind = Literal[
-    "sigmoid_threshold", "top_k", "gumbel_sigmoid", "concrete", "sparsemax", "entmax15", "consecutive"
+    "sigmoid_threshold", "top_k", "gumbel_sigmoid", "concrete", "sparsemax", "entmax15",
+    "consecutive",
 ]  # fmt: skip
 GateModeName = Literal["paper", "deletion"]
 BridgeKind = Literal["auto", "free", "proximal", "frozen", "identity", "centred"]
@@ -253,7 +254,7 @@ PAPER_TRAINING: dict[str, Any] = {
     "sampling": "patches",
     "chosen_from": 1.0,
 }
-"""The paper's schedule, at the rate of the host table; the last epoch is taken (docs/training.md)."""
+"""The paper's schedule, at the rate of the host table; the last epoch is taken."""
 
 
 @dataclass(frozen=True)
@@ -398,7 +399,7 @@ class TrainSettings(Settings):
 
 
 def read_train_settings(path: Path) -> tuple[TrainSettings, bool]:
-    """The settings of a YAML file, config.yaml or run folder; and whether they are those of a run."""
+    """The settings of a file or a run folder, and whether they are those of a run."""
     file = path / "config.yaml" if path.is_dir() else path
     try:
         values = read_yaml(file)

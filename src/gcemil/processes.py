@@ -1,7 +1,7 @@
 """Parallel jobs: in worker processes of this machine, or as tasks on a Ray cluster.
 
-Worker processes end with the process that started them. On a cluster all nodes see the files under the
-same paths; Ray starts the tasks of a worker or a node that dies again elsewhere.
+Worker processes end with the process that started them. On a cluster all nodes see the files under
+the same paths; Ray starts the tasks of a worker or a node that dies again elsewhere.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def run_jobs(
     """Yield every job with its result as it ends; an exception stops the other jobs.
 
     `prepare` is called with the number of each local worker before its first job. `cluster` is the
-    address of a Ray cluster, or "local" for one on this machine; each job then takes `cpus`, `memory`,
-    and `gpus` where the cluster has any. Without workers, and in a script without a `__main__` guard,
-    which would start again in every worker, jobs are done in this process.
+    address of a Ray cluster, or "local" for one on this machine; each job then takes `cpus`,
+    `memory`, and `gpus` where the cluster has any. Without workers, and in a script without a
+    `__main__` guard, which would start again in every worker, jobs are done in this process.
     """
     if cluster is not None:
         needs = {"num_cpus": cpus, "num_gpus": gpus, "memory": memory}
@@ -151,7 +151,7 @@ def connect_ray(address: str, cores: int | None) -> Any:
 
 
 def _can_start_workers() -> bool:
-    """Whether workers may import the script that is running: it has a guard, or there is no script."""
+    """Whether workers may import the running script: it has a guard, or there is none."""
     path = getattr(sys.modules.get("__main__"), "__file__", None)
     if path is None or not str(path).endswith(".py"):
         # The console script has a guard; a notebook or an interactive session has no file.

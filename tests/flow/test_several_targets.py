@@ -33,16 +33,9 @@ def folder(tmp_path_factory):
     dials = [part for dial in (*PLAIN, "distractor_rate=0") for part in ("--dial", dial)]
     cohort, run = folder / "cohort", folder / "run"
     succeeded(
-        "simulate",
-        "nsclc",
-        "--multilabel",
-        "--size",
-        "tiny",
-        "--slides",
-        60,
+        *["simulate", "nsclc", "--multilabel", "--size", "tiny", "--slides", "60"],
         *dials,
-        "--out",
-        cohort,
+        *f"--out {cohort}".split(),
     )
     succeeded("split", cohort, "--parts", "36,10,14")
     assert "0 errors" in succeeded("validate", cohort)
@@ -217,14 +210,7 @@ def test_an_import_of_several_targets_with_a_missing_label_is_trained(tmp_path):
 def test_commands_for_one_model_want_one_target(folder, tmp_path):
     weights = folder / "run" / "fold_0" / "checkpoint.safetensors"
     message = refused(
-        "adopt",
-        weights,
-        "--host",
-        "abmil",
-        "--cohort",
-        folder / "cohort",
-        "--out",
-        tmp_path / "run",
+        *f"adopt {weights} --host abmil --cohort {folder}/cohort --out {tmp_path}/run".split()
     )
     assert "has several targets, which 'gcemil train' trains together" in message
     assert gcemil("validate", folder / "cohort" / "targets" / "LUAD").exit_code == 0

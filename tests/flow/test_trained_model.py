@@ -76,14 +76,9 @@ def test_both_runs_are_opened_by_every_command(story, run, tmp_path):
     before = json.loads((folder / run / "summary.json").read_text())
     assert json.loads(succeeded("evaluate", folder / run, "--json")) == before
     succeeded(
-        "audit",
-        folder / "cohort",
-        "--model",
-        folder / run,
-        "--repeats",
-        0,
-        "--out",
-        tmp_path / "audit.json",
+        *(
+            f"audit {folder}/cohort --model {folder}/{run} --repeats 0 --out {tmp_path}/audit.json"
+        ).split()
     )
     judged = json.loads((tmp_path / "audit.json").read_text())
     assert {row["labels"]["rule"] for row in judged["rows"]} >= {"model", "random"}
@@ -101,14 +96,9 @@ def test_a_foreign_file_is_one_sentence_and_leaves_no_run(story, tmp_path):
     folder, _ = story
     (tmp_path / "notes.pt").write_text("not weights")
     result = gcemil(
-        "adopt",
-        tmp_path / "notes.pt",
-        "--host",
-        "abmil",
-        "--cohort",
-        folder / "cohort",
-        "--out",
-        tmp_path / "run",
+        *(
+            f"adopt {tmp_path}/notes.pt --host abmil --cohort {folder}/cohort --out {tmp_path}/run"
+        ).split()
     )
     assert isinstance(result.exception, WeightsError)
     assert "is no file of weights" in str(result.exception)
@@ -123,15 +113,9 @@ def test_the_story_holds_for_every_host(story, tmp_path, name):
     torch.save(small_checkpoint(name, in_dim=dim), tmp_path / "weights.pt")
     fold = ("--folds", 0)
     succeeded(
-        "adopt",
-        tmp_path / "weights.pt",
-        "--host",
-        name,
-        "--cohort",
-        folder / "cohort",
+        *f"adopt {tmp_path}/weights.pt --host {name} --cohort {folder}/cohort".split(),
         *fold,
-        "--out",
-        tmp_path / "a",
+        *f"--out {tmp_path}/a".split(),
     )
     frozen = ("train", folder / "cohort", "--host-weights", tmp_path / "a", "--freeze-host", *fold)
     succeeded(*frozen, "--epochs", 1, "--jobs", 1, "--out", tmp_path / "b")

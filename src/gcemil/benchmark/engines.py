@@ -50,8 +50,8 @@ def run_grid(
 ) -> dict[Key, Outcome]:
     """Execute everything of the grid that is not finished; the summary is written in any case.
 
-    `cluster` is the address of a Ray cluster, whose nodes see the results under the same path. Without
-    workers the grid is executed in this process.
+    `cluster` is the address of a Ray cluster, whose nodes see the results under the same path.
+    Without workers the grid is executed in this process.
     """
     enter_grid(grid, results)
     results, needs = Results(results.folder.resolve()), grid.resources

@@ -1,8 +1,8 @@
 """The figures of a results folder as one long table, and its means and intervals.
 
-`read_figures` has a line per figure: cohort, host, label (arm or variant), seed, fold (-1: the whole
-run), source (`task` or a diagnostic), the labels of the finding's row (`by_mode`, `by_rule`, ...),
-metric and value. A value that was measured and is not defined is NaN.
+`read_figures` has a line per figure: cohort, host, label (arm or variant), seed, fold (-1: the
+whole run), source (`task` or a diagnostic), the labels of the finding's row (`by_mode`, `by_rule`,
+...), metric and value. A value that was measured and is not defined is NaN.
 """
 
 from __future__ import annotations
@@ -123,9 +123,9 @@ def fold_table(run: Path, metrics: Sequence[str] = ()) -> Table:
     note = "One fold: no deviation and no interval."
     if n_folds > 1:
         note = (
-            f"Mean ± standard deviation over folds; in brackets Student's {INTERVAL:.0%} interval of "
-            "the mean. Folds share training bags, so the interval is rather too narrow; that of few "
-            "folds can reach beyond 0 and 1."
+            f"Mean ± standard deviation over folds; in brackets Student's {INTERVAL:.0%} interval "
+            "of the mean. Folds share training bags, so the interval is rather too narrow; that of "
+            "few folds can reach beyond 0 and 1."
         )
     title = f"{run.name}, test bags of {n_folds} fold{'s' * (n_folds != 1)}"
     names = list(metrics) or known
@@ -135,7 +135,7 @@ def fold_table(run: Path, metrics: Sequence[str] = ()) -> Table:
 def summary_tables(
     figures: pd.DataFrame, sources: Sequence[str] = (), metrics: Sequence[str] = ()
 ) -> list[Table]:
-    """One table per source: cohort, host, arm and row labels against metrics, as means over folds and seeds.
+    """One table per source: cohort, host, arm and row labels against means of the metrics.
 
     Args:
         figures: Figures of `read_figures`.
@@ -143,7 +143,8 @@ def summary_tables(
         metrics: The metrics to show; all where none is named.
 
     Returns:
-        The tables in the order of the sources. A cell has the mean, its 95 % interval and the number of values.
+        The tables in the order of the sources. A cell has the mean, its 95 % interval and the
+        number of values.
 
     Raises:
         UsageError: A source or metric is not among the figures.

@@ -2,8 +2,8 @@
 
 A grid becomes a list of work: cohorts, folds to train, folds to diagnose; the same grid gives the
 same plan. One run folder per (cohort, host, arm or variant, seed); the unit of work is its fold. A
-wrapped fold is diagnosed once it is trained, and beside it the plain host's fold of the same cohort,
-host and seed and, for stability, the same fold of the other seeds.
+wrapped fold is diagnosed once it is trained, and beside it the plain host's fold of the same
+cohort, host and seed and, for stability, the same fold of the other seeds.
 """
 
 from __future__ import annotations
@@ -343,7 +343,7 @@ def _arms_and_variants(grid: Grid) -> list[tuple[Arm, str | None]]:
 
 
 def run_settings(grid: Grid, key: RunKey) -> TrainSettings:
-    """The settings of a run: its arm, the preset, then the changes of the grid and of the variant."""
+    """The settings of a run: its arm, preset, and the changes of the grid and the variant."""
     settings = TrainSettings(
         host=HostSettings(name=key.host),
         seed=key.seed,

@@ -1,8 +1,9 @@
 """The progress of a grid, and how long it will take: the time of one unit per host, multiplied.
 
-A unit is a cohort to prepare, a fold to train or a fold to diagnose. It is expected to take as long as
-the finished units of the same kind on the same cohort, host and kind of arm; where there is none, as
-those of the host, else as all of its kind. Without a finished unit of its kind nothing is expected.
+A unit is a cohort to prepare, a fold to train or a fold to diagnose. It is expected to take as long
+as the finished units of the same kind on the same cohort, host and kind of arm; where there is
+none, as those of the host, else as all of its kind. Without a finished unit of its kind nothing is
+expected.
 """
 
 from __future__ import annotations

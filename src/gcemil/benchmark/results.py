@@ -98,7 +98,7 @@ def claim(path: Path, *, wait: bool = False) -> Iterator[bool]:
 
 
 def append_log(results: Results, key: Key, event: str, **facts: Any) -> None:
-    """Append one line; safe with several writers, and after a line that a killed process left incomplete."""
+    """Append one line, also with several writers, or after one that was cut by a kill."""
     place = {"time": time.time(), "host": socket.gethostname(), "pid": os.getpid()}
     record = {"key": str(key.path), "event": event, **place, **facts}
     with claim(results.lock("log"), wait=True), results.log.open("a+b") as file:

@@ -290,7 +290,7 @@ def _open_cohort(grid: Grid, results: Results, name: str) -> tuple[Cohort, list[
     cohort = Cohort.load(grid.cohorts[name].folder or results.path(CohortKey(name)))
     if record_cohort(cohort).fingerprint != record.get("fingerprint"):
         raise RunError(
-            f"{cohort.folder} changed since '{name}' was prepared in {results.folder}, and a grid is "
-            "not trained on two states of a cohort. Put back what was there, or give another --out."
+            f"{cohort.folder} changed since '{name}' was prepared in {results.folder}, and a grid "
+            "is not trained on two states of a cohort. Put back what was there, or give another --out."
         )
     return cohort, record["warnings"]

@@ -3,8 +3,8 @@
 summary.json   metrics and diagnostics of every finished fold, and their means over folds and seeds
 timing.json    what took how long, and the figures of diagnostics that measure cost
 
-No time, path or machine is in summary.json: equal grids give equal bytes, whatever ran them and however
-often it was interrupted. It covers every grid that was run into the folder.
+No time, path or machine is in summary.json: equal grids give equal bytes, whatever ran them and
+however often it was interrupted. It covers every grid that was run into the folder.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ def summarise(results: Results) -> tuple[Record, Record]:
 def _choose_trials(grids: Sequence[Grid], runs: Rows) -> Rows:
     """The trial of every sweep that is best on the validation part, as a variant named search.
 
-    A fold's own validation part decides: over folds, the validation parts are other folds' test parts.
-    A fold whose trials are not all trained has no choice yet.
+    A fold's own validation part decides: over folds, the validation parts are other folds' test
+    parts. A fold whose trials are not all trained has no choice yet.
     """
     chosen = []
     for grid in grids:

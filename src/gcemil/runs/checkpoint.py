@@ -1,7 +1,7 @@
 """Checkpoints: the network of a fold, or the state of a training, as a safetensors file.
 
-The header of a network says how to build it again without its run and its cohort; of an exported fold
-config.json says it (runs/pretrained.py). Files are written atomically, and nothing is pickled.
+The header of a network says how to build it again without its run and its cohort; of an exported
+fold config.json says it (runs/pretrained.py). Files are written atomically, and nothing is pickled.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def open_network(
 def load_network(
     path: Path | str, device: torch.device | str = "cpu"
 ) -> tuple[LoadedNetwork, Meta]:
-    """A trained network in evaluation mode and its header, from a checkpoint or an exported fold."""
+    """A trained network in evaluation mode and its header, from a checkpoint or an export."""
     path = Path(path)
     if path.is_dir():
         path = path / PRETRAINED_WEIGHTS
@@ -243,7 +243,8 @@ def load_tensors(path: Path, *, remedy: str = TRAIN_AGAIN) -> tuple[dict[str, Te
         there = sorted(one.parent.name for one in path.parent.parent.glob(f"fold_*/{path.name}"))
         trained = f" Trained are: {', '.join(there)}." if there else ""
         raise RunError(
-            f"{path} does not exist: the fold is not trained.{trained} Train it with 'gcemil train'."
+            f"{path} does not exist: the fold is not trained.{trained} Train it with "
+            "'gcemil train'."
         )
     try:
         tensors, meta = read_safetensors(path, "gcemil")
@@ -282,7 +283,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Put the tensors that `optimizer_state` named back into an optimiser of the same parameters."""
+    """Put the tensors of `optimizer_state` back into an optimiser of the same parameters."""
     state: dict[int, dict[str, Tensor]] = defaultdict(dict)
     for key, value in tensors.items():
         if key.startswith("optimizer."):

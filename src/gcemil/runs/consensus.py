@@ -2,7 +2,7 @@
 
   prediction   classes: the mean probability;  risk or value: the mean
   share        share of the folds that chose a patch
-  consensus    patches that more than half of the folds chose; where there are none, those that most chose
+  consensus    patches that more than half of the folds chose; without any, those most chose
   scores       log of the mean of softmax(scores): the scores of different folds share no scale
 
 The consensus is kept and removed under the mean prediction, like any evidence.
@@ -109,7 +109,7 @@ def share_folds(chosen: Sequence[Selected]) -> Float[Tensor, "n"]:
 
 
 def choose_majority(share: Float[Tensor, "n"]) -> Selected:
-    """The patches that more than half of the folds chose, or the most chosen ones where there are none."""
+    """The patches that more than half of the folds chose, else the most chosen ones."""
     majority = share > 0.5
     return majority if bool(majority.any()) else share == share.max()
 
@@ -169,7 +169,7 @@ def _judge(
 def _join_records(
     records: Sequence[SlideEvidence], selected: Selected, *, keeps_anchors: bool
 ) -> SlideEvidence:
-    """The records of one slide as one: means over the folds, and what the selected patches cover."""
+    """The records of one slide as one: means over the folds, coverage of the selection."""
     first = records[0]
 
     def mean(name: str) -> Tensor:

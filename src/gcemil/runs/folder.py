@@ -309,7 +309,7 @@ class Run(_Folder):
 
     @property
     def model_warning(self) -> str | None:
-        """Why evidence of this run is not certified, and what to try; None if its model has learned."""
+        """Why evidence is not certified, and what to try; None if the model has learned."""
         learning = [fold.read_metrics().details.learning for fold in self.finished_folds()]
         warning = describe_learning([fold for fold in learning if fold is not None])
         if warning is None or not self.is_begun:

@@ -38,8 +38,8 @@ from gcemil.units import LevelZeroPx
 
 Mode = Literal["full", "head", "gce", "soft", "discrete", "opinion"]
 """full: the host on all patches; head: the evidence head alone; gce: F, both together; soft and
-discrete: F under gates and on the evidence alone. For a given host, soft and discrete are those of the
-host, and opinion is F."""
+discrete: F under gates and on the evidence alone. For a given host, soft and discrete are those of
+the host, and opinion is F."""
 OnBag = Callable[[int, int], None]
 ADAPTED_BAGS = 12
 """Bags on which the feature adapter is measured."""
@@ -168,7 +168,8 @@ def read_new_slide(
     features, coords = file.load()
     if not np.isfinite(features).all():
         raise UsageError(
-            f"{path}: features with NaN or infinite numbers cannot be used. Extract the slide again."
+            f"{path}: features with NaN or infinite numbers cannot be used. Extract the slide "
+            "again."
         )
     stated = None if file.size_is_inferred else file.patch_size
     size = stated or meta["patch_size_level0"]
@@ -266,7 +267,7 @@ def represent_bags(
     recovers: bool = True,
     on_bag: OnBag | None = None,
 ) -> Representations:
-    """Representations of the validation and test bags; `recovers` adds those of the evidence alone."""
+    """Representations of validation and test bags; `recovers` adds those of the evidence."""
     specs = [*parts.val, *parts.test]
     network.eval()
     rows: dict[str, list[np.ndarray]] = {}

@@ -45,12 +45,12 @@ FULL_KEPT = (
 SOFT_KEPT = ("cd_gap", "recoverable_share")
 LIMITS = """\
 - Research software, not a medical device: no diagnosis may rest on it.
-- It was judged on the test slides named above and on no others. On another scanner, stain, hospital or
-  disease its predictions and its evidence have to be measured again.
-- It reads features of one encoder at one patch size. Features of another encoder of the same width are
-  accepted by their shape and mean nothing.
-- Evidence that is sufficient and necessary for the model shows what the model uses, not that the model
-  is right.
+- It was judged on the test slides named above and on no others. On another scanner, stain, hospital
+  or disease its predictions and its evidence have to be measured again.
+- It reads features of one encoder at one patch size. Features of another encoder of the same width
+  are accepted by their shape and mean nothing.
+- Evidence that is sufficient and necessary for the model shows what the model uses, not that the
+  model is right.
 """
 CARD = """\
 ---

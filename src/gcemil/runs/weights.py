@@ -5,10 +5,10 @@ A file is safetensors or what torch.save writes; nothing in it is ever run. Thre
   the names of our own class what `host.state_dict()` has; sizes are those of the options given
   the names of the authors   one table per host (hosts/published.py), sizes read from the shapes
 
-A run of several targets has one model with an output z_t per target, and each target as a run of two
-classes around a view of that model (RUN/targets/<target>). The view is a host of the same class with
-two outputs: what belongs to output t is split between its classes, everything else is copied:
-  logits of the view         (-z_t / 2, z_t / 2), so that softmax gives (1 - sigmoid(z_t), sigmoid(z_t))
+A run of several targets has one model with an output z_t per target, and each target as a run of
+two classes around a view of that model (RUN/targets/<target>). The view is a host of the same class
+with two outputs: what belongs to output t is split between its classes, everything else is copied:
+  logits of the view         (-z_t / 2, z_t / 2); softmax gives (1 - sigmoid(z_t), sigmoid(z_t))
 Where outputs share weights there is no such host, and the model is refused.
 """
 
@@ -52,8 +52,8 @@ SAVE_AGAIN = (
 CHECKED_PATCHES = 16
 TOLERANCE = 1e-4
 SHARES_WEIGHTS = (
-    "Host '{}' cannot have several targets: its outputs share weights, or its own loss takes one class "
-    "per slide. Use abmil, transmil or mean, or import one target at a time."
+    "Host '{}' cannot have several targets: its outputs share weights, or its own loss takes one "
+    "class per slide. Use abmil, transmil or mean, or import one target at a time."
 )
 
 
@@ -200,7 +200,7 @@ def _has_our_names(content: Any, host: HostSettings, cohort: Cohort) -> bool:
 
 
 def _rename_tensors(content: Any, expected: Mapping[str, Tensor]) -> Tensors:
-    """The tensors by the host's names; a host of the user's, and DataParallel, add a word to each."""
+    """The tensors by the host's names; own hosts and DataParallel add a word to each."""
     tensors = named_tensors(content)
     prefixes = ["", *dict.fromkeys(f"{key.split('.')[0]}." for key in expected)]
     parallel = {key.replace(".module.", "."): one for key, one in tensors.items()}
@@ -233,8 +233,8 @@ def _read_published_checkpoint(
         if host.weights is None or host.weights.frozen:
             raise WeightsError(
                 f"{path} has {found.n_outputs} outputs, but {cohort.folder} needs "
-                f"{cohort.n_outputs} ({', '.join(classes) or 'one number'}). To train a new head on "
-                f"these weights: {_train_on(path, host, cohort)}."
+                f"{cohort.n_outputs} ({', '.join(classes) or 'one number'}). To train a new head "
+                f"on these weights: {_train_on(path, host, cohort)}."
             )
         note = (
             f"The file has {found.n_outputs} outputs and the cohort {cohort.n_outputs}: the head "
@@ -250,7 +250,7 @@ def _read_published_checkpoint(
 
 
 def _with_new_head(found: PublishedHost, host: HostSettings, cohort: Cohort) -> Tensors:
-    """A host for the outputs of the cohort: what depends on their number is drawn from a fixed seed."""
+    """A host for the outputs of the cohort, its head drawn from a fixed seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         fresh = build_host(host, in_dim=found.in_dim, n_outputs=cohort.n_outputs).state_dict()

@@ -12,8 +12,8 @@ Regression, with mean m and deviation s of the training labels:
   loss = (1/k) sum over bags of (logit - (y - m) / s)^2,   prediction = m + s logit
   R2 = 1 - sum (y - prediction)^2 / sum (y - mean y)^2
 
-A metric that does not exist (one class, one value, no comparable pair) raises an InputError. Whether
-it exists depends on the targets alone, so `check` can tell before training starts.
+A metric that does not exist (one class, one value, no comparable pair) raises an InputError.
+Whether it exists depends on the targets alone, so `check` can tell before training starts.
 """
 
 from __future__ import annotations

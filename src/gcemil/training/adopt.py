@@ -1,4 +1,4 @@
-"""Make a run of weights that were trained elsewhere: a plain host, judged on the slides of given folds.
+"""Make a run of weights that were trained elsewhere: a plain host, judged on given folds.
 
 gcemil cannot know which slides a model was trained on. So each file is used for the folds its user
 names; a single file without a fold is judged in every fold. Every fold records this.
@@ -27,8 +27,8 @@ from gcemil.training.fold import create_network, evaluate_fold
 from gcemil.training.run import begin_run, check_inputs, choose_folds
 
 UNKNOWN_TRAINING = (
-    "The weights were trained elsewhere: gcemil cannot know whether the slides they are judged on were "
-    "among their training slides."
+    "The weights were trained elsewhere: gcemil cannot know whether the slides they are judged on "
+    "were among their training slides."
 )
 
 

@@ -2,7 +2,7 @@
 
 Before training, each prompt is represented by the training patches closest to it; no label is read:
   1. fit the bridge on pairs
-  2. take the first patches of every training slide by smoothed cosine, and of these the first of all
+  2. take the first patches of every training slide by smoothed cosine, then the first of these
   3. the anchor is the direction of their mean (evidence/anchors.py)
 
 After training, the direction of the patches that decide each class:
@@ -87,7 +87,7 @@ def find_class_directions(
     *,
     seed: int,
 ) -> Directions:
-    """One direction per class from the training bags; zero for a class that is never predicted correctly."""
+    """One direction per class; zero for a class that is never predicted correctly."""
     model.eval()
     sums = torch.zeros_like(model.class_directions)
     counts, centre = sums.new_zeros(model.n_outputs, 1), reference.mean(dim=0)
@@ -140,8 +140,8 @@ def fit_head(
 ) -> None:
     """Fit the evidence head on training slides and its vote on validation slides.
 
-    It reads the anchors where they were made of patches, and without named concepts the directions of
-    the classes. `label_scale`: mean and deviation by which the host counts values.
+    It reads the anchors where they were made of patches, and without named concepts the directions
+    of the classes. `label_scale`: mean and deviation by which the host counts values.
     """
     centred = isinstance(model.bridge, CentredBridge)
     directions = model.anchors if model.is_grounded else model.class_directions
@@ -179,11 +179,11 @@ def fit_head(
 
 
 def calibrate_confirmation(model: GceMil, cohort: Cohort, bags: Sequence[BagSpec]) -> int:
-    """Choose the strength that evidence must exceed to be confirmed; the number of slides it rests on.
+    """Choose the strength that confirmed evidence exceeds; the number of slides it rests on.
 
-    The threshold is the conformal quantile of the strengths on validation slides without a lesion: a
-    new one exceeds it with a probability of at most FALSE_EVIDENCE_RATE. With fewer than nine such
-    slides their largest strength is taken, which promises less.
+    The threshold is the conformal quantile of the strengths on validation slides without a lesion:
+    a new one exceeds it with a probability of at most FALSE_EVIDENCE_RATE. With fewer than nine
+    such slides their largest strength is taken, which promises less.
     """
     negative = cohort.card.negative_index
     if negative is None or model.output_kind.is_number:

@@ -1,4 +1,4 @@
-"""One epoch: every training bag once, its figures for history.jsonl, and warnings of known failures."""
+"""One epoch: every training bag once, its figures, and warnings of known failures."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class EpochFigures:
         self.terms: dict[str, list[Tensor]] = defaultdict(list)
         self.norms: dict[str, list[Tensor]] = defaultdict(list)
         self.gates: list[Tensor] = []
-        """Of each bag: mean gate, share open, 1 if none is, largest gate, least coverage, histogram."""
+        """Of each bag: mean gate, share open, 1 if none is, largest, least coverage, histogram."""
         self.steps = self.eventless = 0
 
     def add(
@@ -215,7 +215,8 @@ def find_failures(
 ) -> list[str]:
     """What is wrong with this epoch, in sentences.
 
-    Terms compete where they train the same weights: evidence and a host that it leaves alone do not.
+    Terms compete where they train the same weights: evidence and a host that it leaves alone do
+    not.
     """
     failures = []
     if epoch.get("eventless_windows", 0) > 0:

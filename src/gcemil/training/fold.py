@@ -1,8 +1,9 @@
-"""One fold, from its slides on disk to its results on disk: network, training, predictions, evidence.
+"""One fold, from its slides on disk to its results: network, training, predictions, evidence.
 
 A text bank needs pairs, unless its bridge is free; its prompts are then represented by training
-patches, unless the settings name a bridge. Examples must lie on training slides or outside the cohort.
-Without either, anchors are prototypes of the fold's training patches. Every record says which.
+patches, unless the settings name a bridge. Examples must lie on training slides or outside the
+cohort. Without either, anchors are prototypes of the fold's training patches. Every record says
+which.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ def train_fold(
 ) -> None:
     """Train fold `index` into its folder of a run that was begun; a finished fold is left alone.
 
-    Of the runs in `hosts_from`, the first whose host was trained with the same settings gives its host.
-    The result is the same, bit for bit.
+    Of the runs in `hosts_from`, the first whose host was trained with the same settings gives its
+    host. The result is the same, bit for bit.
     """
     fold = RunFold(folder)
     if fold.is_finished:
@@ -165,7 +166,7 @@ def reuse_host(
 
 
 def trains_same_host(run: Run, cohort: Cohort, settings: TrainSettings, index: int) -> bool:
-    """Whether fold `index` of a run has the host of these settings; evidence and anchors may differ."""
+    """Whether a fold of a run has the host of these settings; the evidence may differ."""
     before = run.card.settings
     if before.evidence is not None and not before.host_is_unchanged:
         return False
@@ -213,7 +214,8 @@ def create_network(
         model.bridge.set_centre(reference.mean(dim=0))
     elif bank.kind == "examples":
         raise ConfigError(
-            f"evidence.bridge is '{settings.evidence.bridge}', but anchors from examples take auto or centred."
+            f"evidence.bridge is '{settings.evidence.bridge}', but anchors from examples take auto "
+            "or centred."
         )
     elif bridge_kind(settings.evidence, bank, cohort.card.feature_dim) in FITTED_BRIDGES:
         model.bridge.fit(*read_pairs(cohort))
@@ -299,8 +301,8 @@ def read_pairs(cohort: Cohort) -> tuple[Tensor, Tensor]:
     if features.shape[1] != cohort.card.feature_dim:
         raise CohortError(
             f"{path}: features of width {features.shape[1]}, but the cohort has width "
-            f"{cohort.card.feature_dim}. Pairs come from the cohort's own encoder: write them again "
-            "with 'gcemil anchors pairs'."
+            f"{cohort.card.feature_dim}. Pairs come from the cohort's own encoder: write them "
+            "again with 'gcemil anchors pairs'."
         )
     return torch.from_numpy(features), torch.from_numpy(anchor_space)
 

@@ -1,8 +1,8 @@
 """The training loop: stages and epochs, resumed at every epoch; then the evidence around the host.
 
 AdamW, cosine rate, clipped gradients; sampled patches of a training bag, all patches at validation.
-The epoch is chosen on validation among the last 40 %, for wrapped and plain hosts alike. A preparing
-stage that keeps its best epoch chooses it by the same rule, on the plain host.
+The epoch is chosen on validation among the last 40 %, for wrapped and plain hosts alike. A
+preparing stage that keeps its best epoch chooses it by the same rule, on the plain host.
 
 A host with given weights skips its preparing stages, and a frozen one is not trained at all. By
 default the evidence is not trained with the host but fitted afterwards (training/directions.py).
@@ -78,8 +78,8 @@ def train(
 ) -> Progress:
     """Train to the end, from the last saved epoch if there is one.
 
-    The network then has the weights of the chosen epoch. Evidence that is not trained with the host is
-    fitted afterwards, by `fit_evidence`.
+    The network then has the weights of the chosen epoch. Evidence that is not trained with the host
+    is fitted afterwards, by `fit_evidence`.
     """
     host, network, survival = loaded.host, loaded.network, cohort.card.task == "survival"
     state, null = nn.ModuleDict({"network": network}), None

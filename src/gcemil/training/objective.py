@@ -7,8 +7,8 @@
   necessity   distance of f(X_notS) from the prediction without evidence; classes only
   bridge      distance of the bridge from its fit
 
-The plain host, and a host whose evidence is fitted afterwards, have the task alone, on X. A host that
-is trained jointly begins as the plain one; then the weight of the evidence grows from 0 to 1.
+The plain host, and a host whose evidence is fitted afterwards, have the task alone, on X. A host
+that is trained jointly begins as the plain one; then the weight of the evidence grows from 0 to 1.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def evidence_shape_terms(model: GceMil, outputs: Sequence[Evidence]) -> Terms:
 def grounding_terms(
     model: GceMil, task: Task, outputs: Sequence[Evidence], bags: Sequence[TrainingBag]
 ) -> Terms:
-    """Gates tied to the anchors: the coverage must predict, and gates lie where the concepts are."""
+    """Gates tied to the anchors: coverage must predict, gates lie where concepts are."""
     settings, terms = model.settings, Terms()
     if settings.grounding == "none" or settings.grounding_weight == 0:
         return terms
@@ -187,8 +187,8 @@ def opened_share(model: GceMil, output: Evidence) -> float:
 def removed_logits(model: GceMil, output: EvidenceOutput, bag: TrainingBag) -> Tensor | None:
     """f(X_notS) with the gradient of the closed gates; None if it is less than half of the bag.
 
-    S and the patches ranked next are removed: a complement that still holds evidence, and must predict
-    nothing, would unteach the host what evidence is.
+    S and the patches ranked next are removed: a complement that still holds evidence, and must
+    predict nothing, would unteach the host what evidence is.
     """
     n_patches = len(output.scores)
     n_removed = round(NECESSITY_MARGIN * opened_share(model, output) * n_patches)

@@ -1,11 +1,11 @@
 """Random streams, rates over time, and the optimiser.
 
-One seed is spread over folds and stages so that none shares a stream with another. Learning rate and
-temperature are functions of progress through a stage, from 0 to 1; nothing of them is saved.
+One seed is spread over folds and stages so that none shares a stream with another. Learning rate
+and temperature are functions of progress through a stage, from 0 to 1; nothing of them is saved.
 
   adamw             the common recipe
   adam              decay as part of the gradient: most of the hosts' authors
-  lookahead_radam   Lookahead (Zhang et al., 2019) around RAdam, no decay of biases and norms: TransMIL
+  lookahead_radam   Lookahead (Zhang et al., 2019) around RAdam, for TransMIL; biases do not decay
 
 Lookahead:  after every 6 steps  slow <- slow + (fast - slow) / 2,  fast <- slow
 """
@@ -148,7 +148,7 @@ class LookaheadRAdam(torch.optim.RAdam):
             if weight.grad is not None
         ]
         before = {weight: weight.clone() for weight in weights if "slow" not in self.state[weight]}
-        # RAdam sets up the state of a weight that has none, so nothing is put there before its first step.
+        # RAdam sets up the state of a weight only if it has none.
         loss = super().step(closure)
         for weight, start in before.items():
             self.state[weight]["slow"] = start

@@ -1,8 +1,8 @@
 """Where the figures of an epoch go beside history.jsonl: TensorBoard, MLflow or Weights & Biases.
 
-A run keeps the name of its tracker and a fold the id it was given there, both in tracker.json, so that
-training that is continued goes on in the same place. Servers and projects are those of the trackers'
-own environment variables.
+A run keeps the name of its tracker and a fold the id it was given there, both in tracker.json, so
+that training that is continued goes on in the same place. Servers and projects are those of the
+trackers' own environment variables.
 """
 
 from __future__ import annotations
