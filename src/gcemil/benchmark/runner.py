@@ -291,6 +291,7 @@ def _open_cohort(grid: Grid, results: Results, name: str) -> tuple[Cohort, list[
     if record_cohort(cohort).fingerprint != record.get("fingerprint"):
         raise RunError(
             f"{cohort.folder} changed since '{name}' was prepared in {results.folder}, and a grid "
-            "is not trained on two states of a cohort. Put back what was there, or give another --out."
+            "is not trained on two states of a cohort. Put back what was there, or give another "
+            "--out."
         )
     return cohort, record["warnings"]
