@@ -18,8 +18,8 @@ from gcemil.features.loaders import repair_torchvision
 from gcemil.hosts.host import Stage
 from gcemil.runs.folder import FoldParts
 from gcemil.tasks.task import create_task
+from gcemil.training.epochs import train_epoch
 from gcemil.training.fold import create_network
-from gcemil.training.loop import train_epoch
 from gcemil.training.optimizer import create_optimizer
 
 PATCHES, DIM = 512, 1024
@@ -68,7 +68,7 @@ def gcemil_epoch(cohort: Cohort):
 
     def run(epoch: int) -> None:
         train_epoch(
-            loaded, torch.nn.Identity(), cohort, parts, task, settings, optimizer,
+            loaded, None, cohort, parts, task, settings, optimizer,
             stage=Stage("train"), stage_number=0, epoch=epoch, n_epochs=settings.epochs,
         )  # fmt: skip
 

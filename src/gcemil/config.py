@@ -1,7 +1,7 @@
-"""Settings: one frozen, closed class per stage. YAML in, values out; an unknown key is an error.
+"""Settings: frozen and closed classes. YAML in, values out; an unknown key is an error.
 
-`EvidenceSettings()` is the default recipe; `PAPER` is the paper read literally, kept as a control; RECIPES names them. `TrainSettings()` is the
-common recipe for all hosts; how the authors of each train it stands in its entry of hosts/table.py.
+`EvidenceSettings()` is the default recipe; RECIPES names it and the others. `TrainSettings()` is
+the common recipe for all hosts; how the authors of each train it is in hosts/table.py.
 """
 
 from __future__ import annotations
@@ -23,27 +23,30 @@ from gcemil.files import check_finite_numbers, read_yaml
 from gcemil.wording import comment_settings, readable
 
 LARGEST_SIZE = 65_536
-"""Of any layer, bank or rank: far beyond what helps, and small enough to be refused before memory runs out."""
+"""Of any layer, bank or rank, so that a larger one is refused before memory runs out."""
 
 AnchorSource = Literal[
     "auto", "cohort", "prototypes", "examples", "generic", "unrelated", "shuffled", "random"
 ]
 GateKind = Literal[
-    "sigmoid_threshold",
-    "top_k",
-    "gumbel_sigmoid",
-    "concrete",
-    "sparsemax",
-    "entmax15",
+    "sigmoid_threshold", "top_k", "gumbel_sigmoid", "concrete", "sparsemax", "entmax15",
     "consecutive",
-]
+]  # fmt: skip
 GateModeName = Literal["paper", "deletion"]
-_DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,3})?")
 BridgeKind = Literal["auto", "free", "proximal", "frozen", "identity", "centred"]
-
-
+Precision = Literal["32", "bf16"]
+"""Numbers of the matrix products of a network."""
+Preset = Literal["common", "published"]
+"""The common recipe, or how the authors of the host train it (hosts/table.py)."""
 TrackerName = Literal["tensorboard", "mlflow", "wandb", "none"]
-"""Where the numbers of an epoch go beside history.jsonl (training/trackers.py)."""
+"""Where the figures of an epoch go beside history.jsonl (training/trackers.py)."""
+RANDOM_PREFIX = "random:"
+"""Before the name of a patch encoder: its architecture, untrained (features/encoders.py)."""
+SUPPORT_GATES = {"sparsemax", "entmax15"}
+"""They select where p > 0, however small."""
+EARLIEST_SELECTABLE_EPOCH = 0.6
+"""Share of the schedule before which no epoch is chosen, since gates are still soft."""
+_DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,3})?")
 S = TypeVar("S", bound="Settings")
 
 
@@ -81,7 +84,7 @@ class Settings(BaseModel):
             raise ConfigError(f"{source}: {readable(error, cls)}.") from error
 
     def to_yaml(self) -> str:
-        """As a file that `from_yaml` reads."""
+        """The text of a file that `from_yaml` reads."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
 
     def to_commented_yaml(self) -> str:
@@ -101,9 +104,9 @@ class RecoverySettings(Settings):
     threshold: float = Field(0.5, ge=0, le=1)
     """A patch is selected when its gate is above this."""
     repair: bool = False
-    """Add patches until the anchors are covered (Algorithm 1); off by default, where it made evidence less precise and no verdict better."""
+    """Add patches until the anchors are covered (Algorithm 1)."""
     drop_free_riders: bool = True
-    """Leave out patches that the prediction does not rest on, so that evidence may be smaller than the budget."""
+    """Leave out patches without which the prediction is the same."""
     coverage_target: float = Field(0.95, gt=0, le=1)
     """Coverage every anchor that counts must reach."""
     reachable: bool = True
@@ -113,36 +116,30 @@ class RecoverySettings(Settings):
     max_fraction: float = Field(0.10, gt=0, le=1)
     """Repair takes no more than this share of the bag."""
     shortlist: int | None = Field(None, ge=1)
-    """Repair adds only from so many patches of largest gate; null: from all (the paper's Proposition 2)."""
+    """Repair adds only from so many patches of largest gate; null: from all (Proposition 2)."""
     sufficiency_tolerance: float = Field(0.05, ge=0)
     """Largest change of the output from sufficient evidence alone."""
     necessity_tolerance: float = Field(0.05, ge=0)
     """Smallest change of the output without necessary evidence."""
     until_sufficient: bool = False
-    """After repair, add patches by score until the set predicts what the gates predict (the paper's Mechanism 6)."""
+    """Add patches by score until the set predicts what the gates predict (Mechanism 6)."""
     recoverability_tolerance: float = Field(0.01, ge=0)
     """until_sufficient adds patches until gates and set differ by no more than this."""
-
-
-RANDOM_PREFIX = "random:"
-"""Before the name of a patch encoder: its architecture, untrained (features/encoders.py)."""
-SUPPORT_GATES = {"sparsemax", "entmax15"}
-"""They select where p > 0, however small."""
 
 
 class EvidenceSettings(Settings):
     """How the wrapper finds evidence. The defaults are the default recipe (docs/method.md)."""
 
     anchors: AnchorSource = "auto"
-    """auto picks, in order: named examples, the cohort's text bank if it has pairs or the bridge is free, prototypes."""
+    """auto: named examples, else a text bank with pairs or a free bridge, else prototypes."""
     n_prototypes: int = Field(8, ge=2, le=LARGEST_SIZE)
     """Anchors of a prototype bank."""
     ground_prototypes: bool = False
-    """Let prototypes act on scores, gates and repair as prompts do. They are tissue, not concepts."""
+    """Let prototypes act on scores, gates and repair as prompts do."""
     bridge: BridgeKind = "auto"
-    """auto: centred for examples and for prompts represented by patches, proximal for other text banks, identity for prototypes."""
+    """auto: centred for examples and patches of prompts, proximal for text, else identity."""
     prompt_examples: int = Field(30, ge=0, le=LARGEST_SIZE)
-    """Under bridge auto, this many training patches that respond most to a prompt represent it; 0 uses the prompt itself."""
+    """Under bridge auto, so many training patches represent a prompt; 0 uses the prompt itself."""
     bridge_rank: int = Field(128, ge=1, le=LARGEST_SIZE)
     """Rank of the learned bridges."""
     bridge_weight: float = Field(1.0, ge=0)
@@ -162,9 +159,7 @@ class EvidenceSettings(Settings):
     budget: float = Field(0.05, gt=0, le=1)
     """The share of patches that evidence may take (rho)."""
     min_patches: int = Field(8, ge=1)
-    """The budget is never below this number of patches; it matters for bags below 160."""
-    temperature_start: float = Field(1.0, gt=0)
-    """Softness of the gates in the first epoch."""
+    """The budget is never below this number of patches."""
     temperature_end: float | None = Field(None, gt=0)
     """null: what was measured for the host (hosts/table.py), 0.1 for most."""
     morphology_term: bool = False
@@ -176,15 +171,15 @@ class EvidenceSettings(Settings):
     contribution_term: bool = True
     """The selector reads signed contributions, where the host has them."""
     likeness_term: bool = True
-    """The selector reads how similar a patch is to decisive patches of training slides of the likely classes."""
+    """The selector reads how similar a patch is to decisive patches of the training slides."""
     smoothing: float = Field(0.5, ge=0, le=1)
     """Share of the score that is its 3x3 neighbourhood's mean."""
     train_host: bool = False
-    """Let the evidence train the host too. Otherwise the host learns exactly as it would without a wrapper."""
+    """Let the evidence train the host too; otherwise the host is that of a plain run."""
     warmup: float = Field(0.4, ge=0, lt=1)
     """Share of the epochs in which the host trains without its evidence."""
     ramp: float = Field(0.2, ge=0, le=1)
-    """Share of the epochs over which the weight of the evidence then grows from 0 to 1."""
+    """Share of the epochs in which the weight of the evidence then grows from 0 to 1."""
     ungated_share: float = Field(0.8, ge=0, lt=1)
     """Share of the task loss on the bag without gates."""
     budget_weight: float = Field(0.1, ge=0)
@@ -198,26 +193,9 @@ class EvidenceSettings(Settings):
     sufficiency_weight: float = Field(0.25, ge=0)
     """Weight of the loss for the right prediction from the evidence alone."""
     necessity_weight: float = Field(1.0, ge=0)
-    """Classification: weight of the loss for an undecided prediction without the evidence."""
-    risk_necessity_weight: float = Field(0.0, ge=0)
-    """The same for survival. A mean risk is a prediction and not silence, so it is off."""
-    necessity_margin: float = Field(3.0, ge=1)
-    """Training removes this many times the budget before the complement must predict nothing."""
-    null_peak: float = Field(2.0, ge=0)
-    """How far the prediction without evidence may lean to its own average; 0 asks for a uniform one."""
+    """Classes: weight of the loss for an undecided prediction without the evidence."""
     recovery: RecoverySettings = RecoverySettings()
     """From gates to the set of patches that is the evidence."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _reads_old_names(cls, values: Any) -> Any:
-        # Runs before version 0.3 wrote teaches_host.
-        if isinstance(values, dict) and "teaches_host" in values:
-            return {
-                ("train_host" if name == "teaches_host" else name): one
-                for name, one in values.items()
-            }
-        return values
 
     @property
     def selection_threshold(self) -> float:
@@ -256,7 +234,7 @@ PAPER = EvidenceSettings(
         until_sufficient=True,
     ),
 )
-"""The paper read literally. Where it gives no formula (B, L_ground, what teaches alpha_cm), docs/departures.md has our reading."""
+"""The paper read literally; docs/departures.md has our reading where it gives no formula."""
 
 JOINT = EvidenceSettings(
     train_host=True,
@@ -264,7 +242,7 @@ JOINT = EvidenceSettings(
     head=False,
     recovery=RecoverySettings(repair=True, drop_free_riders=False),
 )
-"""Evidence that trains its host as well: more necessary, at a price or a gain in accuracy that depends on the host."""
+"""Evidence that trains its host as well."""
 
 PAPER_TRAINING: dict[str, Any] = {
     "epochs": 15,
@@ -275,18 +253,17 @@ PAPER_TRAINING: dict[str, Any] = {
     "sampling": "patches",
     "chosen_from": 1.0,
 }
-"""The paper's schedule, at the rate of the host table: its 2e-4 hardly trains at width 128 (docs/training.md). It names no choice of an epoch, so the
-last one is taken, where the gates are coldest."""
+"""The paper's schedule, at the rate of the host table; the last epoch is taken."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the evidence is found, and what it asks of the training and of the host's gates."""
+    """How the evidence is found, and what it changes in the training and in the host's gates."""
 
     evidence: EvidenceSettings
     training: Mapping[str, Any] = field(default_factory=dict)
     gate_mode: GateModeName | None = None
-    """Of the built-in hosts; None: the mode that was measured to be the better one."""
+    """Of the built-in hosts; None: the default of the host."""
 
 
 def _paper(**changes: Any) -> Recipe:
@@ -299,9 +276,9 @@ RECIPES: dict[str, Recipe] = {
     # The name of joint before version 0.3.
     "taught": Recipe(JOINT),
     "paper": _paper(),
-    # A bridge fitted on pairs and held near the fit: the other reading of the paper's "Full" row.
+    # A bridge held near its fit on pairs: the other reading of the paper's "Full" row.
     "paper_constrained": _paper(bridge="proximal"),
-    # All of the paper's parts, with a centre per slide, grounding by divergence and repair that is capped.
+    # With a centre per slide, grounding by divergence and repair that is capped.
     "paper_budget": _paper(
         bridge="proximal",
         centre="slide",
@@ -322,10 +299,6 @@ class HostWeights(Settings):
     """Of what was read; filled in when a run begins."""
 
 
-Precision = Literal["32", "bf16"]
-"""Numbers of the matrix products of a network."""
-
-
 class HostSettings(Settings):
     """Which host, and how gates enter it."""
 
@@ -344,12 +317,8 @@ class HostSettings(Settings):
         return self.weights is not None and self.weights.frozen
 
 
-EARLIEST_SELECTABLE_EPOCH = 0.6
-"""Share of the schedule before which no epoch of a wrapped host is chosen, since its gates are still soft."""
-
-
 class TrainSettings(Settings):
-    """One run. The paper's optimiser; rate and bags per step are settled per width (docs/training.md)."""
+    """Host, evidence and training of a run."""
 
     host: HostSettings = HostSettings()
     """The model that predicts."""
@@ -358,7 +327,7 @@ class TrainSettings(Settings):
     epochs: int | None = Field(None, ge=1, le=1_000_000)
     """Passes over the training bags; null: as many as min_steps and min_epochs ask for."""
     min_steps: int = Field(2000, ge=1, le=1_000_000_000)
-    """Fewest optimiser steps, so that small cohorts train as long as large ones; a survival window counts once per bag."""
+    """Fewest optimiser steps; a survival window counts once per bag."""
     min_epochs: int = Field(15, ge=1, le=1_000_000)
     """Fewest passes over the training bags."""
     learning_rate: float | None = Field(None, gt=0)
@@ -380,13 +349,11 @@ class TrainSettings(Settings):
     window: int = Field(16, ge=2)
     """Survival: bags in one Cox partial likelihood."""
     survival_loss: Literal["cox", "discrete_time"] = "cox"
-    """discrete_time: the auxiliary analysis on four intervals, never mixed with Cox results."""
-    ties: Literal["efron", "breslow"] = "efron"
-    """Survival: how equal times are counted in the Cox loss."""
+    """discrete_time: the auxiliary analysis on four intervals."""
     class_weights: tuple[float, ...] | None = None
-    """Weight of each class in the loss, in the order of cohort.yaml; null weighs all alike."""
+    """Weight of each class in the loss, in the order of cohort.yaml; null: all alike."""
     max_patches: Annotated[int, Field(ge=1)] | Literal["host", "all"] = "host"
-    """Patches sampled from a training bag; host takes the number of the host table, 2048 for most, 512 for transformers."""
+    """Patches sampled from a training bag; host: 2048 for most, 512 for transformers."""
     sampling: Literal["blocks", "patches"] = "blocks"
     """4x4 blocks of the grid, or single patches."""
     early_stopping: int | None = Field(None, ge=1)
@@ -396,9 +363,9 @@ class TrainSettings(Settings):
     chosen_by: Literal["metric", "loss"] = "metric"
     """What is better on validation: the task's metric, or the loss."""
     keep_epochs: bool = False
-    """After every epoch store the representations of validation and test bags, for the report's t-SNE."""
+    """Store the representations of every epoch, for the report's t-SNE."""
     precision: Precision = "32"
-    """Precision of matrix products: float32, or bfloat16 with weights and losses in float32."""
+    """Matrix products in float32 or bfloat16; weights and losses stay in float32."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1 or mps; auto takes a GPU if there is one."""
     seed: int = Field(0, ge=0)
@@ -416,17 +383,11 @@ class TrainSettings(Settings):
             self.evidence is not None and not self.evidence.train_host and not self.host.is_frozen
         )
 
-    @field_validator("max_patches", mode="before")
-    @classmethod
-    def _names_all_patches(cls, value: Any) -> Any:
-        # Runs of earlier versions wrote null for all patches.
-        return "all" if value is None else value
-
     @field_validator("precision", mode="before")
     @classmethod
     def _names_precision(cls, value: Any) -> Any:
-        # YAML reads a bare 32 as a number, and runs of earlier versions wrote fp32.
-        return "32" if value in (32, "fp32") else value
+        # YAML reads a bare 32 as a number.
+        return "32" if value == 32 else value
 
     @field_validator("device")
     @classmethod
@@ -436,12 +397,8 @@ class TrainSettings(Settings):
         return device
 
 
-Preset = Literal["common", "published"]
-"""The common recipe, or how the authors of the host train it (hosts/table.py)."""
-
-
 def read_train_settings(path: Path) -> tuple[TrainSettings, bool]:
-    """The settings of a YAML file, of the config.yaml of a run, or of a run folder; and True if it belongs to a run."""
+    """The settings of a file or a run folder, and whether they are those of a run."""
     file = path / "config.yaml" if path.is_dir() else path
     try:
         values = read_yaml(file)

@@ -157,7 +157,7 @@ class GceMil(nn.Module):
         self.is_grounded = settings.ground_prototypes or anchors.kind != "prototypes"
         """Whether the anchors act on scores, gates and repair, or are shown only."""
         self.register_buffer("anchors", anchors.embeddings.clone())
-        self.register_buffer("temperature", torch.tensor(settings.temperature_start))
+        self.register_buffer("temperature", torch.tensor(1.0))
         # The unit in which risks are compared; set after training.
         self.register_buffer("risk_spread", torch.tensor(1.0))
         # Directions of patches that decide a class; set after training (training/directions.py).

@@ -1,18 +1,21 @@
-"""Jobs side by side: in worker processes of this machine, or as tasks on a Ray cluster.
+"""Parallel jobs: in worker processes of this machine, or as tasks on a Ray cluster.
 
-Worker processes end with the process that started them. On a cluster all nodes see the files under the same paths; Ray starts
-the tasks of a worker or a node that dies again elsewhere.
+Worker processes end with the process that started them. On a cluster all nodes see the files under
+the same paths; Ray starts the tasks of a worker or a node that dies again elsewhere.
 """
 
 from __future__ import annotations
 
 import importlib
+import math
 import os
+import re
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from multiprocessing import current_process
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +31,10 @@ Result = TypeVar("Result")
 POLL_S = 0.5
 SHUTDOWN_TIMEOUT_S = 10.0
 """How long the workers of a killed process may take to end."""
+MAX_RETRIES = 5
+"""How many deaths of its worker or node a job on a cluster survives."""
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+"""Numerical libraries read these when they are loaded; workers use one core each."""
 
 
 def run_jobs(
@@ -36,25 +43,34 @@ def run_jobs(
     workers: int,
     *,
     on_poll: Callable[[], None] | None = None,
+    prepare: Callable[[int], None] | None = None,
     cluster: str | None = None,
+    cpus: float = 1,
     gpus: float = 0,
+    memory: int | None = None,
 ) -> Iterator[tuple[Job, Result]]:
-    """Yield every job with its result as it ends; the first exception is raised and the other jobs are stopped.
+    """Yield every job with its result as it ends; an exception stops the other jobs.
 
-    `cluster` is the address of a Ray cluster, or "local" for one on this machine; each job then takes a core, and `gpus` where
-    the cluster has any. A script without a `__main__` guard would start all its work again in every worker, so its jobs are done in its own process.
+    `prepare` is called with the number of each local worker before its first job. `cluster` is the
+    address of a Ray cluster, or "local" for one on this machine; each job then takes `cpus`,
+    `memory`, and `gpus` where the cluster has any. Without workers, and in a script without a
+    `__main__` guard, which would start again in every worker, jobs are done in this process.
     """
     if cluster is not None:
-        yield from _run_on_cluster(work, jobs, workers, cluster, gpus, on_poll)
+        needs = {"num_cpus": cpus, "num_gpus": gpus, "memory": memory}
+        yield from _run_on_cluster(work, jobs, workers, cluster, needs, on_poll)
         return
-    if not _can_start_workers():
+    if workers < 1 or not _can_start_workers():
         for job in jobs:
             yield job, work(job)
             if on_poll:
                 on_poll()
         return
     executor = ProcessPoolExecutor(
-        min(workers, len(jobs)), initializer=end_with_parent, initargs=(os.getpid(),)
+        min(workers, len(jobs)),
+        initializer=_begin_worker,
+        initargs=(os.getpid(), workers, prepare),
+        env=ONE_THREAD,
     )
     running: dict[Future[Result], Job] = {executor.submit(work, job): job for job in jobs}
     try:
@@ -76,20 +92,17 @@ def run_jobs(
 def _run_on_cluster(
     work: Callable[[Job], Result],
     jobs: Sequence[Job],
-    workers: int | None,
+    workers: int,
     address: str,
-    gpus: float,
+    needs: dict[str, Any],
     on_poll: Callable[[], None] | None,
 ) -> Iterator[tuple[Job, Result]]:
-    """The same as tasks of Ray, which does a task again whose worker or node has died."""
-    ray = connect_ray(address, workers)
+    ray = connect_ray(address, math.ceil(workers * needs["num_cpus"]))
     try:
-        share = gpus if ray.cluster_resources().get("GPU") else 0
+        if not ray.cluster_resources().get("GPU"):
+            needs = {**needs, "num_gpus": 0}
         task = ray.remote(_do_job).options(
-            num_cpus=1,
-            num_gpus=share,
-            max_retries=MAX_RETRIES,
-            runtime_env={"env_vars": ONE_THREAD},
+            **needs, max_retries=MAX_RETRIES, runtime_env={"env_vars": ONE_THREAD}
         )
         given = ray.put(work)
         running = {task.remote(given, job): job for job in jobs}
@@ -103,8 +116,8 @@ def _run_on_cluster(
         raise error.cause from None
     except ray.exceptions.RayError as error:
         raise WorkerError(
-            f"The Ray cluster lost a job {MAX_RETRIES + 1} times, perhaps for want of memory ({type(error).__name__}). "
-            "What is finished is kept: run the same command again."
+            f"The Ray cluster lost a job {MAX_RETRIES + 1} times, perhaps for want of memory "
+            f"({type(error).__name__}). What is finished is kept: run the same command again."
         ) from error
     finally:
         ray.shutdown()
@@ -115,14 +128,8 @@ def _do_job(work: Callable[[Job], Result], job: Job) -> Result:
     return work(job)
 
 
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-"""Numerical libraries read these when they are loaded; several workers with several threads each would only wait."""
-MAX_RETRIES = 5
-"""How many deaths of its worker or node one job survives."""
-
-
 def connect_ray(address: str, cores: int | None) -> Any:
-    """Ray, connected to the cluster at this address, or to a new one of this machine ("local") with so many cores."""
+    """Ray, connected to the cluster at this address, or to a new one of so many cores ("local")."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         ray = importlib.import_module("ray")
@@ -144,7 +151,7 @@ def connect_ray(address: str, cores: int | None) -> Any:
 
 
 def _can_start_workers() -> bool:
-    """Whether workers may import the script that is running: it has a guard, or there is no script."""
+    """Whether workers may import the running script: it has a guard, or there is none."""
     path = getattr(sys.modules.get("__main__"), "__file__", None)
     if path is None or not str(path).endswith(".py"):
         # The console script has a guard; a notebook or an interactive session has no file.
@@ -155,12 +162,15 @@ def _can_start_workers() -> bool:
         return True
 
 
-def end_with_parent(parent: int) -> None:
-    """End this process soon after its parent ends, also when that is killed."""
+def _begin_worker(parent: int, workers: int, prepare: Callable[[int], None] | None) -> None:
+    """Prepare a worker, and end it soon after its parent ends, also when that is killed."""
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(POLL_S)
         os._exit(1)
 
+    if prepare is not None:
+        # LokyProcess-2, or LokyProcess-1:2 where the parent is itself a worker.
+        prepare((int(re.split("[-:]", current_process().name)[-1]) - 1) % workers)
     threading.Thread(target=watch, daemon=True).start()

@@ -1,15 +1,14 @@
-"""Small grids, and a pool without workers, for tests of the benchmark."""
+"""Small grids for tests of the benchmark."""
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 from gcemil.benchmark.engines import run_grid
 from gcemil.benchmark.grid import CohortSettings, Grid, Key
 from gcemil.benchmark.results import Results, read_log
-from gcemil.benchmark.runner import Outcome, execute
+from gcemil.benchmark.runner import Outcome
 
 
 def small_grid(**changes: Any) -> Grid:
@@ -35,23 +34,9 @@ def cohort_record(settings: CohortSettings) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class InlinePool:
-    """No workers at all: a key is executed here and now."""
-
-    workers = 1
-
-    def __init__(self, grid: Grid, results: Results) -> None:
-        self._grid, self._results = grid, results
-
-    def submit(self, key: Key) -> Future[Outcome]:
-        future: Future[Outcome] = Future()
-        future.set_result(execute(self._grid, self._results, key))
-        return future
-
-
 def run_inline(grid: Grid, folder: Path) -> dict[Key, Outcome]:
-    results = Results(folder)
-    return run_grid(grid, results, InlinePool(grid, results))
+    """The grid in this process, without workers."""
+    return run_grid(grid, Results(folder), 0)
 
 
 def events(folder: Path, key: str = "runs/") -> list[tuple[str, str]]:

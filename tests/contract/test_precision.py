@@ -63,7 +63,7 @@ def test_evidence_of_a_bag_in_bfloat16_is_float32():
 
 
 def test_precision_of_earlier_runs_and_of_yaml_is_understood():
-    assert {TrainSettings(precision=one).precision for one in ("fp32", 32, "32")} == {"32"}
+    assert {TrainSettings(precision=one).precision for one in (32, "32")} == {"32"}
 
 
 class Watched(nn.Module):

@@ -7,7 +7,7 @@ from gcemil.config import HostSettings
 from gcemil.errors import UsageError
 from gcemil.hosts.table import HOSTS
 from gcemil.runs.checkpoint import build_host
-from gcemil.runs.targets import check_host_serves_targets, target_host
+from gcemil.runs.weights import check_host_serves_targets, target_host
 
 REFUSED = {"clam_sb", "clam_mb", "hdmil", "dsmil"}
 DIM = 12

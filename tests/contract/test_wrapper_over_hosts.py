@@ -8,11 +8,12 @@ import torch
 from builders.wrappers import PATCH, make_bank, prepared_host, tensor_bag, training_bags, wrapped
 from gcemil.bags.bag import case_bag, slide_bag
 from gcemil.evidence.gates import budget_count
+from gcemil.evidence.losses import NullTarget
 from gcemil.explanation import Interventions, explain_bag, slide_evidence
 from gcemil.hosts.table import HOSTS
 from gcemil.model import GceMil
 from gcemil.tasks.task import ClassificationTask, RegressionTask, SurvivalTask
-from gcemil.training.objective import create_null, evidence_terms
+from gcemil.training.objective import evidence_terms
 
 NAMES = list(HOSTS)
 NYSTROM = {"transmil", "camil"}
@@ -51,12 +52,16 @@ def test_full_is_the_host_itself_and_soft_is_the_host_under_the_gates(name, mode
     assert (output.logits - output.full_logits).abs().max() > 1e-4
 
 
+def create_null(n_outputs):
+    return NullTarget(n_outputs) if n_outputs > 1 else None
+
+
 @every_host
 @every_mode
 @every_task
 def test_every_wrapper_parameter_gets_a_finite_gradient(name, mode, n_outputs):
     model = make_model(name, mode=mode, n_outputs=n_outputs).train()
-    null = create_null(model.settings, model.output_kind)
+    null = create_null(model.n_outputs)
     terms, _ = evidence_terms(model, null, task_of(n_outputs), training_bags(n_outputs))
     sum(terms.values()).backward()
     own = {k: p.grad for k, p in model.named_parameters() if not k.startswith("host.")}
@@ -74,7 +79,7 @@ def test_every_host_is_taught_a_value_and_explains_it(name):
         replace(bag, target=torch.tensor(5.0 + number))
         for number, bag in enumerate(training_bags(1))
     ]
-    null = create_null(model.settings, model.output_kind)
+    null = create_null(model.n_outputs)
     terms, _ = evidence_terms(model, null, RegressionTask(6.5, 1.1), bags)
     sum(terms.values()).backward()
     assert "utility" in terms
@@ -91,7 +96,7 @@ def test_every_host_is_taught_a_value_and_explains_it(name):
 @every_task
 def test_evidence_never_drowns_what_the_task_teaches_the_host(name, n_outputs):
     model = make_model(name, mode="deletion", n_outputs=n_outputs, train_host=True).train()
-    null = create_null(model.settings, model.output_kind)
+    null = create_null(model.n_outputs)
     terms, _ = evidence_terms(model, null, task_of(n_outputs), training_bags(n_outputs))
     weights = [weight for weight in model.host.parameters() if weight.requires_grad]
     norms = {}
@@ -219,7 +224,7 @@ def test_a_model_brought_along_is_wrapped_like_any_host(mode, n_outputs):
     host = CallableHost(MeanPool(n_outputs), 16, n_outputs, mode)
     model, (features, coords) = wrapped(host), tensor_bag(40)
     model.train()
-    null = create_null(model.settings, model.output_kind)
+    null = create_null(model.n_outputs)
     terms, _ = evidence_terms(model, null, task_of(n_outputs), training_bags(n_outputs))
     sum(terms.values()).backward()
     assert model.host.model.head.weight.grad.any()

@@ -19,7 +19,7 @@ CHILD = '''
 import json, sys, threading, time
 from pathlib import Path
 from ray.cluster_utils import Cluster
-from gcemil.benchmark.engines import RayPool, run_grid
+from gcemil.benchmark.engines import run_grid
 from gcemil.benchmark.grid import Grid
 from gcemil.benchmark.results import Results, read_log
 
@@ -60,8 +60,7 @@ def kill_half_way():
 
 
 threading.Thread(target=kill_half_way, daemon=True).start()
-with RayPool(grid, results, address=cluster.address) as pool:
-    outcomes = run_grid(grid, results, pool)
+outcomes = run_grid(grid, results, 2, cluster=cluster.address)
 print(json.dumps({"killed": killed, "endings": sorted({outcome.ending for outcome in outcomes.values()})}))
 cluster.shutdown()
 '''

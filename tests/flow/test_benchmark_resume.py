@@ -22,13 +22,12 @@ CHILD = """
 import sys
 from pathlib import Path
 from gcemil.benchmark.grid import Grid
-from gcemil.benchmark.engines import LocalPool, run_grid
+from gcemil.benchmark.engines import run_grid
 from gcemil.benchmark.results import Results
 
 if __name__ == "__main__":
     grid, results = Grid.model_validate_json(sys.argv[1]), Results(Path(sys.argv[2]))
-    with LocalPool(grid, results, workers=2) as pool:
-        run_grid(grid, results, pool)
+    run_grid(grid, results, 2)
 """
 
 GRID = small_grid(

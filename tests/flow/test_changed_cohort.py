@@ -155,9 +155,7 @@ def test_features_replaced_while_training_are_noticed_and_the_fold_is_not_kept(c
 
 def test_a_run_without_the_record_of_its_cohort_is_refused(copied):
     (copied.host / "cohort.json").unlink()
-    with pytest.raises(
-        RunError, match=r"has no cohort\.json: an earlier version of gcemil trained it"
-    ):
+    with pytest.raises(RunError, match=r"has no cohort\.json.*Train the run again"):
         evaluate_run(copied.host)
 
 

@@ -26,32 +26,16 @@ def folder(tmp_path_factory):
     table = write_table(folder / "labels.csv", "slide_id,case_id,score", *rows)
     shutil.copytree(simulated.folder / "features", folder / "features")
     succeeded(
-        "import",
-        folder / "features",
-        "--labels",
-        table,
-        "--task",
-        "regression",
-        "--out",
-        folder / "cohort",
+        *(
+            f"import {folder}/features --labels {table} --task regression --out {folder}/cohort"
+        ).split()
     )
     for name in ("anchors.h5", "anchor_pairs.h5"):
         shutil.copy(simulated.folder / name, folder / "cohort" / name)
     shutil.copytree(simulated.folder / "truth", folder / "cohort" / "truth")
     printed = succeeded("split", folder / "cohort", "--folds", 3)
     assert "mean value" in " ".join(printed.split())
-    run = (
-        "train",
-        folder / "cohort",
-        "--folds",
-        "0,1",
-        "--jobs",
-        1,
-        "--epochs",
-        3,
-        "--set",
-        "min_steps=1",
-    )
+    run = f"train {folder}/cohort --folds 0,1 --jobs 1 --epochs 3 --set min_steps=1".split()
     succeeded(*run, "--out", folder / "gce")
     succeeded(*run, "--no-gce", "--out", folder / "host")
     return folder

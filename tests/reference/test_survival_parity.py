@@ -28,30 +28,29 @@ def tied_window(
     return risks, times, generator.random(n) < 0.6
 
 
-def torchsurv_loss(
-    risks: torch.Tensor, times: torch.Tensor, events: torch.Tensor, ties: str
-) -> torch.Tensor:
+def torchsurv_loss(risks: torch.Tensor, times: torch.Tensor, events: torch.Tensor) -> torch.Tensor:
     """torchsurv's sum over our mean's count: its own mean is over distinct event times when there are ties."""
     with warnings.catch_warnings():
         # torchsurv announces every tie; ties are what this test is about.
         warnings.filterwarnings("ignore", message="Ties in `time` detected")
-        total = neg_partial_log_likelihood(risks, events, times, ties_method=ties, reduction="sum")
+        total = neg_partial_log_likelihood(
+            risks, events, times, ties_method="efron", reduction="sum"
+        )
     return total / events.sum()
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("ties", ["efron", "breslow"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("n_times", [8, 10_000], ids=["ties", "no ties"])
-def test_cox_loss_and_gradient_equal_torchsurvs(seed, ties, n_times, dtype):
+def test_cox_loss_and_gradient_equal_torchsurvs(seed, n_times, dtype):
     risks, times, events = (
         torch.from_numpy(column) for column in tied_window(seed, n_times=n_times)
     )
     # torchsurv computes in float32 whatever it is given; ours in float64 shows that its rounding is all that differs.
     ours_at, theirs_at = risks.to(dtype).requires_grad_(), risks.float().requires_grad_()
     ours, theirs = (
-        cox_loss(ours_at, times, events, ties=ties),
-        torchsurv_loss(theirs_at, times, events, ties),
+        cox_loss(ours_at, times, events),
+        torchsurv_loss(theirs_at, times, events),
     )
     assert ours is not None
     assert ours.item() == pytest.approx(theirs.item(), abs=1e-6)

@@ -2,13 +2,7 @@
 
 import pytest
 
-from gcemil.config import (
-    RECIPES,
-    EvidenceSettings,
-    HostSettings,
-    RecoverySettings,
-    TrainSettings,
-)
+from gcemil.config import EvidenceSettings, HostSettings, RecoverySettings, TrainSettings
 from gcemil.errors import ConfigError
 from gcemil.hosts.table import HOSTS, create_host, patch_limit, with_overrides, with_preset
 from gcemil.runs.checkpoint import build_host
@@ -81,8 +75,6 @@ def test_patches_of_a_training_bag_are_limited_by_the_host_unless_the_settings_s
     assert limits["abmil"] == 2048
     assert patch_limit(TrainSettings(max_patches=100)) == 100
     assert patch_limit(TrainSettings(max_patches="all")) is None
-    # As runs of earlier versions wrote it.
-    assert TrainSettings.model_validate({"max_patches": None}).max_patches == "all"
 
 
 def published(host, **settings):
@@ -136,8 +128,3 @@ def test_a_gate_that_does_not_exist_is_refused_before_anything_runs():
     with pytest.raises(ConfigError, match="evidence.gate.*'top_k'.*'consecutive'"):
         with_overrides(TrainSettings(), ["evidence.gate=topk"])
     assert with_overrides(TrainSettings(), ["evidence.gate=top_k"]).evidence.gate == "top_k"
-
-
-def test_settings_of_earlier_runs_are_read_by_their_old_name():
-    assert EvidenceSettings.model_validate({"teaches_host": True}).train_host
-    assert RECIPES["taught"] == RECIPES["joint"]

@@ -1,30 +1,19 @@
-"""The order of work, and the two engines: worker processes on this machine, or tasks on a Ray cluster.
+"""The order of work of a grid, on worker processes of this machine or on a Ray cluster.
 
-An engine takes a key and returns a future. A grid is executed in four stages, each parallel in itself: cohorts, one run
-of each host, runs that take over the host of another, folds to diagnose.
-
-Local: processes of joblib's executor, as many as cores, memory and accelerators allow. When one dies, the executor ends
-the others too; the keys that were at work are then executed one at a time, and the one that loses its worker again is
-recorded as failed. Workers end with the process that started them.
-
-Ray: an existing cluster, or a local one. All nodes see the results folder under the same path. When a node dies, Ray starts
-its tasks again elsewhere, where they continue from the last epoch on disk.
+A grid is executed in four stages, each parallel in itself: cohorts, one run of each host, runs that
+take over the host of another, folds to diagnose. When a worker dies, the keys that were at work are
+executed one at a time, and the one that loses its worker again is recorded as failed.
 """
 
 from __future__ import annotations
 
-import math
 import os
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, as_completed
-from multiprocessing import current_process
+from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import joblib
-from joblib.externals.loky import get_reusable_executor
 
 from gcemil.benchmark.grid import (
     CohortKey,
@@ -40,34 +29,55 @@ from gcemil.benchmark.grid import (
 from gcemil.benchmark.results import Results, claim, read_cohort_record, read_log
 from gcemil.benchmark.runner import Ending, Outcome, execute, is_finished, record_failure
 from gcemil.benchmark.summary import write_summary
-from gcemil.errors import RunError, UsageError
+from gcemil.errors import RunError, UsageError, WorkerError
 from gcemil.files import write_text
-from gcemil.processes import MAX_RETRIES, ONE_THREAD, connect_ray, end_with_parent
+from gcemil.processes import connect_ray, run_jobs
 from gcemil.runs.folder import Run
 from gcemil.training.run import differences
 
 BUSY_S = 2.0
 """How long to wait before a key is tried again that another process works on."""
-
-
-class Pool(Protocol):
-    """Workers that execute keys."""
-
-    workers: int
-
-    def submit(self, key: Key) -> Future[Outcome]: ...
+RunKeys = Callable[[Sequence[Key]], Iterator[tuple[Key, Outcome]]]
 
 
 def run_grid(
-    grid: Grid, results: Results, pool: Pool, on_end: Callable[[Key, Outcome], None] | None = None
+    grid: Grid,
+    results: Results,
+    workers: int,
+    *,
+    cluster: str | None = None,
+    on_end: Callable[[Key, Outcome], None] | None = None,
 ) -> dict[Key, Outcome]:
-    """Everything of the grid that is not finished; how each key ended. The summary is written in any case."""
+    """Execute everything of the grid that is not finished; the summary is written in any case.
+
+    `cluster` is the address of a Ray cluster, whose nodes see the results under the same path.
+    Without workers the grid is executed in this process.
+    """
     enter_grid(grid, results)
+    results, needs = Results(results.folder.resolve()), grid.resources
+    run_keys: RunKeys = partial(
+        run_jobs,
+        partial(execute, grid, results),
+        workers=workers,
+        prepare=partial(show_accelerators, needs),
+        cluster=cluster,
+        cpus=needs.cpus,
+        gpus=needs.gpus,
+        memory=int(needs.memory_gb * 2**30),
+    )
     todo = list_unfinished(grid, results)
+    runs = [key for key in todo if isinstance(key, RunKey)]
+    first = {(key.cohort, key.host, key.seed, key.fold): key for key in reversed(runs)}.values()
+    stages: list[list[Key]] = [
+        [key for key in todo if isinstance(key, CohortKey)],
+        [key for key in runs if key in first],
+        [key for key in runs if key not in first],
+        [key for key in todo if isinstance(key, DiagnosisKey)],
+    ]
     outcomes: dict[Key, Outcome] = {}
     try:
-        for stage in _split_stages(todo):
-            for key, outcome in _execute_keys(results, stage, pool):
+        for stage in stages:
+            for key, outcome in _execute_keys(results, stage, run_keys):
                 outcomes[key] = outcome
                 if on_end:
                     on_end(key, outcome)
@@ -77,51 +87,32 @@ def run_grid(
         write_summary(results)
 
 
-def _split_stages(todo: Sequence[Key]) -> list[list[Key]]:
-    """Cohorts, then one run of each host, then the runs that may take over its host, then diagnoses."""
-    runs = [key for key in todo if isinstance(key, RunKey)]
-    first = {(key.cohort, key.host, key.seed, key.fold): key for key in reversed(runs)}.values()
-    return [
-        [key for key in todo if isinstance(key, CohortKey)],
-        [key for key in runs if key in first],
-        [key for key in runs if key not in first],
-        [key for key in todo if isinstance(key, DiagnosisKey)],
-    ]
-
-
 def _execute_keys(
-    results: Results, keys: Sequence[Key], pool: Pool
+    results: Results, keys: Sequence[Key], run_keys: RunKeys
 ) -> Iterator[tuple[Key, Outcome]]:
     """Each key once, as they end."""
     left = dict.fromkeys(keys)
     while left:
-        futures = {pool.submit(key): key for key in left}
-        lost = []
-        for future in as_completed(futures):
-            # A run itself never raises: its worker was lost.
-            if future.exception():
-                lost.append(futures[future])
-            elif (outcome := future.result()).ending is not Ending.busy:
-                del left[futures[future]]
-                yield futures[future], outcome
-        for key in _find_begun(results, lost) or lost:
-            future = pool.submit(key)
-            if error := future.exception():
-                reason = "Its worker process died, perhaps for want of memory."
-                yield key, record_failure(results, key, reason, detail=str(error))
-            elif future.result().ending is not Ending.busy:
-                yield key, future.result()
-            else:
-                continue
-            del left[key]
-        if left and not lost:
-            time.sleep(BUSY_S)
-
-
-def _find_begun(results: Results, keys: Sequence[Key]) -> list[Key]:
-    """The keys whose execution began and did not end."""
-    last = {record["key"]: record["event"] for record in read_log(results)}
-    return [key for key in keys if last.get(str(key.path)) == "start"]
+        try:
+            for key, outcome in run_keys(list(left)):
+                if outcome.ending is not Ending.busy:
+                    del left[key]
+                    yield key, outcome
+        except WorkerError:
+            last = {record["key"]: record["event"] for record in read_log(results)}
+            begun = [key for key in left if last.get(str(key.path)) == "start"]
+            for key in begun or list(left):
+                try:
+                    ((_, outcome),) = run_keys([key])
+                except WorkerError as error:
+                    reason = "Its worker process died, perhaps for want of memory."
+                    outcome = record_failure(results, key, reason, detail=str(error))
+                if outcome.ending is not Ending.busy:
+                    del left[key]
+                    yield key, outcome
+        else:
+            if left:
+                time.sleep(BUSY_S)
 
 
 def enter_grid(grid: Grid, results: Results) -> None:
@@ -137,7 +128,7 @@ def list_unfinished(grid: Grid, results: Results) -> list[Key]:
 
 
 def check_results(grid: Grid, results: Results) -> None:
-    """Cohorts and runs that exist must be those of the grid, because a table that mixes them would be no result."""
+    """Cohorts and runs that exist must be those of the grid, or its tables would mix two."""
     for name, settings in grid.cohorts.items():
         record = read_cohort_record(results, name)
         # A label may change; what the cohort is may not.
@@ -149,54 +140,24 @@ def check_results(grid: Grid, results: Results) -> None:
                 "Name the cohort otherwise, or give another --out."
             )
     for key in {key.run_path: key for key in plan_runs(grid)}.values():
-        run = results.run(key)
-        if not Run(run).is_begun:
+        run = Run(results.run(key))
+        if not run.is_begun:
             continue
-        before = Run(run).card.settings.model_dump(mode="json")
+        before = run.card.settings.model_dump(mode="json")
         if changed := differences(before, run_settings(grid, key).model_dump(mode="json")):
             raise RunError(
-                f"{run} was trained with other settings ({'; '.join(changed)}). Give another --out."
+                f"{run.path} was trained with other settings ({'; '.join(changed)}). Give another "
+                "--out."
             )
 
 
-class LocalPool:
-    """Worker processes on this machine; a context manager, which ends them."""
-
-    def __init__(self, grid: Grid, results: Results, *, workers: int | None = None) -> None:
-        self.workers = workers or affordable_workers(grid.resources)
-        self._work = (grid, results)
-
-    def submit(self, key: Key) -> Future[Outcome]:
-        """Execute a key in a worker."""
-        grid, results = self._work
-        executor = get_reusable_executor(
-            self.workers,
-            timeout=None,
-            env=ONE_THREAD,
-            initializer=_prepare_worker,
-            initargs=(os.getpid(), self.workers, grid.resources),
-        )
-        future: Future[Outcome] = executor.submit(execute, grid, results, key)
-        return future
-
-    def __enter__(self) -> LocalPool:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        get_reusable_executor(reuse=True).shutdown(wait=True, kill_workers=True)
-
-
-def _prepare_worker(parent: int, workers: int, resources: Resources) -> None:
-    """Give the worker its accelerators, and end it when its parent ends, also when that is killed."""
-    # LokyProcess-2, or LokyProcess-1:2 where the parent is itself a worker.
-    number = int(re.split("[-:]", current_process().name)[-1])
-    slot = (number - 1) % workers
-    os.environ.update(visible_accelerators(slot, resources))
-    end_with_parent(parent)
-
-
-def affordable_workers(resources: Resources) -> int:
+def affordable_workers(resources: Resources, cluster: str | None = None) -> int:
     """As many as cores, memory and accelerators allow, and never less than one."""
+    if cluster not in (None, "local"):
+        ray = connect_ray(cluster, None)
+        cores = ray.cluster_resources().get("CPU", 0.0)
+        ray.shutdown()
+        return max(1, int(cores / resources.cpus))
     limits = [
         joblib.cpu_count() / resources.cpus,
         available_memory() / (resources.memory_gb * 2**30),
@@ -218,55 +179,14 @@ def available_memory() -> int:
     meminfo, limit = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
     if meminfo.is_file():
         # Memory of caches can be taken too.
-        lines = dict(
-            line.split(":", 1) for line in meminfo.read_text(encoding="ascii").splitlines()
-        )
-        free = int(lines["MemAvailable"].split()[0]) * 1024
-    text = limit.read_text(encoding="ascii").strip() if limit.is_file() else "max"
+        lines = (line.split(":", 1) for line in meminfo.read_text("ascii").splitlines())
+        free = int(dict(lines)["MemAvailable"].split()[0]) * 1024
+    text = limit.read_text("ascii").strip() if limit.is_file() else "max"
     return min(free, int(text)) if text.isdigit() else free
 
 
-def visible_accelerators(slot: int, resources: Resources) -> dict[str, str]:
-    """Workers share the accelerators in order; without a share they see none."""
-    if not resources.gpus:
-        return {"CUDA_VISIBLE_DEVICES": ""}
+def show_accelerators(resources: Resources, slot: int) -> None:
+    """Let a worker see its accelerators; workers share them in order, or see none."""
     first, count = int(slot * resources.gpus), max(1, int(resources.gpus))
-    return {"CUDA_VISIBLE_DEVICES": ",".join(str(first + index) for index in range(count))}
-
-
-class RayPool:
-    """Tasks on a cluster; a context manager, which closes the connection."""
-
-    def __init__(
-        self,
-        grid: Grid,
-        results: Results,
-        *,
-        address: str | None = None,
-        workers: int | None = None,
-    ) -> None:
-        resources = grid.resources
-        self._ray = connect_ray(
-            address or "local", math.ceil(workers * resources.cpus) if workers else None
-        )
-        self._work = (self._ray.put(grid), Results(results.folder.resolve()))
-        self._run = self._ray.remote(execute).options(
-            num_cpus=resources.cpus,
-            num_gpus=resources.gpus,
-            memory=int(resources.memory_gb * 2**30),
-            max_retries=MAX_RETRIES,
-            runtime_env={"env_vars": ONE_THREAD},
-        )
-        available = self._ray.cluster_resources()
-        self.workers = max(1, int(available.get("CPU", 0.0) / resources.cpus))
-
-    def submit(self, key: Key) -> Future[Outcome]:
-        """Execute a key on a node."""
-        future: Future[Outcome] = self._run.remote(*self._work, key).future()
-        return future
-
-    def __enter__(self) -> RayPool:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._ray.shutdown()
+    visible = range(first, first + count) if resources.gpus else ()
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, visible))

@@ -1,8 +1,8 @@
-"""The figures of a results folder as one long table, and its summary: means and intervals by cohort, host and arm.
+"""The figures of a results folder as one long table, and its means and intervals.
 
-`read_figures` has a line per figure: cohort, host, label (arm or variant), seed, fold (-1: the whole run), source (`task` or
-a diagnostic), the labels of the finding's row (`by_mode`, `by_rule`, ...), metric and value. A value that was measured and
-is not defined is NaN.
+`read_figures` has a line per figure: cohort, host, label (arm or variant), seed, fold (-1: the
+whole run), source (`task` or a diagnostic), the labels of the finding's row (`by_mode`, `by_rule`,
+...), metric and value. A value that was measured and is not defined is NaN.
 """
 
 from __future__ import annotations
@@ -105,45 +105,37 @@ def _read_rows(run: Path, source: str) -> Iterator[FoldRow]:
 
 
 def fold_table(run: Path, metrics: Sequence[str] = ()) -> Table:
-    """The task metrics of one run: mean ± standard deviation over its folds and the interval, a line per mode."""
-    found = [(fold, row) for fold, row in _read_rows(run, TASK)]
-    if not found:
+    """The task metrics of one run: mean ± standard deviation over its folds and the interval."""
+    rows = [
+        {"fold": fold, "by_mode": row.labels["mode"], "metric": metric, "value": value}
+        for fold, row in _read_rows(run, TASK)
+        for metric, value in row.values.items()
+        if metric != "task_metric"
+    ]
+    if not rows:
         raise RunError(f"{run} has no finished fold. Train it with 'gcemil train'.")
-    known = [name for name in found[0][1].values if name != "task_metric"]
+    frame = pd.DataFrame(rows)
+    known, n_folds = list(frame.metric.unique()), frame.fold.nunique()
     if unknown := [name for name in metrics if name not in known]:
         raise UsageError(f"{run} has no metric '{unknown[0]}'. Choose one of: {', '.join(known)}.")
-    names, n_folds = list(metrics) or known, len({fold for fold, _ in found})
-    frame = pd.DataFrame([{"mode": row.labels["mode"], **row.values} for _, row in found])
-    lines = []
-    for mode, rows in frame.groupby("mode", sort=False):
-        summaries = (rows[name].astype(float).agg(["mean", "std", "count"]) for name in names)
-        cells = tuple(
-            _summary_cell(name, one, spread=True)
-            for name, one in zip(names, summaries, strict=True)
+    frame["value"] = frame.value.astype(float)
+    frame["prediction"] = [f"{mode}: {MODE_WORDS[mode]}" for mode in frame.by_mode]
+    note = "One fold: no deviation and no interval."
+    if n_folds > 1:
+        note = (
+            f"Mean ± standard deviation over folds; in brackets Student's {INTERVAL:.0%} interval "
+            "of the mean. Folds share training bags, so the interval is rather too narrow; that of "
+            "few folds can reach beyond 0 and 1."
         )
-        lines.append(Line((f"{mode}: {MODE_WORDS[str(mode)]}",), "ours", cells))
-    return Table(
-        "folds",
-        f"{run.name}, test bags of {n_folds} fold{'s' * (n_folds != 1)}",
-        "tab:folds",
-        ("prediction",),
-        tuple(
-            Column(name, METRICS[name].label if name in METRICS else name, name) for name in names
-        ),
-        tuple(lines),
-        notes=(
-            f"Mean ± standard deviation over folds; in brackets Student's {INTERVAL:.0%} interval of the mean. "
-            "Folds share training bags, so the interval is rather too narrow; that of few folds can reach beyond 0 and 1.",
-        )
-        if n_folds > 1
-        else ("One fold: no deviation and no interval.",),
-    )
+    title = f"{run.name}, test bags of {n_folds} fold{'s' * (n_folds != 1)}"
+    names = list(metrics) or known
+    return _pivot("folds", title, frame, ["prediction"], names, spread=True, notes=(note,))
 
 
 def summary_tables(
     figures: pd.DataFrame, sources: Sequence[str] = (), metrics: Sequence[str] = ()
 ) -> list[Table]:
-    """One table per source: cohort, host, arm and row labels against metrics, as means over folds and seeds.
+    """One table per source: cohort, host, arm and row labels against means of the metrics.
 
     Args:
         figures: Figures of `read_figures`.
@@ -151,7 +143,8 @@ def summary_tables(
         metrics: The metrics to show; all where none is named.
 
     Returns:
-        The tables in the order of the sources. A cell has the mean, its 95 % interval and the number of values.
+        The tables in the order of the sources. A cell has the mean, its 95 % interval and the
+        number of values.
 
     Raises:
         UsageError: A source or metric is not among the figures.
@@ -164,37 +157,43 @@ def summary_tables(
             )
     chosen = figures[figures.metric.isin(metrics)] if metrics else figures
     shown = sources or chosen.source.unique()
-    return [_summary_table(source, chosen[chosen.source == source]) for source in shown]
+    tables = []
+    for source in shown:
+        rows = chosen[chosen.source == source]
+        by = [name for name in rows if name.startswith("by_") and rows[name].notna().any()]
+        rows = rows.fillna(dict.fromkeys(by, "")).rename(columns={"label": "arm"})
+        index = ["cohort", "host", "arm", *by]
+        title = f"means over folds and seeds, {INTERVAL:.0%} interval in brackets"
+        tables.append(_pivot(source, title, rows, index, list(rows.metric.unique())))
+    return tables
 
 
-def _summary_table(source: str, rows: pd.DataFrame) -> Table:
-    """Means and intervals of one source."""
-    by = [name for name in rows if name.startswith("by_") and rows[name].notna().any()]
-    index = ["cohort", "host", "label", *by]
-    groups = rows.fillna(dict.fromkeys(by, "")).groupby([*index, "metric"], sort=False).value
+def _pivot(
+    name: str,
+    title: str,
+    rows: pd.DataFrame,
+    index: list[str],
+    metrics: Sequence[str],
+    *,
+    spread: bool = False,
+    notes: tuple[str, ...] = (),
+) -> Table:
+    """Means and intervals of the metrics, a line for every combination of the index."""
+    groups = rows.groupby([*index, "metric"], sort=False).value
     wide = groups.agg(["mean", "std", "count"]).unstack("metric", sort=False)
-    names = list(rows.metric.unique())
-    return Table(
-        source,
-        f"means over folds and seeds, {INTERVAL:.0%} interval in brackets",
-        f"tab:{source}",
-        ("cohort", "host", "arm", *(name.removeprefix("by_") for name in by)),
-        tuple(
-            Column(name, METRICS[name].label if name in METRICS else name, name) for name in names
-        ),
-        tuple(
-            Line(
-                tuple(map(str, labels)),
-                "ours",
-                tuple(_summary_cell(name, values.xs(name, level=1)) for name in names),
-            )
-            for labels, values in wide.iterrows()
-        ),
-    )
+    lines = []
+    for labels, values in wide.iterrows():
+        names = labels if isinstance(labels, tuple) else (labels,)
+        cells = (_summary_cell(one, values.xs(one, level=1), spread=spread) for one in metrics)
+        lines.append(Line(tuple(map(str, names)), "ours", tuple(cells)))
+    columns = (Column(one, METRICS[one].label if one in METRICS else one, one) for one in metrics)
+    labels = tuple(one.removeprefix("by_") for one in index)
+    label = f"tab:{name}"
+    return Table(name, title, label, labels, tuple(columns), tuple(lines), notes=notes)
 
 
-def _summary_cell(metric: str, summary: pd.Series, *, spread: bool = False) -> Cell:
-    """The mean, with its deviation on request, and Student's interval where there are two values or more."""
+def _summary_cell(metric: str, summary: pd.Series, *, spread: bool) -> Cell:
+    """The mean, with its deviation on request, and Student's interval of two values or more."""
     mean, deviation, n = summary["mean"], summary["std"], summary["count"]
     if pd.isna(n):
         return MISSING

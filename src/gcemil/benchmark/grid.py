@@ -1,9 +1,9 @@
-"""A grid file: which hosts on which cohorts in which arms, over which folds and seeds. Closed, bounded, documented.
+"""A grid file: which hosts on which cohorts in which arms, over which folds and seeds.
 
-A grid becomes a list of work: cohorts, folds to train, folds to diagnose. Pure: the same grid gives the same plan. One run
-folder per (cohort, host, arm or variant, seed), in the layout of any other run; the unit of work is its fold. A wrapped fold
-is diagnosed once it is trained, and beside it the plain host's fold of the same cohort, host and seed and, for stability,
-the same fold of the other seeds.
+A grid becomes a list of work: cohorts, folds to train, folds to diagnose; the same grid gives the
+same plan. One run folder per (cohort, host, arm or variant, seed); the unit of work is its fold. A
+wrapped fold is diagnosed once it is trained, and beside it the plain host's fold of the same
+cohort, host and seed and, for stability, the same fold of the other seeds.
 """
 
 from __future__ import annotations
@@ -18,15 +18,8 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, Field, NonNegativeInt, model_validator
 
-from gcemil.config import (
-    RECIPES as RECIPE_TABLE,
-)
-from gcemil.config import (
-    HostSettings,
-    Preset,
-    Settings,
-    TrainSettings,
-)
+from gcemil.config import RECIPES as RECIPE_TABLE
+from gcemil.config import HostSettings, Preset, Settings, TrainSettings
 from gcemil.errors import ConfigError, UsageError
 from gcemil.hosts.own import folder_name
 from gcemil.hosts.table import host_spec, with_overrides, with_preset, with_recipe
@@ -42,14 +35,21 @@ Arm = Literal[
     "gce_paper_constrained",
 ]
 PLAIN_ARMS: tuple[Arm, ...] = ("host", "host_long", "host_paper")
-"""Arms without the wrapper. They have no evidence; diagnostics see them beside the wrapped arms."""
+"""Arms without the wrapper, and so without evidence."""
+RECIPES: dict[Arm, str] = {
+    "host_paper": "paper",
+    "gce_paper": "paper",
+    "gce_paper_constrained": "paper_constrained",
+}
+"""Arms of another recipe than the default; host_paper is the plain host on the paper's schedule."""
+LONG = 2
+"""How many times the epochs of `host` the fairness control `host_long` trains."""
 RECIPE = "recipe"
 """Key of a variant that names a recipe in place of the default one."""
 MOST_TRIALS = 64
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-
 SIMULATION = ("size", "seed", "slides", "parts", "dim", "dials")
-"""What a cohort folder leaves at its default."""
+"""Settings of a simulated cohort alone."""
 
 
 def _check_distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -74,31 +74,26 @@ Names = Annotated[tuple[str, ...], AfterValidator(_check_distinct)]
 class CohortSettings(Settings):
     """A cohort to simulate, or the folder of one that exists."""
 
-    folder: Path | None = Field(
-        None,
-        description="An existing cohort with folds; relative to the grid file. In place of a profile.",
-    )
-    profile: str | None = Field(None, description="The dataset whose stand-in is simulated.")
-    size: Literal["tiny", "default", "wide", "full"] = Field(
-        "default", description="Rung of the size ladder."
-    )
-    seed: int = Field(0, ge=0, description="Seed of the simulated world and of its folds.")
-    slides: int | None = Field(None, ge=5, description="In place of the size's number of slides.")
-    parts: tuple[int, int, int] | None = Field(
-        None,
-        description="Slides to train, validate and test on, in place of slides and of five folds: fold 0 alone.",
-    )
-    dim: int | None = Field(None, ge=8, description="In place of the size's feature width.")
-    dials: dict[str, float | int] = Field(
-        default_factory=dict, description="Dials of the simulator."
-    )
-    dataset: str | None = Field(
-        None,
-        description="The paper's dataset that this stands for; the profile, or the cohort's name, by default.",
-    )
-    encoder: str | None = Field(
-        None, description="The encoder, or the one it stands in for, as tables shall name it."
-    )
+    folder: Path | None = None
+    """An existing cohort with folds, relative to the grid file; in place of a profile."""
+    profile: str | None = None
+    """The dataset whose stand-in is simulated."""
+    size: Literal["tiny", "default", "wide", "full"] = "default"
+    """Rung of the size ladder."""
+    seed: int = Field(0, ge=0)
+    """Seed of the simulated world and of its folds."""
+    slides: int | None = Field(None, ge=5)
+    """In place of the size's number of slides."""
+    parts: tuple[int, int, int] | None = None
+    """Slides to train, validate and test on, in place of slides and of five folds: fold 0 alone."""
+    dim: int | None = Field(None, ge=8)
+    """In place of the size's feature width."""
+    dials: dict[str, float | int] = Field(default_factory=dict)
+    """Dials of the simulator."""
+    dataset: str | None = None
+    """The paper's dataset that this stands for; by default the profile, or the cohort's name."""
+    encoder: str | None = None
+    """The encoder, or the one it stands in for, as it is named in tables."""
 
     @model_validator(mode="after")
     def _is_one_or_the_other(self) -> CohortSettings:
@@ -121,59 +116,46 @@ class CohortSettings(Settings):
 
 
 class Resources(Settings):
-    """What one run is given. Every run computes on one thread, so that numbers do not depend on the machine."""
+    """What one run is given; it computes on one thread."""
 
-    cpus: float = Field(1.0, gt=0, description="Cores reserved per run.")
-    gpus: float = Field(
-        0.0, ge=0, description="Accelerators per run, also in fractions; 0 trains on the CPU."
-    )
-    memory_gb: float = Field(2.0, gt=0, description="Memory reserved per run.")
+    cpus: float = Field(1.0, gt=0)
+    """Cores reserved per run."""
+    gpus: float = Field(0.0, ge=0)
+    """Accelerators per run, also in fractions; 0 trains on the CPU."""
+    memory_gb: float = Field(2.0, gt=0)
+    """Memory reserved per run."""
 
 
 class Grid(Settings):
     """Hosts x cohorts x (arms and variants) x seeds x folds."""
 
-    name: str = Field(description="Names the grid inside a results folder.")
+    name: str
+    """Names the grid inside a results folder."""
     cohorts: dict[str, CohortSettings] = Field(min_length=1)
     hosts: Names = Field(min_length=1)
-    arms: Annotated[tuple[Arm, ...], AfterValidator(_check_distinct)] = Field(
-        ("host", "gce"), description="Plain and wrapped hosts, and fairness controls."
-    )
-    variants: dict[str, Overrides] = Field(
-        default_factory=dict,
-        description="Ablations of the arm gce: name, then settings by dotted name; 'recipe' names one to start from.",
-    )
-    search: dict[str, tuple[Any, ...]] = Field(
-        default_factory=dict,
-        description="A small sweep: settings by dotted name, each with the values to try. All combinations are trained as the arm "
-        "gce, or host in a grid of plain hosts, and the best on the validation part is chosen fold by fold.",
-    )
+    arms: Annotated[tuple[Arm, ...], AfterValidator(_check_distinct)] = ("host", "gce")
+    """Plain and wrapped hosts, and fairness controls."""
+    variants: dict[str, Overrides] = Field(default_factory=dict)
+    """Ablations of gce: name, then settings by dotted name; 'recipe' names one to start from."""
+    search: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
+    """A sweep: settings with the values to try; the best on validation is chosen fold by fold."""
     folds: Numbers = (0, 1, 2, 3, 4)
-    folds_by_host: dict[str, Numbers] = Field(
-        default_factory=dict, description="In place of `folds` for hosts that take too long."
-    )
-    seeds: Numbers = Field((0,), description="Seeds of training.")
-    preset: Preset = Field(
-        "common",
-        description="The common recipe for all hosts, or how the authors of each train it.",
-    )
-    settings: Overrides = Field(
-        default_factory=dict,
-        description="Training settings of all runs by dotted name; evidence.* leaves plain hosts alone.",
-    )
-    settings_by_host: dict[str, Overrides] = Field(
-        default_factory=dict,
-        description="The same for one host, after `settings`; such as a smaller size of a host with tokens.",
-    )
-    diagnostics: Names = Field((), description="Made for every finished fold of a wrapped host.")
-    diagnostics_by_cohort: dict[str, tuple[str, ...]] = Field(
-        default_factory=dict,
-        description="In place of `diagnostics` for a cohort, such as one with lesions.",
-    )
-    diagnostic_options: dict[str, Overrides] = Field(
-        default_factory=dict,
-        description="Options of a diagnostic by name, such as budget: {budgets: [recovered]} for slow hosts.",
-    )
+    folds_by_host: dict[str, Numbers] = Field(default_factory=dict)
+    """In place of `folds` for hosts that take too long."""
+    seeds: Numbers = (0,)
+    """Seeds of training."""
+    preset: Preset = "common"
+    """The common recipe for all hosts, or how the authors of each train it."""
+    settings: Overrides = Field(default_factory=dict)
+    """Training settings of all runs by dotted name; evidence.* leaves plain hosts alone."""
+    settings_by_host: dict[str, Overrides] = Field(default_factory=dict)
+    """The same for one host, after `settings`; such as a smaller size of a host with tokens."""
+    diagnostics: Names = ()
+    """Made for every finished fold of a wrapped host."""
+    diagnostics_by_cohort: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """In place of `diagnostics` for a cohort, such as one with lesions."""
+    diagnostic_options: dict[str, Overrides] = Field(default_factory=dict)
+    """Options of a diagnostic by name, such as budget: {budgets: [recovered]} for slow hosts."""
     resources: Resources = Resources()
 
     @property
@@ -193,15 +175,10 @@ class Grid(Settings):
     @classmethod
     def load(cls, path: Path) -> Grid:
         """The grid in this file, its cohort folders made absolute."""
-        grid = cls.from_yaml(path)
-        cohorts = {
-            name: cohort
-            if cohort.folder is None
-            else cohort.model_copy(
-                update={"folder": Path(os.path.realpath(path.parent / cohort.folder))}
-            )
-            for name, cohort in grid.cohorts.items()
-        }
+        grid, cohorts = cls.from_yaml(path), {}
+        for name, cohort in grid.cohorts.items():
+            folder = cohort.folder and Path(os.path.realpath(path.parent / cohort.folder))
+            cohorts[name] = cohort.model_copy(update={"folder": folder})
         return grid.model_copy(update={"cohorts": cohorts})
 
     @model_validator(mode="after")
@@ -210,7 +187,8 @@ class Grid(Settings):
             # It becomes a folder.
             if not NAME.fullmatch(name):
                 raise ValueError(
-                    f"'{name}' cannot be a name: use letters, digits, '.', '_' and '-', and begin with a letter or digit"
+                    f"'{name}' cannot be a name: use letters, digits, '.', '_' and '-', and begin "
+                    "with a letter or digit"
                 )
         if not self.arms and not self.variants and not self.search:
             raise ValueError("a grid needs at least one arm, variant or search")
@@ -218,49 +196,30 @@ class Grid(Settings):
             raise ValueError(f"search lists no value for '{empty[0]}'")
         if len(self.trials) > MOST_TRIALS:
             raise ValueError(
-                f"search has {len(self.trials)} combinations, and at most {MOST_TRIALS} are tried: more would fit the validation "
-                "part by chance; list fewer values"
+                f"search has {len(self.trials)} combinations, and at most {MOST_TRIALS} are tried: "
+                "more would fit the validation part by chance; list fewer values"
             )
         if taken := sorted(name for name in self.variants if name.startswith("search")):
             raise ValueError(f"'{taken[0]}' is kept for the sweep; name the variant otherwise")
         if taken := sorted(set(self.variants) & set(get_args(Arm))):
             raise ValueError(f"'{taken[0]}' is the name of an arm; name the variant otherwise")
-        by_name = {
-            "folds_by_host": "hosts",
-            "settings_by_host": "hosts",
-            "diagnostics_by_cohort": "cohorts",
-        }
-        for name, whole in by_name.items():
+        by_name = ("folds_by_host", "settings_by_host", "diagnostics_by_cohort")
+        for name, whole in zip(by_name, ("hosts", "hosts", "cohorts"), strict=True):
             if unknown := sorted(set(getattr(self, name)) - set(getattr(self, whole))):
                 raise ValueError(f"{name} names '{unknown[0]}', which is not among the {whole}")
         for name, values in self.variants.items():
             if (recipe := values.get(RECIPE, "default")) not in RECIPE_TABLE:
-                known = ", ".join(RECIPE_TABLE)
                 raise ValueError(
-                    f"variant '{name}' names the recipe '{recipe}'; there are: {known}"
+                    f"variant '{name}' names the recipe '{recipe}'; there are: "
+                    f"{', '.join(RECIPE_TABLE)}"
                 )
-        changes = (
-            self.settings,
-            *self.settings_by_host.values(),
-            *self.variants.values(),
-            self.search,
-        )
-        for key in (key for settings in changes for key in settings):
+        changes = (*self.settings_by_host.values(), *self.variants.values())
+        for key in (key for one in (self.settings, *changes, self.search) for key in one):
             if key in {"seed", "device", "host.name", "host", "evidence"}:
                 raise ValueError(
                     f"'{key}' follows from the grid itself (seeds, resources, hosts, arms)"
                 )
         return self
-
-
-RECIPES: dict[Arm, str] = {
-    "host_paper": "paper",
-    "gce_paper": "paper",
-    "gce_paper_constrained": "paper_constrained",
-}
-"""Arms that follow another recipe than the default one; host_paper is the plain host under the paper's schedule."""
-LONG = 2
-"""How many times the epochs of `host` the fairness control `host_long` trains."""
 
 
 @dataclass(frozen=True)
@@ -331,7 +290,7 @@ Key = CohortKey | RunKey | DiagnosisKey
 
 
 def plan_runs(grid: Grid) -> tuple[RunKey, ...]:
-    """Every fold to train: by cohort, host and seed; within these plain arms first, a run's folds together."""
+    """Every fold to train: by cohort, host and seed, plain arms first, a run's folds together."""
     check_names_exist(grid)
     return tuple(
         RunKey(cohort, host, arm, variant, seed, fold)
@@ -344,7 +303,7 @@ def plan_runs(grid: Grid) -> tuple[RunKey, ...]:
 
 
 def plan_work(grid: Grid) -> tuple[Key, ...]:
-    """Everything to do: each cohort ahead of its runs, the runs of a host and seed ahead of their diagnostics."""
+    """Everything to do: cohorts ahead of their runs, runs ahead of their diagnostics."""
     keys: dict[Key, None] = {}
     for (cohort, _, _), group in groupby(
         plan_runs(grid), lambda run: (run.cohort, run.host, run.seed)
@@ -357,9 +316,9 @@ def plan_work(grid: Grid) -> tuple[Key, ...]:
 
 def plain_rival(grid: Grid, run: RunKey) -> RunKey | None:
     """The plain host beside which a wrapped fold is diagnosed, where the grid has one."""
-    return (
-        None if run.is_plain or "host" not in grid.arms else replace(run, arm="host", variant=None)
-    )
+    if run.is_plain or "host" not in grid.arms:
+        return None
+    return replace(run, arm="host", variant=None)
 
 
 def other_seeds(grid: Grid, run: RunKey) -> tuple[RunKey, ...]:
@@ -370,12 +329,10 @@ def other_seeds(grid: Grid, run: RunKey) -> tuple[RunKey, ...]:
 
 
 def fold_diagnostics(grid: Grid, run: RunKey) -> tuple[str, ...]:
-    """A plain host has no evidence of its own; the wrapped runs show its rows beside theirs. A sweep is not diagnosed."""
-    return (
-        ()
-        if run.is_plain or run.variant in grid.trials
-        else grid.diagnostics_by_cohort.get(run.cohort, grid.diagnostics)
-    )
+    """The diagnostics of a fold; none for a plain host, and for a trial of a sweep."""
+    if run.is_plain or run.variant in grid.trials:
+        return ()
+    return grid.diagnostics_by_cohort.get(run.cohort, grid.diagnostics)
 
 
 def _arms_and_variants(grid: Grid) -> list[tuple[Arm, str | None]]:
@@ -386,7 +343,7 @@ def _arms_and_variants(grid: Grid) -> list[tuple[Arm, str | None]]:
 
 
 def run_settings(grid: Grid, key: RunKey) -> TrainSettings:
-    """The settings of a run: its arm, then the preset, then what the grid and what the variant changes."""
+    """The settings of a run: its arm, preset, and the changes of the grid and the variant."""
     settings = TrainSettings(
         host=HostSettings(name=key.host),
         seed=key.seed,
@@ -396,25 +353,19 @@ def run_settings(grid: Grid, key: RunKey) -> TrainSettings:
     recipe = own.get(RECIPE, RECIPES.get(key.arm, "default"))
     settings = with_recipe(settings, recipe, plain=key.is_plain)
     settings = with_preset(settings, grid.preset)
-    changes = [
-        (name, value)
-        for name, value in (
-            *grid.settings.items(),
-            *grid.settings_by_host.get(key.host, {}).items(),
-        )
-        if not (key.is_plain and name.startswith("evidence."))
-    ]
-    changes += [(name, value) for name, value in own.items() if name != RECIPE]
+    changes = {**grid.settings, **grid.settings_by_host.get(key.host, {})}
+    if key.is_plain:
+        changes = {k: value for k, value in changes.items() if not k.startswith("evidence.")}
+    changes |= {name: value for name, value in own.items() if name != RECIPE}
     # JSON is read back by YAML as the same value.
-    settings = with_overrides(settings, [f"{name}={json.dumps(value)}" for name, value in changes])
+    settings = with_overrides(
+        settings, [f"{name}={json.dumps(value)}" for name, value in changes.items()]
+    )
     if key.arm == "host_long":
-        # Whichever of the three says how long training takes.
-        longer = {
-            name: LONG * value
-            for name in ("epochs", "min_steps", "min_epochs")
-            if (value := getattr(settings, name))
-        }
-        return settings.model_copy(update=longer)
+        # Whichever of the three sets the length of the training.
+        lengths = ("epochs", "min_steps", "min_epochs")
+        values = {name: getattr(settings, name) for name in lengths}
+        return settings.model_copy(update={k: LONG * value for k, value in values.items() if value})
     if key.arm == "gce_random_anchors":
         return with_overrides(settings, ["evidence.anchors=random"])
     return settings

@@ -1,8 +1,9 @@
-"""Where a grid stands, and how long it will take: the time of one unit per host, multiplied.
+"""The progress of a grid, and how long it will take: the time of one unit per host, multiplied.
 
-A unit is a cohort to prepare, a fold to train or a fold to diagnose. It is expected to take as long as the finished units
-of the same kind on the same cohort, host and kind of arm took; where there is none, as those of the host, else as all of
-its kind. Before the first unit of a kind has finished, nothing is expected of it.
+A unit is a cohort to prepare, a fold to train or a fold to diagnose. It is expected to take as long
+as the finished units of the same kind on the same cohort, host and kind of arm; where there is
+none, as those of the host, else as all of its kind. Without a finished unit of its kind nothing is
+expected.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def _list_groups(key: Key) -> list[Hashable]:
 
 @dataclass
 class Board:
-    """What has ended, and how long the rest will take; a bar on a terminal, a line per unit elsewhere."""
+    """What has ended, and how long the rest will take; a bar, or without a terminal lines."""
 
     all_keys: Sequence[Key]
     todo: Sequence[Key]
@@ -78,12 +79,13 @@ class Board:
             self.times.add(key, outcome.seconds)
         took = f" in {duration(outcome.seconds)}" if is_finished else ""
         why = f": {outcome.reason}" if outcome.reason else ""
-        line = f"[{self.done}/{len(self.all_keys)}] {key.path} {outcome.ending}{took}{why}{self._left()}"
+        count, left = f"[{self.done}/{len(self.all_keys)}]", self._left()
+        line = printable(f"{count} {key.path} {outcome.ending}{took}{why}{left}")
         if self.bar is None:
-            print(printable(line), file=sys.stderr, flush=True)
+            print(line, file=sys.stderr, flush=True)
             return
         if outcome.ending is Ending.failed:
-            self.bar.console.print(printable(line), markup=False, highlight=False)
+            self.bar.console.print(line, markup=False, highlight=False)
         self.bar.update(self.bar.task_ids[0], completed=self.done, description=self.title())
 
     @property

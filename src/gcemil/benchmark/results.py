@@ -8,9 +8,8 @@
   log.jsonl                           a line when an execution starts, ends or fails
   summary.json, timing.json           figures of all finished folds; what took how long
 
-A claim is a lock of the operating system on a file, which dies with the process that holds it, however it dies: there
-are no stale claims to clear. On a network file system it needs working locks (NFS 4, or 3 with lockd); where the
-system has none, the claim fails with an error instead of being ignored.
+A claim is a lock of the operating system on a file, which ends with the process that holds it. On a
+network file system it needs working locks (NFS 4, or 3 with lockd); without them the claim fails.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class Results:
     folder: Path
 
     def path(self, key: Key) -> Path:
-        """The cohort, or the fold."""
+        """The folder of a cohort or a fold."""
         return self.folder / key.path
 
     def run(self, key: RunKey) -> Path:
@@ -49,15 +48,12 @@ class Results:
         return self.folder / key.run_path
 
     def finding(self, run: RunKey, name: str) -> Path:
-        """A diagnostic of a fold."""
         return self.path(run) / "diagnostics" / f"{name}.json"
 
     def cohort_record(self, cohort: str) -> Path:
-        """What is known of a cohort."""
         return self.folder / "cohorts" / f"{cohort}.json"
 
     def failure(self, key: Key) -> Path:
-        """Why a piece of work failed."""
         return self.folder / "failures" / f"{key.path}.json"
 
     def remove_empty_failures(self) -> None:
@@ -68,22 +64,18 @@ class Results:
                 folder.rmdir()
 
     def lock(self, name: object) -> Path:
-        """The lock of a piece of work."""
         return self.folder / "claims" / f"{name}.lock"
 
     @property
     def log(self) -> Path:
-        """One line per event."""
         return self.folder / "log.jsonl"
 
     @property
     def summary(self) -> Path:
-        """Means over folds and seeds."""
         return self.folder / "summary.json"
 
     @property
     def timing(self) -> Path:
-        """What the work cost."""
         return self.folder / "timing.json"
 
     def grids(self) -> list[Grid]:
@@ -106,10 +98,9 @@ def claim(path: Path, *, wait: bool = False) -> Iterator[bool]:
 
 
 def append_log(results: Results, key: Key, event: str, **facts: Any) -> None:
-    """Append one line; safe with several writers, and after a line that a killed process left incomplete."""
-    record = {
-        "key": str(key.path), "event": event, "time": time.time(), "host": socket.gethostname(), "pid": os.getpid(), **facts,
-    }  # fmt: skip
+    """Append one line, also with several writers, or after one that was cut by a kill."""
+    place = {"time": time.time(), "host": socket.gethostname(), "pid": os.getpid()}
+    record = {"key": str(key.path), "event": event, **place, **facts}
     with claim(results.lock("log"), wait=True), results.log.open("a+b") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
         is_cut = file.read() not in (b"", b"\n")
@@ -127,20 +118,16 @@ def read_log(results: Results) -> list[Record]:
 
 
 def read_failure(results: Results, key: Key) -> str | None:
-    """Why this failed the last time, None when it did not."""
-    path = results.failure(key)
-    return _read_json(path, remedy="Remove it.")["reason"] if is_file(path) else None
+    """Why this failed the last time; None if it did not."""
+    record = _read_json(results.failure(key), remedy="Remove it.")
+    return None if record is None else record["reason"]
 
 
 def read_cohort_record(results: Results, name: str) -> Record | None:
     """What was written of a cohort when it was prepared; None before."""
-    path = results.cohort_record(name)
-    return (
-        _read_json(path, remedy="Remove it; 'gcemil benchmark' writes it again.")
-        if is_file(path)
-        else None
-    )
+    remedy = "Remove it; 'gcemil benchmark' writes it again."
+    return _read_json(results.cohort_record(name), remedy=remedy)
 
 
-def _read_json(path: Path, *, remedy: str) -> Record:
-    return read_record(path, Record, error=RunError, remedy=remedy)
+def _read_json(path: Path, *, remedy: str) -> Record | None:
+    return read_record(path, Record, error=RunError, remedy=remedy) if is_file(path) else None

@@ -1,9 +1,8 @@
-"""Execute one key: lock it, do the work, log the outcome. Finished work is not repeated; a failure is a record.
+"""Execute one key: lock it, do the work, log the outcome. A failure is a record.
 
-A fold is trained when metrics.json is there, and diagnosed when every diagnostic of the grid is. Training continues
-in a fold where a killed process stopped, with identical results.
-
-A cohort is simulated once, by the first process that needs it, or it is an existing folder; it is checked once either way.
+A fold is trained when metrics.json is there, and diagnosed when every diagnostic of the grid is.
+Training continues in a fold where a killed process stopped, with identical results. A cohort is
+simulated once, by the first process that needs it, or it is an existing folder; it is checked once.
 """
 
 from __future__ import annotations
@@ -56,14 +55,12 @@ from gcemil.training.run import begin_run
 
 
 class Ending(StrEnum):
-    """How an execution ended."""
+    """How an execution ended; busy and found: another process works on it, or has finished it."""
 
     finished = "finished"
     failed = "failed"
     busy = "busy"
-    """Another process is at work on it."""
     found = "found"
-    """Somebody else had finished it."""
 
 
 @dataclass(frozen=True)
@@ -87,9 +84,7 @@ def execute(grid: Grid, results: Results, key: Key) -> Outcome:
         started = time.monotonic()
         try:
             do_work(grid, results, key)
-        except (
-            Exception
-        ) as error:  # one run that fails, for whatever reason, must not stop the others
+        except Exception as error:  # a failed run must not stop the others
             reason = describe_fault(error) or f"{type(error).__name__}: {error_text(error)}"
             return record_failure(results, key, reason, detail=traceback.format_exc())
         results.failure(key).unlink(missing_ok=True)
@@ -127,10 +122,10 @@ def record_failure(results: Results, key: Key, reason: str, *, detail: str = "")
 def do_work(grid: Grid, results: Results, key: Key) -> None:
     """One piece of work: a cohort, a fold or its diagnostics."""
     for host in grid.hosts:
-        # The user named them in the grid; a worker that was not there when it was read needs to know.
+        # The user named them in the grid, which is consent to run their code.
         if is_import_path(host):
             trust_host(host)
-    # One thread everywhere: results are equal on every engine, and workers do not fight for cores.
+    # One thread everywhere: results are equal on every engine.
     with one_thread():
         match key:
             case CohortKey():
@@ -139,6 +134,10 @@ def do_work(grid: Grid, results: Results, key: Key) -> None:
                 _train(grid, results, key)
             case DiagnosisKey():
                 _diagnose(grid, results, key)
+    if not isinstance(key, CohortKey):
+        run = key.run if isinstance(key, DiagnosisKey) else key
+        with claim(results.lock(run.run_path), wait=True):
+            Run(results.run(run)).write_summary()
 
 
 def _train(grid: Grid, results: Results, run: RunKey) -> None:
@@ -154,7 +153,6 @@ def _train(grid: Grid, results: Results, run: RunKey) -> None:
     # Runs that differ in evidence alone have the same host, which is trained once.
     siblings = sorted(results.path(run).parents[2].glob(f"*/{run.run_path.name}"))
     train_fold(cohort, run.fold, settings, results.path(run), hosts_from=siblings)
-    _refresh_summary(results, run)
 
 
 def _diagnose(grid: Grid, results: Results, key: DiagnosisKey) -> None:
@@ -172,7 +170,6 @@ def _diagnose(grid: Grid, results: Results, key: DiagnosisKey) -> None:
     )
     if missing := _missing_diagnostics(grid, results, run):
         measure_fold(comparison, run.fold, missing)
-    _refresh_summary(results, run)
 
 
 def check_needs(grid: Grid, results: Results, key: DiagnosisKey) -> None:
@@ -182,12 +179,6 @@ def check_needs(grid: Grid, results: Results, key: DiagnosisKey) -> None:
         if need is not None and not is_finished(grid, results, need):
             reason = read_failure(results, need) or "it was not trained"
             raise RunError(f"{key.path} needs {need.path}, which is not finished: {reason}")
-
-
-def _refresh_summary(results: Results, run: RunKey) -> None:
-    """The run's own summary, for everything that reads run folders."""
-    with claim(results.lock(run.run_path), wait=True):
-        Run(results.run(run)).write_summary()
 
 
 def check_own_hosts(grid: Grid) -> None:
@@ -208,13 +199,15 @@ def check_diagnostics(grid: Grid) -> None:
     named = (*grid.diagnostics, *by_cohort, *grid.diagnostic_options)
     if unknown := [name for name in named if name not in DIAGNOSTICS]:
         raise ConfigError(
-            f"Grid '{grid.name}': unknown diagnostic '{unknown[0]}'. Choose from: {', '.join(DIAGNOSTICS)}."
+            f"Grid '{grid.name}': unknown diagnostic '{unknown[0]}'. Choose from: "
+            f"{', '.join(DIAGNOSTICS)}."
         )
     for name, options in grid.diagnostic_options.items():
         known = list_options(name)
         if unknown := [option for option in options if option not in known]:
             raise ConfigError(
-                f"Grid '{grid.name}': '{name}' has no option '{unknown[0]}'. It has: {', '.join(known) or 'none'}."
+                f"Grid '{grid.name}': '{name}' has no option '{unknown[0]}'. It has: "
+                f"{', '.join(known) or 'none'}."
             )
 
 
@@ -243,7 +236,7 @@ def _prepare_cohort(grid: Grid, results: Results, key: CohortKey) -> None:
 
 
 def _simulate_cohort(settings: CohortSettings, folder: Path) -> None:
-    """Simulate beside the place and rename: a cohort is there with its folds, or it is not there."""
+    """Simulate a cohort with its folds."""
     with atomic_folder(folder) as aside:
         cohort = simulate(
             str(settings.profile),
@@ -258,9 +251,8 @@ def _simulate_cohort(settings: CohortSettings, folder: Path) -> None:
             write_folds(cohort, make_folds(cohort, seed=settings.seed))
         else:
             generator = np.random.default_rng(settings.seed)
-            write_folds(
-                cohort, [make_parts(cohort, settings.parts, generator=generator)], kind="official"
-            )
+            fold = make_parts(cohort, settings.parts, generator=generator)
+            write_folds(cohort, [fold], kind="official")
 
 
 def _describe_cohort(cohort: Cohort) -> Record:
@@ -298,7 +290,8 @@ def _open_cohort(grid: Grid, results: Results, name: str) -> tuple[Cohort, list[
     cohort = Cohort.load(grid.cohorts[name].folder or results.path(CohortKey(name)))
     if record_cohort(cohort).fingerprint != record.get("fingerprint"):
         raise RunError(
-            f"{cohort.folder} changed since '{name}' was prepared in {results.folder}, and a grid is not trained on two states "
-            "of a cohort. Put back what was there, or give another --out."
+            f"{cohort.folder} changed since '{name}' was prepared in {results.folder}, and a grid "
+            "is not trained on two states of a cohort. Put back what was there, or give another "
+            "--out."
         )
     return cohort, record["warnings"]

@@ -1,17 +1,17 @@
 """All figures of a results folder, flat, in two files.
 
-summary.json   figures that any machine must find again: metrics and diagnostics of every finished fold, and their
-               means over folds and seeds
+summary.json   metrics and diagnostics of every finished fold, and their means over folds and seeds
 timing.json    what took how long, and the figures of diagnostics that measure cost
 
-No time, path or machine is in summary.json: equal grids give equal bytes, whatever ran them and however often it was
-interrupted. It covers every grid that was run into the folder.
+No time, path or machine is in summary.json: equal grids give equal bytes, whatever ran them and
+however often it was interrupted. It covers every grid that was run into the folder.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 
 from gcemil.benchmark.grid import Grid, RunKey, fold_diagnostics, plan_runs, plan_work
 from gcemil.benchmark.results import (
@@ -70,30 +70,24 @@ def summarise(results: Results) -> tuple[Record, Record]:
         if (path := results.finding(key, name)).is_file()
         for row in read_finding(path).rows
     ]
-    lasting = [_pick_figures(row, lambda name: name not in COSTS) for row in rows]
-    costs = [
-        row for row in (_pick_figures(row, COSTS.__contains__) for row in rows) if row["values"]
-    ]
+    lasting = [_pick_figures(row, costs=False) for row in rows]
+    costs = [row for row in (_pick_figures(row, costs=True) for row in rows) if row["values"]]
+    unfinished = {
+        str(key.path): read_failure(results, key)
+        for grid in grids
+        for key in plan_work(grid)
+        if not is_finished(grid, results, key)
+    }
+    columns = (*SEARCHED, "chosen", "settings", "validation", "run")
     summary = {
         "grids": [grid.name for grid in grids],
         "cohorts": _cohort_cards(results, grids),
         "runs": runs,
         "diagnostics": lasting,
         "means": _mean_metrics([*runs, *chosen]),
-        "search": [
-            {name: row[name] for name in (*SEARCHED, "chosen", "settings", "validation", "run")}
-            for row in chosen
-        ],
+        "search": [{name: row[name] for name in columns} for row in chosen],
         "diagnostic_means": _mean_rows(lasting),
-        "unfinished": [
-            {"key": path, "failure": reason}
-            for path, reason in {
-                str(key.path): read_failure(results, key)
-                for grid in grids
-                for key in plan_work(grid)
-                if not is_finished(grid, results, key)
-            }.items()
-        ],
+        "unfinished": [{"key": key, "failure": why} for key, why in unfinished.items()],
     }
     timing = {
         "executions": [
@@ -108,26 +102,32 @@ def summarise(results: Results) -> tuple[Record, Record]:
 
 
 def _choose_trials(grids: Sequence[Grid], runs: Rows) -> Rows:
-    """The trial of every sweep that is best on the validation part, fold by fold, as a variant named search.
+    """The trial of every sweep that is best on the validation part, as a variant named search.
 
-    A fold's own validation part decides: over folds, the validation parts are other folds' test parts. A fold whose
-    trials are not all trained has no choice yet.
+    A fold's own validation part decides: over folds, the validation parts are other folds' test
+    parts. A fold whose trials are not all trained has no choice yet.
     """
     chosen = []
     for grid in grids:
         tried = [
-            row for row in runs
-            if row["variant"] in grid.trials and row["cohort"] in grid.cohorts and row["host"] in grid.hosts
+            row
+            for row in runs
+            if row["variant"] in grid.trials
+            and row["cohort"] in grid.cohorts
+            and row["host"] in grid.hosts
             and row["details"].get("validation") is not None
-        ]  # fmt: skip
+        ]
         for _, rows in _group_rows(tried, SEARCHED):
             if len(rows) == len(grid.trials):
                 # Of equals the first of the grid.
                 best = max(rows, key=lambda row: row["details"]["validation"])
-                chosen.append({
-                    **best, "variant": SEARCH, "chosen": best["variant"], "settings": grid.trials[best["variant"]],
+                trial = {
+                    "variant": SEARCH,
+                    "chosen": best["variant"],
+                    "settings": grid.trials[best["variant"]],
                     "validation": best["details"]["validation"],
-                })  # fmt: skip
+                }
+                chosen.append({**best, **trial})
     return chosen
 
 
@@ -147,10 +147,10 @@ def _label_run(grid: Grid, key: RunKey) -> Record:
     }
 
 
-def _pick_figures(row: Record, is_chosen: Callable[[str], bool]) -> Record:
-    """The row with some of its figures."""
+def _pick_figures(row: Record, *, costs: bool) -> Record:
+    """The row with its figures that measure cost, or with the others."""
     figures = {
-        part: {name: value for name, value in row[part].items() if is_chosen(name)}
+        part: {name: value for name, value in row[part].items() if (name in COSTS) == costs}
         for part in ("values", "deviations")
     }
     return {**row, **figures}
@@ -158,52 +158,47 @@ def _pick_figures(row: Record, is_chosen: Callable[[str], bool]) -> Record:
 
 def _mean_metrics(runs: Rows) -> Rows:
     """Mean and deviation of every metric over the folds and seeds of an arm or variant."""
-    return [
-        {
-            **group,
-            "runs": len(rows),
-            "metrics": {
-                mode: {
-                    name: spread(row["metrics"].get(mode, {}).get(name) for row in rows)
-                    for name in metrics
-                }
-                for mode, metrics in rows[0]["metrics"].items()
-            },
+    means = []
+    for group, rows in _group_rows(runs, GROUP):
+        metrics = {
+            mode: _spread([row["metrics"].get(mode, {}) for row in rows], figures)
+            for mode, figures in rows[0]["metrics"].items()
         }
-        for group, rows in _group_rows(runs, GROUP)
-    ]
+        means.append({**group, "runs": len(rows), "metrics": metrics})
+    return means
 
 
 def _mean_rows(rows: Rows) -> Rows:
     """The same for the rows of diagnostics, joined by their labels."""
     means = []
     for group, members in _group_rows(rows, (*GROUP, "diagnostic", "labels")):
-        names = dict.fromkeys(name for row in members for name in row["values"])
-        values = {name: spread(row["values"].get(name) for row in members) for name in names}
-        means.append({**group, "runs": len(members), "values": values})
+        values = [row["values"] for row in members]
+        names = dict.fromkeys(name for figures in values for name in figures)
+        means.append({**group, "runs": len(members), "values": _spread(values, names)})
     return means
 
 
 def _group_rows(rows: Rows, names: Sequence[str]) -> list[tuple[Record, Rows]]:
-    groups: dict[str, Rows] = {}
+    groups: dict[str, Rows] = defaultdict(list)
     for row in rows:
-        groups.setdefault(json.dumps([row[name] for name in names], sort_keys=True), []).append(row)
+        groups[json.dumps([row[name] for name in names], sort_keys=True)].append(row)
     return [({name: members[0][name] for name in names}, members) for members in groups.values()]
 
 
-def spread(values: Iterable[float | None]) -> Record:
-    """None where no fold has the figure; `n` folds have it."""
-    known = [value for value in values if value is not None]
-    mean, deviation = mean_and_deviation(known)
-    return {"mean": mean, "std": deviation, "n": len(known)}
+def _spread(figures: Sequence[Mapping[str, float | None]], names: Iterable[str]) -> Record:
+    """Mean and deviation of every figure; None where no fold has it, `n` folds have it."""
+    spread = {}
+    for name in names:
+        known = [value for one in figures if (value := one.get(name)) is not None]
+        mean, deviation = mean_and_deviation(known)
+        spread[name] = {"mean": mean, "std": deviation, "n": len(known)}
+    return spread
 
 
 def _cohort_cards(results: Results, grids: Sequence[Grid]) -> Record:
     """What each prepared cohort is; folders are left out, they differ between machines."""
     cards: Record = {}
-    for name, cohort in {
-        name: cohort for grid in grids for name, cohort in grid.cohorts.items()
-    }.items():
+    for name, cohort in {k: one for grid in grids for k, one in grid.cohorts.items()}.items():
         if (record := read_cohort_record(results, name)) is not None:
             card = {key: value for key, value in record.items() if key != "settings"}
             card["dataset"] = cohort.dataset or cohort.profile or name

@@ -37,8 +37,7 @@ def benchmark(
     Example: gcemil benchmark grids/smoke.yaml --out results/smoke
     """
     from gcemil.benchmark.engines import (
-        LocalPool,
-        RayPool,
+        affordable_workers,
         check_results,
         enter_grid,
         list_unfinished,
@@ -65,13 +64,9 @@ def benchmark(
         return
     outcomes: dict[Key, Outcome] = {}
     if todo:
-        with (
-            RayPool(grid, results, address=cluster, workers=jobs)
-            if cluster
-            else LocalPool(grid, results, workers=jobs) as pool,
-            show_board(plan, todo, times, pool.workers) as board,
-        ):
-            outcomes = run_grid(grid, results, pool, board.end)
+        workers = jobs or affordable_workers(grid.resources, cluster)
+        with show_board(plan, todo, times, workers) as board:
+            outcomes = run_grid(grid, results, workers, cluster=cluster, on_end=board.end)
     else:
         enter_grid(grid, results)
     summary = write_summary(results)

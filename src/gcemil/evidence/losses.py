@@ -5,7 +5,7 @@ One pure function each:
   grounding   KL(q || pi / sum pi), q_i ~ 1 - prod_m (1 - r_im)^{w_m}, q detached
   literal     mean (pi_i - (1 - prod_m (1 - r_im)))^2, as the paper words it
   necessity   -sum_c t_c log f_c(X_notS), t ~ nu^2, nu the mean of the complement's predictions
-              survival: squared distance of the complement's risk from the mean training risk
+Terms that are the task's loss on another prediction (coverage, kept subset) use the task itself.
 """
 
 import math
@@ -70,8 +70,8 @@ class NullTarget(nn.Module):
         peaked = self.running_mean**self.peak
         return peaked / peaked.sum()
 
-    def distance(self, full: Logits, removed: Logits) -> Loss:
-        """-sum_c t_c log f_c(X_notS), after which the complement's prediction enters the mean."""
+    def distance(self, removed: Logits) -> Loss:
+        """-sum_c t_c log f_c(X_notS); then the complement enters the running mean."""
         distance = -(self().detach() * F.log_softmax(removed, dim=0)).sum()
         self.update(removed.detach())
         return distance
@@ -80,43 +80,3 @@ class NullTarget(nn.Module):
     def update(self, removed_logits: Logits) -> None:
         """Add the prediction of one more complement to the running mean."""
         self.running_mean.lerp_(torch.softmax(removed_logits, dim=0), 1 - self.momentum)
-
-
-class NullRisk(nn.Module):
-    """Running mean and spread of the training risks; exact over the first bags."""
-
-    running_mean: Tensor
-    running_square: Tensor
-    seen: Tensor
-
-    def __init__(self, *, momentum: float = 0.95) -> None:
-        super().__init__()
-        self.momentum = momentum
-        self.register_buffer("running_mean", torch.zeros(()))
-        self.register_buffer("running_square", torch.zeros(()))
-        self.register_buffer("seen", torch.zeros(()))
-
-    def forward(self) -> Loss:
-        return self.running_mean.clone()
-
-    @property
-    def spread(self) -> Loss:
-        """Standard deviation of the risks seen, at least 1."""
-        return (self.running_square - self.running_mean.square()).clamp_min(1.0).sqrt()
-
-    def distance(self, full: Logits, removed: Logits) -> Loss:
-        """Squared distance of the complement's risk from the mean risk, in units of their spread.
-
-        Cox leaves the scale of a risk open: without a unit the term would outgrow the task.
-        """
-        # First the update: before the first bag there is no mean.
-        self.update(full.detach().squeeze(0))
-        return ((removed.squeeze(0) - self().detach()) / self.spread.detach()).square()
-
-    @torch.no_grad()
-    def update(self, risk: Loss) -> None:
-        """Add the full-bag risk of one more slide to mean and spread."""
-        self.seen.add_(1)
-        share = torch.maximum(1 / self.seen, torch.full_like(self.seen, 1 - self.momentum))
-        self.running_mean.add_(share * (risk - self.running_mean))
-        self.running_square.add_(share * (risk.square() - self.running_square))

@@ -50,13 +50,13 @@ from gcemil.metrics import TASKS
 from gcemil.outputs import AskedOutput, ClassQuestion
 from gcemil.records import FurtherSet, SlideEvidence
 from gcemil.recovery import subset_size, top_k
+from gcemil.runs.checkpoint import join_hashes
 from gcemil.runs.consensus import (
     Ensemble,
     EnsembleEmbedded,
     average_scores,
     choose_majority,
     find_consensus,
-    join_hashes,
     share_folds,
 )
 from gcemil.runs.environment import describe_environment

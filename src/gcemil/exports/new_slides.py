@@ -40,9 +40,9 @@ from gcemil.prefilter.slide_files import (
 from gcemil.prefilter.student import PREFILTER_FILE
 from gcemil.processes import run_jobs
 from gcemil.records import certify, write_evidence
-from gcemil.runs.consensus import join_hashes
+from gcemil.runs.checkpoint import join_hashes
 from gcemil.runs.environment import one_thread
-from gcemil.runs.folder import Run, RunFold, main_mode
+from gcemil.runs.folder import Run, RunFold, SeenSlides, SlidePart, main_mode
 from gcemil.runs.predict import (
     FoldModel,
     SlidePrediction,
@@ -52,7 +52,6 @@ from gcemil.runs.predict import (
     read_new_slide,
     value_names,
 )
-from gcemil.runs.seen_slides import SeenSlides, SlidePart
 from gcemil.slides.reader import ANY_EXTENSIONS, IMAGE_EXTENSIONS, join_series, name_slide
 
 FEATURE_EXTENSIONS = (".h5", ".hdf5", ".pt")

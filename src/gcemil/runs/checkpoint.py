@@ -1,13 +1,15 @@
-"""Checkpoints: the network of a fold and a training state as safetensors files, and the network built again from its file alone.
+"""Checkpoints: the network of a fold, or the state of a training, as a safetensors file.
 
-Tensors, and everything else as JSON in the header. One file, written aside and renamed, so that a kill at any moment leaves
-the old state or the new one, never a mixture. Nothing is pickled.
+The header of a network says how to build it again without its run and its cohort; of an exported
+fold config.json says it (runs/pretrained.py). Files are written atomically, and nothing is pickled.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,29 +51,12 @@ MISREAD = (
 """What reading a damaged or foreign file raises."""
 
 
-# The network of a fold
-
-
 class _BankRecord(BaseModel):
     """The anchors a network was trained with, apart from their embeddings."""
 
     prompts: list[str] = Field(min_length=1)
     provenance: str
     kind: BankKind
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_a_kind(cls, values: Any) -> Any:
-        # Checkpoints written before the field existed tell the kind only in the words of the provenance.
-        if isinstance(values, dict) and "kind" not in values:
-            words = str(values.get("provenance"))
-            first: dict[str, BankKind] = {"prototypes": "prototypes", "examples": "examples"}
-            kind = next((kind for word, kind in first.items() if words.startswith(word)), "text")
-            return {
-                **values,
-                "kind": "prompt_patches" if "met in training patches" in words else kind,
-            }
-        return values
 
 
 class NetworkRecord(BaseModel):
@@ -103,7 +88,7 @@ class PretrainedConfig(BaseModel):
     """The part of config.json of an exported fold that is read; the rest is for people."""
 
     format: Literal["gcemil-pretrained-1"]
-    network: dict[str, Any]
+    network: Meta
 
 
 @dataclass(frozen=True)
@@ -113,13 +98,13 @@ class LoadedNetwork:
     host: AnyHost
     model: GceMil | None = None
     reference: Tensor | None = None
-    """Patches of training slides by which the responses are calibrated; None once training is over."""
+    """Patches of training slides by which the responses are calibrated; None after training."""
     label_scale: tuple[float, float] = (0.0, 1.0)
     """Mean and deviation of the training labels, in which a network of regression counts."""
 
     @property
     def network(self) -> nn.Module:
-        """What is trained and saved: the wrapper with its host, or the plain host."""
+        """The wrapper with its host, or the plain host."""
         return self.model if self.model is not None else self.host
 
 
@@ -156,8 +141,8 @@ def describe_network(loaded: LoadedNetwork, cohort: Cohort, settings: TrainSetti
 
 def open_network(
     path: Path | str, device: str = "cpu", precision: Precision = "32"
-) -> tuple[LoadedNetwork, dict[str, Any]]:
-    """A trained network that embeds and pools on this device, in this precision, and answers on the CPU."""
+) -> tuple[LoadedNetwork, Meta]:
+    """A trained network that embeds and pools on this device; its outputs are on the CPU."""
     loaded, meta = load_network(path)
     loaded.host.precision = precision
     # A class of the user's own need not be placed: it computes where its weights are.
@@ -168,8 +153,8 @@ def open_network(
 
 def load_network(
     path: Path | str, device: torch.device | str = "cpu"
-) -> tuple[LoadedNetwork, dict[str, Any]]:
-    """A trained network in evaluation mode and what it was saved with, from its checkpoint or from an exported fold."""
+) -> tuple[LoadedNetwork, Meta]:
+    """A trained network in evaluation mode and its header, from a checkpoint or an export."""
     path = Path(path)
     if path.is_dir():
         path = path / PRETRAINED_WEIGHTS
@@ -185,35 +170,18 @@ def load_network(
     else:
         tensors, meta = load_tensors(path)
     record = validate_as(meta, NetworkRecord, described, error=RunError, remedy=remedy)
-    _import_own_host(record.settings.host.name, path)
-    try:
+    if (name := record.settings.host.name) not in HOSTS:
+        # Before the file is blamed: the user may not trust the code of the host, or not have it.
+        check_trust(name, path)
+        try:
+            host_spec(name).load()
+        except UsageError as error:
+            raise RunError(f"{path} cannot be opened without its host. {error}") from error
+    with refuse_misfit(path, "the network its header describes", remedy):
         loaded = _build_network(record, tensors)
         loaded.network.load_state_dict(tensors)
-    except (
-        GcemilError,
-        RuntimeError,
-        KeyError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        IndexError,
-    ) as error:
-        raise RunError(
-            f"{path} does not hold the network its header describes ({error_text(error)}). {remedy}"
-        ) from error
     loaded.network.to(device).eval()
     return loaded, meta
-
-
-def _import_own_host(name: str, path: Path) -> None:
-    """Before the checkpoint is blamed: the user may not trust the code of the host, or not have it."""
-    if name in HOSTS:
-        return
-    check_trust(name, path)
-    try:
-        host_spec(name).load()
-    except UsageError as error:
-        raise RunError(f"{path} cannot be opened without its host. {error}") from error
 
 
 def build_host(settings: HostSettings, *, in_dim: int, n_outputs: int) -> AnyHost:
@@ -246,6 +214,13 @@ def _build_network(record: NetworkRecord, tensors: Mapping[str, Tensor]) -> Load
     return LoadedNetwork(host, model, label_scale=scale)
 
 
+def join_hashes(hashes: Sequence[str]) -> str:
+    """The hash of one file, or one for several."""
+    if len(set(hashes)) == 1:
+        return hashes[0]
+    return hashlib.sha256("".join(hashes).encode()).hexdigest()
+
+
 # Tensors in a file
 
 
@@ -257,19 +232,19 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Meta) -> None:
             save_file(plain, temporary, metadata={"gcemil": json.dumps(meta)})
         except SafetensorError as error:
             raise StoreError(
-                f"{path} cannot be written ({error}). Free some space, or give a folder on another disk."
+                f"{path} cannot be written ({error}). Free some space, or give a folder on another "
+                "disk."
             ) from error
 
 
 def load_tensors(path: Path, *, remedy: str = TRAIN_AGAIN) -> tuple[dict[str, Tensor], Meta]:
     """Every tensor of a file and the record in its header."""
     if not is_file(path):
-        folds = sorted(
-            other.parent.name for other in path.parent.parent.glob(f"fold_*/{path.name}")
-        )
-        trained = f" Trained are: {', '.join(folds)}." if folds else ""
+        there = sorted(one.parent.name for one in path.parent.parent.glob(f"fold_*/{path.name}"))
+        trained = f" Trained are: {', '.join(there)}." if there else ""
         raise RunError(
-            f"{path} does not exist: the fold is not trained.{trained} Train it with 'gcemil train'."
+            f"{path} does not exist: the fold is not trained.{trained} Train it with "
+            "'gcemil train'."
         )
     try:
         tensors, meta = read_safetensors(path, "gcemil")
@@ -281,58 +256,37 @@ def load_tensors(path: Path, *, remedy: str = TRAIN_AGAIN) -> tuple[dict[str, Te
 
 
 def read_safetensors(path: Path, key: str) -> tuple[dict[str, Tensor], Any]:
-    """Every tensor of a file, and the JSON that stands under this key of its header."""
+    """Every tensor of a file, and the JSON under this key of its header."""
     with safe_open(path, framework="pt") as file:
         meta = parse_json((file.metadata() or {})[key], path)
         return {name: file.get_tensor(name) for name in file.keys()}, meta  # noqa: SIM118
 
 
 @contextmanager
-def refuse_misfit(path: Path) -> Iterator[None]:
-    """Use what was loaded; a state of another network, or a damaged one, is a RunError that names the file."""
+def refuse_misfit(
+    path: Path, what: str = "the state of this fold", remedy: str = TRAIN_AGAIN
+) -> Iterator[None]:
+    """Use what was loaded; a state of another network, or a damaged one, is a RunError."""
     try:
         yield
-    except (KeyError, ValueError, TypeError, RuntimeError, AttributeError, IndexError) as error:
-        raise RunError(
-            f"{path} does not fit the network of this fold ({error_text(error)}). {TRAIN_AGAIN}"
-        ) from error
-
-
-def module_state(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
-    """Parameters and buffers of several modules, each under its own name."""
-    return {
-        f"{owner}.{name}": tensor
-        for owner, module in modules.items()
-        for name, tensor in module.state_dict().items()
-    }
-
-
-def load_modules(modules: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -> None:
-    """Put the tensors that `module_state` named back into the modules."""
-    for owner, module in modules.items():
-        prefix = f"{owner}."
-        module.load_state_dict(
-            {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-        )
+    except (GcemilError, LookupError, ValueError, TypeError, RuntimeError, AttributeError) as error:
+        raise RunError(f"{path} does not hold {what} ({error_text(error)}). {remedy}") from error
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Every tensor of the optimiser's state, numbered by parameter."""
-    state = optimizer.state_dict()["state"]
     return {
         f"optimizer.{index}.{name}": value
-        for index, entry in state.items()
+        for index, entry in optimizer.state_dict()["state"].items()
         for name, value in entry.items()
     }
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Put the tensors that `optimizer_state` named back into an optimiser of the same parameters."""
-    state: dict[int, dict[str, Tensor]] = {}
+    """Put the tensors of `optimizer_state` back into an optimiser of the same parameters."""
+    state: dict[int, dict[str, Tensor]] = defaultdict(dict)
     for key, value in tensors.items():
         if key.startswith("optimizer."):
             _, index, name = key.split(".", 2)
-            state.setdefault(int(index), {})[name] = value
-    optimizer.load_state_dict(
-        {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
-    )
+            state[int(index)][name] = value
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": dict(state)})

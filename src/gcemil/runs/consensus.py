@@ -2,7 +2,7 @@
 
   prediction   classes: the mean probability;  risk or value: the mean
   share        share of the folds that chose a patch
-  consensus    patches that more than half of the folds chose; where there are none, those that most chose
+  consensus    patches that more than half of the folds chose; without any, those most chose
   scores       log of the mean of softmax(scores): the scores of different folds share no scale
 
 The consensus is kept and removed under the mean prediction, like any evidence.
@@ -10,7 +10,6 @@ The consensus is kept and removed under the mean prediction, like any evidence.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -110,14 +109,9 @@ def share_folds(chosen: Sequence[Selected]) -> Float[Tensor, "n"]:
 
 
 def choose_majority(share: Float[Tensor, "n"]) -> Selected:
-    """The patches that more than half of the folds chose, or the most chosen ones where there are none."""
+    """The patches that more than half of the folds chose, else the most chosen ones."""
     majority = share > 0.5
     return majority if bool(majority.any()) else share == share.max()
-
-
-def join_hashes(hashes: Sequence[str]) -> str:
-    """One hash for the networks of all folds."""
-    return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
 @torch.no_grad()
@@ -128,7 +122,10 @@ def find_consensus(
     hashes: dict[str, str] | None = None,
 ) -> list[SlideEvidence]:
     """The consensus of the folds on a bag, a record per slide; of one fold its own evidence."""
-    per_fold = [slide_evidence(*one, hashes) for one in _pair(models, bag, explanations)]
+    per_fold = [
+        slide_evidence(model, bag, found, hashes)
+        for model, found in zip(models, explanations, strict=True)
+    ]
     if len(per_fold) == 1:
         return per_fold[0]
     share = share_folds([one.recovery.selected.cpu() for one in explanations])
@@ -153,26 +150,18 @@ def find_consensus(
     return joined
 
 
-def _pair(
-    models: Sequence[GceMil], bag: Bag, explanations: Sequence[Explanation]
-) -> list[tuple[GceMil, Bag, Explanation]]:
-    return [(model, bag, found) for model, found in zip(models, explanations, strict=True)]
-
-
 def _judge(
     models: Sequence[GceMil], bag: Bag, explanations: Sequence[Explanation], selected: Selected
 ) -> Any:
     """The verdict on the consensus under the mean prediction."""
     features, coords = bag_tensors(bag, models[0].anchors.device)
     embedded = EnsembleEmbedded.of([one.output.embedded for one in explanations])
-    bench = Interventions(
-        Ensemble([one.explained for one in models]), features, coords, embedded=embedded
-    )
+    host = Ensemble([one.explained for one in models])
+    bench = Interventions(host, features, coords, embedded=embedded)
     selected = selected.to(features.device)
     kept, removed = bench.kept(selected), bench.removed(selected)
-    kind = create_output(
-        models[0].task, models[0].n_outputs, fmean(float(one.risk_spread) for one in models)
-    )
+    spread = fmean(float(one.risk_spread) for one in models)
+    kind = create_output(models[0].task, models[0].n_outputs, spread)
     without = None if removed is None else removed.logits
     return judge(kind, bench.full().logits, kept.logits, without, models[0].tolerances)
 
@@ -180,7 +169,7 @@ def _judge(
 def _join_records(
     records: Sequence[SlideEvidence], selected: Selected, *, keeps_anchors: bool
 ) -> SlideEvidence:
-    """The records of one slide as one: means over the folds, and what the selected patches cover."""
+    """The records of one slide as one: means over the folds, coverage of the selection."""
     first = records[0]
 
     def mean(name: str) -> Tensor:

@@ -36,7 +36,7 @@ def describe_environment(
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Sums in one order, so that the same command gives the same bits however many run beside it."""
+    """Compute on one thread, so that the same command gives the same bits."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,30 +1,32 @@
-"""A run on disk: `Run` and `RunFold` say where the files are, read the text files among them, and check the cohort. No torch.
+"""A run on disk: where its files are, what the text files among them hold. No torch.
 
   config.yaml         settings and cohort; it makes the folder a run
-  cohort.json         what the cohort held when the run was begun
+  cohort.json         hashes of the cohort when the run was begun
   environment.json    versions, machine, commit, seed;  warnings.json    warnings about the cohort
   train.log           messages of training
-  summary.json        mean and spread over the finished folds;  diagnostics/    findings joined over the folds
-  fold_<k>/           checkpoint.safetensors, history.jsonl, predictions.csv, evidence/, diagnostics/, metrics.json
-  targets/<target>/   of a run of several targets: a run of each (runs/targets.py)
+  summary.json        mean and spread over the finished folds;  diagnostics/    joined over folds
+  fold_<k>/           checkpoint.safetensors, history.jsonl, predictions.csv, evidence/,
+                      diagnostics/, metrics.json
+  targets/<target>/   of a run of several targets: a run of each (runs/weights.py)
 
-metrics.json comes last and marks a fold as finished. A command that reads a run together with its cohort first checks that
-the cohort is still what cohort.json says, because a result that mixes two states of a cohort is worthless.
+metrics.json comes last and marks a fold as finished. A command that reads a run together with its
+cohort refuses a cohort that changed since the run began.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from gcemil.bags.cohort import BagSpec, Cohort
-from gcemil.bags.fingerprint import CohortRecord, record_cohort
+from gcemil.bags.fingerprint import CohortRecord, content_hash, record_cohort
 from gcemil.bags.folds import Fold, Part
+from gcemil.bags.tables import read_table
 from gcemil.config import TrainSettings
 from gcemil.errors import InputError, RunError, UsageError
 from gcemil.files import (
@@ -37,7 +39,7 @@ from gcemil.files import (
     validate_as,
     write_json,
 )
-from gcemil.findings import Figures, join_folds, mean_and_deviation, read_finding
+from gcemil.findings import Figures, Finding, join_folds, mean_and_deviation, read_finding
 from gcemil.records import MODES
 from gcemil.runs.learning import Learning, describe_learning
 from gcemil.wording import is_there, near_path
@@ -45,6 +47,8 @@ from gcemil.wording import is_there, near_path
 Record = dict[str, Any]
 PRETRAINED_CONFIG, PRETRAINED_WEIGHTS = "config.json", "model.safetensors"
 """A trained fold on its own, as `gcemil export --pretrained` writes it (runs/pretrained.py)."""
+SlidePart = Literal["new", "test", "val", "train", "unknown"]
+"""Of a slide in a fold; new: not of the run's cohort, unknown: the folder does not say."""
 
 
 # What the files say
@@ -58,9 +62,8 @@ class RunCard(BaseModel):
     cohort: Path
     settings: TrainSettings
     cohort_fingerprint: str | None = None
-    """Of the cohort when the run was begun."""
     targets: tuple[str, ...] = ()
-    """Of a run of several targets, each of which has a run of its own (runs/targets.py)."""
+    """Of a run of several targets, each of which has a run of its own."""
     settings_hash: str | None = None
 
 
@@ -81,7 +84,7 @@ class FoldDetails(BaseModel):
     """Of the host alone, where the evidence has a vote beside it."""
     learning: Learning | None = None
     vote: dict[str, Any] | None = None
-    """How much the evidence head decides: its weight, and what it reads."""
+    """The weight of the evidence head, and what it reads."""
     no_evidence: dict[str, Any] | None = None
     """On slides without a lesion: the promised and the reached rate of confirmed evidence."""
 
@@ -101,7 +104,7 @@ class FoldMetrics(BaseModel):
 
     @property
     def modes(self) -> dict[str, Figures]:
-        """The figures by how the bag was seen."""
+        """The figures of every kind of prediction."""
         return {mode: figures for mode in MODES if (figures := getattr(self, mode)) is not None}
 
 
@@ -147,22 +150,18 @@ class RunFold(_Folder):
     resume = _File("resume.safetensors")
     """The state of training after its last epoch."""
     history = _File("history.jsonl")
-    """A line per epoch."""
     progress = _File("progress.json")
-    """How much of the epoch under way is done, while the fold is trained."""
+    """Bags of the current epoch that are done, while the fold is trained."""
     timing = _File("timing.json")
-    """How long the fold took."""
     metrics = _File("metrics.json")
-    """Figures of the test bags; written last."""
     representations = _File("representations.h5")
-    """The representation of every bag."""
     adapter = _File("adapter.h5")
     """How far the feature adapter moves patches, where the selector has one."""
 
     @property
     def number(self) -> int:
         """The k of fold_<k>."""
-        number = _fold_number(self.path)
+        number = fold_number(self.path)
         if number is None:
             raise RunError(f"{self.path} is not a fold, which is named fold_<number>.")
         return number
@@ -184,10 +183,9 @@ class RunFold(_Folder):
         return self.metrics.is_file()
 
     def predictions(self, mode: str, modes: Collection[str]) -> Path:
-        """One line per bag. predictions.csv is the main prediction: that of F, or of a plain or a given host."""
-        return self.path / (
-            "predictions.csv" if mode == main_mode(modes) else f"predictions_{mode}.csv"
-        )
+        """One line per bag; predictions.csv is the main prediction."""
+        is_main = mode == main_mode(modes)
+        return self.path / ("predictions.csv" if is_main else f"predictions_{mode}.csv")
 
     def evidence(self, slide_id: str) -> Path:
         """The recovered evidence of a test slide."""
@@ -203,23 +201,23 @@ class RunFold(_Folder):
 
     def kept_epochs(self) -> list[int]:
         """Epochs whose representations lie here."""
-        names = (
-            path.stem.removeprefix("epoch_") for path in (self.path / "epochs").glob("epoch_*.h5")
-        )
+        names = (path.stem[6:] for path in (self.path / "epochs").glob("epoch_*.h5"))
         return sorted(int(name) for name in names if name.isdecimal())
+
+    def read_parts(self) -> dict[str, str]:
+        """The part of every slide that the fold validated or tested."""
+        rows = read_table(self.path / "predictions.csv", ("slide_id", "split"))
+        return {slide_id: row["split"] for row in rows for slide_id in row["slide_id"].split("|")}
 
     def read_metrics(self) -> FoldMetrics:
         """metrics.json."""
         if not is_file(self.metrics):
             raise RunError(
-                f"{self.metrics} does not exist: the fold is not finished. Train it with 'gcemil train'."
+                f"{self.metrics} does not exist: the fold is not finished. Train it with "
+                "'gcemil train'."
             )
-        return read_record(
-            self.metrics,
-            FoldMetrics,
-            error=RunError,
-            remedy="Make it again with 'gcemil train RUN --again'.",
-        )
+        remedy = "Make it again with 'gcemil train RUN --again'."
+        return read_record(self.metrics, FoldMetrics, error=RunError, remedy=remedy)
 
     def read_history(self) -> list[Record]:
         """A record per epoch; none where training wrote none yet."""
@@ -230,7 +228,7 @@ class RunFold(_Folder):
             for number, line in enumerate(read_text(self.history).splitlines(), start=1):
                 where = f"{self.history}, line {number}"
                 records.append(parse_json(line, where))
-                # Losses may be NaN where training went wrong, which is what the file is there to show.
+                # Losses may be NaN where training went wrong.
                 validate_as(records[-1], _EpochLine, where, remedy="", finite=False)
         except InputError as error:
             raise RunError(f"{error} Remove the file; training writes it again.") from error
@@ -238,7 +236,7 @@ class RunFold(_Folder):
 
 
 def main_mode(modes: Collection[str]) -> str:
-    """The prediction that counts: F's of a wrapped host, and the host's own of a plain or a given one."""
+    """The main prediction: that of F for a wrapped host, of the host if it is plain or given."""
     return "gce" if "gce" in modes else "full"
 
 
@@ -246,17 +244,11 @@ class Run(_Folder):
     """A run, whether its files are there or not; its findings are over all folds."""
 
     config = _File("config.yaml")
-    """Settings and cohort."""
     cohort_record = _File("cohort.json")
-    """What the cohort held when the run was begun."""
     environment = _File("environment.json")
-    """Versions, machine, commit, seed."""
     log = _File("train.log")
-    """The messages of training, epoch by epoch."""
     warnings = _File("warnings.json")
-    """Warnings of the validation of the cohort."""
     summary = _File("summary.json")
-    """Mean and spread over the finished folds."""
     new_slides = _File("predictions")
     """The folder of slides outside the cohort, predicted and explained."""
 
@@ -285,7 +277,7 @@ class Run(_Folder):
         return {name: run for name, run in runs.items() if run.is_begun}
 
     def refuse_targets(self) -> None:
-        """Refuse a run of several targets where one question is asked of one of them."""
+        """Refuse a run of several targets where a run of one is needed."""
         if runs := self.targets:
             raise UsageError(
                 f"{self.path} has {len(runs)} targets, and evidence is that of one. Give one of: "
@@ -298,16 +290,11 @@ class Run(_Folder):
 
     def folds_with(self, name: str) -> list[RunFold]:
         """The folds that have this file or folder, by their numbers."""
-        numbers = (
-            _fold_number(path) for path in self.path.glob("fold_*") if (path / name).exists()
-        )
-        return [
-            self.fold(number)
-            for number in sorted(number for number in numbers if number is not None)
-        ]
+        numbers = (fold_number(one) for one in self.path.glob("fold_*") if (one / name).exists())
+        return [self.fold(k) for k in sorted(k for k in numbers if k is not None)]
 
     def trained_folds(self) -> list[RunFold]:
-        """The folds that have a network, or the exported fold that this folder is; RunError where there is none."""
+        """The folds that have a network, or the exported fold that this folder is."""
         if is_file(self.path / PRETRAINED_WEIGHTS):
             return [RunFold(self.path)]
         if not (folds := self.folds_with("checkpoint.safetensors")):
@@ -322,19 +309,22 @@ class Run(_Folder):
 
     @property
     def model_warning(self) -> str | None:
-        """Why evidence of this run is not certified, and what to try next; None where its model has learned."""
+        """Why evidence is not certified, and what to try; None if the model has learned."""
         learning = [fold.read_metrics().details.learning for fold in self.finished_folds()]
         warning = describe_learning([fold for fold in learning if fold is not None])
         if warning is None or not self.is_begun:
             return warning
         settings = self.card.settings
         if settings.host.weights is not None:
-            return f"{warning} Its weights came trained: check that features and classes are those it was trained on."
-        again = (
-            f"gcemil train {self.card.cohort} --host {settings.host.name} --set min_steps={2 * settings.min_steps} "
-            f"--out {self.path}_longer"
+            return (
+                f"{warning} Its weights came trained: check that features and classes are those it "
+                "was trained on."
+            )
+        return (
+            f"{warning} Check labels and features, or train longer: gcemil train "
+            f"{self.card.cohort} --host {settings.host.name} "
+            f"--set min_steps={2 * settings.min_steps} --out {self.path}_longer"
         )
-        return f"{warning} Check labels and features, or train longer: {again}"
 
     def open_cohort(self) -> tuple[RunCard, Cohort]:
         """The card and the cohort, which must be what the run was trained on."""
@@ -347,8 +337,8 @@ class Run(_Folder):
         """What the cohort held when the run was begun."""
         if not self.cohort_record.is_file():
             raise RunError(
-                f"{self.path} has no {self.cohort_record.name}: an earlier version of gcemil trained it and kept too little "
-                "to tell whether the cohort is still the same. Train it again into another folder."
+                f"{self.path} has no {self.cohort_record.name}, which tells whether the cohort is "
+                "still the same. Train the run again into another folder."
             )
         try:
             return CohortRecord.from_json(read_json(self.cohort_record), self.cohort_record)
@@ -359,8 +349,9 @@ class Run(_Folder):
         """Refuse a cohort that changed since the run began."""
         if changed := self.training_cohort.differences(record_cohort(cohort)):
             raise RunError(
-                f"{self.path} was trained on other data: {', '.join(changed)} in {cohort.folder} changed since it was begun. "
-                "Put back what was there, or train again into another folder (--out)."
+                f"{self.path} was trained on other data: {', '.join(changed)} in {cohort.folder} "
+                "changed since it was begun. Put back what was there, or train again into another "
+                "folder (--out)."
             )
 
     def check_same_cohort(self, against: Path) -> None:
@@ -368,13 +359,13 @@ class Run(_Folder):
         ours, theirs = self.card, Run(against).card
         if ours.cohort != theirs.cohort:
             raise RunError(
-                f"{against} was trained on {theirs.cohort}, {self.path} on {ours.cohort}: their folds are not pairs. "
-                "Compare runs of one cohort."
+                f"{against} was trained on {theirs.cohort}, {self.path} on {ours.cohort}: their "
+                "folds are not pairs. Compare runs of one cohort."
             )
         if ours.cohort_fingerprint != theirs.cohort_fingerprint:
             raise RunError(
-                f"{ours.cohort} changed between the training of {self.path} and of {against}: their folds are not pairs. "
-                "Train one of them again."
+                f"{ours.cohort} changed between the training of {self.path} and of {against}: "
+                "their folds are not pairs. Train one of them again."
             )
 
     def write_summary(self) -> Record:
@@ -396,20 +387,15 @@ class Run(_Folder):
                 values = [fold.modes.get(mode, {}).get(name) for fold in metrics]
                 mean, deviation = mean_and_deviation(values)
                 summary[mode][name] = {"mean": mean, "std": deviation, "folds": values}
-        measured = self.folds_with("diagnostics")
-        findings: dict[str, list[Record]] = {}
-        for name in sorted(
-            {path.stem for fold in measured for path in fold.diagnostics.glob("*.json")}
-        ):
-            joined = join_folds(
-                [read_finding(path) for fold in measured if (path := fold.finding(name)).is_file()]
-            )
-            findings[name] = [
-                {"labels": row.labels, "mean": row.values, "std": row.deviations}
-                for row in joined.rows
-            ]
+        findings = self.read_findings()
         if findings:
-            summary["diagnostics"] = findings
+            summary["diagnostics"] = {
+                name: [
+                    {"labels": row.labels, "mean": row.values, "std": row.deviations}
+                    for row in finding.rows
+                ]
+                for name, finding in findings.items()
+            }
         if runs := self.targets:
             written = {
                 name: read_json(run.summary) for name, run in runs.items() if is_file(run.summary)
@@ -421,19 +407,38 @@ class Run(_Folder):
         write_json(self.summary, summary)
         return summary
 
+    def read_findings(self) -> dict[str, Finding]:
+        """The findings of every diagnostic, joined over the folds that have it."""
+        paths = sorted(self.path.glob("fold_*/diagnostics/*.json"), key=lambda one: one.stem)
+        return {
+            name: join_folds(
+                [
+                    read_finding(fold.finding(name))
+                    for fold in self.folds_with(f"diagnostics/{name}.json")
+                ]
+            )
+            for name in dict.fromkeys(path.stem for path in paths)
+        }
+
     def _describe_missing(self) -> str:
         """What is here in place of a run, and what to do about it."""
         path = self.path
         if not is_there(path):
-            return f"{path} does not exist.{near_path(path)} Give a run folder, as 'gcemil train' writes it."
+            return (
+                f"{path} does not exist.{near_path(path)} Give a run folder, as 'gcemil train' "
+                "writes it."
+            )
         if is_file(path / "cohort.yaml"):
-            return f"{path} is a cohort, not a run. Train on it with 'gcemil train {path} --out RUN', and give RUN."
-        if _fold_number(path) is not None and is_file(path.parent / "config.yaml"):
+            return (
+                f"{path} is a cohort, not a run. Train on it with 'gcemil train {path} --out RUN', "
+                "and give RUN."
+            )
+        if fold_number(path) is not None and is_file(path.parent / "config.yaml"):
             return f"{path} is a fold of a run. Give {path.parent}."
         return f"{path} is not a run: it has no config.yaml. Make one with 'gcemil train'."
 
 
-def _fold_number(folder: Path) -> int | None:
+def fold_number(folder: Path) -> int | None:
     """The number in fold_<k>; None for a folder of another name."""
     number = folder.name.removeprefix("fold_")
     return int(number) if number.isascii() and number.isdigit() and len(number) < 10 else None
@@ -445,11 +450,17 @@ def describe_vote(weights: Sequence[float] | None) -> str | None:
         return None
     mean = sum(weights) / len(weights)
     if mean == 0:
-        return "The evidence head has weight 0: on validation slides the host alone does at least as well, so the joint prediction is that of the host."
+        return (
+            "The evidence head has weight 0: on validation slides the host alone does at least as "
+            "well, so the joint prediction is that of the host."
+        )
     if mean == 1:
         return "The evidence head has weight 1: the joint prediction is its own."
     spread = "" if len(weights) == 1 else f" (folds {min(weights):.0%} to {max(weights):.0%})"
-    return f"The evidence head has a weight of {mean:.0%} in the joint prediction{spread}, the host the rest."
+    return (
+        f"The evidence head has a weight of {mean:.0%} in the joint prediction{spread}, the host "
+        "the rest."
+    )
 
 
 # The bags of a fold
@@ -471,3 +482,41 @@ def fold_parts(cohort: Cohort, fold: Fold) -> FoldParts:
         return [spec for spec in cohort.bags if fold.part_of[spec.slide_ids[0]] == part]
 
     return FoldParts(bags("train"), bags("val"), bags("test"))
+
+
+# The slides a run was made with
+
+
+@dataclass(frozen=True)
+class SeenSlides:
+    """The part of a slide in every fold; slides are known by id, feature files also by content."""
+
+    features: Mapping[str, str] | None = None
+    """Slide → hash of its features; None where the run does not say."""
+    judged: Mapping[Path, Mapping[str, str]] = field(default_factory=dict)
+    """Folder of a fold → the slides it validated and tested on, with their part."""
+
+    @classmethod
+    def of_run(cls, run: Run, folds: Sequence[RunFold]) -> SeenSlides:
+        """The slides of these folds."""
+        is_known = run.is_begun and is_file(run.cohort_record)
+        if not is_known or not all(fold.is_finished for fold in folds):
+            return cls()
+        judged = {fold.path: fold.read_parts() for fold in folds}
+        return cls(run.training_cohort.parts["features"], judged)
+
+    def least_seen(
+        self, folds: Sequence[Path], slide_id: str, path: Path
+    ) -> tuple[SlidePart, list[Path]]:
+        """The folds that saw least of the slide, and its part in them."""
+        if self.features is None:
+            return "unknown", list(folds)
+        # Slides are too large to be hashed whole.
+        if slide_id not in self.features and path.suffix.lower() in (".h5", ".hdf5"):
+            digest = content_hash(path)
+            slide_id = next((one for one, own in self.features.items() if own == digest), slide_id)
+        if slide_id not in self.features:
+            return "new", list(folds)
+        parts = {fold: cast(SlidePart, self.judged[fold].get(slide_id, "train")) for fold in folds}
+        best = min(parts.values(), key=("test", "val", "train").index)
+        return best, [fold for fold in folds if parts[fold] == best]

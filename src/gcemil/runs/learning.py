@@ -1,12 +1,11 @@
-"""Has the model learned? Its figure on test bags against chance, and how far it fits its own training bags. No torch.
+"""Has the model learned? Its figure on test bags against chance, and its fit of its training bags.
 
-  figure     AUC or C-index on the test bags, of which 0.5 is chance, or R2, of which 0 is the mean of the labels
+  figure     AUC or C-index on the test bags (chance is 0.5), or R2 (0 is the mean of the labels)
   error      bootstrap standard error of that figure over the test bags of a fold
-  explained  classification: 1 - loss / entropy of the training labels, on training bags in evaluation mode
-             (McFadden's pseudo R squared: 0 for a constant prediction, 1 for a perfect one)
+  explained  classification: 1 - loss / entropy of the training labels (McFadden's pseudo R squared)
 
-Over the folds of a run the figures are averaged, so the error of the mean is sqrt(sum of squared errors) / folds. A model whose
-95 % interval reaches chance is no better than it as far as the run can tell, and evidence of such a model is not certified.
+Over the folds of a run the figures are averaged, so the error of the mean is
+sqrt(sum of squared errors) / folds. Evidence is not certified if the 95 % interval reaches chance.
 """
 
 from __future__ import annotations
@@ -40,15 +39,14 @@ class Learning(BaseModel):
     value: float
     """On the test bags."""
     error: float | None
-    """Bootstrap standard error; None where resampled test bags never hold two classes or an event."""
+    """None where the figure is undefined on nearly all resampled test bags."""
     n_test: int
     train_value: float
-    """The same figure on training bags."""
     explained: float | None = None
 
 
 def bootstrap_error(measure: Callable[[Int[np.ndarray, "n"]], float], n_bags: int) -> float | None:
-    """Standard error of `measure(rows)` under resampling of the bags; draws in which it is undefined are left out."""
+    """Standard error of `measure(rows)` under resampling of the bags, where it is defined."""
     generator, values = np.random.default_rng(0), []
     for _ in range(BOOTSTRAP_DRAWS):
         try:
@@ -59,31 +57,28 @@ def bootstrap_error(measure: Callable[[Int[np.ndarray, "n"]], float], n_bags: in
 
 
 def describe_learning(folds: Sequence[Learning]) -> str | None:
-    """What is wrong with the model of a run, in one or two sentences; None where it has learned."""
+    """What is wrong with the model of a run; None where it has learned."""
     if not folds:
         return None
     figure = folds[0].figure
-    words, chance = METRICS[figure].label, CHANCE[figure]
-    value, n_test = fmean(one.value for one in folds), sum(one.n_test for one in folds)
+    words, value = METRICS[figure].label, fmean(one.value for one in folds)
     error = math.sqrt(sum((one.error or 0.0) ** 2 for one in folds)) / len(folds)
     # Perfect folds have no bootstrap error; a fold whose error is unknown says nothing.
     low, high = value - Z95 * error, min(1.0, value + Z95 * error)
-    if low <= chance or all(one.error is None for one in folds):
-        rival, least = (
-            ("the mean of the labels", low) if figure == "r2" else ("chance", max(0.0, low))
-        )
+    if low <= CHANCE[figure] or all(one.error is None for one in folds):
+        rival = "the mean of the labels" if figure == "r2" else "chance"
+        least = low if figure == "r2" else max(0.0, low)
         return (
-            f"This model is no better than {rival} as far as {n_test} test bags can tell: {words} {value:.2f}, "
-            f"95 % interval {least:.2f} to {high:.2f}. Its evidence is not certified."
-        )
-    explained = [one.explained for one in folds if one.explained is not None]
-    if explained and fmean(explained) < LEAST_EXPLAINED:
-        return (
-            f"This model has not fitted its training slides: it explains {fmean(explained):.0%} of the uncertainty of their labels. "
+            f"This model is no better than {rival} as far as {sum(one.n_test for one in folds)} "
+            f"test bags can tell: {words} {value:.2f}, 95 % interval {least:.2f} to {high:.2f}. "
             "Its evidence is not certified."
         )
-    if not explained and (train := fmean(one.train_value for one in folds)) < LEAST_TRAIN.get(
-        figure, -math.inf
-    ):
-        return f"This model has not fitted its training slides: their {words} is {train:.2f}. Its evidence is not certified."
-    return None
+    explained = [one.explained for one in folds if one.explained is not None]
+    train = fmean(one.train_value for one in folds)
+    if explained and fmean(explained) < LEAST_EXPLAINED:
+        fit = f"it explains {fmean(explained):.0%} of the uncertainty of their labels"
+    elif not explained and train < LEAST_TRAIN.get(figure, -math.inf):
+        fit = f"their {words} is {train:.2f}"
+    else:
+        return None
+    return f"This model has not fitted its training slides: {fit}. Its evidence is not certified."

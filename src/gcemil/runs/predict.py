@@ -1,11 +1,11 @@
-"""Predict whole bags with trained networks, of the cohort or new ones: full, soft, and from the discrete evidence alone."""
+"""Predict whole bags, of the cohort or new ones, with trained networks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -30,15 +30,18 @@ from gcemil.records import (
 )
 from gcemil.runs.checkpoint import LoadedNetwork, load_network, open_network
 from gcemil.runs.consensus import find_consensus
-from gcemil.runs.folder import FoldParts, Run, RunFold, fold_parts
+from gcemil.runs.folder import FoldParts, Run, RunFold, fold_number, fold_parts
 from gcemil.shapes import Logits
-from gcemil.tasks.task import ClassificationTask, MultilabelTask, RegressionTask, SurvivalTask, Task
+from gcemil.tasks.task import Task, make_task
 from gcemil.units import LevelZeroPx
 
 Mode = Literal["full", "head", "gce", "soft", "discrete", "opinion"]
-"""full: the host on all patches; head: the evidence head alone; gce: F, both together; soft and discrete: F under gates and on the evidence
-alone, or the same of a given host, beside which F is a second opinion."""
+"""full: the host on all patches; head: the evidence head alone; gce: F, both together; soft and
+discrete: F under gates and on the evidence alone. For a given host, soft and discrete are those of
+the host, and opinion is F."""
 OnBag = Callable[[int, int], None]
+ADAPTED_BAGS = 12
+"""Bags on which the feature adapter is measured."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,18 +60,13 @@ class FoldModel:
     @property
     def number(self) -> int | None:
         """The k of fold_<k>; None for an exported fold."""
-        name = self.folder.name.removeprefix("fold_")
-        return int(name) if name.isdecimal() else None
+        return fold_number(self.folder)
 
     @property
     def task(self) -> Task:
         """How its outputs are read."""
-        if self.meta["task"] == "regression":
-            return RegressionTask(*self.loaded.label_scale)
-        if self.meta["task"] == "survival":
-            return SurvivalTask()
-        kind = MultilabelTask if self.meta["task"] == "multilabel" else ClassificationTask
-        return kind(tuple(self.meta["classes"]))
+        scale = self.loaded.label_scale
+        return make_task(self.meta["task"], self.meta["classes"], label_scale=scale)
 
     def values(self, logits: Logits) -> list[float]:
         """prob_<class>, the value, or the risk."""
@@ -104,17 +102,20 @@ def average_folds(
     return dict(zip(names, means, strict=True))
 
 
-def list_beside(models: Sequence[FoldModel], mode: str) -> dict[str, Mode]:
-    """What stands beside the prediction of a whole bag, by the prefix of its columns."""
-    is_wrapped = models[0].loaded.model is not None
-    host: dict[str, Mode] = {"host_": "full"} if mode == "gce" else {}
-    return {**host, "evidence_": "discrete"} if is_wrapped and mode in ("full", "gce") else host
+def _list_columns(models: Sequence[FoldModel], mode: str) -> dict[str, Mode]:
+    """The predictions of a slide by the prefix of their columns; the one of `mode` comes first."""
+    modes = {"": cast(Mode, mode)}
+    if mode == "gce":
+        modes["host_"] = "full"
+    if mode in ("full", "gce") and models[0].loaded.model is not None:
+        modes["evidence_"] = "discrete"
+    return modes
 
 
 def value_names(models: Sequence[FoldModel], mode: str) -> tuple[str, ...]:
     """The columns that a prediction has."""
     names = models[0].task.prediction_names
-    return tuple(f"{prefix}{name}" for prefix in ("", *list_beside(models, mode)) for name in names)
+    return tuple(f"{prefix}{name}" for prefix in _list_columns(models, mode) for name in names)
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,13 +124,13 @@ class SlidePrediction:
 
     slide_id: str
     values: dict[str, float]
-    """prob_<class>, value or risk; behind them the same of the host and of the evidence alone, where they are others."""
+    """prob_<class>, value or risk; then the same of the host and of the evidence alone."""
     per_fold: list[list[float]]
     evidence: SlideEvidence | None
 
     @property
     def spread(self) -> float | None:
-        """Deviation over the folds of the probability of the predicted class, or of the number; None for one fold."""
+        """Deviation over the folds of the predicted probability or number; None for one fold."""
         folds = np.array(self.per_fold)
         return float(folds[:, folds.mean(0).argmax()].std(ddof=1)) if len(folds) > 1 else None
 
@@ -137,52 +138,50 @@ class SlidePrediction:
 def predict_new_bag(models: Sequence[FoldModel], bag: Bag, mode: Mode) -> SlidePrediction:
     """A bag of one slide through every fold; the evidence is the consensus of the folds."""
     predicted = [_predict_bag(fold.loaded.network, bag) for fold in models]
-    per_fold = [
-        fold.values(outputs[mode].logits)
-        for fold, (outputs, _) in zip(models, predicted, strict=True)
-    ]
-    values = average_folds(models, per_fold)
-    for prefix, beside in list_beside(models, mode).items():
-        other = [
-            fold.values(outputs[beside].logits)
-            for fold, (outputs, _) in zip(models, predicted, strict=True)
-        ]
-        values |= average_folds(models, other, prefix)
+
+    pairs = list(zip(models, (outputs for outputs, _ in predicted), strict=True))
+    values: dict[str, float] = {}
+    per_fold: dict[str, list[list[float]]] = {}
+    for prefix, one in _list_columns(models, mode).items():
+        per_fold[prefix] = [fold.values(outputs[one].logits) for fold, outputs in pairs]
+        values |= average_folds(models, per_fold[prefix], prefix)
     networks = [fold.loaded.model for fold in models if fold.loaded.model is not None]
-    explanations = [found for _, found in predicted if found is not None]
+    explanations = [explanation for _, explanation in predicted if explanation is not None]
     evidence = find_consensus(networks, bag, explanations)[0] if networks else None
-    return SlidePrediction(bag.bag_id, values, per_fold, evidence)
+    return SlidePrediction(bag.bag_id, values, per_fold[""], evidence)
 
 
 def read_new_slide(
     path: Path, meta: dict[str, Any], *, mpp: float | None = None
 ) -> tuple[Bag, str]:
-    """A feature file of any layout we know, checked against what the model was trained on, and what a reader must know of it.
+    """A feature file of any known layout as a bag, and a warning where encoders differ by name.
 
-    `mpp` is needed where coordinates are micrometres.
+    `meta` is the header of the network; `mpp` is needed where coordinates are micrometres.
     """
-    found = read_feature_file(path, ReadOptions(mpp=mpp))
-    if found.n_patches == 0 or found.feature_dim != meta["in_dim"]:
+    file = read_feature_file(path, ReadOptions(mpp=mpp))
+    if file.n_patches == 0 or file.feature_dim != meta["in_dim"]:
         raise UsageError(
-            f"{path}: features of shape {(found.n_patches, found.feature_dim)} cannot be used; this run was trained on "
-            f"width {meta['in_dim']} from encoder '{meta['encoder']}'."
+            f"{path}: features of shape {(file.n_patches, file.feature_dim)} cannot be used; this "
+            f"run was trained on width {meta['in_dim']} from encoder '{meta['encoder']}'."
         )
-    features, coords = found.load()
+    features, coords = file.load()
     if not np.isfinite(features).all():
         raise UsageError(
-            f"{path}: features with NaN or infinite numbers cannot be used. Extract the slide again."
+            f"{path}: features with NaN or infinite numbers cannot be used. Extract the slide "
+            "again."
         )
-    stated = None if found.size_is_inferred else found.patch_size
+    stated = None if file.size_is_inferred else file.patch_size
     size = stated or meta["patch_size_level0"]
-    bag = slide_bag(found.slide_id, features, coords, None if size is None else LevelZeroPx(size))
-    return bag, _compare_encoders(found.encoder, meta["encoder"])
-
-
-def _compare_encoders(stated: str, trained: str) -> str:
-    """A warning if the encoders differ by name; tools name one encoder differently, so it is not an error."""
-    if UNKNOWN_ENCODER in (stated, trained) or stated.lower() == trained.lower():
-        return ""
-    return f"its features are of encoder '{stated}' by its own account, the run was trained on '{trained}'"
+    bag = slide_bag(file.slide_id, features, coords, None if size is None else LevelZeroPx(size))
+    names = file.encoder, meta["encoder"]
+    # Tools name one encoder differently, so another name is no error.
+    if UNKNOWN_ENCODER in names or names[0].lower() == names[1].lower():
+        return bag, ""
+    warning = (
+        f"its features are of encoder '{names[0]}' by its own account, the run was trained on "
+        f"'{names[1]}'"
+    )
+    return bag, warning
 
 
 def available_modes(network: nn.Module) -> tuple[Mode, ...]:
@@ -229,19 +228,24 @@ def _predict_bag(
     if not recovers:
         output = network(*bag_tensors(bag, device), patch_size=bag.patch_size)
         return _list_outputs(output), None
-    found = explain_bag(network, bag)
-    return {**_list_outputs(found.output), "discrete": found.kept}, found
+    explanation = explain_bag(network, bag)
+    return {**_list_outputs(explanation.output), "discrete": explanation.kept}, explanation
 
 
 def _list_outputs(output: EvidenceOutput) -> dict[Mode, HostOutput]:
-    found: dict[Mode, HostOutput] = {"full": output.full, "gce": output.gce, "opinion": output.gce}
+    outputs: dict[Mode, HostOutput] = {
+        "full": output.full,
+        "gce": output.gce,
+        "opinion": output.gce,
+        "soft": output.soft,
+    }
     if output.head_logits is not None:
-        found["head"] = replace(output.full, logits=output.head_logits)
-    return {**found, "soft": output.soft}
+        outputs["head"] = replace(output.full, logits=output.head_logits)
+    return outputs
 
 
 def represent_runs(runs: Sequence[Path], *, on_bag: OnBag | None = None) -> None:
-    """The first trained fold of every run: representations of different folds share no axes, so one is drawn."""
+    """Write the representations of the first trained fold of every run; folds share no axes."""
     for run in runs:
         fold, (_, cohort) = Run(run).trained_folds()[0], Run(run).open_cohort()
         parts = fold_parts(cohort, read_fold(cohort, fold.number))
@@ -262,7 +266,7 @@ def represent_bags(
     recovers: bool = True,
     on_bag: OnBag | None = None,
 ) -> Representations:
-    """Representations of the validation and test bags; `recovers` adds those of the evidence alone."""
+    """Representations of validation and test bags; `recovers` adds those of the evidence."""
     specs = [*parts.val, *parts.test]
     network.eval()
     rows: dict[str, list[np.ndarray]] = {}
@@ -283,13 +287,9 @@ def represent_bags(
     )
 
 
-ADAPTED_BAGS = 12
-"""Bags whose patches say how far the adapter moves them."""
-
-
 @torch.no_grad()
 def measure_adapter(network: nn.Module, cohort: Cohort, parts: FoldParts) -> AdapterFigures | None:
-    """The patches of some test bags before and after the feature adapter; None where the selector has none."""
+    """Patches of some test bags before and after the feature adapter; None without one."""
     if not isinstance(network, GceMil) or network.selector.morphology is None:
         return None
     adapter = network.selector.morphology.adapter

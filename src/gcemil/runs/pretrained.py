@@ -1,16 +1,17 @@
 """A trained fold as a folder for others, opened without its run and its cohort.
 
-  config.json         what the network is (runs/checkpoint.py), on what it was trained, what was measured, the licence
+  config.json         network (runs/checkpoint.py), training data, measured figures, licence
   model.safetensors   its weights
   README.md           the model card: the same for people, and what the model must not be used for
 
-Nothing is executed when such a folder is opened; a host that is not part of gcemil needs the same consent as in a run.
+Nothing is executed when such a folder is opened; a host that is not part of gcemil needs the same
+consent as in a run.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,21 +33,25 @@ from gcemil.runs.checkpoint import PRETRAINED_FORMAT, LoadedNetwork, load_networ
 from gcemil.runs.folder import PRETRAINED_CONFIG, PRETRAINED_WEIGHTS, Run, RunFold
 from gcemil.tables import format_metric
 
-README = "README.md"
 UNKNOWN_LICENSE = "unknown"
 FULL_KEPT = (
-    "evidence_fraction", "evidence_sufficiency", "keep_only_drop", "complement_degradation", "sufficient_share",
+    "evidence_fraction",
+    "evidence_sufficiency",
+    "keep_only_drop",
+    "complement_degradation",
+    "sufficient_share",
     "necessary_share",
-)  # fmt: skip
-SOFT_KEPT = ("cd_gap", "recoverable_share")
-LIMITS = (
-    "Research software, not a medical device: no diagnosis may rest on it.",
-    "It was judged on the test slides named above and on no others. On another scanner, stain, hospital or disease its predictions "
-    "and its evidence have to be measured again.",
-    "It reads features of one encoder at one patch size. Features of another encoder of the same width are accepted by their "
-    "shape and mean nothing.",
-    "Evidence that is sufficient and necessary for the model shows what the model uses, not that the model is right.",
 )
+SOFT_KEPT = ("cd_gap", "recoverable_share")
+LIMITS = """\
+- Research software, not a medical device: no diagnosis may rest on it.
+- It was judged on the test slides named above and on no others. On another scanner, stain, hospital
+  or disease its predictions and its evidence have to be measured again.
+- It reads features of one encoder at one patch size. Features of another encoder of the same width
+  are accepted by their shape and mean nothing.
+- Evidence that is sufficient and necessary for the model shows what the model uses, not that the
+  model is right.
+"""
 CARD = """\
 ---
 {head}
@@ -67,14 +72,14 @@ CARD = """\
 ## Limits
 
 {limits}
-
 ## Use
 
 ```python
 import gcemil
 
 model = gcemil.load("THIS_FOLDER")
-bag = gcemil.slide_bag("S-17", features, coords)   # features (n, width), coords (n, 2) in level-0 pixels
+# features (n, width), coords (n, 2) in level-0 pixels
+bag = gcemil.slide_bag("S-17", features, coords)
 evidence = gcemil.explain(model, bag)
 ```
 """
@@ -85,7 +90,20 @@ Record = dict[str, Any]
 def save_pretrained(
     fold: Path | str, folder: Path | str, *, license_name: str = UNKNOWN_LICENSE
 ) -> Path:
-    """Write a trained fold (RUN/fold_<k>, or the first of RUN) as a folder that `from_pretrained` opens."""
+    """Write a trained fold as a folder for others, with a model card.
+
+    Args:
+        fold: RUN/fold_<k>, or RUN for its first fold.
+        folder: A new folder.
+        license_name: The licence of the model card.
+
+    Returns:
+        The folder, which `from_pretrained` opens.
+
+    Raises:
+        RunError: The fold is not trained.
+        UsageError: The folder is not empty.
+    """
     fold, folder = Path(fold), Path(folder)
     source = Run(fold).trained_folds()[0] if Run(fold).is_begun else RunFold(fold)
     loaded, network = load_network(source.checkpoint)
@@ -113,20 +131,32 @@ def write_folder(folder: Path, loaded: LoadedNetwork, config: Record) -> Path:
     """Write weights, config.json and the model card into a new folder."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists and is not empty. Give a new folder.")
-    card = write_card(config)
     with atomic_folder(folder) as temporary:
         save_tensors(temporary / PRETRAINED_WEIGHTS, loaded.network.state_dict(), {})
         write_json(temporary / PRETRAINED_CONFIG, config)
-        write_text(temporary / README, card)
+        write_text(temporary / "README.md", write_card(config))
     return folder
 
 
 def from_pretrained(folder: Path | str, device: torch.device | str = "cpu") -> GceMil:
-    """The model of such a folder in evaluation mode, ready for `explain_slide`."""
+    """Open the wrapped model of an exported fold.
+
+    Args:
+        folder: What `save_pretrained` wrote.
+        device: Where the model computes.
+
+    Returns:
+        The model in evaluation mode, ready for `explain_slide`.
+
+    Raises:
+        RunError: The folder is damaged or is no exported fold.
+        UsageError: It holds a plain host.
+    """
     loaded, _ = load_network(Path(folder), device)
     if loaded.model is None:
         raise UsageError(
-            f"{folder} holds a plain host, which has no evidence. Open it with gcemil.load_network('{folder}')."
+            f"{folder} holds a plain host, which has no evidence. Open it with "
+            f"gcemil.load_network('{folder}')."
         )
     return loaded.model
 
@@ -181,66 +211,59 @@ def write_card(config: Mapping[str, Any]) -> str:
         ],
     }
     slides = data["slides"]
-    facts = [
-        ("task", network["task"]),
-        ("classes", ", ".join(network["classes"]) or TASKS[network["task"]].number),
-        (
-            "host",
-            settings["host"]["name"]
-            + (" with evidence (GCE-MIL)" if bank else ", without evidence"),
-        ),
-        ("encoder", data["encoder"]),
-        ("feature width", data["feature_width"]),
-        ("patch size, level-0 pixels", data["patch_size_level0"] or "differs between slides"),
-        ("anchors", f"{len(bank['prompts'])}, {bank['provenance']}" if bank else "none"),
-        ("anchor names", "; ".join(bank["prompts"]) if bank else "none"),
-        ("cohort", f"{data['cohort']}, fold {config['provenance']['fold']}"),
-        (
-            "slides",
-            "not known: the cohort was not at hand"
-            if slides is None
-            else f"{slides['train']} for training, {slides['val']} for validation, {slides['test']} for the figures below",
-        ),
-        ("licence", config["license"]),
-    ]
+    counts = "not known: the cohort was not at hand"
+    if slides is not None:
+        counts = (
+            f"{slides['train']} for training, {slides['val']} for validation, {slides['test']} for "
+            "the figures below"
+        )
+    facts = {
+        "task": network["task"],
+        "classes": ", ".join(network["classes"]) or TASKS[network["task"]].number,
+        "host": settings["host"]["name"]
+        + (" with evidence (GCE-MIL)" if bank else ", without evidence"),
+        "encoder": data["encoder"],
+        "feature width": data["feature_width"],
+        "patch size, level-0 pixels": data["patch_size_level0"] or "differs between slides",
+        "anchors": f"{len(bank['prompts'])}, {bank['provenance']}" if bank else "none",
+        "anchor names": "; ".join(bank["prompts"]) if bank else "none",
+        "cohort": f"{data['cohort']}, fold {config['provenance']['fold']}",
+        "slides": counts,
+        "licence": config["license"],
+    }
     simulated = (
         "**The slides were simulated. They are not tissue.**\n\n" if data["simulated"] else ""
     )
     return CARD.format(
         head=yaml.safe_dump(head, sort_keys=False).rstrip(),
         title=f"{settings['host']['name']} on {data['cohort']}",
-        facts="\n".join(_markdown_table(("", ""), facts)),
+        facts=_markdown_table(("", ""), facts.items()),
         simulated=simulated,
-        task="\n".join(_task_table(measured["task"])),
-        snr="\n".join(_snr_table(measured["snr"])),
-        limits="\n".join(f"- {text}" for text in LIMITS),
+        task=_task_table(measured["task"]),
+        snr=_snr_table(measured["snr"]),
+        limits=LIMITS,
     )
 
 
-def _task_table(modes: Mapping[str, Mapping[str, float | None]]) -> list[str]:
+def _task_table(modes: Mapping[str, Mapping[str, float | None]]) -> str:
     if not modes:
-        return ["Not measured."]
+        return "Not measured."
     names = list(dict.fromkeys(name for figures in modes.values() for name in figures))
-    rows = [
-        (MODE_WORDS[mode], *(_figure(name, figures.get(name)) for name in names))
-        for mode, figures in modes.items()
-    ]
+    rows = ((MODE_WORDS[mode], *_cells(figures, names)) for mode, figures in modes.items())
     return _markdown_table(("bag", *map(_label, names)), rows)
 
 
-def _snr_table(rows: list[Record] | None) -> list[str]:
+def _snr_table(rows: list[Record] | None) -> str:
     if rows is None:
-        return ["Not measured: `gcemil diagnose RUN --only snr` before the export adds it."]
+        return "Not measured: `gcemil diagnose RUN --only snr` before the export adds it."
     names = [name for name in (*FULL_KEPT, *SOFT_KEPT) if any(name in row for row in rows)]
-    lines = [
-        (
-            find_rule(row["rule"]).label,
-            row["network"],
-            *(_figure(name, row.get(name)) for name in names),
-        )
-        for row in rows
-    ]
+    lines = ((find_rule(row["rule"]).label, row["network"], *_cells(row, names)) for row in rows)
     return _markdown_table(("patches chosen by", "predicted by", *map(_label, names)), lines)
+
+
+def _cells(figures: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    values = ((name, figures.get(name)) for name in names)
+    return ["-" if value is None else format_metric(name, value) for name, value in values]
 
 
 def _label(name: str) -> str:
@@ -248,21 +271,12 @@ def _label(name: str) -> str:
     return name if metric is None else f"{metric.label} {metric.arrow}".strip()
 
 
-def _figure(name: str, value: float | None) -> str:
-    return "-" if value is None else format_metric(name, value)
-
-
-def _markdown_table(header: Iterable[object], rows: Iterable[Iterable[object]]) -> list[str]:
-    names = list(header)
-    lines: list[Iterable[object]] = [names, ["---"] * len(names), *rows]
-    return [f"| {' | '.join(_plain(cell) for cell in line)} |" for line in lines]
+def _markdown_table(header: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(map(_plain, line))} |" for line in lines)
 
 
 def _plain(cell: object) -> str:
-    """Text of a table cell: names of a cohort are data, and may hold what Markdown obeys."""
-    return (
-        json.dumps(str(cell), ensure_ascii=False)[1:-1]
-        .replace("|", "/")
-        .replace("<", "&lt;")
-        .replace("`", "'")
-    )
+    """Text of a table cell: names of a cohort may hold Markdown."""
+    text = json.dumps(str(cell), ensure_ascii=False)[1:-1]
+    return text.replace("|", "/").replace("<", "&lt;").replace("`", "'")

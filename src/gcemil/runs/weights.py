@@ -1,19 +1,24 @@
-"""Weights that were trained elsewhere, or in another run: a file in, a host of ours that fits the cohort out.
+"""Hosts with weights that were trained elsewhere, in another run, or for several targets.
 
-A file is safetensors or what torch.save writes; nothing in it is ever run. Three namings are understood, in this order:
-  a checkpoint of a run      its header says host, options, classes; of a wrapped host the host alone is taken
+A file is safetensors or what torch.save writes; nothing in it is ever run. Three namings are read:
+  a checkpoint of a run      its header names host, options, classes; the wrapper is left behind
   the names of our own class what `host.state_dict()` has; sizes are those of the options given
   the names of the authors   one table per host (hosts/published.py), sizes read from the shapes
+
+A run of several targets has one model with an output z_t per target, and each target as a run of
+two classes around a view of that model (RUN/targets/<target>). The view is a host of the same class
+with two outputs: what belongs to output t is split between its classes, everything else is copied:
+  logits of the view         (-z_t / 2, z_t / 2); softmax gives (1 - sigmoid(z_t), sigmoid(z_t))
+Where outputs share weights there is no such host, and the model is refused.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,13 +41,19 @@ from gcemil.hosts.published import (
     named_tensors,
     read_published,
 )
-from gcemil.hosts.table import HOSTS, host_spec
-from gcemil.runs.checkpoint import NetworkRecord, build_host
+from gcemil.hosts.table import HOSTS, AnyHost, host_spec
+from gcemil.runs.checkpoint import NetworkRecord, build_host, join_hashes
 from gcemil.runs.folder import Run
 from gcemil.wording import near_path
 
 SAVE_AGAIN = (
     "Where it was trained, save the tensors alone: torch.save(model.state_dict(), 'weights.pt')."
+)
+CHECKED_PATCHES = 16
+TOLERANCE = 1e-4
+SHARES_WEIGHTS = (
+    "Host '{}' cannot have several targets: its outputs share weights, or its own loss takes one "
+    "class per slide. Use abmil, transmil or mean, or import one target at a time."
 )
 
 
@@ -53,72 +64,62 @@ class PretrainedHost:
     source: Path
     sha256: str
     settings: HostSettings
-    tensors: Mapping[str, Tensor]
+    tensors: Tensors
     """Every tensor of the host, by our names."""
     notes: tuple[str, ...]
-    """What is worth knowing of these weights, in sentences."""
     label_scale: tuple[float, float] | None = None
-    """Mean and deviation of the labels it was trained on, where a checkpoint of regression says them."""
+    """Mean and deviation of its training labels, if it is a checkpoint of regression."""
 
     @property
     def record(self) -> dict[str, Any]:
         """What a fold keeps of where its weights came from."""
-        return {
-            "source": str(self.source.resolve()),
-            "sha256": self.sha256,
-            "notes": list(self.notes),
-        }
+        source = str(self.source.resolve())
+        return {"source": source, "sha256": self.sha256, "notes": list(self.notes)}
 
 
 # Reading a file
 
 
 def read_pretrained_host(path: Path, host: HostSettings, cohort: Cohort) -> PretrainedHost:
-    """The host of `host.name` with the weights of a file; what does not fit is named, and nothing is guessed."""
+    """The host of `host.name` with the weights of a file; what does not fit is refused by name."""
     host_spec(host.name)
     content, header = _read_weights_file(path)
-    sha256 = content_hash(path)
-    if (
-        header is None
-        and cohort.card.task == "regression"
-        and (host.weights is None or host.weights.frozen)
-    ):
+    is_regression, scale = cohort.card.task == "regression", None
+    settings, notes = host, ()  # type: tuple[HostSettings, tuple[str, ...]]
+    if header is None and is_regression and (host.weights is None or host.weights.frozen):
         raise WeightsError(
-            f"{path} does not say in which unit its value is counted, so it cannot be taken as it is. To train on from "
-            f"these weights: gcemil train {cohort.folder} --host {host.name} --host-weights {path}."
+            f"{path} does not say in which unit its value is counted, so it cannot be taken as it "
+            f"is. To train on from these weights: {_train_on(path, host, cohort)}."
         )
-    scale = None
     if header is not None:
         settings, tensors, notes = _read_own_checkpoint(path, content, header, host, cohort)
-        if cohort.card.task == "regression":
+        if is_regression:
             scale = header["label_mean"], header["label_deviation"]
     elif _has_our_names(content, host, cohort):
-        settings, tensors, notes = (
-            host,
-            _rename_tensors(content, _expected_tensors(host, cohort)),
-            (),
-        )
+        tensors = _rename_tensors(content, _expected_tensors(host, cohort))
     else:
         settings, tensors, notes = _read_published_checkpoint(path, content, host, cohort)
-    return PretrainedHost(
-        path, sha256, settings, _fit_tensors(path, tensors, settings, cohort), notes, scale
-    )
+    fitted = _fit_tensors(path, tensors, settings, cohort)
+    return PretrainedHost(path, content_hash(path), settings, fitted, notes, scale)
+
+
+def _train_on(path: Path, host: HostSettings, cohort: Cohort) -> str:
+    return f"gcemil train {cohort.folder} --host {host.name} --host-weights {path}"
 
 
 def _read_weights_file(path: Path) -> tuple[Any, dict[str, Any] | None]:
     """What a file of weights holds, and the header of a checkpoint of ours."""
     if not is_file(path):
-        reason = (
-            "is not a file" if path.exists() else f"does not exist.{near_path(path)}".rstrip(".")
-        )
+        is_missing = not path.exists()
+        reason = f"does not exist.{near_path(path)}".rstrip(".") if is_missing else "is not a file"
         raise WeightsError(f"{path} {reason}. Give the file of weights that your training wrote.")
-    header = None
+    content, header = None, None
     try:
         with path.open("rb") as file:
             is_safetensors = file.read(9)[8:] == b"{"
         if is_safetensors:
             with safe_open(path, framework="pt") as tensors:
-                content: Any = {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
+                content = {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
                 text = (tensors.metadata() or {}).get("gcemil")
             header = None if text is None else parse_json(text, path)
         else:
@@ -130,16 +131,16 @@ def _read_weights_file(path: Path) -> tuple[Any, dict[str, Any] | None]:
         # A damaged or hostile pickle makes torch raise almost anything.
         if pickled := re.search(r"GLOBAL ([\w.]+)", str(error)):
             raise WeightsError(
-                f"{path} holds Python objects beside tensors ({pickled[1]}), which are never loaded. {SAVE_AGAIN}"
+                f"{path} holds Python objects beside tensors ({pickled[1]}), which are never "
+                f"loaded. {SAVE_AGAIN}"
             ) from error
         raise WeightsError(
-            f"{path} is no file of weights: neither safetensors nor tensors saved by torch, or damaged. {SAVE_AGAIN}"
+            f"{path} is no file of weights: neither safetensors nor tensors saved by torch, or "
+            f"damaged. {SAVE_AGAIN}"
         ) from error
-    if not _list_tensors(content):
+    if not (found := _list_tensors(content)):
         raise WeightsError(f"{path} holds no tensors by name. {SAVE_AGAIN}")
-    if any(
-        tensor.layout != torch.strided or tensor.is_quantized for tensor in _list_tensors(content)
-    ):
+    if any(one.layout != torch.strided or one.is_quantized for one in found):
         raise WeightsError(
             f"{path} holds sparse or quantized tensors, which no host has. Nothing was loaded."
         )
@@ -159,43 +160,39 @@ def _read_own_checkpoint(
     path: Path, content: Any, header: Any, host: HostSettings, cohort: Cohort
 ) -> tuple[HostSettings, Tensors, tuple[str, ...]]:
     """A checkpoint of ours; the wrapper around a host is left behind."""
-    record = validate_as(
-        header, NetworkRecord, path, error=WeightsError, remedy="Give another file."
-    )
-    trained = record.settings.host
+    remedy = "Give another file."
+    record = validate_as(header, NetworkRecord, path, error=WeightsError, remedy=remedy)
+    trained, card = record.settings.host, cohort.card
     if trained.name != host.name:
         raise WeightsError(
-            f"{path} is a checkpoint of host '{trained.name}', not of '{host.name}'. Give --host {trained.name}."
+            f"{path} is a checkpoint of host '{trained.name}', not of '{host.name}'. Give --host "
+            f"{trained.name}."
         )
-    if tuple(record.classes) != tuple(cohort.card.classes) or record.task != cohort.card.task:
+    if tuple(record.classes) != tuple(card.classes) or record.task != card.task:
         raise WeightsError(
-            f"{path} was trained for {record.task} {', '.join(record.classes)}, but {cohort.folder} is "
-            f"{cohort.card.task} {', '.join(cohort.card.classes)}. Outputs would be read as other classes."
+            f"{path} was trained for {record.task} {', '.join(record.classes)}, but "
+            f"{cohort.folder} is {card.task} {', '.join(card.classes)}. Outputs would be read as "
+            "other classes."
         )
     _refuse_other_options(path, trained.options, host.options)
     tensors = dict(content)
     if record.bank is not None:
-        tensors = {
-            key.removeprefix("host."): one
-            for key, one in tensors.items()
-            if key.startswith("host.")
-        }
-    notes = []
-    if record.encoder != cohort.card.encoder:
-        notes.append(
-            f"The weights were trained on features of '{record.encoder}', the cohort has '{cohort.card.encoder}'."
-        )
-    options = {**host.options, **trained.options}
-    gate_mode = host.gate_mode or trained.gate_mode
-    return (
-        host.model_copy(update={"options": options, "gate_mode": gate_mode}),
-        tensors,
-        tuple(notes),
+        inside = (key for key in tensors if key.startswith("host."))
+        tensors = {key.removeprefix("host."): tensors[key] for key in inside}
+    changes = {
+        "options": {**host.options, **trained.options},
+        "gate_mode": host.gate_mode or trained.gate_mode,
+    }
+    note = (
+        f"The weights were trained on features of '{record.encoder}', the cohort has "
+        f"'{card.encoder}'."
     )
+    notes = (note,) if record.encoder != card.encoder else ()
+    return host.model_copy(update=changes), tensors, notes
 
 
 def _has_our_names(content: Any, host: HostSettings, cohort: Cohort) -> bool:
-    """True if most tensor names match our own state dict (always true for hosts without a published layout)."""
+    """Whether most names are those of our class; always true without a published layout."""
     if host.name not in LAYOUTS:
         return True
     found = set(named_tensors(content))
@@ -203,10 +200,7 @@ def _has_our_names(content: Any, host: HostSettings, cohort: Cohort) -> bool:
 
 
 def _rename_tensors(content: Any, expected: Mapping[str, Tensor]) -> Tensors:
-    """The tensors by the host's names.
-
-    A host that holds a module of the user's has its names with a word in front, and DataParallel puts one inside.
-    """
+    """The tensors by the host's names; own hosts and DataParallel add a word to each."""
     tensors = named_tensors(content)
     prefixes = ["", *dict.fromkeys(f"{key.split('.')[0]}." for key in expected)]
     parallel = {key.replace(".module.", "."): one for key, one in tensors.items()}
@@ -229,32 +223,34 @@ def _read_published_checkpoint(
     if found.in_dim != cohort.card.feature_dim:
         raise WeightsError(
             f"{path} reads features of width {found.in_dim}, but {cohort.folder} has width "
-            f"{cohort.card.feature_dim} ('{cohort.card.encoder}'). Use features of the encoder it was trained on."
+            f"{cohort.card.feature_dim} ('{cohort.card.encoder}'). Use features of the encoder it "
+            "was trained on."
         )
     _refuse_other_options(path, found.options, host.options)
     settings = host.model_copy(update={"options": {**host.options, **found.options}})
+    classes = cohort.card.classes
     if found.n_outputs != cohort.n_outputs:
         if host.weights is None or host.weights.frozen:
             raise WeightsError(
-                f"{path} has {found.n_outputs} outputs, but {cohort.folder} needs {cohort.n_outputs} "
-                f"({', '.join(cohort.card.classes) or 'one number'}). To train a new head on these weights: "
-                f"gcemil train {cohort.folder} --host {host.name} --host-weights {path}."
+                f"{path} has {found.n_outputs} outputs, but {cohort.folder} needs "
+                f"{cohort.n_outputs} ({', '.join(classes) or 'one number'}). To train a new head "
+                f"on these weights: {_train_on(path, host, cohort)}."
             )
-        note = f"The file has {found.n_outputs} outputs and the cohort {cohort.n_outputs}: the head starts anew."
+        note = (
+            f"The file has {found.n_outputs} outputs and the cohort {cohort.n_outputs}: the head "
+            "starts anew."
+        )
         return settings, _with_new_head(found, settings, cohort), (note, *found.caveats)
     tensors = dict(found.create(host.gate_mode, host.options).state_dict())
-    notes = found.caveats
-    if cohort.card.classes:
-        order = ", ".join(f"{place} is {name}" for place, name in enumerate(cohort.card.classes))
-        notes = (
-            f"The file does not name its outputs; they are read in the cohort's order: {order}.",
-            *notes,
-        )
-    return settings, tensors, notes
+    if not classes:
+        return settings, tensors, found.caveats
+    order = ", ".join(f"{place} is {name}" for place, name in enumerate(classes))
+    note = f"The file does not name its outputs; they are read in the cohort's order: {order}."
+    return settings, tensors, (note, *found.caveats)
 
 
 def _with_new_head(found: PublishedHost, host: HostSettings, cohort: Cohort) -> Tensors:
-    """A host for the outputs of the cohort: what depends on their number is drawn from a fixed seed."""
+    """A host for the outputs of the cohort, its head drawn from a fixed seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         fresh = build_host(host, in_dim=found.in_dim, n_outputs=cohort.n_outputs).state_dict()
@@ -283,25 +279,25 @@ def _refuse_other_options(
 
 
 def _expected_tensors(host: HostSettings, cohort: Cohort) -> dict[str, Tensor]:
-    """The tensors of such a host; of the built-in ones their shapes alone, since a header can ask for a host of any size."""
+    """The tensors of such a host; of the built-in ones their shapes alone, whatever the sizes."""
     with torch.device("meta") if host.name in HOSTS else nullcontext():
         fresh = build_host(host, in_dim=cohort.card.feature_dim, n_outputs=cohort.n_outputs)
     return dict(fresh.state_dict())
 
 
 def _fit_tensors(path: Path, tensors: Tensors, host: HostSettings, cohort: Cohort) -> Tensors:
-    """The tensors in our types, if they are all of the host's and nothing else; a difference is named."""
+    """The tensors in our types, if they are all of the host's and nothing else."""
     expected = _expected_tensors(host, cohort)
     misshapen = [
         f"{key} {tuple(tensors[key].shape)} where {tuple(one.shape)} was expected"
         for key, one in expected.items()
         if key in tensors and tensors[key].shape != one.shape
     ]
-    missing, left_over = sorted(set(expected) - set(tensors)), sorted(set(tensors) - set(expected))
+    missing, left_over = sorted(expected.keys() - tensors), sorted(tensors.keys() - expected)
     if misfit := describe_misfit(missing, left_over, misshapen):
         raise WeightsError(
-            f"{path} does not hold a '{host.name}' for features of width {cohort.card.feature_dim} and "
-            f"{cohort.n_outputs} outputs: {misfit}. Nothing was loaded."
+            f"{path} does not hold a '{host.name}' for features of width {cohort.card.feature_dim} "
+            f"and {cohort.n_outputs} outputs: {misfit}. Nothing was loaded."
         )
     if wild := [key for key, one in tensors.items() if not bool(torch.isfinite(one).all())]:
         raise WeightsError(
@@ -330,17 +326,17 @@ def pretrained_host_of_fold(
     per_fold = _weights_of_folds(source)
     if per_fold is not None and fold not in per_fold:
         raise RunError(
-            f"{source} has no trained fold {fold}, only {', '.join(map(str, per_fold))}. Give --folds, or train it there."
+            f"{source} has no trained fold {fold}, only {', '.join(map(str, per_fold))}. "
+            "Give --folds, or train it there."
         )
-    return read_pretrained_host(
-        source if per_fold is None else per_fold[fold], settings.host, cohort
-    )
+    path = source if per_fold is None else per_fold[fold]
+    return read_pretrained_host(path, settings.host, cohort)
 
 
 def resolve_pretrained_host(
     settings: TrainSettings, cohort: Cohort, folds: Sequence[int]
 ) -> TrainSettings:
-    """The settings with the sizes and the hash of the weights that are to be used; all folds must agree in sizes."""
+    """The settings with the sizes and the hash of the weights that are to be used."""
     weights = settings.host.weights
     if weights is None:
         return settings
@@ -372,13 +368,58 @@ def check_same_sizes(hosts: Sequence[PretrainedHost]) -> None:
     for other in hosts:
         if other.settings.options != first.settings.options:
             raise WeightsError(
-                f"{other.source} is of other sizes than {first.source}: {dict(other.settings.options)} and "
-                f"{dict(first.settings.options)}. A run has one host."
+                f"{other.source} is of other sizes than {first.source}: "
+                f"{dict(other.settings.options)} and {dict(first.settings.options)}. "
+                "A run has one host."
             )
 
 
-def join_hashes(hashes: Sequence[str]) -> str:
-    """The hash of one file, or one of several."""
-    if len(set(hashes)) == 1:
-        return hashes[0]
-    return hashlib.sha256("".join(hashes).encode()).hexdigest()
+# A host of several targets
+
+
+def target_host(settings: HostSettings, host: AnyHost, index: int) -> AnyHost:
+    """The view of one target; UsageError where no host of two outputs predicts as this one does."""
+    view = build_host(settings, in_dim=host.in_dim, n_outputs=2)
+    shapes = build_host(settings, in_dim=host.in_dim, n_outputs=3).state_dict()
+    # An output that is a maximum has no mirrored twin, but one that stays at 0.
+    for shares in ((-0.5, 0.5), (0.0, 1.0)):
+        # Tensors that do not fit are those of outputs that share weights.
+        with suppress(RuntimeError, KeyError, IndexError):
+            tensors = {
+                name: tensor
+                if shapes[name].shape == view.state_dict()[name].shape
+                else torch.stack([share * tensor[index] for share in shares])
+                for name, tensor in host.state_dict().items()
+            }
+            view.load_state_dict(tensors)
+            if _predicts_alike(host, view, index):
+                return view
+    raise UsageError(SHARES_WEIGHTS.format(settings.name))
+
+
+@torch.no_grad()
+def _predicts_alike(host: AnyHost, view: AnyHost, index: int) -> bool:
+    """Whether the log-odds of the view are the output of the target, on random patches."""
+    patches, was_training = _draw_patches(host), host.training
+    logits, odds = host.eval()(*patches).logits[index], view.eval()(*patches).logits.diff()
+    host.train(was_training)
+    return bool((odds - logits).abs() <= TOLERANCE * (1 + logits.abs()))
+
+
+def check_host_serves_targets(settings: HostSettings, *, in_dim: int, n_targets: int) -> None:
+    """Refuse a host without a view of every target before anything is trained."""
+    with torch.random.fork_rng(devices=[]):
+        host = build_host(settings, in_dim=in_dim, n_outputs=n_targets)
+        try:
+            host(*_draw_patches(host), target=torch.arange(n_targets) % 2.0)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            raise UsageError(SHARES_WEIGHTS.format(settings.name)) from error
+        for index in range(n_targets):
+            target_host(settings, host, index)
+
+
+def _draw_patches(host: AnyHost) -> tuple[Tensor, Tensor]:
+    features = torch.randn(CHECKED_PATCHES, host.in_dim, generator=torch.Generator().manual_seed(0))
+    index, device = torch.arange(CHECKED_PATCHES), next(host.parameters()).device
+    coords = torch.stack([index % 4, index // 4], dim=1) * 512
+    return features.to(device), coords.to(device)

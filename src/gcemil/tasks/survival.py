@@ -1,36 +1,27 @@
-"""Survival: Cox and discrete-time losses over a window of bags, and Harrell's C-index of a fold.
+"""Survival: losses over a window of bags, and the C-index of a fold.
 
-Cox: negative partial log-likelihood over a window of bags.
+Cox (Efron), with log-risks h, D_i = sum of exp(h_j) over t_j >= t_i, and T_i the same sum over the
+m_i events tied with i:
 
-With log-risks h, D_i = sum of exp(h_j) over t_j >= t_i, and T_i = sum of exp(h_j) over the m_i events tied with i:
+  mean over events of  log(D_i - (r_i / m_i) T_i) - h_i,  r_i = 0 ... m_i - 1
 
-  Breslow   mean over events of  log D_i - h_i
-  Efron     mean over events of  log(D_i - (r_i / m_i) T_i) - h_i,  r_i = 0 ... m_i - 1 in the order of the tied events
-
-The mean is over events, so windows with many and with few events weigh the same per event.
-
-Discrete time, on four intervals: the paper's auxiliary analysis, kept apart from the Cox results.
-
-Edges are the quartiles of the uncensored training times; interval y holds edge_y <= t < edge_{y+1}, open at both ends.
-With hazards h_j = sigmoid(z_j) and survival S_j = product over i <= j of (1 - h_i) (Zadeh & Schmid 2020):
+Discrete time, the paper's auxiliary analysis (Zadeh & Schmid 2020): the quartiles of the uncensored
+training times are the edges of four intervals, open at both ends. With hazards h_j = sigmoid(z_j)
+and S_j = product over i <= j of (1 - h_i):
 
   event in y      -log S_{y-1} - log h_y
   censored in y   -log S_y
 
-With one output per bag, z_j = b_j + risk: the baseline b_j holds the hazards of the training cases, the bag moves all
-of them alike (proportional odds). So hosts, wrapper and diagnostics are those of Cox, and the two can be compared.
+With one output per bag, z_j = b_j + risk: the baseline b_j holds the hazards of the training cases,
+and the bag moves all of them alike (proportional odds).
 
-The C-index: Harrell's concordance of risks with censored times.
-
-A pair (i, j) is comparable when i had the event and j outlived it: t_i < t_j, or t_i = t_j with j censored.
-It is concordant when risk_i > risk_j; risks within the tolerance are tied and count one half.
+C-index (Harrell): a pair (i, j) is comparable if i had the event and j outlived it, as a bag
+censored at t_i did. It is concordant if risk_i > risk_j; risks within the tolerance are tied.
 
   C = (concordant + tied / 2) / comparable
 """
 
 from __future__ import annotations
-
-from typing import Literal
 
 import numpy as np
 import torch
@@ -42,46 +33,29 @@ from gcemil.errors import InputError
 
 # Cox
 
-Ties = Literal["efron", "breslow"]
-
 
 def cox_loss(
-    risks: Float[Tensor, "k"],
-    times: Shaped[Tensor, "k"],
-    events: Bool[Tensor, "k"],
-    *,
-    ties: Ties = "efron",
+    risks: Float[Tensor, "k"], times: Shaped[Tensor, "k"], events: Bool[Tensor, "k"]
 ) -> Float[Tensor, ""] | None:
-    """The loss, or None for an uninformative window: no event, or no other bag at risk at any event."""
+    """The loss; None without an event, or with no other bag at risk at any event."""
     event_times = times[events]
     at_risk = times >= event_times.unsqueeze(1)
-    # Such a window's likelihood is constant: 0 would look like a perfect fit and hide that no step was taken.
+    # The likelihood of such a window is constant, and a loss of 0 would look like a perfect fit.
     if not bool((at_risk.sum(dim=1) > 1).any()):
         return None
     log_at_risk = _masked_logsumexp(risks, at_risk)
-    if ties == "efron":
-        log_at_risk = log_at_risk + _efron_correction(risks[events], event_times, log_at_risk)
+    tied = event_times == event_times.unsqueeze(1)
+    share = tied.int().tril(-1).sum(dim=1) / tied.sum(dim=1)
+    tied_share = torch.exp(_masked_logsumexp(risks[events], tied) - log_at_risk)
+    # share <= (m-1)/m and T <= D keep the argument at 1/m or above: no cancellation.
+    log_at_risk = log_at_risk + torch.log1p(-share * tied_share)
     return (log_at_risk - risks[events]).mean()
 
 
 def _masked_logsumexp(risks: Float[Tensor, "k"], mask: Bool[Tensor, "e k"]) -> Float[Tensor, "e"]:
     """log of the sum of exp(risk) over each row's bags; every row has at least one."""
-    # One row per event costs e x k, nothing for a window, shifts by each risk set's own maximum,
-    # and runs on MPS, which has no logcumsumexp.
+    # Each row is shifted by its own maximum; MPS has no logcumsumexp.
     return torch.logsumexp(risks.masked_fill(~mask, -torch.inf), dim=1)
-
-
-def _efron_correction(
-    event_risks: Float[Tensor, "e"],
-    event_times: Shaped[Tensor, "e"],
-    log_at_risk: Float[Tensor, "e"],
-) -> Float[Tensor, "e"]:
-    """log(1 - (r/m) T/D): what Efron adds to log D."""
-    tied = event_times == event_times.unsqueeze(1)
-    share = tied.int().tril(-1).sum(dim=1) / tied.sum(dim=1)
-    tied_share = torch.exp(_masked_logsumexp(event_risks, tied) - log_at_risk)
-    # share <= (m-1)/m and T <= D keep the argument at 1/m or above: no cancellation.
-    return torch.log1p(-share * tied_share)
 
 
 # Discrete time
@@ -95,13 +69,14 @@ def interval_edges(
     """The three inner edges. Give training cases only, or the intervals know the test times."""
     if not events.any():
         raise InputError(
-            f"None of {len(events)} training cases has an event, so time has no quartiles. Use another split."
+            f"None of {len(events)} training cases has an event, so time has no quartiles. "
+            "Use another split."
         )
     edges = np.quantile(times[events].astype(np.float64), np.arange(1, N_INTERVALS) / N_INTERVALS)
     if not (np.diff(edges) > 0).all():
         raise InputError(
-            f"The quartiles {edges.tolist()} of {int(events.sum())} event times coincide, so an interval is empty. "
-            "Use finer times or more events."
+            f"The quartiles {edges.tolist()} of {int(events.sum())} event times coincide, so an "
+            "interval is empty. Use finer times or more events."
         )
     return edges
 
@@ -116,7 +91,7 @@ def interval_index(
 def baseline_logits(
     intervals: Int[np.ndarray, "n"], events: Bool[np.ndarray, "n"]
 ) -> Float[np.ndarray, "intervals=4"]:
-    """Log-odds of the event in each interval among the cases still at risk; half a case keeps them finite."""
+    """Log-odds of the event in each interval among the cases at risk; half a case is added."""
     interval = np.arange(N_INTERVALS)
     died = ((intervals[:, None] == interval) & events[:, None]).sum(axis=0)
     at_risk = (intervals[:, None] >= interval).sum(axis=0)
@@ -126,7 +101,7 @@ def baseline_logits(
 def discrete_time_loss(
     logits: Float[Tensor, "k j"], intervals: Int[Tensor, "k"], events: Bool[Tensor, "k"]
 ) -> Float[Tensor, ""]:
-    """Mean negative log-likelihood; defined without events too, since a censored case is known to have survived."""
+    """Mean negative log-likelihood, which exists without events too."""
     interval = torch.arange(logits.shape[1], device=logits.device)
     own = intervals.unsqueeze(1)
     # An event case survived the intervals before its own, a censored one its own as well.
@@ -140,7 +115,6 @@ def discrete_time_loss(
 
 # The C-index
 
-
 _TIED_RISKS = 1e-8
 
 
@@ -150,7 +124,8 @@ def c_index(
     """Agreement of higher risk with earlier event over all comparable pairs."""
     if not np.isfinite(risks).all():
         raise InputError(
-            f"{int((~np.isfinite(risks)).sum())} of {len(risks)} risks are NaN or infinite. The model has diverged."
+            f"{int((~np.isfinite(risks)).sum())} of {len(risks)} risks are NaN or infinite. "
+            "The model has diverged."
         )
     comparable = comparable_pairs(times, events)
     n_comparable = int(comparable.sum())
@@ -173,6 +148,6 @@ def comparable_pairs(
 def no_pair_message(events: Bool[np.ndarray, "n"]) -> str:
     """Why there is no C-index, and what to do."""
     return (
-        f"The C-index is undefined: {len(events)} bags with {int(events.sum())} events hold no comparable pair. "
-        "Evaluate on a fold with an event that another bag outlived."
+        f"The C-index is undefined: {len(events)} bags with {int(events.sum())} events hold no "
+        "comparable pair. Evaluate on a fold with an event that another bag outlived."
     )

@@ -1,7 +1,7 @@
-"""Make a run of weights that were trained elsewhere: a plain host, judged on the validation and test slides of given folds.
+"""Make a run of weights that were trained elsewhere: a plain host, judged on given folds.
 
-gcemil cannot know which slides a model was trained on. So each file is used for the folds its user names; a single file
-without a fold is judged in every fold, which is right for a model that saw none of the slides. Every fold records this.
+gcemil cannot know which slides a model was trained on. So each file is used for the folds its user
+names; a single file without a fold is judged in every fold. Every fold records this.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ from pathlib import Path
 from typing import Any
 
 from gcemil.bags.cohort import Cohort
-from gcemil.bags.folds import fold_indices, read_fold
+from gcemil.bags.folds import read_fold
 from gcemil.bags.targets import refuse_targets
 from gcemil.config import HostSettings, HostWeights, TrainSettings
 from gcemil.device import pick_device
-from gcemil.errors import CohortError, UsageError
+from gcemil.errors import UsageError
 from gcemil.files import lock_folder
-from gcemil.runs.checkpoint import LoadedNetwork, build_host, save_network
+from gcemil.runs.checkpoint import join_hashes, save_network
 from gcemil.runs.environment import one_thread
 from gcemil.runs.folder import FoldParts, Run, RunFold, fold_parts
-from gcemil.runs.weights import PretrainedHost, check_same_sizes, join_hashes, read_pretrained_host
+from gcemil.runs.weights import PretrainedHost, check_same_sizes, read_pretrained_host
 from gcemil.tasks.task import create_task
-from gcemil.training.fold import evaluate_fold
-from gcemil.training.run import begin_run, check_inputs
+from gcemil.training.fold import create_network, evaluate_fold
+from gcemil.training.run import begin_run, check_inputs, choose_folds
 
 UNKNOWN_TRAINING = (
-    "The weights were trained elsewhere: gcemil cannot know whether the slides they are judged on were among their "
-    "training slides."
+    "The weights were trained elsewhere: gcemil cannot know whether the slides they are judged on "
+    "were among their training slides."
 )
 
 
 @dataclass(frozen=True)
 class AdoptedRun:
-    """What came of a set of weights."""
+    """A run of given weights."""
 
     settings: TrainSettings
     folds: tuple[tuple[int, Path, FoldParts], ...]
@@ -59,7 +59,14 @@ def adopt_run(
     given = {
         path: read_pretrained_host(path, host, cohort) for path in dict.fromkeys(paired.values())
     }
-    settings = _settings_of_weights(list(given.values()))
+    check_same_sizes(list(given.values()))
+    weights = HostWeights(
+        source=", ".join(str(path.resolve()) for path in given),
+        frozen=True,
+        sha256=join_hashes([one.sha256 for one in given.values()]),
+    )
+    sized = next(iter(given.values())).settings.model_copy(update={"weights": weights})
+    settings = TrainSettings(host=sized, evidence=None)
     warnings = check_inputs(out, cohort, settings, list(paired))
     adopted = []
     with lock_folder(out), one_thread():
@@ -71,7 +78,7 @@ def adopt_run(
             adopted.append((number, path, parts))
             if on_fold:
                 on_fold(len(adopted), len(paired))
-        notes = tuple(dict.fromkeys(note for weights in given.values() for note in weights.notes))
+        notes = tuple(dict.fromkeys(note for one in given.values() for note in one.notes))
         return AdoptedRun(settings, tuple(adopted), notes, Run(out).write_summary())
 
 
@@ -79,43 +86,23 @@ def pair_folds(
     cohort: Cohort, files: Sequence[Path], folds: Sequence[int] | None
 ) -> dict[int, Path]:
     """One file for all folds, or one for each in the order given."""
-    chosen = fold_indices(cohort.folder) if folds is None else list(dict.fromkeys(folds))
-    if not chosen:
-        raise CohortError(
-            f"{cohort.folder} has no folds. Make them with 'gcemil split {cohort.folder}'."
-        )
+    chosen = list(dict.fromkeys(choose_folds(cohort, folds)))
     if len(files) == 1:
         return dict.fromkeys(chosen, files[0])
     if len(files) != len(chosen):
         raise UsageError(
-            f"{len(files)} files for {len(chosen)} folds ({', '.join(map(str, chosen))}). Give one file for all, or one "
-            "for each fold and --folds in the same order."
+            f"{len(files)} files for {len(chosen)} folds ({', '.join(map(str, chosen))}). Give one "
+            "file for all, or one for each fold and --folds in the same order."
         )
     return dict(zip(chosen, files, strict=True))
-
-
-def _settings_of_weights(given: Sequence[PretrainedHost]) -> TrainSettings:
-    """A plain host of the sizes that all the weights have."""
-    check_same_sizes(given)
-    weights = HostWeights(
-        source=", ".join(str(host.source.resolve()) for host in given),
-        frozen=True,
-        sha256=join_hashes([host.sha256 for host in given]),
-    )
-    return TrainSettings(
-        host=given[0].settings.model_copy(update={"weights": weights}), evidence=None
-    )
 
 
 def _adopt_fold(
     cohort: Cohort, parts: FoldParts, given: PretrainedHost, settings: TrainSettings, fold: RunFold
 ) -> None:
     """Write the checkpoint of a fold and what it predicts."""
-    network = build_host(settings.host, in_dim=cohort.card.feature_dim, n_outputs=cohort.n_outputs)
-    network.load_state_dict(given.tensors)
-    loaded = LoadedNetwork(
-        network.to(pick_device(settings.device)).eval(), label_scale=given.label_scale or (0.0, 1.0)
-    )
+    device = pick_device(settings.device)
+    loaded = create_network(cohort, parts.train, settings, device, given)
     with lock_folder(fold.path):
         save_network(fold.checkpoint, loaded, cohort, settings)
         details = {"warnings": [UNKNOWN_TRAINING], "anchors": None, "weights": given.record}

@@ -1,18 +1,14 @@
-"""Directions of prompts and classes in feature space, found in patches of the training slides. No test slide is read.
+"""The evidence around a trained host: directions of prompts and classes, head, vote, confirmation.
 
-Before training, each prompt is represented by the training patches closest to it:
+Before training, each prompt is represented by the training patches closest to it; no label is read:
   1. fit the bridge on pairs
-  2. take the first patches of every training slide by smoothed cosine, and of these the first over all slides
-  3. the anchor is the direction of their mean, as if somebody had named these patches (evidence/anchors.py)
-Text encoder and bridge both blur; the patches are tissue of the cohort's own encoder. Few patches are taken from one slide,
-so that no slide dominates. No label is read.
+  2. take the first patches of every training slide by smoothed cosine, then the first of these
+  3. the anchor is the direction of their mean (evidence/anchors.py)
 
 After training, the direction of the patches that decide each class:
-  m_c  mean, over the training slides correctly predicted as c, of the patches that support c most (half smoothed on the
-       grid), minus the mean of the reference patches
+  m_c  mean, over the training slides correctly predicted as c, of the patches that support c most
+       (half smoothed on the grid), minus the mean of the reference patches
   d_c  = Sigma^-1 m_c, Sigma the ridged covariance of the reference patches (evidence/anchors.py)
-A host judges the patches of a new slide on that slide alone; all training slides together are a steadier guide to what its
-classes rest on. Only training labels are read.
 """
 
 from __future__ import annotations
@@ -40,15 +36,12 @@ from gcemil.runs.folder import FoldParts
 from gcemil.shapes import Scores
 from gcemil.tasks.task import RegressionTask, stacked_targets
 
-FIRST_SHARE = 0.01
-FEWEST_PATCHES = 4
-"""Of a slide that stand for it; on the choosing worlds 0.5 to 2 % did alike."""
+FIRST_SHARE, FEWEST_PATCHES = 0.01, 4
+"""Patches of a slide that decide its class."""
 MOST_PATCHES = 4096
-"""Of a slide that are read: a gradient through a whole slide would not fit, and prompts cost about an epoch of reading."""
-
+"""Of a slide that are read: a gradient through a whole slide would not fit."""
 PROMPT_PATCHES_PER_SLIDE = 2
-"""That may stand for a prompt."""
-
+"""That may represent a prompt, so that no slide dominates."""
 FALSE_EVIDENCE_RATE = 0.1
 """Largest share of slides without a lesion whose evidence may be confirmed."""
 
@@ -93,21 +86,19 @@ def find_class_directions(
     *,
     seed: int,
 ) -> Directions:
-    """One direction per class from the training bags; zero for a class that is never predicted correctly."""
+    """One direction per class; zero for a class that is never predicted correctly."""
     model.eval()
-    sums, counts = torch.zeros_like(model.class_directions), [0] * model.n_outputs
-    centre = reference.mean(dim=0)
+    sums = torch.zeros_like(model.class_directions)
+    counts, centre = sums.new_zeros(model.n_outputs, 1), reference.mean(dim=0)
     for spec, bag in load_bags(cohort, bags, rule=SampleRule(MOST_PATCHES, seed=seed)):
         if not isinstance(spec.target, int):
             continue
-        found = _deciding_patches(model, bag, spec.target)
-        if found is not None:
-            sums[spec.target] += found.mean(dim=0) - centre
+        patches = _deciding_patches(model, bag, spec.target)
+        if patches is not None:
+            sums[spec.target] += patches.mean(dim=0) - centre
             counts[spec.target] += 1
-    means = sums / torch.tensor(counts, device=sums.device).clamp_min(1).unsqueeze(1)
-    directions = directions_of_means(means + centre, reference)
-    found = torch.tensor(counts, device=sums.device).unsqueeze(1) > 0
-    return torch.where(found, directions, 0.0)
+    directions = directions_of_means(sums / counts.clamp_min(1) + centre, reference)
+    return torch.where(counts > 0, directions, 0.0)
 
 
 def _deciding_patches(model: GceMil, bag: Bag, target: int) -> Float[Tensor, "k d"] | None:
@@ -130,15 +121,12 @@ def _deciding_patches(model: GceMil, bag: Bag, target: int) -> Float[Tensor, "k 
 def gradient_times_token(
     host: Host, embedded: Embedded, coords: Tensor | None, index: int
 ) -> Scores:
-    """How much each token supports an output to first order, for hosts in which patches interact."""
+    """How much each token supports an output to first order."""
     with torch.enable_grad():
         tokens = embedded.tokens.detach().requires_grad_()
         logit = host.aggregate(replace(embedded, tokens=tokens), coords).logits[index]
         (gradient,) = torch.autograd.grad(logit, tokens)
     return (gradient * tokens.detach()).sum(dim=1)
-
-
-# The vote of the evidence
 
 
 @torch.no_grad()
@@ -149,10 +137,10 @@ def fit_head(
     reference: Float[Tensor, "p d"],
     label_scale: tuple[float, float] = (0.0, 1.0),
 ) -> None:
-    """Fit the evidence head on training slides and its vote on validation slides, if it has anchors to read.
+    """Fit the evidence head on training slides and its vote on validation slides.
 
-    `label_scale`: mean and deviation by which the host counts values.
-    It reads the anchors where they were made of patches, and without named concepts the directions of the classes.
+    It reads the anchors where they were made of patches, and without named concepts the directions
+    of the classes. `label_scale`: mean and deviation by which the host counts values.
     """
     centred = isinstance(model.bridge, CentredBridge)
     directions = model.anchors if model.is_grounded else model.class_directions
@@ -179,27 +167,19 @@ def fit_head(
     )
     model.head.set_fit(fit)
     if model.head.has_vote and model.output_kind.measures_unit and not model.explains_host:
-        # Risks are compared in units of what F says of the training slides.
-        host, head = (
-            (values - scale[0]) * scale[1]
-            for values, scale in (
-                (logits["train"][:, 0], fit.host_scale),
-                (seen["train"] @ fit.weights[0], fit.head_scale),
-            )
-        )
+        # Risks are compared in units of what F predicts for the training slides.
+        host = (logits["train"][:, 0] - fit.host_scale[0]) * fit.host_scale[1]
+        head = (seen["train"] @ fit.weights[0] - fit.head_scale[0]) * fit.head_scale[1]
         spread = float(((1 - fit.weight) * host + fit.weight * head).std())
         model.risk_spread.fill_(max(spread, 1e-12))
 
 
 def calibrate_confirmation(model: GceMil, cohort: Cohort, bags: Sequence[BagSpec]) -> int:
-    """Choose the strength that evidence must exceed, so that few slides without a lesion carry confirmed evidence.
+    """Choose the strength that confirmed evidence exceeds; the number of slides it rests on.
 
-    The threshold is the conformal quantile of the strengths on validation slides without a lesion: a new one exceeds it with a
-    probability of at most FALSE_EVIDENCE_RATE. With fewer than nine such slides their largest strength is taken, which promises
-    less.
-
-    Returns:
-        The number of validation slides without a lesion; 0 if the cohort has no such class.
+    The threshold is the conformal quantile of the strengths on validation slides without a lesion:
+    a new one exceeds it with a probability of at most FALSE_EVIDENCE_RATE. With fewer than nine
+    such slides their largest strength is taken, which promises less.
     """
     negative = cohort.card.negative_index
     if negative is None or model.output_kind.is_number:
@@ -207,9 +187,8 @@ def calibrate_confirmation(model: GceMil, cohort: Cohort, bags: Sequence[BagSpec
     model.eval()
     model.negative_class.fill_(negative)
     strengths = []
-    for _, bag in load_bags(
-        cohort, [spec for spec in bags if spec.target == negative], rule=SampleRule()
-    ):
+    specs = [spec for spec in bags if spec.target == negative]
+    for _, bag in load_bags(cohort, specs, rule=SampleRule()):
         found = explain_bag(model, bag)
         strengths.append(lesion_strength(model, found.output, found.kept, found.verdict))
     model.confirmation_threshold.fill_(conformal_quantile(strengths, FALSE_EVIDENCE_RATE))
@@ -217,7 +196,7 @@ def calibrate_confirmation(model: GceMil, cohort: Cohort, bags: Sequence[BagSpec
 
 
 def conformal_quantile(values: Sequence[float], rate: float) -> float:
-    """The value that a new one exceeds with probability at most `rate`; the largest if there are too few, 0 if there is none."""
+    """The value that a new one exceeds with probability at most `rate`; the largest of too few."""
     if not values:
         return 0.0
     rank = math.ceil((len(values) + 1) * (1 - rate))

@@ -1,121 +1,204 @@
-"""Figures of an epoch (loss terms, gradient norms, gates) and warnings about known failures of training.
-
-Warnings are printed and kept in the run. history.jsonl is always written; training/trackers.py sends its numbers elsewhere too.
-"""
+"""One epoch: every training bag once, its figures, and warnings of known failures."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from gcemil.bags.cohort import Cohort
+from gcemil.bags.cohort import SampleRule, load_bags
+from gcemil.config import TrainSettings
+from gcemil.device import computing_in
+from gcemil.evidence.losses import NullTarget
+from gcemil.explanation import bag_tensors
+from gcemil.hosts.host import Stage
+from gcemil.hosts.table import patch_limit
 from gcemil.model import Evidence
+from gcemil.runs.checkpoint import LoadedNetwork
+from gcemil.runs.folder import FoldParts
+from gcemil.tasks.task import Task, Windows, stacked_targets, target_tensor
+from gcemil.training.objective import TrainingBag, evidence_terms, host_terms
+from gcemil.training.optimizer import (
+    annealed_temperature,
+    clip_gradients,
+    evidence_weight,
+    final_temperature,
+    scheduled_rate,
+    stream_seed,
+)
 
+EpochRecord = dict[str, Any]
+OnBag = Callable[[int, int], None]
 GATE_BINS = 10
-
-
-Epoch = Mapping[str, float]
 SOLVED_LOSS = 0.1
 """Cross-entropy of a task whose bags are given nine tenths of their class."""
 DOMINANT_SHARE = 0.9
 MOSTLY = 0.5
 SEVERE = 5.0
-"""Adam takes steps of the same length whatever the scale of its gradients, so a milder cut of most steps does no harm."""
+"""The steps of Adam do not depend on the scale of its gradients, so a milder cut does no harm."""
 
 
-class LossMeans:
-    """Means of the loss terms over an epoch."""
+def train_epoch(
+    loaded: LoadedNetwork,
+    null: NullTarget | None,
+    cohort: Cohort,
+    parts: FoldParts,
+    task: Task,
+    settings: TrainSettings,
+    optimizer: torch.optim.Optimizer,
+    *,
+    stage: Stage,
+    stage_number: int,
+    epoch: int,
+    n_epochs: int,
+    on_bag: OnBag | None = None,
+) -> EpochRecord:
+    """Every training bag once, one optimiser step per window."""
+    network = loaded.network
+    model = loaded.model if trains_jointly(loaded, stage) else None
+    device = next(network.parameters()).device
+    windows = epoch_windows(cohort, parts, task, settings, stage_number, epoch)
+    seed = stream_seed(settings.seed, stage_number)
+    bags = load_bags(
+        cohort,
+        [parts.train[i] for window in windows for i in window],
+        rule=SampleRule(patch_limit(settings), settings.sampling, seed),
+        epoch=epoch,
+        ahead=2 * max(map(len, windows)),
+    )
+    if model is not None and loaded.reference is not None:
+        model.calibrate(loaded.reference)
+    network.train()
+    figures, done = EpochFigures(settings.clip), 0
+    for position, window in enumerate(windows):
+        progress = (epoch + position / len(windows)) / n_epochs
+        for group in optimizer.param_groups:
+            group["lr"] = scheduled_rate(settings, group["base_rate"], progress)
+        if model is not None:
+            model.set_temperature(annealed_temperature(final_temperature(settings), progress))
+        drawn = []
+        for _ in window:
+            spec, bag = next(bags)
+            target = target_tensor(spec).to(device)
+            drawn.append(TrainingBag(*bag_tensors(bag, device), bag.patch_size, target))
+        outputs: Sequence[Evidence] = []
+        with computing_in(settings.precision, device):
+            if model is None:
+                terms = host_terms(loaded.host, task, drawn)
+            else:
+                weight = evidence_weight(model.settings.warmup, model.settings.ramp, progress)
+                terms, outputs = evidence_terms(model, null, task, drawn, weight=weight)
+        done += len(window)
+        if on_bag:
+            on_bag(done, len(parts.train))
+        if "task" not in terms:
+            figures.eventless += 1
+            continue
+        loss = torch.stack([term.float() for term in terms.values()]).sum()
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        norms = clip_gradients(loaded, settings.clip)
+        optimizer.step()
+        loaded.host.after_step()
+        figures.add(terms, norms, outputs)
+    rate = optimizer.param_groups[0]["lr"]
+    record = {"stage": stage.name, "epoch": epoch, **figures.summarise(), "learning_rate": rate}
+    warnings = find_failures(record, record["terms"], competes=model is not None)
+    return {**record, "warnings": warnings}
 
-    def __init__(self) -> None:
+
+def trains_jointly(loaded: LoadedNetwork, stage: Stage) -> bool:
+    """Whether host and evidence are trained together, or the evidence is fitted after the host."""
+    return loaded.model is not None and loaded.model.settings.train_host and not stage.prepares
+
+
+def epoch_windows(
+    cohort: Cohort,
+    parts: FoldParts,
+    task: Task,
+    settings: TrainSettings,
+    stage_number: int,
+    epoch: int,
+) -> Windows:
+    """The training bags of one epoch, one window for each optimiser step."""
+    targets = stacked_targets(parts.train)
+    is_survival = cohort.card.task == "survival"
+    size = min(settings.window, len(targets)) if is_survival else settings.bags_per_step
+    generator = np.random.default_rng([settings.seed, stage_number, epoch])
+    return task.windows(targets, window_size=size, generator=generator)
+
+
+class EpochFigures:
+    """Loss terms, gradient norms and gates of an epoch."""
+
+    def __init__(self, clip: float | None) -> None:
+        self.clip = math.inf if clip is None else clip
         # Tensors until the end: reading a number would stop the device at every step.
         self.terms: dict[str, list[Tensor]] = defaultdict(list)
-        self.steps = 0
-        self.eventless = 0
-
-    def add(self, terms: dict[str, Tensor]) -> None:
-        """Count the terms of one step."""
-        self.steps += 1
-        for name, term in terms.items():
-            self.terms[name].append(term.detach())
-
-    def means(self) -> dict[str, float]:
-        """The mean of every term."""
-        return {
-            name: float(torch.stack(found).double().sum()) / max(1, self.steps)
-            for name, found in self.terms.items()
-        }
-
-
-class GradientNorms:
-    """How large the gradients of an epoch were before they were clipped, host and wrapper apart."""
-
-    def __init__(self) -> None:
         self.norms: dict[str, list[Tensor]] = defaultdict(list)
-        self.largest = math.inf
+        self.gates: list[Tensor] = []
+        """Of each bag: mean gate, share open, 1 if none is, largest, least coverage, histogram."""
+        self.steps = self.eventless = 0
 
-    def add(self, norms: Mapping[str, Tensor], largest: float | None) -> None:
-        """Count the norms of one step; `largest` is where they are clipped."""
-        self.largest = math.inf if largest is None else largest
-        for name, norm in norms.items():
-            self.norms[name].append(norm.detach())
-
-    def summary(self) -> dict[str, float]:
-        """Median norm, and the shares of steps that were clipped at all and to less than a fifth."""
-        found = {}
-        for name, norms in self.norms.items():
-            values = torch.stack(norms).float()
-            found[f"{name}_gradient"] = float(values.median())
-            found[f"{name}_clipped"] = float((values > self.largest).float().mean())
-            found[f"{name}_severely_clipped"] = float(
-                (values > SEVERE * self.largest).float().mean()
-            )
-        return found
-
-
-class GateStatistics:
-    """What the gates of an epoch looked like."""
-
-    def __init__(self) -> None:
-        self.rows: list[Tensor] = []
-        """Of each bag: mean gate, share open, whether none is, largest gate, least coverage; then the histogram."""
-
-    def add(self, outputs: Sequence[Evidence]) -> None:
-        """Count the gates of a window of bags."""
+    def add(
+        self,
+        terms: Mapping[str, Tensor],
+        norms: Mapping[str, Tensor],
+        outputs: Sequence[Evidence] = (),
+    ) -> None:
+        """Count one step."""
+        self.steps += 1
+        for found, kept in ((terms, self.terms), (norms, self.norms)):
+            for name, value in found.items():
+                kept[name].append(value.detach())
         for output in outputs:
-            gates = output.gates.detach().float()
-            opened = output.opened.float()
-            numbers = [gates.mean(), opened.mean(), 1 - opened.amax(), gates.amax(), output.coverage.detach().float().amin()]  # fmt: skip
-            self.rows.append(
-                torch.cat([torch.stack(numbers), torch.histc(gates, GATE_BINS, 0, 1) / len(gates)])
-            )
+            gates, opened = output.gates.detach().float(), output.opened.float()
+            least = output.coverage.detach().float().amin()
+            row = [gates.mean(), opened.mean(), 1 - opened.amax(), gates.amax(), least]
+            shares = torch.histc(gates, GATE_BINS, 0, 1) / len(gates)
+            self.gates.append(torch.cat([torch.stack(row), shares]))
 
-    def summary(self) -> dict[str, Any]:
-        """Means over the bags, the largest gate and the least coverage; nothing where no bag was gated."""
-        if not self.rows:
-            return {}
-        table = torch.stack(self.rows).double().cpu().numpy()
-        mean, opened, empty = table[:, :3].mean(axis=0).tolist()
-        return {
-            "mean_gate": mean,
-            "evidence_fraction": opened,
-            "empty_subsets": empty,
-            "max_gate": float(table[:, 3].max()),
-            "min_coverage": float(table[:, 4].min()),
-            "gate_histogram": table[:, 5:].mean(axis=0).round(5).tolist(),
+    def summarise(self) -> EpochRecord:
+        """Means of terms and gates, median norms, and the share of steps that were clipped."""
+        steps = max(1, self.steps)
+        means = {
+            name: float(torch.stack(values).double().sum()) / steps
+            for name, values in self.terms.items()
         }
+        record: EpochRecord = {"terms": means}
+        if self.gates:
+            table = torch.stack(self.gates).double().cpu().numpy()
+            mean, opened, empty = table[:, :3].mean(axis=0).tolist()
+            record |= {
+                "mean_gate": mean,
+                "evidence_fraction": opened,
+                "empty_subsets": empty,
+                "max_gate": float(table[:, 3].max()),
+                "min_coverage": float(table[:, 4].min()),
+                "gate_histogram": table[:, 5:].mean(axis=0).round(5).tolist(),
+            }
+        for name, norms in self.norms.items():
+            norm = torch.stack(norms).float()
+            record[f"{name}_gradient"] = float(norm.median())
+            record[f"{name}_clipped"] = float((norm > self.clip).float().mean())
+            severe = (norm > SEVERE * self.clip).float().mean()
+            record[f"{name}_severely_clipped"] = float(severe)
+        return {**record, "eventless_windows": self.eventless}
 
 
 def merge_warnings(history: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What the epochs warned of, each kind once: the last wording, and in how many epochs."""
-    kinds: dict[str, list[str]] = {}
+    """The warnings of all epochs, each kind once: the last wording, and in how many epochs."""
+    kinds: dict[str, list[str]] = defaultdict(list)
     for record in history:
         for text in record["warnings"]:
-            kinds.setdefault(warning_kind(text), []).append(text)
+            kinds[warning_kind(text)].append(text)
     return sorted(
         texts[-1] if len(texts) == 1 else f"{texts[-1]} (in {len(texts)} epochs)"
         for texts in kinds.values()
@@ -127,53 +210,54 @@ def warning_kind(text: str) -> str:
     return re.sub(r"\d[\d.e+-]*", "#", text)
 
 
-def find_failures(epoch: Epoch, terms: Mapping[str, float], *, competes: bool = True) -> list[str]:
-    """What is wrong with this epoch, in sentences; nothing when it looks healthy.
+def find_failures(
+    epoch: Mapping[str, Any], terms: Mapping[str, float], *, competes: bool = True
+) -> list[str]:
+    """What is wrong with this epoch, in sentences.
 
-    Terms compete where they train the same weights: those of the evidence and of a host that is left alone do not.
+    Terms compete where they train the same weights: evidence and a host that it leaves alone do
+    not.
     """
-    found = []
+    failures = []
     if epoch.get("eventless_windows", 0) > 0:
-        found.append(
-            f"{epoch['eventless_windows']:.0f} windows had no event and taught nothing: raise the window size."
+        failures.append(
+            f"{epoch['eventless_windows']:.0f} windows had no event and taught nothing: raise the "
+            "window size."
         )
     for part in ("host", "wrapper"):
         if (share := epoch.get(f"{part}_severely_clipped", 0)) > MOSTLY:
-            found.append(
-                f"the gradient of the {part} was cut to less than a fifth in {share:.0%} of the steps "
-                f"(median norm {epoch[f'{part}_gradient']:.3g}): lower the learning rate, or raise 'clip'."
+            failures.append(
+                f"the gradient of the {part} was cut to less than a fifth in {share:.0%} of the "
+                f"steps (median norm {epoch[f'{part}_gradient']:.3g}): lower the learning rate, or "
+                "raise 'clip'."
             )
     if "mean_gate" in epoch:
-        found += _gate_failures(epoch)
+        failures += _find_gate_failures(epoch)
     total = sum(abs(value) for value in terms.values())
     task = sum(abs(value) for name, value in terms.items() if name.startswith("task"))
     # A task that is solved has no loss left, and whatever remains is then most of nothing.
-    for name, value in terms.items() if competes and task >= SOLVED_LOSS else ():
-        if (
-            len(terms) > 2
-            and not name.startswith("task")
-            and abs(value) > DOMINANT_SHARE * total > 0
-        ):
-            found.append(
-                f"the term '{name}' is {abs(value) / total:.0%} of the loss: lower its weight."
-            )
-    return found
+    if competes and task >= SOLVED_LOSS and len(terms) > 2:
+        failures += [
+            f"the term '{name}' is {abs(value) / total:.0%} of the loss: lower its weight."
+            for name, value in terms.items()
+            if not name.startswith("task") and abs(value) > DOMINANT_SHARE * total
+        ]
+    return failures
 
 
-def _gate_failures(epoch: Epoch) -> list[str]:
-    found = []
-    if epoch["mean_gate"] > 0.9:
-        found.append(
-            f"gates are all open (mean {epoch['mean_gate']:.2f}): the evidence is the whole bag."
-        )
-    if epoch["max_gate"] < 0.5:
-        found.append(
-            f"gates are all closed (largest {epoch['max_gate']:.2f}): recovery falls back to one patch."
+def _find_gate_failures(epoch: Mapping[str, Any]) -> list[str]:
+    failures = []
+    mean, largest = epoch["mean_gate"], epoch["max_gate"]
+    if mean > 0.9:
+        failures.append(f"gates are all open (mean {mean:.2f}): the evidence is the whole bag.")
+    if largest < 0.5:
+        failures.append(
+            f"gates are all closed (largest {largest:.2f}): recovery falls back to one patch."
         )
     elif epoch["empty_subsets"] > 0:
-        found.append(f"{epoch['empty_subsets']:.0%} of the bags open no patch at all.")
+        failures.append(f"{epoch['empty_subsets']:.0%} of the bags open no patch at all.")
     if epoch["min_coverage"] > 0.999:
-        found.append(
+        failures.append(
             "every anchor is covered on every bag: coverage is saturated and carries no gradient."
         )
-    return found
+    return failures

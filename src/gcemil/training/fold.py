@@ -1,8 +1,9 @@
-"""One fold, from its slides on disk to its results on disk: network, training, predictions, evidence of the test slides.
+"""One fold, from its slides on disk to its results: network, training, predictions, evidence.
 
-A text bank needs pairs, unless its bridge is free; its prompts are then represented by training patches, unless the settings
-name a bridge. Examples must lie on training slides or outside the cohort. Without either, anchors are prototypes of the
-fold's training patches. Every record says which.
+A text bank needs pairs, unless its bridge is free; its prompts are then represented by training
+patches, unless the settings name a bridge. Examples must lie on training slides or outside the
+cohort. Without either, anchors are prototypes of the fold's training patches. Every record says
+which.
 """
 
 from __future__ import annotations
@@ -34,36 +35,14 @@ from gcemil.model import GceMil, bridge_kind
 from gcemil.processes import SHUTDOWN_TIMEOUT_S
 from gcemil.records import write_evidence
 from gcemil.runs.checkpoint import LoadedNetwork, build_host, load_network, save_network
-from gcemil.runs.folder import (
-    FoldParts,
-    Run,
-    RunFold,
-    fold_parts,
-    main_mode,
-)
+from gcemil.runs.folder import FoldParts, Run, RunFold, fold_parts, main_mode
 from gcemil.runs.learning import Learning, bootstrap_error
 from gcemil.runs.predict import Mode, available_modes, evaluate_bags
-from gcemil.runs.targets import target_host
-from gcemil.runs.weights import PretrainedHost, pretrained_host_of_fold
-from gcemil.tasks.task import (
-    SurvivalTask,
-    Task,
-    create_task,
-    measure_label_scale,
-    stacked_targets,
-    training_task,
-)
+from gcemil.runs.weights import PretrainedHost, pretrained_host_of_fold, target_host
+from gcemil.tasks.task import Task, create_task, measure_label_scale, stacked_targets, training_task
 from gcemil.training.directions import FALSE_EVIDENCE_RATE, anchor_prompts_in_patches
-from gcemil.training.epochs import merge_warnings
-from gcemil.training.loop import (
-    EpochRecord,
-    OnBag,
-    OnEpoch,
-    Progress,
-    fit_evidence,
-    train,
-    write_history,
-)
+from gcemil.training.epochs import EpochRecord, OnBag, merge_warnings
+from gcemil.training.loop import OnEpoch, Progress, fit_evidence, train, write_history
 from gcemil.training.optimizer import stream_seed
 from gcemil.training.trackers import open_tracker
 
@@ -84,10 +63,10 @@ def train_fold(
     on_epoch: OnEpoch | None = None,
     on_bag: OnBag | None = None,
 ) -> None:
-    """Train fold `index` into its folder of a run that was begun; a fold that is complete is left alone.
+    """Train fold `index` into its folder of a run that was begun; a finished fold is left alone.
 
-    Of the runs in `hosts_from`, the first whose host was trained with the same settings gives its host, so that only the
-    evidence is fitted. The result is the same, bit for bit.
+    Of the runs in `hosts_from`, the first whose host was trained with the same settings gives its
+    host. The result is the same, bit for bit.
     """
     fold = RunFold(folder)
     if fold.is_finished:
@@ -95,8 +74,7 @@ def train_fold(
     # A worker of a run that was just killed may still be on its way out.
     with lock_folder(folder, wait=SHUTDOWN_TIMEOUT_S):
         started = time.monotonic()
-        parts = fold_parts(cohort, read_fold(cohort, index))
-        check_parts(parts, create_task(cohort, settings), index)
+        parts = read_parts(cohort, settings, index)
         torch.manual_seed(stream_seed(settings.seed, index, 99))
         given = pretrained_host_of_fold(settings, cohort, index)
         loaded = create_network(cohort, parts.train, settings, pick_device(settings.device), given)
@@ -119,24 +97,40 @@ def train_fold(
                     report(record)
         fit_evidence(loaded, cohort, parts, settings, fold=index)
         save_network(fold.checkpoint, loaded, cohort, settings)
+        model = loaded.model
         details = {
             "best_epoch": progress.best_epoch,
             "validation": progress.best,
             "warnings": merge_warnings(progress.history),
-            "anchors": None if loaded.model is None else loaded.model.bank.provenance,
+            "anchors": None if model is None else model.bank.provenance,
         }
-        if loaded.model is not None and (vote := record_vote(loaded.model)) is not None:
-            details["vote"] = vote
+        if model is not None and model.head.is_fitted:
+            details["vote"] = {
+                "weight": float(model.head.weight),
+                "reads": "anchors" if model.is_grounded else "class directions",
+                "opinion": model.explains_host,
+            }
         if given is not None:
             details["weights"] = given.record
         try:
             evaluate_fold(loaded, cohort, parts, task, fold, details)
         except RunError:
-            # An epoch may have read files that changed, so the next training starts from the beginning.
+            # An epoch may have read files that changed, so the next training starts anew.
             for path in (fold.resume, fold.checkpoint):
                 path.unlink(missing_ok=True)
             raise
         write_json(fold.timing, {"seconds": time.monotonic() - started})
+
+
+def read_parts(cohort: Cohort, settings: TrainSettings, index: int) -> FoldParts:
+    """The bags of a fold, each part of which has bags and a metric."""
+    parts, task = fold_parts(cohort, read_fold(cohort, index)), create_task(cohort, settings)
+    for name in ("train", "val", "test"):
+        where = f"fold {index}, part {name}"
+        if not (bags := getattr(parts, name)):
+            raise CohortError(f"{where} has no bag. Run 'gcemil split' again.")
+        task.check(stacked_targets(bags), where=where)
+    return parts
 
 
 def reuse_host(
@@ -146,9 +140,9 @@ def reuse_host(
     fold: RunFold,
     runs: Iterable[Path],
 ) -> Progress | None:
-    """Take the host of the first run that trained it in the same way, and how that training went; None if there is none."""
-    for run in runs:
-        trained, is_shared = Run(run).fold(fold.number), bool(Run(run).card.targets)
+    """Take the host of the first run that trained it in the same way; None if there is none."""
+    for run in map(Run, runs):
+        trained, is_shared = run.fold(fold.number), bool(run.card.targets)
         if not is_shared and not (
             settings.host_is_unchanged
             and trained.is_finished
@@ -156,33 +150,28 @@ def reuse_host(
         ):
             continue
         network, record = load_network(trained.checkpoint)
+        host = network.host
         if is_shared:
             target = record["classes"].index(cohort.card.classes[1])
-            host = target_host(settings.host, network.host, target)
-        elif (record["task"], list(record["classes"])) == (
-            cohort.card.task,
-            list(cohort.card.classes),
-        ):
-            host = network.host
-        else:
+            host = target_host(settings.host, host, target)
+        elif (record["task"], tuple(record["classes"])) != (cohort.card.task, cohort.card.classes):
             continue
         loaded.host.load_state_dict(host.state_dict())
         history, details = trained.read_history(), trained.read_metrics().details
         write_history(fold.history, history)
-        return Progress(
-            best=details.validation or 0.0, best_epoch=details.best_epoch or 0, history=history
-        )
+        best, best_epoch = details.validation or 0.0, details.best_epoch or 0
+        return Progress(best=best, best_epoch=best_epoch, history=history)
     return None
 
 
-def trains_same_host(run: Path, cohort: Cohort, settings: TrainSettings, index: int) -> bool:
-    """Whether fold `index` of a run has the host that these settings would train: other evidence and other anchors do not matter."""
-    before = Run(run).card.settings
+def trains_same_host(run: Run, cohort: Cohort, settings: TrainSettings, index: int) -> bool:
+    """Whether a fold of a run has the host of these settings; the evidence may differ."""
+    before = run.card.settings
     if before.evidence is not None and not before.host_is_unchanged:
         return False
     if before.model_copy(update={"evidence": settings.evidence}) != settings:
         return False
-    then, now = Run(run).training_cohort.parts, record_cohort(cohort).parts
+    then, now = run.training_cohort.parts, record_cohort(cohort).parts
     split = split_file(cohort.folder, index).name
     same_split = then["splits"].get(split) == now["splits"].get(split)
     return same_split and all(then[part] == now[part] for part in ("labels", "features"))
@@ -199,7 +188,7 @@ def create_network(
     given: PretrainedHost | None = None,
     bank: AnchorBank | None = None,
 ) -> LoadedNetwork:
-    """Fresh weights from torch's current seed, or given ones of the host; anchors, unless given, bridge and responses from training patches."""
+    """Host and evidence of a fold, from torch's current seed or with given weights."""
     host = build_host(settings.host, in_dim=cohort.card.feature_dim, n_outputs=cohort.n_outputs)
     scale = measure_label_scale(cohort, train_bags)
     if given is not None:
@@ -224,7 +213,8 @@ def create_network(
         model.bridge.set_centre(reference.mean(dim=0))
     elif bank.kind == "examples":
         raise ConfigError(
-            f"evidence.bridge is '{settings.evidence.bridge}', but anchors from examples take auto or centred."
+            f"evidence.bridge is '{settings.evidence.bridge}', but anchors from examples take auto "
+            "or centred."
         )
     elif bridge_kind(settings.evidence, bank, cohort.card.feature_dim) in FITTED_BRIDGES:
         model.bridge.fit(*read_pairs(cohort))
@@ -241,14 +231,15 @@ def create_anchors(
     seed: int,
     bank: AnchorBank | None = None,
 ) -> AnchorBank:
-    """The given bank or the one of the settings; prompts are represented by training patches unless the settings name a bridge."""
-    if bank is None and _takes_examples(cohort, settings):
+    """The given bank or the one of the settings, its prompts represented by training patches."""
+    source, card = settings.anchors, cohort.card
+    if bank is None and EXAMPLES in (source, card.anchors if source == "auto" else None):
         return create_example_bank(cohort, train_bags, reference)
     bank = bank or create_bank(cohort, settings, reference, seed=seed)
-    is_text = bridge_kind(settings, bank, cohort.card.feature_dim) == "proximal"
+    is_text = bridge_kind(settings, bank, card.feature_dim) == "proximal"
     if settings.bridge != "auto" or not is_text or settings.prompt_examples == 0:
         return bank
-    bridge = FrozenBridge(cohort.card.feature_dim, bank.anchor_dim, rank=settings.bridge_rank)
+    bridge = FrozenBridge(card.feature_dim, bank.anchor_dim, rank=settings.bridge_rank)
     bridge.fit(*read_pairs(cohort))
     return anchor_prompts_in_patches(
         bank, bridge, reference, cohort, train_bags, count=settings.prompt_examples, seed=seed
@@ -268,22 +259,16 @@ def create_example_bank(
     return AnchorBank.from_examples(features, reference, source=examples.source + left_out)
 
 
-def _takes_examples(cohort: Cohort, settings: EvidenceSettings) -> bool:
-    """Whether the anchors are examples: by the settings, or by the card where the settings leave it open."""
-    return settings.anchors == EXAMPLES or (
-        settings.anchors == "auto" and cohort.card.anchors == EXAMPLES
-    )
-
-
 def create_bank(
     cohort: Cohort, settings: EvidenceSettings, reference: Tensor, *, seed: int
 ) -> AnchorBank:
-    """The bank the settings ask for; `auto` takes the cohort's own when its bridge can be made, else prototypes."""
-    source = settings.anchors
+    """The bank of the settings; auto takes the cohort's own where its bridge can be made."""
+    source, named = settings.anchors, cohort.card.anchors
+    file = named if named is not None and named.endswith(".h5") else "anchors.h5"
     if source == "auto":
-        # A free bridge is learned from nothing, so it needs no pairs.
+        # A free bridge is learned without pairs.
         is_reached = (cohort.folder / PAIRS_FILE).is_file() or settings.bridge == "free"
-        has_bank = (cohort.folder / _bank_file(cohort)).is_file()
+        has_bank = (cohort.folder / file).is_file()
         source = "cohort" if has_bank and is_reached else "prototypes"
     if source == "prototypes":
         return AnchorBank.prototypes(
@@ -291,16 +276,11 @@ def create_bank(
         )
     if source in ("generic", "unrelated"):
         return AnchorBank.from_file(_existing_file(cohort, f"anchors_{source}.h5"))
-    bank = AnchorBank.from_file(_existing_file(cohort, _bank_file(cohort)))
+    bank = AnchorBank.from_file(_existing_file(cohort, file))
     generator = torch.Generator().manual_seed(stream_seed(seed, 2))
     if source == "shuffled":
         return AnchorBank.shuffled(bank, generator)
     return AnchorBank.random_like(bank, generator) if source == "random" else bank
-
-
-def _bank_file(cohort: Cohort) -> str:
-    named = cohort.card.anchors
-    return named if named is not None and named.endswith(".h5") else "anchors.h5"
 
 
 def _existing_file(cohort: Cohort, name: str) -> Path:
@@ -319,8 +299,9 @@ def read_pairs(cohort: Cohort) -> tuple[Tensor, Tensor]:
     features, anchor_space = store.read_pairs(path)
     if features.shape[1] != cohort.card.feature_dim:
         raise CohortError(
-            f"{path}: features of width {features.shape[1]}, but the cohort has width {cohort.card.feature_dim}. "
-            "Pairs come from the cohort's own encoder: write them again with 'gcemil anchors pairs'."
+            f"{path}: features of width {features.shape[1]}, but the cohort has width "
+            f"{cohort.card.feature_dim}. Pairs come from the cohort's own encoder: write them "
+            "again with 'gcemil anchors pairs'."
         )
     return torch.from_numpy(features), torch.from_numpy(anchor_space)
 
@@ -347,55 +328,52 @@ def evaluate_fold(
     folder: RunFold,
     details: dict[str, Any],
 ) -> None:
-    """Write predictions, evidence and metrics of a trained fold; metrics.json comes last and marks it complete.
+    """Write predictions, evidence and metrics of a trained fold; metrics.json comes last.
 
     A cohort that changed since the run began is refused before that.
     """
-    network, modes = loaded.network, available_modes(loaded.network)
+    network, model, modes = loaded.network, loaded.model, available_modes(loaded.network)
     model_hash, negative = content_hash(folder.checkpoint), cohort.card.negative_index
     tested, evaluated, n_val = set(parts.test), [*parts.val, *parts.test], len(parts.val)
     false_evidence: list[bool] = []
 
     def keep_evidence(spec: BagSpec, bag: Bag, explanation: Explanation) -> None:
-        if loaded.model is None or spec not in tested:
+        if model is None or spec not in tested:
             return
         if explanation.is_confirmed is not None and spec.target == negative:
             false_evidence.append(explanation.is_confirmed)
-        for evidence in slide_evidence(loaded.model, bag, explanation):
+        for evidence in slide_evidence(model, bag, explanation):
             features = content_hash(cohort.feature_file(evidence.slide_id))
             hashes = {"model": model_hash, "features": features}
             write_evidence(folder.evidence(evidence.slide_id), evidence, hashes)
 
     logits = evaluate_bags(network, cohort, evaluated, modes=modes, on_explained=keep_evidence)
     targets, metrics = stacked_targets(parts.test), {}
-    for mode in modes:
-        values = task.prediction(logits[mode])
+    predicted = {mode: task.prediction(logits[mode]) for mode in modes}
+    for mode, values in predicted.items():
         _write_predictions(folder.predictions(mode, modes), cohort, evaluated, n_val, values, task)
         metrics[mode] = task.metrics(targets, values[n_val:])
 
     main = next(mode for mode in modes if mode == main_mode(modes))
-    survival = isinstance(task, SurvivalTask)
+    survival = cohort.card.task == "survival"
     fitted = parts.train if survival else parts.train[:: -(-len(parts.train) // MOST_FITTED)]
     prefixes: dict[Mode, str] = {"full": "host_risk", main: "risk"}
     trained_on = evaluate_bags(network, cohort, fitted, modes=list(prefixes))
+    details = dict(details)
     for mode, prefix in prefixes.items() if survival else ():
         risks = trained_on[mode]
-        details = {
-            **details,
-            f"{prefix}_mean": float(risks.mean()),
-            f"{prefix}_deviation": float(risks.std().clamp_min(1e-12)),
-        }
-    test_values = task.prediction(logits[main][n_val:])
+        details[f"{prefix}_mean"] = float(risks.mean())
+        details[f"{prefix}_deviation"] = float(risks.std().clamp_min(1e-12))
     learning = measure_learning(
-        task, targets, test_values, stacked_targets(fitted), trained_on[main]
+        task, targets, predicted[main][n_val:], stacked_targets(fitted), trained_on[main]
     )
-    details = {**details, "learning": learning.model_dump(), "caveats": task.caveats(targets)}
-    if false_evidence and loaded.model is not None:
+    details |= {"learning": learning.model_dump(), "caveats": task.caveats(targets)}
+    if false_evidence and model is not None:
         details["no_evidence"] = {
             "class": cohort.card.classes[negative or 0],
             "promised_rate": FALSE_EVIDENCE_RATE,
             "n_validation": sum(spec.target == negative for spec in parts.val),
-            "threshold": float(loaded.model.confirmation_threshold),
+            "threshold": float(model.confirmation_threshold),
             "n_test": len(false_evidence),
             "reached_rate": sum(false_evidence) / len(false_evidence),
         }
@@ -403,25 +381,17 @@ def evaluate_fold(
     write_json(folder.metrics, {**metrics, "details": details})
 
 
-def record_vote(model: GceMil) -> dict[str, Any] | None:
-    """How much the evidence head decides, and what it reads; None where it was never fitted."""
-    if not model.head.is_fitted:
-        return None
-    reads = "anchors" if model.is_grounded else "class directions"
-    return {"weight": float(model.head.weight), "reads": reads, "opinion": model.explains_host}
-
-
 def measure_learning(
     task: Task, targets: Tensor, predictions: Tensor, train_targets: Tensor, train_logits: Tensor
 ) -> Learning:
-    """How the model does on test bags, with its error, and on the training bags it should have fitted."""
+    """The figure on test bags with its error, and on training bags."""
 
-    def measure(rows: np.ndarray) -> float:
+    def measure(rows: Any) -> float:
         return task.metrics(targets[rows], predictions[rows])[task.figure]
 
     return Learning(
         figure=task.figure,
-        value=task.metrics(targets, predictions)[task.figure],
+        value=measure(slice(None)),
         error=bootstrap_error(measure, len(targets)),
         n_test=len(targets),
         train_value=task.metrics(train_targets, task.prediction(train_logits))[task.figure],
@@ -429,51 +399,32 @@ def measure_learning(
     )
 
 
-def check_parts(parts: FoldParts, task: Task, index: int) -> None:
-    """A fold that cannot be trained or judged fails before anything is trained."""
-    for name, bags in (("train", parts.train), ("val", parts.val), ("test", parts.test)):
-        where = f"fold {index}, part {name}"
-        if not bags:
-            raise CohortError(f"{where} has no bag. Run 'gcemil split' again.")
-        task.check(stacked_targets(bags), where=where)
-
-
 def _write_predictions(
     path: Path, cohort: Cohort, bags: Sequence[BagSpec], n_val: int, values: Tensor, task: Task
 ) -> None:
     """One line per bag; the slides of a case are joined by '|'."""
-    columns = [
-        "slide_id",
-        "case_id",
-        "split",
-        *_target_columns(bags[0], cohort),
-        *task.prediction_names,
-    ]
-    rows = []
-    for position, (spec, row) in enumerate(
-        zip(bags, values.reshape(len(bags), -1).tolist(), strict=True)
-    ):
-        rows.append(
-            {
-                "slide_id": "|".join(spec.slide_ids),
-                "case_id": spec.case_id,
-                "split": "val" if position < n_val else "test",
-                **_target_columns(spec, cohort),
-                **dict(zip(task.prediction_names, row, strict=True)),
-            }
+    rows = [
+        {
+            "slide_id": "|".join(spec.slide_ids),
+            "case_id": spec.case_id,
+            "split": "val" if position < n_val else "test",
+            **_describe_target(spec, cohort),
+            **dict(zip(task.prediction_names, row, strict=True)),
+        }
+        for position, (spec, row) in enumerate(
+            zip(bags, values.reshape(len(bags), -1).tolist(), strict=True)
         )
-    write_table(path, columns, rows)
+    ]
+    write_table(path, rows[0], rows)
 
 
-def _target_columns(spec: BagSpec, cohort: Cohort) -> dict[str, Any]:
+def _describe_target(spec: BagSpec, cohort: Cohort) -> dict[str, Any]:
+    """The columns of the target."""
     if isinstance(spec.target, int):
         return {"target": cohort.card.classes[spec.target]}
     if isinstance(spec.target, float):
         return {"target": spec.target}
     if cohort.card.task == "multilabel":
-        return {
-            f"target_{name}": one
-            for name, one in zip(cohort.card.classes, spec.target, strict=True)
-        }
-    time_to_event, event = spec.target
-    return {"target": time_to_event, "event": event}
+        names = (f"target_{name}" for name in cohort.card.classes)
+        return dict(zip(names, spec.target, strict=True))
+    return dict(zip(("target", "event"), spec.target, strict=True))

@@ -1,11 +1,12 @@
-"""How a run learns: its random streams, its rates over time, and the optimiser over what is to be learned.
+"""Random streams, rates over time, and the optimiser.
 
-One seed is spread over folds and stages so that none shares a stream with another. Learning rate and temperature are functions of
-progress through a stage, from 0 to 1; there is nothing to save or resume.
+One seed is spread over folds and stages so that none shares a stream with another. Learning rate
+and temperature are functions of progress through a stage, from 0 to 1; nothing of them is saved.
 
   adamw             the common recipe
   adam              decay as part of the gradient: most of the hosts' authors
-  lookahead_radam   Lookahead (Zhang et al., 2019) around RAdam, no decay of biases and norms: TransMIL's authors
+  lookahead_radam   Lookahead (Zhang et al., 2019) around RAdam, for TransMIL; biases do not decay
+
 Lookahead:  after every 6 steps  slow <- slow + (fast - slow) / 2,  fast <- slow
 """
 
@@ -24,16 +25,17 @@ from gcemil.hosts.table import host_spec
 from gcemil.runs.checkpoint import LoadedNetwork
 
 NARROW_RATE = 2e-3
-"""For weights that read anchors and scores: there are few of them, and they move by whole units."""
+"""Least rate of the few weights that read anchors and scores."""
 STEP = 0.2
-"""What a step schedule leaves of the rate."""
+"""The share of the rate that a step schedule keeps."""
+READ_TEMPERATURE = 1e-6
+"""After training, if the host was not trained with gates."""
 NARROW = (
     "utility.",
     "selector.attention_weight",
     "selector.contribution_weight",
     "selector.presence_weight",
 )
-"""Class-anchor weights and the weights of the score's terms, by their names in the wrapper."""
 LOOKAHEAD_STEPS, LOOKAHEAD_SHARE = 6, 0.5
 
 
@@ -53,19 +55,15 @@ def scheduled_rate(settings: TrainSettings, base: float, progress: float) -> flo
 
 
 def evidence_weight(warmup: float, ramp: float, progress: float) -> float:
-    """How much the evidence acts on the host: nothing while it warms up, then more and more."""
+    """How much the evidence acts on the host: not at all while it warms up, then more and more."""
     if progress < warmup:
         return 0.0
     return 1.0 if ramp == 0 else min(1.0, (progress - warmup) / ramp)
 
 
-def annealed_temperature(start: float, end: float, progress: float) -> float:
-    """Geometric, so that each epoch sharpens the gate by the same factor."""
-    return start * (end / start) ** progress
-
-
-READ_TEMPERATURE = 1e-6
-"""Temperature after training if the host was not trained with gates: nothing was trained on half-open ones."""
+def annealed_temperature(end: float, progress: float) -> float:
+    """Geometric from 1, so that each epoch sharpens the gate by the same factor."""
+    return float(end**progress)
 
 
 def reading_temperature(settings: TrainSettings) -> float:
@@ -85,10 +83,7 @@ def final_temperature(settings: TrainSettings) -> float:
 def create_optimizer(
     network: nn.Module, rate: float, settings: TrainSettings
 ) -> torch.optim.Optimizer:
-    """The optimiser the settings name; the fused step walks the weights once instead of once per operation.
-
-    The rate of a group is its `base_rate` bent by the schedule.
-    """
+    """The optimiser the settings name; the rate of a group is its `base_rate` on the schedule."""
     learned = {name: weight for name, weight in network.named_parameters() if weight.requires_grad}
     narrow = [weight for name, weight in learned.items() if name.startswith(NARROW)]
     wide = [weight for name, weight in learned.items() if not name.startswith(NARROW)]
@@ -111,22 +106,19 @@ def create_optimizer(
 
 
 def clip_gradients(loaded: LoadedNetwork, largest: float | None) -> dict[str, Tensor]:
-    """Clip the host and the wrapper each by its own norm; the norms before, of those that learn.
+    """Clip host and wrapper each by its own norm; the norms before.
 
-    Gates pass far larger gradients than a host does. Under one norm for both, the host would learn at a fraction of
-    its rate.
+    Gates pass far larger gradients than a host does: under one norm the host would hardly learn.
     """
-    host = [weight for weight in loaded.host.parameters() if weight.grad is not None]
-    known = {id(weight) for weight in host}
-    wrapper = [
-        weight
-        for weight in loaded.network.parameters()
-        if weight.grad is not None and id(weight) not in known
-    ]
+    own = set(map(id, loaded.host.parameters()))
+    parts: dict[str, list[Tensor]] = {"host": [], "wrapper": []}
+    for weight in loaded.network.parameters():
+        if weight.grad is not None:
+            parts["host" if id(weight) in own else "wrapper"].append(weight)
     limit = math.inf if largest is None else largest
     return {
         name: torch.nn.utils.clip_grad_norm_(weights, limit)
-        for name, weights in {"host": host, "wrapper": wrapper}.items()
+        for name, weights in parts.items()
         if weights
     }
 
@@ -144,7 +136,7 @@ def _without_decay_of_vectors(groups: list[dict[str, Any]]) -> list[dict[str, An
 class LookaheadRAdam(torch.optim.RAdam):
     """RAdam whose weights return, every few steps, half-way to where they last returned to.
 
-    The slow weights stand in the optimiser's state, so that they are saved and resumed with it.
+    The slow weights are part of the optimiser's state, and so they are saved and resumed with it.
     """
 
     @torch.no_grad()
@@ -156,7 +148,7 @@ class LookaheadRAdam(torch.optim.RAdam):
             if weight.grad is not None
         ]
         before = {weight: weight.clone() for weight in weights if "slow" not in self.state[weight]}
-        # RAdam sets up the state of a weight that has none, so nothing is put there before its first step.
+        # RAdam sets up the state of a weight only if it has none.
         loss = super().step(closure)
         for weight, start in before.items():
             self.state[weight]["slow"] = start

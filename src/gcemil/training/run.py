@@ -1,6 +1,7 @@
 """A run folder: settings and inputs fixed at the start, one folder per fold, a summary at the end.
 
-Training into an existing run continues it. Other settings or another cohort are refused, with the difference shown.
+Training into an existing run continues it. Other settings or another cohort are refused, with the
+difference shown.
 """
 
 from __future__ import annotations
@@ -28,10 +29,9 @@ from gcemil.processes import run_jobs
 from gcemil.runs.checkpoint import build_host, load_network
 from gcemil.runs.environment import describe_environment, one_thread
 from gcemil.runs.folder import Run, fold_parts
-from gcemil.runs.targets import check_host_serves_targets
-from gcemil.runs.weights import resolve_pretrained_host
+from gcemil.runs.weights import check_host_serves_targets, resolve_pretrained_host
 from gcemil.tasks.task import create_task
-from gcemil.training.fold import check_parts, evaluate_fold, train_fold, trains_same_host
+from gcemil.training.fold import evaluate_fold, read_parts, train_fold, trains_same_host
 from gcemil.training.trackers import check_tracker, remember_tracker
 
 OnFoldEpoch = Callable[[int, dict[str, Any]], None]
@@ -53,48 +53,81 @@ def train_run(
     on_epoch: OnFoldEpoch | None = None,
     on_bag: OnFoldBag | None = None,
 ) -> dict[str, Any]:
-    """Train the given folds (by default all), as many in parallel as there are cores.
+    """Train folds of a cohort into a run folder, or continue a run that was stopped.
 
-    With `host_from`, a run of the same cohort and settings, its hosts are taken and only the evidence is fitted. `tracker`
-    takes the numbers of every epoch; None: what the run had before, or TensorBoard where it is installed.
+    Args:
+        cohort_folder: A cohort with folds.
+        out: The run folder.
+        settings: Host, evidence and training.
+        folds: The folds to train; None trains all.
+        jobs: Folds that are trained in parallel; None takes as many as there are cores.
+        host_from: A run of the same cohort and settings whose hosts are taken, so that only the
+            evidence is fitted.
+        tracker: Where the figures of every epoch go beside history.jsonl; None keeps what the run
+            had before, or takes TensorBoard if it is installed.
+        on_epoch: Called with the fold and the record of every epoch.
+        on_bag: Called with the fold, the bags of the epoch that are done, and all bags.
+
+    Returns:
+        The content of summary.json.
+
+    Raises:
+        CohortError: The cohort has faults or no folds.
+        RunError: The run was begun with other settings or another cohort.
+        UsageError: The settings cannot be trained.
+
+    Example:
+        >>> from gcemil import TrainSettings, train_run
+        >>> train_run("cohort", "run", TrainSettings(epochs=2), folds=[0])  # doctest: +SKIP
     """
     check_tracker(tracker)
-    cohort_folder, out = Path(cohort_folder), Path(out)
+    cohort, out = Cohort.load(Path(cohort_folder)), Path(out)
     host_from = None if host_from is None else Path(host_from)
-    cohort = Cohort.load(cohort_folder)
-    train_cohort = _train_targets if cohort.card.task == "multilabel" else _train_cohort
-    return train_cohort(
-        cohort, out, settings,
-        folds=folds, jobs=jobs, host_from=host_from, tracker=tracker, on_epoch=on_epoch, on_bag=on_bag,
-    )  # fmt: skip
+    options: dict[str, Any] = {"folds": folds, "jobs": jobs, "tracker": tracker}
+    watch: dict[str, Any] = {"on_epoch": on_epoch, "on_bag": on_bag}
+    if cohort.card.task != "multilabel":
+        return _train_cohort(cohort, out, settings, host_from, **options, **watch)
+    # One model of all targets, then the evidence of each around it.
+    trains_jointly = settings.evidence is not None and settings.evidence.train_host
+    if settings.host.weights is not None or host_from is not None or trains_jointly:
+        raise UsageError(
+            "Several targets share one model that is trained here, without its evidence. Leave "
+            "--host-weights, --host-from and --recipe out, or import one target at a time."
+        )
+    names = cohort.card.classes
+    check_host_serves_targets(settings.host, in_dim=cohort.card.feature_dim, n_targets=len(names))
+    targets = write_target_cohorts(cohort)
+    shared = settings.model_copy(update={"evidence": None})
+    _train_cohort(cohort, out, shared, None, **options, **watch)
+    # The weights of the targets are in the shared model; a target has two classes.
+    settings = settings.model_copy(update={"class_weights": None})
+    for name, target in zip(names, targets, strict=True):
+        _train_cohort(target, out / "targets" / name, settings, out, **options)
+    return Run(out).write_summary()
 
 
 def _train_cohort(
     cohort: Cohort,
     out: Path,
     settings: TrainSettings,
+    host_from: Path | None,
     *,
     folds: Sequence[int] | None,
     jobs: int | None,
-    host_from: Path | None,
     tracker: TrackerName | None,
-    on_epoch: OnFoldEpoch | None,
-    on_bag: OnFoldBag | None,
+    on_epoch: OnFoldEpoch | None = None,
+    on_bag: OnFoldBag | None = None,
 ) -> dict[str, Any]:
-    cohort_folder = cohort.folder
-    chosen = list(folds) if folds is not None else fold_indices(cohort_folder)
-    if not chosen:
-        raise CohortError(
-            f"{cohort_folder} has no folds. Make them with 'gcemil split {cohort_folder}'."
-        )
+    chosen = choose_folds(cohort, folds)
     if settings.host.is_frozen and settings.evidence is None:
         raise UsageError(
-            "A frozen host without evidence has nothing to learn. Leave --no-gce out, or use 'gcemil adopt'."
+            "A frozen host without evidence has nothing to learn. Leave --no-gce out, or use "
+            "'gcemil adopt'."
         )
     settings = resolve_pretrained_host(settings, cohort, chosen)
     run, warnings = Run(out), check_inputs(out, cohort, settings, chosen)
     if host_from is not None and not Run(host_from).card.targets:
-        check_hosts_fit(host_from, cohort, settings, chosen)
+        check_hosts_fit(Run(host_from), cohort, settings, chosen)
     sources = () if host_from is None else (host_from,)
     with lock_folder(out):
         begin_run(out, cohort, settings, warnings)
@@ -107,51 +140,37 @@ def _train_cohort(
         default = (os.cpu_count() or 1) if pick_device(settings.device).type == "cpu" else 1
         workers = min(jobs or default, len(unfinished))
         if workers > 1:
-            _train_in_processes(
-                cohort_folder, out, settings, unfinished, workers, sources, on_epoch, on_bag
-            )
-        else:
-            for index in unfinished:
-                report = None if on_epoch is None else partial(on_epoch, index)
-                tick = None if on_bag is None else partial(on_bag, index)
-                # Bags of 512 patches are too small for several threads; cores are used by folds side by side.
-                with one_thread():
-                    train_fold(
-                        cohort, index, settings, run.fold(index).path,
-                        hosts_from=sources, on_epoch=report, on_bag=tick,
-                    )  # fmt: skip
+            poll = _watch_folds(run, unfinished, on_epoch, on_bag)
+            work = partial(_train_in_worker, cohort.folder, out, settings, sources)
+            for _ in run_jobs(work, unfinished, workers, on_poll=poll):
+                pass
+            return run.write_summary()
+        for index in unfinished:
+            report = None if on_epoch is None else partial(on_epoch, index)
+            tick = None if on_bag is None else partial(on_bag, index)
+            # Bags of 512 patches are too small for several threads.
+            with one_thread():
+                train_fold(
+                    cohort, index, settings, run.fold(index).path,
+                    hosts_from=sources, on_epoch=report, on_bag=tick,
+                )  # fmt: skip
         return run.write_summary()
 
 
-def _train_targets(
-    cohort: Cohort, out: Path, settings: TrainSettings, *, host_from: Path | None, **options: Any
-) -> dict[str, Any]:
-    """One model of all targets, then the evidence of each around it."""
-    trains_jointly = settings.evidence is not None and settings.evidence.train_host
-    if settings.host.weights is not None or host_from is not None or trains_jointly:
-        raise UsageError(
-            "Several targets share one model that is trained here, without its evidence. Leave --host-weights, --host-from "
-            "and --recipe out, or import one target at a time."
+def choose_folds(cohort: Cohort, folds: Sequence[int] | None) -> list[int]:
+    """The given folds, or all of the cohort."""
+    chosen = list(folds) if folds is not None else fold_indices(cohort.folder)
+    if not chosen:
+        raise CohortError(
+            f"{cohort.folder} has no folds. Make them with 'gcemil split {cohort.folder}'."
         )
-    check_host_serves_targets(
-        settings.host, in_dim=cohort.card.feature_dim, n_targets=len(cohort.card.classes)
-    )
-    targets = write_target_cohorts(cohort)
-    shared = settings.model_copy(update={"evidence": None})
-    _train_cohort(cohort, out, shared, host_from=None, **options)
-    # The weights of the targets are in the shared model; a target has two classes.
-    settings = settings.model_copy(update={"class_weights": None})
-    # The epochs were those of the shared model.
-    options |= {"on_epoch": None, "on_bag": None}
-    for name, target in zip(cohort.card.classes, targets, strict=True):
-        _train_cohort(target, out / "targets" / name, settings, host_from=out, **options)
-    return Run(out).write_summary()
+    return chosen
 
 
 def evaluate_run(
     folder: Path, on_fold: Callable[[int, int], None] | None = None, *, device: str | None = None
 ) -> dict[str, Any]:
-    """Predictions, metrics and evidence of every trained fold, and the summary; by default on the device of its settings."""
+    """Write predictions, metrics and evidence of every trained fold again, and the summary."""
     run = Run(folder)
     # Before the lock, which would make the folder of a run that is not there.
     settings = run.card.settings
@@ -169,8 +188,7 @@ def evaluate_run(
             if on_fold:
                 on_fold(done, len(folds))
         for target in run.targets.values():
-            if target.is_begun:
-                evaluate_run(target.path, on_fold, device=device)
+            evaluate_run(target.path, on_fold, device=device)
         return run.write_summary()
 
 
@@ -179,58 +197,48 @@ def check_inputs(
 ) -> list[str]:
     """Every check before the first step; the warnings about the cohort.
 
-    A run that is there must have been begun with the same settings and cohort. This comes before the lock, which makes
-    the folder, so that what is refused leaves nothing behind.
+    It comes before the lock, which makes the folder: a refused command leaves nothing behind.
     """
     if Run(out).is_begun:
         _check_same_settings(out, cohort, settings)
     pick_device(settings.device)
     problems = validate(cohort.folder)
     refuse_errors(cohort.folder, problems)
-    task = create_task(cohort, settings)
-    # A host that cannot be imported or made is refused here, not in a worker after the run has begun.
+    # A host that cannot be made is refused here, not in a worker after the run has begun.
     build_host(settings.host, in_dim=cohort.card.feature_dim, n_outputs=cohort.n_outputs)
     for index in folds:
-        check_parts(fold_parts(cohort, read_fold(cohort, index)), task, index)
+        read_parts(cohort, settings, index)
     return [f"{problem.where}: {problem.what}" for problem in problems]
 
 
 def begin_run(out: Path, cohort: Cohort, settings: TrainSettings, warnings: Sequence[str]) -> None:
     """Begin a run, or check that the one that is there was begun like this.
 
-    config.yaml comes last and makes the folder a run, so that a kill in between leaves nothing but what is written again.
+    config.yaml comes last and makes the folder a run.
     """
     run = Run(out)
     if run.is_begun:
         _check_same_settings(out, cohort, settings)
     else:
-        # What a run may hold before it is one.
-        allowed = {
-            LOCK_NAME,
-            HASH_CACHE,
-            run.environment.name,
-            run.cohort_record.name,
-            run.warnings.name,
-        }
-        if out.exists() and (
-            other := sorted(path.name for path in out.iterdir() if path.name not in allowed)
-        ):
+        written = {run.environment.name, run.cohort_record.name, run.warnings.name}
+        present = {path.name for path in out.iterdir()} if out.exists() else set()
+        if other := sorted(present - written - {LOCK_NAME, HASH_CACHE}):
             raise RunError(
                 f"{out} is not a run, and not empty: it holds '{other[0]}'. Give another --out."
             )
         record, device = record_cohort(cohort), pick_device(settings.device)
         inputs = {"cohort": record.fingerprint}
-        write_json(
-            run.environment, describe_environment(seed=settings.seed, device=device, inputs=inputs)
-        )
+        environment = describe_environment(seed=settings.seed, device=device, inputs=inputs)
+        write_json(run.environment, environment)
         write_json(run.cohort_record, record.to_json())
-        config = {
+        config: dict[str, Any] = {
             "cohort": os.fspath(cohort.folder.resolve()),
             "cohort_fingerprint": record.fingerprint,
-            **({"targets": list(cohort.card.classes)} if cohort.card.task == "multilabel" else {}),
-            "settings_hash": settings.hash,
-            "settings": settings.model_dump(mode="json"),
         }
+        if cohort.card.task == "multilabel":
+            config["targets"] = list(cohort.card.classes)
+        config["settings_hash"] = settings.hash
+        config["settings"] = settings.model_dump(mode="json")
         write_text(run.config, yaml.safe_dump(config, sort_keys=False))
     write_json(run.warnings, warnings)
 
@@ -240,7 +248,7 @@ def _check_same_settings(out: Path, cohort: Cohort, settings: TrainSettings) -> 
     before = Run(out).card.settings.model_dump(mode="json", exclude_unset=True)
     now = settings.model_dump(mode="json")
     for host in (before.get("host", {}), now["host"]):
-        # Weights may lie elsewhere by now: their hash says whether they are the same.
+        # Weights may lie elsewhere by now; their hash is compared.
         (host.get("weights") or {}).pop("source", None)
     if changed := differences(before, now):
         raise RunError(
@@ -250,23 +258,25 @@ def _check_same_settings(out: Path, cohort: Cohort, settings: TrainSettings) -> 
 
 
 def check_hosts_fit(
-    source: Path, cohort: Cohort, settings: TrainSettings, folds: Sequence[int]
+    source: Run, cohort: Cohort, settings: TrainSettings, folds: Sequence[int]
 ) -> None:
     """Refuse hosts that training with these settings would not give."""
     if not settings.host_is_unchanged:
         raise UsageError(
-            "--host-from takes the hosts of another run, and these settings train the host with its evidence, or "
-            "start from given weights. Leave one of the two out."
+            "--host-from takes the hosts of another run, and these settings train the host with "
+            "its evidence, or start from given weights. Leave one of the two out."
         )
     for index in folds:
-        if not Run(source).fold(index).is_finished:
+        if not source.fold(index).is_finished:
             raise RunError(
-                f"{source} has no trained fold {index}. Train it there, or leave --host-from out."
+                f"{source.path} has no trained fold {index}. Train it there, or leave --host-from "
+                "out."
             )
         if not trains_same_host(source, cohort, settings, index):
             raise RunError(
-                f"{source} did not train its host with these settings on the labels, features and fold {index} of "
-                f"{cohort.folder}. Leave --host-from out, or give its settings with --config {source}."
+                f"{source.path} did not train its host with these settings on the labels, features "
+                f"and fold {index} of {cohort.folder}. Leave --host-from out, or give its settings "
+                f"with --config {source.path}."
             )
 
 
@@ -284,37 +294,26 @@ def differences(before: Any, after: Any, path: str = "") -> list[str]:
 def planned_epochs(cohort: Cohort, settings: TrainSettings, folds: Sequence[int]) -> int:
     """Epochs of all these folds together; hosts with a preparing stage have more."""
     sizes = [len(fold_parts(cohort, read_fold(cohort, index)).train) for index in folds]
-    return sum(
-        settings.count_epochs(size, survival=cohort.card.task == "survival") for size in sizes
-    )
+    survival = cohort.card.task == "survival"
+    return sum(settings.count_epochs(size, survival=survival) for size in sizes)
 
 
-def _train_in_processes(
-    cohort_folder: Path,
-    out: Path,
-    settings: TrainSettings,
-    folds: Sequence[int],
-    workers: int,
-    sources: Sequence[Path],
-    on_epoch: OnFoldEpoch | None,
-    on_bag: OnFoldBag | None,
-) -> None:
-    """Train folds in parallel processes and report progress from their history and progress files."""
-    run = Run(out)
+def _watch_folds(
+    run: Run, folds: Sequence[int], on_epoch: OnFoldEpoch | None, on_bag: OnFoldBag | None
+) -> Callable[[], None]:
+    """Report what workers have written of their progress since the last call."""
     counted = {index: len(run.fold(index).read_history()) for index in folds}
 
     def report() -> None:
-        for index in folds:
-            fold = run.fold(index)
-            for record in fold.read_history()[counted[index] :] if on_epoch else ():
-                counted[index] += 1
-                on_epoch(index, record)  # type: ignore[misc]
+        for fold in map(run.fold, folds):
+            if on_epoch:
+                for record in fold.read_history()[counted[fold.number] :]:
+                    counted[fold.number] += 1
+                    on_epoch(fold.number, record)
             if on_bag and is_file(fold.progress):
-                on_bag(index, *read_json(fold.progress))
+                on_bag(fold.number, *read_json(fold.progress))
 
-    work = partial(_train_in_worker, cohort_folder, out, settings, sources)
-    for _ in run_jobs(work, folds, workers, on_poll=report):
-        pass
+    return report
 
 
 def _train_in_worker(
@@ -330,7 +329,6 @@ def _train_in_worker(
             write_json(fold.progress, [done, total])
 
     with one_thread():
-        train_fold(
-            Cohort.load(cohort_folder), index, settings, fold.path, hosts_from=sources, on_bag=tick
-        )
+        cohort = Cohort.load(cohort_folder)
+        train_fold(cohort, index, settings, fold.path, hosts_from=sources, on_bag=tick)
     fold.progress.unlink(missing_ok=True)

@@ -1,7 +1,8 @@
-"""Where the numbers of an epoch go beside history.jsonl: TensorBoard, MLflow or Weights & Biases.
+"""Where the figures of an epoch go beside history.jsonl: TensorBoard, MLflow or Weights & Biases.
 
-A run keeps the name of its tracker and a fold the id it was given there, both in tracker.json, so that training that is
-continued goes on in the same place. Servers and projects are those of the trackers' own environment variables.
+A run keeps the name of its tracker and a fold the id it was given there, both in tracker.json, so
+that training that is continued goes on in the same place. Servers and projects are those of the
+trackers' own environment variables.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,16 +29,13 @@ Record = Mapping[str, Any]
 
 
 class Tracker:
-    """Takes the numbers of every epoch; this one does nothing with them."""
+    """Takes the figures of every epoch; this one does nothing with them."""
 
-    def __init__(self, fold: Path, settings: TrainSettings) -> None:
-        """Begin, or go on where the fold was."""
+    def __init__(self, fold: Path, settings: TrainSettings) -> None: ...
 
-    def add(self, record: Record, step: int) -> None:
-        """Draw the numbers of one epoch."""
+    def add(self, record: Record, step: int) -> None: ...
 
-    def close(self) -> None:
-        """End."""
+    def close(self) -> None: ...
 
 
 def check_tracker(name: TrackerName | None) -> None:
@@ -61,7 +59,7 @@ def remember_tracker(run: Path, name: TrackerName | None) -> None:
 
 
 def open_tracker(fold: Path, settings: TrainSettings) -> Tracker:
-    """The tracker of the run that this fold belongs to; by default TensorBoard, where it is installed."""
+    """The tracker of the run of this fold; by default TensorBoard, if it is installed."""
     name = _read(fold.parent, "tracker")
     if name is None:
         name = "tensorboard" if importlib.util.find_spec("tensorboard") is not None else "none"
@@ -78,13 +76,11 @@ class TensorBoard(Tracker):
         self._writer = SummaryWriter(str(fold / "tensorboard"))
 
     def add(self, record: Record, step: int) -> None:
-        """Draw the numbers of one epoch."""
         for name, value in list_numbers(record).items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
     def close(self) -> None:
-        """End."""
         self._writer.close()
 
 
@@ -102,12 +98,10 @@ class Mlflow(Tracker):
                 write_json(fold / FILE, {"mlflow": begun.info.run_id})
 
     def add(self, record: Record, step: int) -> None:
-        """Log the numbers of one epoch."""
         with _explain("MLflow"):
             self._module.log_metrics(list_numbers(record), step=step)
 
     def close(self) -> None:
-        """End the run of this fold."""
         with _explain("MLflow"):
             self._module.end_run()
 
@@ -130,17 +124,16 @@ class WandB(Tracker):
         write_json(fold / FILE, {"wandb": self._run.id})
 
     def add(self, record: Record, step: int) -> None:
-        """Log the numbers of one epoch, which are among them: stages begin again at epoch 0, and steps may not go back."""
+        # Without the step: stages begin again at epoch 0, and steps may not go back.
         with _explain("Weights & Biases"):
             self._run.log(list_numbers(record))
 
     def close(self) -> None:
-        """End the run of this fold."""
         with _explain("Weights & Biases"):
             self._run.finish()
 
 
-TRACKERS: dict[str, Callable[[Path, TrainSettings], Tracker]] = {
+TRACKERS: dict[str, type[Tracker]] = {
     "tensorboard": TensorBoard,
     "mlflow": Mlflow,
     "wandb": WandB,
@@ -156,12 +149,12 @@ def list_numbers(record: Record) -> dict[str, float]:
 
 def list_settings(settings: TrainSettings) -> dict[str, Any]:
     """Every setting by its dotted name."""
-    found: dict[str, Any] = pd.json_normalize(settings.model_dump(mode="json")).iloc[0].to_dict()
-    return found
+    row: dict[str, Any] = pd.json_normalize(settings.model_dump(mode="json")).iloc[0].to_dict()
+    return row
 
 
 def _read(folder: Path, key: str) -> Any:
-    """What tracker.json says; None where it says nothing."""
+    """An entry of tracker.json; None without one."""
     path = folder / FILE
     if not is_file(path):
         return None
@@ -170,10 +163,11 @@ def _read(folder: Path, key: str) -> Any:
 
 @contextmanager
 def _explain(name: str) -> Iterator[None]:
-    """What a tracker says, with the way on: the epoch is on disk already."""
+    """Turn the error of a tracker into one with a remedy: the epoch is on disk already."""
     try:
         yield
     except Exception as error:  # whatever its client and server raise
         raise RunError(
-            f"{name} failed: {type(error).__name__}: {error}. Run the same command again when it answers, or with --tracker none."
+            f"{name} failed: {type(error).__name__}: {error}. Run the same command again when it "
+            "answers, or with --tracker none."
         ) from error

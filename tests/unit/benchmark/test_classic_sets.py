@@ -1,12 +1,7 @@
 import zipfile
 
 import pytest
-from benchmarks.classic_sets import (
-    CSV_FOLDER,
-    WHEEL,
-    read_instances,
-    write_classic_cohort,
-)
+from benchmarks.classic_sets import CSV_FOLDER, WHEEL, read_instances, write_classic_cohort
 
 from gcemil.bags.cohort import Cohort
 from gcemil.errors import CohortError

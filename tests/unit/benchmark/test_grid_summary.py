@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from builders.grids import InlinePool, cohort_record, events, small_grid
+from builders.grids import cohort_record, events, run_inline, small_grid
 from gcemil.benchmark import runner
-from gcemil.benchmark.engines import check_results, enter_grid, run_grid
+from gcemil.benchmark.engines import check_results, enter_grid
 from gcemil.benchmark.grid import CohortKey, DiagnosisKey, RunKey, plan_runs
 from gcemil.benchmark.results import Results, append_log, claim, read_failure, read_log
 from gcemil.benchmark.runner import Ending, execute
@@ -195,22 +195,18 @@ def fake_work(monkeypatch):
     return fails
 
 
-def run_fake(grid, results):
-    return run_grid(grid, results, InlinePool(grid, results))
-
-
 def test_everything_is_executed_once_and_never_again(results, grid, fake_work):
-    outcomes = run_fake(grid, results)
+    outcomes = run_inline(grid, results.folder)
     assert {outcome.ending for outcome in outcomes.values()} == {Ending.finished}
     assert len(outcomes) == 1 + 6 + 3
-    assert run_fake(grid, results) == {}
+    assert run_inline(grid, results.folder) == {}
     assert [event for _, event in events(results.folder)] == ["start", "end"] * 9
 
 
 def test_a_failed_run_is_recorded_and_the_rest_goes_on(results, grid, fake_work):
     plain = RunKey("lung", "abmil", "host", None, 0, 1)
     fake_work.add(str(plain.path))
-    outcomes = run_fake(grid, results)
+    outcomes = run_inline(grid, results.folder)
     bad = {
         str(key.path): outcome.reason
         for key, outcome in outcomes.items()
@@ -228,9 +224,9 @@ def test_a_failed_run_is_recorded_and_the_rest_goes_on(results, grid, fake_work)
 def test_running_again_retries_what_failed_and_clears_the_record(results, grid, fake_work):
     plain = RunKey("lung", "abmil", "host", None, 0, 1)
     fake_work.add(str(plain.path))
-    run_fake(grid, results)
+    run_inline(grid, results.folder)
     fake_work.clear()
-    again = run_fake(grid, results)
+    again = run_inline(grid, results.folder)
     assert list(again) == [plain, DiagnosisKey(RunKey("lung", "abmil", "gce", None, 0, 1))]
     assert read_failure(results, plain) is None
     assert not (results.folder / "failures").exists()

@@ -1,10 +1,12 @@
 """How long it will take: the times of finished units, what is left, and how many workers a machine carries."""
 
+import os
+
 import pytest
 
 from builders.grids import small_grid
 from gcemil.benchmark import engines as local
-from gcemil.benchmark.engines import affordable_workers, visible_accelerators
+from gcemil.benchmark.engines import affordable_workers, show_accelerators
 from gcemil.benchmark.grid import CohortKey, DiagnosisKey, Resources, RunKey, plan_work
 from gcemil.benchmark.progress import UnitTimes, duration, show_board
 from gcemil.benchmark.results import Results, append_log
@@ -83,13 +85,11 @@ def test_workers_fit_cores_and_memory(monkeypatch, resources, workers):
     assert affordable_workers(Resources(**resources)) == workers
 
 
-def test_accelerators_are_dealt_in_order():
-    halves = Resources(gpus=0.5)
-    assert [visible_accelerators(slot, halves)["CUDA_VISIBLE_DEVICES"] for slot in range(4)] == [
-        "0",
-        "0",
-        "1",
-        "1",
-    ]
-    assert visible_accelerators(1, Resources(gpus=2)) == {"CUDA_VISIBLE_DEVICES": "2,3"}
-    assert visible_accelerators(1, Resources()) == {"CUDA_VISIBLE_DEVICES": ""}
+@pytest.mark.parametrize(
+    ("gpus", "slot", "visible"),
+    [(0.5, 0, "0"), (0.5, 1, "0"), (0.5, 2, "1"), (0.5, 3, "1"), (2, 1, "2,3"), (0, 1, "")],
+)
+def test_workers_share_the_accelerators_in_order(monkeypatch, gpus, slot, visible):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    show_accelerators(Resources(gpus=gpus), slot)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == visible

@@ -7,7 +7,6 @@ import torch
 
 from gcemil.evidence.coverage import patch_concept_presence
 from gcemil.evidence.losses import (
-    NullRisk,
     NullTarget,
     budget_excess_squared,
     grounding_divergence,
@@ -83,11 +82,11 @@ def test_the_literal_grounding_pulls_both_sides() -> None:
 
 
 def test_necessity_is_least_where_the_complement_says_the_null() -> None:
-    null, full = NullTarget(2, momentum=1.0, peak=1.0), torch.zeros(2)
+    null = NullTarget(2, momentum=1.0, peak=1.0)
     null.running_mean.copy_(torch.tensor([0.8, 0.2]))
-    assert float(null.distance(full, torch.zeros(2))) == pytest.approx(math.log(2))
+    assert float(null.distance(torch.zeros(2))) == pytest.approx(math.log(2))
     logits = torch.tensor([math.log(4.0), 0.0], requires_grad=True)
-    null.distance(full, logits).backward()
+    null.distance(logits).backward()
     assert logits.grad is not None
     assert logits.grad.tolist() == pytest.approx([0.0, 0.0], abs=1e-6)
 
@@ -100,21 +99,3 @@ def test_the_null_target_starts_uniform_and_peaks_on_what_complements_say() -> N
     assert null.running_mean.tolist() == pytest.approx(mean)
     squares = [value**2 for value in mean]
     assert null().tolist() == pytest.approx([value / sum(squares) for value in squares])
-
-
-def test_the_null_risk_is_the_mean_of_the_first_risks() -> None:
-    null = NullRisk()
-    for risk in (2.0, 4.0):
-        null.update(torch.tensor(risk))
-    distance = null.distance(torch.tensor([9.0]), torch.tensor([7.0]))
-    # Risks 2, 4 and 9: mean 5, variance 26/3.
-    assert float(null()) == pytest.approx(5.0)
-    assert float(null.spread) == pytest.approx((26 / 3) ** 0.5)
-    assert float(distance) == pytest.approx(4.0 / (26 / 3))
-
-
-def test_risks_that_barely_differ_are_no_unit() -> None:
-    null = NullRisk()
-    for risk in (0.10, 0.11):
-        null.update(torch.tensor(risk))
-    assert float(null.spread) == pytest.approx(1.0)

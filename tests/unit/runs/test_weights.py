@@ -254,20 +254,6 @@ def test_a_header_that_lies_is_refused(tmp_path):
         read_pretrained_host(tmp_path / "w.safetensors", HostSettings(name="abmil"), cohort)
 
 
-@pytest.mark.parametrize(
-    ("provenance", "kind"),
-    [
-        ("prototypes of 40 patches, seed 0", "prototypes"),
-        ("examples: 3 patches per concept, by hand", "examples"),
-        ("file anchors.h5, met in training patches, 30 per prompt", "prompt_patches"),
-        ("file anchors.h5", "text"),
-    ],
-)
-def test_the_kind_of_a_bank_is_read_from_earlier_checkpoints_too(provenance, kind):
-    header = {"prompts": ["a"], "provenance": provenance, "hash": "0"}
-    assert checkpoint._BankRecord.model_validate(header).kind == kind
-
-
 class MilLabAbmil(torch.nn.Module):
     """ABMIL with the module names of MIL-Lab, gated or not."""
 

@@ -1,4 +1,4 @@
-"""Both tasks through the questions of the training loop."""
+"""Every task through the questions of the training loop."""
 
 import math
 
@@ -6,8 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from gcemil.errors import InputError
-from gcemil.tasks.task import ClassificationTask, SurvivalTask
+from gcemil.errors import InputError, UsageError
+from gcemil.tasks.task import (
+    ClassificationTask,
+    RegressionTask,
+    SurvivalTask,
+    event_balanced_windows,
+)
 
 GRADES = ClassificationTask(("low", "mid", "high"))
 SURVIVAL = SurvivalTask()
@@ -26,16 +31,6 @@ def test_perfect_predictions_score_one_in_every_metric_and_in_the_judging_one(
     scores = task.metrics(targets, predictions)
     assert list(scores.values()) == pytest.approx([1.0] * len(scores))
     assert task.task_metric in scores
-
-
-@pytest.mark.parametrize(("ties", "second"), [("efron", 1.5), ("breslow", 2.0)])
-def test_the_survival_loss_uses_the_rule_for_ties(ties, second):
-    # Four hazards of 1/2, two events tied: D = 2, T = 1, so Efron's second denominator is 2 - 1/2.
-    logits = torch.full((4, 1), math.log(0.5), dtype=torch.float64)
-    targets = torch.tensor([[1.0, 1.0], [1.0, 1.0], [2.0, 0.0], [2.0, 0.0]])
-    loss = SurvivalTask(ties).loss(logits, targets)
-    assert loss is not None
-    assert loss.item() == pytest.approx((math.log(2 / 0.5) + math.log(second / 0.5)) / 2)
 
 
 def test_an_eventless_window_is_seen_by_the_caller():
@@ -68,25 +63,14 @@ def test_survival_loss_reaches_every_bag_of_the_window():
 @pytest.mark.parametrize(
     ("task", "targets", "message"),
     [
-        (
-            GRADES,
-            torch.tensor([1, 1]),
-            "fold 3 test: AUC is undefined: all 2 bags are of class 'mid'",
-        ),
-        (
-            SURVIVAL,
-            torch.tensor([[1.0, 0.0], [2.0, 0.0]]),
-            "fold 3 test: The C-index is undefined: 2 bags with 0",
-        ),
-        (
-            SURVIVAL,
-            torch.tensor([[1.0, 1.0]]),
-            "fold 3 test: The C-index is undefined: 1 bags with 1 events",
-        ),
+        (GRADES, torch.tensor([1, 1]), "AUC is undefined: all 2 bags are of class 'mid'"),
+        (SURVIVAL, torch.tensor([[1.0, 0.0], [2.0, 0.0]]), "C-index is undefined: 2 bags with 0"),
+        (SURVIVAL, torch.tensor([[1.0, 1.0]]), "C-index is undefined: 1 bags with 1 events"),
+        (RegressionTask(), torch.tensor([5.0, 5.0]), "R2 is undefined"),
     ],
 )
 def test_targets_without_a_metric_are_refused_before_training_by_place(task, targets, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=f"fold 3 test: .*{message}"):
         task.check(targets, where="fold 3 test")
 
 
@@ -104,3 +88,17 @@ def test_survival_windows_are_balanced_by_event_and_classification_windows_take_
     labels = torch.zeros(12, dtype=torch.long)
     single = GRADES.windows(labels, window_size=1, generator=np.random.default_rng(0))
     assert sorted(int(window[0]) for window in single) == list(range(12))
+
+
+@pytest.mark.parametrize(
+    ("events", "size", "error", "message"),
+    [
+        ([True], 1, UsageError, "at least 2 bags, got 1"),
+        ([False] * 3, 2, InputError, "None of 3 bags has an event"),
+    ],
+)
+def test_windows_without_anything_to_learn_are_refused(events, size, error, message):
+    with pytest.raises(error, match=message):
+        event_balanced_windows(
+            np.array(events), window_size=size, generator=np.random.default_rng(0)
+        )

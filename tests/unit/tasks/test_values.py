@@ -59,13 +59,3 @@ def test_the_task_metric_reads_logits_in_the_scale_of_the_network():
 def test_what_has_no_metric_is_said(labels, values, words):
     with pytest.raises(InputError, match=words):
         TASK.metrics(torch.tensor(labels), torch.tensor(values))
-
-
-def test_a_part_of_equal_values_is_refused_before_training():
-    with pytest.raises(InputError, match="fold 0, part val: R2 is undefined"):
-        TASK.check(torch.tensor([5.0, 5.0]), where="fold 0, part val")
-
-
-def test_every_bag_is_in_one_window():
-    windows = TASK.windows(torch.arange(7.0), window_size=2, generator=np.random.default_rng(0))
-    assert sorted(np.concatenate(windows).tolist()) == list(range(7))

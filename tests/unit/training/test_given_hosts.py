@@ -63,57 +63,44 @@ def host_tensors(fold):
     }
 
 
-@pytest.mark.parametrize(
+EVERY_HOST = pytest.mark.parametrize(
     "name",
     [
         name if name in ("abmil", "mhim") else pytest.param(name, marks=pytest.mark.slow)
         for name in HOSTS
     ],
 )
+
+
+def check_same_host(before, after, name="predictions.csv"):
+    tensors, others = host_tensors(before), host_tensors(after)
+    assert tensors.keys() == others.keys()
+    assert all(torch.equal(one, others[key]) for key, one in tensors.items())
+    assert predictions(after / name) == predictions(before / "predictions.csv")
+
+
+@EVERY_HOST
 def test_a_frozen_host_is_left_as_it_is_whatever_its_stages(cohort, tmp_path, name):
-    plain = TrainSettings(
-        host=HostSettings(name=name, options=SMALL.get(name, {"width": 16, "hidden": 8})),
-        evidence=None,
-    )
-    train_run(cohort, tmp_path / "plain", plain.model_copy(update={"epochs": 1}), folds=[0], jobs=1)
-    summary = train_run(
-        cohort, tmp_path / "frozen", settings_of(tmp_path / "plain", name), folds=[0], jobs=1
-    )
+    host = HostSettings(name=name, options=SMALL.get(name, {"width": 16, "hidden": 8}))
+    plain = TrainSettings(host=host, evidence=None, epochs=1)
+    train_run(cohort, tmp_path / "plain", plain, folds=[0], jobs=1)
+    frozen = settings_of(tmp_path / "plain", name)
+    summary = train_run(cohort, tmp_path / "frozen", frozen, folds=[0], jobs=1)
     assert {"full", "soft", "discrete"} <= set(summary)
-    before, after = (
-        host_tensors(tmp_path / "plain" / "fold_0"),
-        host_tensors(tmp_path / "frozen" / "fold_0"),
-    )
-    assert before.keys() == after.keys()
-    assert all(torch.equal(one, after[key]) for key, one in before.items())
-    expected = predictions(tmp_path / "plain" / "fold_0" / "predictions.csv")
     # The prediction of a given host stays the main one.
-    assert predictions(tmp_path / "frozen" / "fold_0" / "predictions.csv") == expected
-    assert load_network(tmp_path / "frozen" / "fold_0" / "checkpoint.safetensors")[
-        0
-    ].model.explains_host
+    check_same_host(tmp_path / "plain" / "fold_0", tmp_path / "frozen" / "fold_0")
+    network, _ = load_network(tmp_path / "frozen" / "fold_0" / "checkpoint.safetensors")
+    assert network.model.explains_host
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name in ("abmil", "mhim") else pytest.param(name, marks=pytest.mark.slow)
-        for name in HOSTS
-    ],
-)
-def test_a_wrapped_host_that_is_not_taught_is_bit_for_bit_the_plain_host(cohort, tmp_path, name):
+@EVERY_HOST
+def test_a_host_that_is_not_trained_jointly_is_bit_for_bit_the_plain_host(cohort, tmp_path, name):
     host = HostSettings(name=name, options=SMALL.get(name, {"width": 16, "hidden": 8}))
     for arm, evidence in (("plain", None), ("wrapped", EvidenceSettings())):
         settings = TrainSettings(host=host, evidence=evidence, epochs=3)
         train_run(cohort, tmp_path / arm, settings, folds=[0], jobs=1)
-    before, after = (
-        host_tensors(tmp_path / "plain" / "fold_0"),
-        host_tensors(tmp_path / "wrapped" / "fold_0"),
-    )
-    assert before.keys() == after.keys()
-    assert all(torch.equal(one, after[key]) for key, one in before.items())
-    expected = predictions(tmp_path / "plain" / "fold_0" / "predictions.csv")
-    assert predictions(tmp_path / "wrapped" / "fold_0" / "predictions_full.csv") == expected
+    folds = (tmp_path / arm / "fold_0" for arm in ("plain", "wrapped"))
+    check_same_host(*folds, "predictions_full.csv")
 
 
 def test_a_stopped_run_goes_on_and_other_weights_are_refused(cohort, clam, tmp_path):
@@ -146,10 +133,7 @@ def test_a_host_that_is_not_frozen_goes_on_from_its_weights_in_its_last_stage(
     )
     assert given.settings.host.options
     train_run(cohort, tmp_path / "run", settings, folds=[0], jobs=1)
-    before, after = (
-        host_tensors(tmp_path / "adopted" / "fold_0"),
-        host_tensors(tmp_path / "run" / "fold_0"),
-    )
+    before, after = (host_tensors(tmp_path / run / "fold_0") for run in ("adopted", "run"))
     for key, one in before.items():
         # The teacher of mhim follows its student.
         if one.is_floating_point() and not key.startswith("teacher."):
@@ -182,13 +166,7 @@ def test_risks_are_frozen_too(tmp_path):
     write_folds(made, make_folds(made, n_folds=3, seed=0))
     plain = TrainSettings(evidence=None, epochs=1)
     train_run(made.folder, tmp_path / "plain", plain, folds=[0], jobs=1)
-    evidence = EvidenceSettings(risk_necessity_weight=1.0)
-    settings = settings_of(tmp_path / "plain", "abmil", epochs=1).model_copy(
-        update={"evidence": evidence}
-    )
+    settings = settings_of(tmp_path / "plain", "abmil", epochs=1)
     train_run(made.folder, tmp_path / "run", settings, folds=[0], jobs=1)
-    before, after = (
-        tmp_path / "plain" / "fold_0" / "predictions.csv",
-        tmp_path / "run" / "fold_0" / "predictions.csv",
-    )
+    before, after = (tmp_path / run / "fold_0" / "predictions.csv" for run in ("plain", "run"))
     assert before.read_bytes() == after.read_bytes()

@@ -60,14 +60,8 @@ def test_mlflow_gets_settings_and_numbers_in_an_experiment_named_after_the_run(f
     tracker.add(RECORD, step=3)
     tracker.close()
     names = [name for name, _, _ in calls]
-    assert names == [
-        "set_experiment",
-        "set_experiment",
-        "start_run",
-        "log_params",
-        "log_metrics",
-        "end_run",
-    ]
+    expected = ["set_experiment"] * 2 + ["start_run", "log_params", "log_metrics", "end_run"]
+    assert names == expected
     assert calls[0][1] == ("my_run",)
     assert calls[2][2] == {"run_id": None, "run_name": "fold_2"}
     assert calls[3][1][0]["learning_rate"] == 0.01
