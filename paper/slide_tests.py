@@ -103,7 +103,7 @@ def _read_bags(ours: Path, theirs: Path, where: str) -> SwappedBags | None:
     except (KeyError, ValueError, AttributeError) as error:
         raise RunError(
             f"{ours} or {theirs} is no table of predictions ({error}). "
-            "Make it again with 'gcemil evaluate'."
+            "Make it again with 'gcemil train --again'."
         ) from error
     if alone := sorted(rows.index.symmetric_difference(others.index)):
         raise RunError(

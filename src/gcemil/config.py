@@ -161,7 +161,7 @@ class EvidenceSettings(Settings):
     min_patches: int = Field(8, ge=1)
     """The budget is never below this number of patches."""
     temperature_end: float | None = Field(None, gt=0)
-    """null: what was measured for the host (hosts/table.py), 0.1 for most."""
+    """Final temperature. null: 0.1 for most hosts, and 1e-6 after training unless train_host."""
     morphology_term: bool = False
     """The paper's MLP on features and coordinates; it needs far more slides than 100."""
     presence_term: bool = True

@@ -57,7 +57,7 @@ class KeptAnswer:
 
     @property
     def logits(self) -> Logits:
-        """The prediction: the host on the evidence found among the kept patches."""
+        """The main prediction on the evidence among the kept patches."""
         return self.explanation.kept.logits
 
     @property

@@ -102,9 +102,9 @@ def average_folds(
     return dict(zip(names, means, strict=True))
 
 
-def _list_columns(models: Sequence[FoldModel], mode: str) -> dict[str, Mode]:
-    """The predictions of a slide by the prefix of their columns; the one of `mode` comes first."""
-    modes = {"": cast(Mode, mode)}
+def _list_columns(models: Sequence[FoldModel], mode: str) -> dict[str, str]:
+    """The modes of the predictions by the prefix of their columns; `mode` itself comes first."""
+    modes = {"": mode}
     if mode == "gce":
         modes["host_"] = "full"
     if mode in ("full", "gce") and models[0].loaded.model is not None:
@@ -143,7 +143,7 @@ def predict_new_bag(models: Sequence[FoldModel], bag: Bag, mode: Mode) -> SlideP
     values: dict[str, float] = {}
     per_fold: dict[str, list[list[float]]] = {}
     for prefix, one in _list_columns(models, mode).items():
-        per_fold[prefix] = [fold.values(outputs[one].logits) for fold, outputs in pairs]
+        per_fold[prefix] = [fold.values(outputs[cast(Mode, one)].logits) for fold, outputs in pairs]
         values |= average_folds(models, per_fold[prefix], prefix)
     networks = [fold.loaded.model for fold in models if fold.loaded.model is not None]
     explanations = [explanation for _, explanation in predicted if explanation is not None]
