@@ -128,7 +128,13 @@ class RecoverySettings(Settings):
 
 
 class EvidenceSettings(Settings):
-    """How the wrapper finds evidence. The defaults are the default recipe (docs/method.md)."""
+    """How the wrapper finds evidence. The defaults are the default recipe (docs/method.md).
+
+    Example:
+        >>> import gcemil
+        >>> gcemil.EvidenceSettings(budget=0.1).min_patches
+        8
+    """
 
     anchors: AnchorSource = "auto"
     """auto: named examples, else a text bank with pairs or a free bridge, else prototypes."""
@@ -300,7 +306,13 @@ class HostWeights(Settings):
 
 
 class HostSettings(Settings):
-    """Which host, and how gates enter it."""
+    """Which host, and how gates enter it.
+
+    Example:
+        >>> import gcemil
+        >>> gcemil.HostSettings(name="clam_sb", options={"dropout": 0.25}).is_frozen
+        False
+    """
 
     name: str = "abmil"
     """A host of gcemil, or a class of yours as package.module:Class."""
@@ -318,14 +330,21 @@ class HostSettings(Settings):
 
 
 class TrainSettings(Settings):
-    """Host, evidence and training of a run."""
+    """Host, evidence and training of a run.
+
+    Example:
+        >>> import gcemil
+        >>> settings = gcemil.TrainSettings(seed=1, evidence=None)
+        >>> settings.count_epochs(100, survival=False)
+        20
+    """
 
     host: HostSettings = HostSettings()
     """The model that predicts."""
     evidence: EvidenceSettings | None = EvidenceSettings()
     """How evidence is found; null trains the plain host."""
     epochs: int | None = Field(None, ge=1, le=1_000_000)
-    """Passes over the training bags; null: as many as min_steps and min_epochs ask for."""
+    """Passes over the training bags; null: as many as min_steps and min_epochs require."""
     min_steps: int = Field(2000, ge=1, le=1_000_000_000)
     """Fewest optimiser steps; a survival window counts once per bag."""
     min_epochs: int = Field(15, ge=1, le=1_000_000)
@@ -372,7 +391,15 @@ class TrainSettings(Settings):
     """Random seed."""
 
     def count_epochs(self, n_bags: int, *, survival: bool) -> int:
-        """Passes over so many training bags."""
+        """Compute the number of passes over the training bags.
+
+        Args:
+            n_bags: Number of training bags.
+            survival: Whether the task is survival.
+
+        Returns:
+            `epochs`, or as many as `min_steps` and `min_epochs` require.
+        """
         n_steps = n_bags if survival else math.ceil(n_bags / self.bags_per_step)
         return self.epochs or max(self.min_epochs, math.ceil(self.min_steps / max(1, n_steps)))
 

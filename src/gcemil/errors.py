@@ -14,8 +14,8 @@ GcemilError
 └── MissingExtraError  an optional dependency is not installed
 
 A message names the file or slide, the value, and the remedy. It is one printable line, whatever a
-file holds. What the system says (a full disk, a file that is gone, no memory, a worker that died)
-is told in the same way by `describe_fault`, for whoever stands at the top.
+file holds. `describe_fault` describes errors of the system (a full disk, a missing file, no memory,
+a worker that died) in the same form, for the command line.
 """
 
 from __future__ import annotations
@@ -36,7 +36,16 @@ def printable(text: object) -> str:
 
 
 class GcemilError(Exception):
-    """Base of every error raised on purpose."""
+    """Base class of every error that gcemil raises on purpose.
+
+    Example:
+        >>> import gcemil
+        >>> try:
+        ...     gcemil.create_host("abmill", in_dim=8, n_outputs=2)
+        ... except gcemil.GcemilError as error:
+        ...     print(str(error)[:22])
+        Unknown host 'abmill'.
+    """
 
     def __str__(self) -> str:
         # Not a pattern of spaces: on a megabyte of them it takes hours.

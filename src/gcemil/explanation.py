@@ -1,4 +1,4 @@
-"""What a prediction rests on: the evidence of a bag, kept alone and removed, and the verdict on it.
+"""The evidence of a bag, the predictions with it kept and removed, and the verdict on it.
 
   X       the network on all patches
   X_pi    the same under the gates
@@ -57,7 +57,7 @@ class Explanation:
     is_confirmed: bool | None = None
     """Whether the evidence exceeds what slides without a lesion show; None without such a class."""
     asked: AskedOutput | None = None
-    """The class that was asked about; None for the predicted one."""
+    """The class of the question; None for the predicted one."""
     turning: Selected | None = None
     """The smallest set found whose removal makes the network predict the other class."""
 
@@ -126,7 +126,7 @@ def _search_class(
     output: EvidenceOutput,
     question: ClassQuestion,
 ) -> tuple[ClassEvidence, EvidenceOutput, Recovery]:
-    """The evidence of a class by search: gates and anchors speak for the predicted class."""
+    """The evidence of a class by search, as gates and anchors are for the predicted class."""
     host, full = model.explained, output.answer
     asked = question.ask(full.logits)
     found = find_class_evidence(
@@ -214,7 +214,7 @@ def _importance(model: GceMil, output: EvidenceOutput) -> tuple[Scores, Scores]:
     to_host = (shares - shares.mean()).clamp_min(0)
     if not isinstance(output.embedded, GceEmbedded):
         return to_host, torch.zeros_like(to_host)
-    # What the host says of another class than the predicted one is no evidence for this one.
+    # Contributions to another class are not evidence for the predicted one.
     if not kind.same_class(output.answer.logits, full.logits):
         to_host = torch.zeros_like(to_host)
     supports = kind.supports(kind.contrast(head.weights, output.answer.logits))
@@ -286,7 +286,28 @@ def _largest_fraction(model: GceMil, output: EvidenceOutput) -> float:
 
 
 def explain_slide(model: GceMil, bag: Bag) -> SlideEvidence:
-    """The evidence of a bag of one slide."""
+    """Find the evidence of a bag of one slide.
+
+    `gcemil.explain` does the same for any bag and returns tables and pictures too.
+
+    Args:
+        model: A trained model in evaluation mode.
+        bag: A bag of one slide.
+
+    Returns:
+        Selected patches, gates, scores and responses of every patch, and the verdict.
+
+    Raises:
+        BagError: The bag has several slides, or does not fit the model.
+        UsageError: The model is in training mode.
+
+    Example:
+        >>> import gcemil, torch
+        >>> model = gcemil.wrap(lambda bag: bag.mean(dim=0)[:2], 2, patches=torch.randn(40, 8))
+        >>> bag = gcemil.slide_bag("S-17", torch.randn(30, 8).numpy())
+        >>> gcemil.explain_slide(model, bag).gates.shape
+        (30,)
+    """
     if len(bag.spans) != 1:
         raise BagError(
             f"Bag '{bag.bag_id}' has {len(bag.spans)} slides; use slide_evidence to get one "
@@ -332,7 +353,27 @@ def slide_evidence(
 
 
 class Interventions:
-    """Predictions of one bag with patches kept, removed or gated; it is embedded once."""
+    """Predictions of one bag with patches kept, removed or gated; it is embedded once.
+
+    Args:
+        host: A host, or `model.explained` of a `GceMil`.
+        features: Patch features, (patches, in_dim).
+        coords: Top-left corners in level-0 pixels, (patches, 2); None if unknown.
+        embedded: The embedded bag, if it is at hand.
+
+    Raises:
+        BagError: Features and coordinates do not fit the host.
+
+    Example:
+        >>> import gcemil, torch
+        >>> host = gcemil.create_host("abmil", in_dim=8, n_outputs=2).eval()
+        >>> bench = gcemil.Interventions(host, torch.randn(5, 8))
+        >>> selected = torch.tensor([True, True, False, False, False])
+        >>> bench.kept(selected).logits.shape, bench.removed(selected).logits.shape
+        (torch.Size([2]), torch.Size([2]))
+        >>> torch.allclose(bench.gated(torch.zeros(5)).logits, bench.full().logits)
+        True
+    """
 
     def __init__(
         self,
@@ -351,17 +392,41 @@ class Interventions:
 
     @torch.no_grad()
     def full(self) -> HostOutput:
-        """X."""
+        """Predict from all patches, X.
+
+        Returns:
+            The output of the host.
+        """
         return self._host.aggregate(self._embedded, self._coords)
 
     @torch.no_grad()
     def gated(self, log_gates: LogGates) -> HostOutput:
-        """X_pi."""
+        """Predict from the gated bag, X_pi.
+
+        Args:
+            log_gates: Logarithms of the gates, (patches,); -inf removes a patch.
+
+        Returns:
+            The output of the host.
+
+        Raises:
+            BagError: Every gate is 0.
+        """
         return self._host.gated(self._features, self._embedded, self._coords, log_gates)
 
     @torch.no_grad()
     def kept(self, selected: Tensor) -> HostOutput:
-        """X_S: only the selected patches exist."""
+        """Predict from the selected patches alone, X_S.
+
+        Args:
+            selected: Patches to keep, (patches,) of bool.
+
+        Returns:
+            The output of the host.
+
+        Raises:
+            BagError: No patch is selected, or the mask has the wrong shape or type.
+        """
         self._check_selected(selected)
         if not bool(selected.any()):
             raise BagError(
@@ -374,7 +439,17 @@ class Interventions:
         return self._host.aggregate(self._embedded.rows(selected), coords)
 
     def removed(self, selected: Tensor) -> HostOutput | None:
-        """X_notS: the selected patches do not exist. None when nothing is left."""
+        """Predict without the selected patches, X_notS.
+
+        Args:
+            selected: Patches to remove, (patches,) of bool.
+
+        Returns:
+            The output of the host; None if no patch is left.
+
+        Raises:
+            BagError: The mask has the wrong shape or type.
+        """
         self._check_selected(selected)
         return None if bool(selected.all()) else self.kept(~selected)
 

@@ -77,7 +77,18 @@ def folder_name(name: str) -> str:
 
 
 def trust_host(name: str) -> None:
-    """Let this process and its workers import this class when a run names it."""
+    """Allow this process and its workers to import a host class that a run names.
+
+    Args:
+        name: The import path, as "package.module:Class".
+
+    Raises:
+        UsageError: The name is not an import path.
+
+    Example:
+        >>> import gcemil
+        >>> gcemil.trust_host("mypackage.models:MyHost")
+    """
     split_path(name, "Host")
     os.environ[TRUST_VARIABLE] = ",".join(dict.fromkeys([*trusted_hosts(), name]))
 

@@ -32,10 +32,19 @@ Changes = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class HostSpec:
-    """Where a host lives, and what is known of it before its code is loaded."""
+    """An entry of `HOSTS`: the class of a host and its default settings.
+
+    Example:
+        >>> import gcemil
+        >>> spec = gcemil.HOSTS["abmil"]
+        >>> spec.class_name, spec.load().__name__
+        ('Abmil', 'Abmil')
+    """
 
     module: str
+    """The module of the class."""
     class_name: str
+    """The name of the class."""
     default_gate_mode: GateMode | None = None
     """The better mode by measurement (docs/hosts.md); None: what the constructor says."""
     learning_rate: float = 5e-4
@@ -53,11 +62,18 @@ class HostSpec:
 
     @property
     def is_own(self) -> bool:
-        """Whether its code is somebody else's, so that it is looked at before it is used."""
+        """Whether its code is not part of gcemil, so that it is checked before it is used."""
         return self.module.split(".")[0] != "gcemil"
 
     def load(self) -> type[AnyHost]:
-        """The class of the host; this imports its module."""
+        """Import the class of the host.
+
+        Returns:
+            The class.
+
+        Raises:
+            UsageError: The module or the class cannot be imported.
+        """
         if self.is_own:
             return own.import_class(f"{self.module}:{self.class_name}")
         host_class: type[AnyHost] = getattr(import_module(self.module), self.class_name)

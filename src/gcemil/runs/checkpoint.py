@@ -154,7 +154,29 @@ def open_network(
 def load_network(
     path: Path | str, device: torch.device | str = "cpu"
 ) -> tuple[LoadedNetwork, Meta]:
-    """A trained network in evaluation mode and its header, from a checkpoint or an export."""
+    """Open a checkpoint, or the folder of an exported fold; nothing in it is executed.
+
+    Args:
+        path: fold_<k>/checkpoint.safetensors, or a folder of `save_pretrained`.
+        device: Where the network is put.
+
+    Returns:
+        The network in evaluation mode, whose `host` and `model` (None for a plain host) it has,
+        and its header: settings, sizes, classes and anchors.
+
+    Raises:
+        RunError: The file does not exist, is damaged, or needs a host that is not installed.
+        UsageError: It names a host of your own that is not trusted, see `trust_host`.
+
+    Example:
+        >>> import gcemil, pathlib, tempfile, torch
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> bags = [torch.randn(20, 8) + number % 2 for number in range(12)]
+        >>> model = gcemil.fit(bags, [0, 1] * 6, epochs=1, out=folder)
+        >>> loaded, header = gcemil.load_network(folder / "checkpoint.safetensors")
+        >>> header["in_dim"], loaded.network.training
+        (8, False)
+    """
     path = Path(path)
     if path.is_dir():
         path = path / PRETRAINED_WEIGHTS

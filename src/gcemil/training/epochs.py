@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcemil.bags.cohort import Cohort
-from gcemil.bags.cohort import SampleRule, load_bags
+from gcemil.bags.cohort import Cohort, SampleRule, load_bags
 from gcemil.config import TrainSettings
 from gcemil.device import computing_in
 from gcemil.evidence.losses import NullTarget
