@@ -465,27 +465,27 @@ def explain(
     given = read_bag_item(bag, "bag")
     kind = fitted.output_kind if fitted else network.output_kind
     names = kind.names(fitted.record["classes"] if fitted else ())
-    found = explain_bag(network, given, ClassQuestion.read(names, target, against))
-    output, asked = found.output, found.asked
+    explanation = explain_bag(network, given, ClassQuestion.read(names, target, against))
+    output, asked = explanation.output, explanation.asked
     tensors = bag_tensors(given, network.anchors.device)
     scale = RiskScale(deviation=float(network.risk_spread))
     further = find_further_sets(
         PredictedBag(network.explained, *tensors, output.embedded, output.answer),
-        found.recovery.selected,
+        explanation.recovery.selected,
         output.scores,
         OutputScale(network.n_outputs, scale, asked=asked),
         network.tolerances,
         names,
-        turning=found.turning,
+        turning=explanation.turning,
         against=None if asked is None else asked.against,
     )
     prediction, kept, removed = (
         None if one is None else dict(zip(names, kind.values(one.logits), strict=True))
-        for one in (output.answer, found.kept, found.removed)
+        for one in (output.answer, explanation.kept, explanation.removed)
     )
     return Evidence(
         bag=given,
-        slides=tuple(slide_evidence(network, given, found)),
+        slides=tuple(slide_evidence(network, given, explanation)),
         prediction=prediction or {},
         kept=kept or {},
         removed=removed,

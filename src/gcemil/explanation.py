@@ -87,23 +87,23 @@ def explain_bag(model: GceMil, bag: Bag, question: ClassQuestion | None = None) 
             "Evidence is read from a model in evaluation mode. Call model.eval() first."
         )
     features, coords = bag_tensors(bag, model.anchors.device)
-    found = None
+    class_evidence = None
     if question is None:
         output = read_evidence_output(model, features, coords, bag.patch_size)
         recovery = recover_evidence(model, output, coords)
         order = order_patches(model, output, recovery.selected)
     else:
         output = model(features, coords, patch_size=bag.patch_size)
-        found, output, recovery = _search_class(model, features, coords, output, question)
+        class_evidence, output, recovery = _search_class(model, features, coords, output, question)
         order = rank_scores(ranking(output.scores))
     full = output.answer.logits
     bench = Interventions(model.explained, features, coords, embedded=output.embedded)
     kept, removed = bench.kept(recovery.selected), bench.removed(recovery.selected)
     without = None if removed is None else removed.logits
-    kind = model.output_kind if found is None else found.asked
+    kind = model.output_kind if class_evidence is None else class_evidence.asked
     verdict = judge(kind, full, kept.logits, without, model.tolerances)
     is_confirmed = None
-    if found is None and int(model.negative_class) >= 0:
+    if class_evidence is None and int(model.negative_class) >= 0:
         strength = lesion_strength(model, output, kept, verdict)
         is_confirmed = strength > float(model.confirmation_threshold)
     return Explanation(
@@ -114,8 +114,8 @@ def explain_bag(model: GceMil, bag: Bag, question: ClassQuestion | None = None) 
         verdict,
         order,
         is_confirmed,
-        asked=None if found is None else found.asked,
-        turning=None if found is None else found.turning,
+        asked=None if class_evidence is None else class_evidence.asked,
+        turning=None if class_evidence is None else class_evidence.turning,
     )
 
 
@@ -129,11 +129,11 @@ def _search_class(
     """The evidence of a class by search, as gates and anchors are for the predicted class."""
     host, full = model.explained, output.answer
     asked = question.ask(full.logits)
-    found = find_class_evidence(
+    class_evidence = find_class_evidence(
         host, features, output.embedded, coords, full, asked, model.tolerances
     )
-    selected = found.selected
-    scores = open_only(found.scores, selected)
+    selected = class_evidence.selected
+    scores = open_only(class_evidence.scores, selected)
     evidence = model.gate_scores(scores, output.responses, count=int(selected.sum()))
     soft = host.gated(features, output.embedded, coords, evidence.log_gates)
     coverage = anchor_coverage(selected.to(output.responses.dtype), output.responses)
@@ -145,7 +145,7 @@ def _search_class(
         added=torch.empty(0, dtype=torch.long),
         gains=torch.empty(0),
     )
-    return found, replace(output, **vars(evidence), soft=soft), recovery
+    return class_evidence, replace(output, **vars(evidence), soft=soft), recovery
 
 
 def order_patches(model: GceMil, output: EvidenceOutput, selected: Selected) -> Scores:
@@ -185,20 +185,20 @@ def read_evidence_output(
 
 def recover_evidence(model: GceMil, output: EvidenceOutput, coords: Tensor | None) -> Recovery:
     """The discrete evidence: patches with open gates, repaired, without free riders."""
-    found = _recover(model, output)
+    recovery = _recover(model, output)
     if model.settings.recovery.until_sufficient:
-        return _grow(model, output, coords, found)
+        return _grow(model, output, coords, recovery)
     if not model.settings.recovery.drop_free_riders or model.explains_host:
-        return found
-    selected = drop_free_riders(found.selected, _importance(model, output))
+        return recovery
+    selected = drop_free_riders(recovery.selected, _importance(model, output))
     coverage = anchor_coverage(selected.to(output.responses.dtype), output.responses)
-    is_kept = selected[found.added]
+    is_kept = selected[recovery.added]
     return replace(
-        found,
+        recovery,
         selected=selected,
         coverage=coverage,
-        added=found.added[is_kept],
-        gains=found.gains[is_kept],
+        added=recovery.added[is_kept],
+        gains=recovery.gains[is_kept],
     )
 
 
@@ -224,37 +224,37 @@ def _importance(model: GceMil, output: EvidenceOutput) -> tuple[Scores, Scores]:
 
 
 def _grow(
-    model: GceMil, output: EvidenceOutput, coords: Tensor | None, found: Recovery
+    model: GceMil, output: EvidenceOutput, coords: Tensor | None, recovery: Recovery
 ) -> Recovery:
     """Add patches by score until |Phi(X_pi) - Phi(X_S)| is within the tolerance, or to the cap."""
     predict, kind = ask_subsets(model.explained, output.embedded, coords), model.output_kind
     order, n_patches = ranking(output.scores), len(output.scores)
-    waiting = order[~found.selected[order]]
+    waiting = order[~recovery.selected[order]]
     # A set that starts beyond the cap is judged as it is: growing never drops a patch.
     room = max(
-        0, subset_size(n_patches, _largest_fraction(model, output)) - int(found.selected.sum())
+        0, subset_size(n_patches, _largest_fraction(model, output)) - int(recovery.selected.sum())
     )
     # At most a hundred predictions, however large the slide.
     for count in [*range(0, room + 1, max(1, n_patches // 100)), room]:
-        grown = found.selected.index_fill(0, waiting[:count], True)
+        grown = recovery.selected.index_fill(0, waiting[:count], True)
         gated, kept = kind.phi(
             output.answer.logits, torch.stack([output.logits, predict(grown)])
         ).tolist()
         if abs(gated - kept) <= model.tolerances.recoverability:
             break
     weights = model.anchor_weights(output.answer.logits)
-    gains, selected = [], found.selected.clone()
+    gains, selected = [], recovery.selected.clone()
     for patch in waiting[:count].tolist():
         before = utility(selected.to(output.responses.dtype), output.responses, weights)
         selected[patch] = True
         after = utility(selected.to(output.responses.dtype), output.responses, weights)
         gains.append(float(after - before))
     return replace(
-        found,
+        recovery,
         selected=grown,
         coverage=anchor_coverage(grown.to(output.responses.dtype), output.responses),
-        added=torch.cat([found.added, waiting[:count]]),
-        gains=torch.cat([found.gains, found.gains.new_tensor(gains)]),
+        added=torch.cat([recovery.added, waiting[:count]]),
+        gains=torch.cat([recovery.gains, recovery.gains.new_tensor(gains)]),
     )
 
 
@@ -265,7 +265,7 @@ def _recover(model: GceMil, output: EvidenceOutput) -> Recovery:
     shortlist: Selected | None = None if repairs else torch.zeros_like(output.opened)
     if repairs and settings.shortlist is not None:
         shortlist = top_k(gates, min(settings.shortlist, len(gates)))
-    found = recover(
+    recovery = recover(
         gates,
         output.responses,
         model.anchor_weights(output.answer.logits),
@@ -276,7 +276,7 @@ def _recover(model: GceMil, output: EvidenceOutput) -> Recovery:
         min_weight_share=settings.min_weight_share,
         shortlist=shortlist,
     )
-    return found if settings.repair else replace(found, stop_reason=StopReason.GATES)
+    return recovery if settings.repair else replace(recovery, stop_reason=StopReason.GATES)
 
 
 def _largest_fraction(model: GceMil, output: EvidenceOutput) -> float:

@@ -144,10 +144,10 @@ def join_rows(rows: Sequence[Row]) -> Row:
 
 def mean_and_deviation(values: Iterable[float | None]) -> tuple[float | None, float | None]:
     """Mean and deviation of the finite values; None without any."""
-    found = [value for value in values if value is not None and math.isfinite(value)]
-    if not found:
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    if not finite:
         return None, None
-    return fmean(found), stdev(found) if len(found) > 1 else 0.0
+    return fmean(finite), stdev(finite) if len(finite) > 1 else 0.0
 
 
 def mean_row(

@@ -273,12 +273,12 @@ class Representations:
 
 def read_representations(path: Path) -> Representations:
     """Representations as `write_representations` wrote them."""
-    found = store.attributes(path)
+    attributes = store.attributes(path)
     remedy = "Remove it; 'gcemil report --representations' writes it again."
     bag_ids, parts, groups = (
         tuple(
             validate_as(
-                parse_json(str(found.get(name)), path),
+                parse_json(str(attributes.get(name)), path),
                 list[str],
                 path,
                 error=RunError,
@@ -299,12 +299,15 @@ def read_representations(path: Path) -> Representations:
     return Representations(modes, bag_ids, parts, groups)
 
 
-def write_representations(path: Path, found: Representations) -> None:
+def write_representations(path: Path, representations: Representations) -> None:
     """The file this section reads."""
     store.write(
         path,
-        found.by_mode,
-        {name: json.dumps(getattr(found, name)) for name in ("bag_ids", "parts", "groups")},
+        representations.by_mode,
+        {
+            name: json.dumps(getattr(representations, name))
+            for name in ("bag_ids", "parts", "groups")
+        },
     )
 
 
@@ -326,14 +329,14 @@ def read_adapter(path: Path) -> AdapterFigures:
     return AdapterFigures(cosines, selected, _read_numbers(path, "strengths", (None,)))
 
 
-def write_adapter(path: Path, found: AdapterFigures) -> None:
+def write_adapter(path: Path, figures: AdapterFigures) -> None:
     """adapter.h5 of a fold."""
     store.write(
         path,
         {
-            "cosines": found.cosines.astype(np.float32),
-            "selected": found.selected.astype(np.uint8),
-            "strengths": found.strengths.astype(np.float32),
+            "cosines": figures.cosines.astype(np.float32),
+            "selected": figures.selected.astype(np.uint8),
+            "strengths": figures.strengths.astype(np.float32),
         },
         {},
     )

@@ -234,12 +234,12 @@ def _mark_best(table: Table, escape: Callable[[str], str], bold: str) -> list[li
 
 def collect_remarks(table: Table) -> list[str]:
     """Where the figures come from, what to mind, and what is missing."""
-    found = [f"{origin}: {text}." for origin, text in table.legend.items()]
-    found += table.notes
+    notes = [f"{origin}: {text}." for origin, text in table.legend.items()]
+    notes += table.notes
     if table.n_missing:
         why = f": {table.reason}" if table.reason else ""
-        found.append(f"{table.n_missing} cells are missing{why}. Add them with: {table.remedy}")
-    return found
+        notes.append(f"{table.n_missing} cells are missing{why}. Add them with: {table.remedy}")
+    return notes
 
 
 def _render_latex_table(table: Table) -> str:

@@ -80,8 +80,8 @@ def suggest_name(name: str, known: Iterable[str]) -> str | None:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """' Did you mean …?' where a known name is close, else nothing."""
-    found = suggest_name(name, known)
-    return "" if found is None else f" Did you mean {found}?"
+    suggestion = suggest_name(name, known)
+    return "" if suggestion is None else f" Did you mean {suggestion}?"
 
 
 def near_path(path: Path) -> str:
@@ -161,7 +161,7 @@ def model_within(annotation: Any) -> type[BaseModel] | None:
     if get_origin(annotation) not in _SEVERAL_TYPES:
         return None
     return next(
-        (found for part in get_args(annotation) if (found := model_within(part)) is not None), None
+        (model for part in get_args(annotation) if (model := model_within(part)) is not None), None
     )
 
 
@@ -186,12 +186,12 @@ def _describe(fault: Any, shape: Any) -> str:
 
 def _keys_at(shape: Any, loc: tuple[Any, ...]) -> list[str]:
     """The keys of the settings class that stands at this place; none where it is not known."""
-    found = model_within(shape)
+    model = model_within(shape)
     for step in loc:
-        if found is None or step not in found.model_fields:
+        if model is None or step not in model.model_fields:
             return []
-        found = model_within(found.model_fields[step].annotation)
-    return [] if found is None else list(found.model_fields)
+        model = model_within(model.model_fields[step].annotation)
+    return [] if model is None else list(model.model_fields)
 
 
 def _initials(name: str) -> str:

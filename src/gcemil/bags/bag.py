@@ -270,8 +270,8 @@ def grid_stride(coords: Shaped[np.ndarray, "n 2"]) -> float | None:
         ordered = coords[np.lexsort((coords[:, axis], coords[:, other]))]
         same_line = np.diff(ordered[:, other]) == 0
         steps.append(np.diff(ordered[:, axis])[same_line])
-    found = np.round(np.concatenate(steps).astype(np.float64), 2)
-    values, counts = np.unique(found[found > 0], return_counts=True)
+    distances = np.round(np.concatenate(steps).astype(np.float64), 2)
+    values, counts = np.unique(distances[distances > 0], return_counts=True)
     return float(values[counts.argmax()]) if len(values) else None
 
 

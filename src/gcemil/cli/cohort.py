@@ -28,17 +28,17 @@ def inspect(
     from gcemil.bags.foreign.inspect import PLACEHOLDERS
     from gcemil.bags.foreign.inspect import inspect as inspect_path
 
-    found = inspect_path(path)
+    inspection = inspect_path(path)
     if as_json:
-        print_json(asdict(found))
+        print_json(asdict(inspection))
         return
-    print_table(f"{path}: {found.title}", ("what", "value"), list(found.facts))
-    for problem in found.problems:
+    print_table(f"{path}: {inspection.title}", ("what", "value"), list(inspection.facts))
+    for problem in inspection.problems:
         say(f"problem: {problem}")
-    if found.next_command:
-        missing = [name for name in PLACEHOLDERS if name in found.next_command.split()]
+    if inspection.next_command:
+        missing = [name for name in PLACEHOLDERS if name in inspection.next_command.split()]
         hint = f" ({'; '.join(PLACEHOLDERS[name] for name in missing)})" if missing else ""
-        say(f"next{hint}: {found.next_command}")
+        say(f"next{hint}: {inspection.next_command}")
 
 
 def import_(
@@ -206,14 +206,16 @@ def split(
 
     loaded = Cohort.load(cohort)
     if official:
-        found = [fold_maker.read_fold(loaded, index) for index in fold_maker.fold_indices(cohort)]
-        if not found:
+        declared = [
+            fold_maker.read_fold(loaded, index) for index in fold_maker.fold_indices(cohort)
+        ]
+        if not declared:
             raise UsageError(f"{cohort / 'splits'} holds no folds that could be official.")
-        numbers = tuple(fold.index for fold in found)
+        numbers = tuple(fold.index for fold in declared)
         fold_maker.write_split_card(
             cohort / "splits", fold_maker.SplitCard(kind="official", folds=numbers)
         )
-        typer.echo(f"{cohort}: {len(found)} folds declared as published splits.")
+        typer.echo(f"{cohort}: {len(declared)} folds declared as published splits.")
         return
     if fold_maker.fold_indices(cohort) and not force:
         raise UsageError(f"{cohort / 'splits'} already holds folds. Add --force to replace them.")

@@ -62,7 +62,7 @@ def diagnose(
             first, against and against / place, tuple(others), seed, device or "auto"
         )
         with progress("diagnosing") as advance:
-            found = diagnose_run(
+            findings = diagnose_run(
                 comparison,
                 names=None if only is None else only.split(","),
                 folds=options.parse_folds(folds),
@@ -71,11 +71,11 @@ def diagnose(
                 cluster=cluster,
                 on_done=advance,
             )
-        answers[place.name] = without_nan({finding.name: finding.to_json() for finding in found})
+        answers[place.name] = without_nan({finding.name: finding.to_json() for finding in findings})
         if as_json:
             continue
         warn_of_model(Run(first).model_warning)
-        for finding in found:
+        for finding in findings:
             if finding.name == "snr":
                 print_answer(first)
             if finding.name != "snr" or everything:

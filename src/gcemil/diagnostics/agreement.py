@@ -88,13 +88,13 @@ class Agreement:
     @property
     def figures(self) -> dict[str, float | None]:
         """Precision, recall and kappa; None where one does not exist."""
-        found = _agreement_figures(np.array([self.counts], dtype=np.float64))
-        return {n: float(one[0]) if np.isfinite(one[0]) else None for n, one in found.items()}
+        values = _agreement_figures(np.array([self.counts], dtype=np.float64))
+        return {n: float(one[0]) if np.isfinite(one[0]) else None for n, one in values.items()}
 
     def to_json(self) -> dict[str, Any]:
         """Counts and agreement as plain values."""
-        found = {"n_marks": self.n_marks, "agreement": self.agreement}
-        return {**asdict(self), **found, "kappa": self.figures["kappa"]}
+        values = {"n_marks": self.n_marks, "agreement": self.agreement}
+        return {**asdict(self), **values, "kappa": self.figures["kappa"]}
 
 
 def count_agreement(verdicts: Verdicts, chosen: Chosen) -> Agreement:

@@ -148,8 +148,10 @@ def audit_model(
     bags = load_bags(cohort, specs, rule=SampleRule(), ahead=2)
     for done, (spec, bag) in enumerate(bags, start=1):
         with name_bag_in_errors(spec.bag_id):
-            found = _try_rules(host, cohort, bag, score_sources, budget, changes, repeats, seed)
-        for rule, trial in found.items():
+            bag_trials = _try_rules(
+                host, cohort, bag, score_sources, budget, changes, repeats, seed
+            )
+        for rule, trial in bag_trials.items():
             trials.setdefault(rule, []).append(trial)
         if on_bag:
             on_bag(done, len(specs))
@@ -426,11 +428,11 @@ def apply_rules(
     size, n_patches = subset_size(len(bag), budget), len(bag)
     chosen: dict[str, tuple[Tensor, Tensor | None]] = {}
     if isinstance(network, GceMil):
-        found = explain_bag(network, bag)
-        embedded, full = found.output.embedded, found.output.answer
+        explanation = explain_bag(network, bag)
+        embedded, full = explanation.output.embedded, explanation.output.answer
         interventions = Interventions(network.explained, features, coords, embedded=embedded)
         if not scorings:
-            chosen["evidence"] = found.recovery.selected, found.output.log_gates
+            chosen["evidence"] = explanation.recovery.selected, explanation.output.log_gates
     else:
         interventions = Interventions(network, features, coords)
         full = interventions.full()

@@ -136,8 +136,8 @@ def measure_inference_cost(
                 facts | figures for figures in measure_modes(bag, modes, repeats, clock, encoding)
             ]
     utility = {
-        mode: task_metric(fold.task, stacked_targets(fold.specs()), found)
-        for mode, found in logits.items()
+        mode: task_metric(fold.task, stacked_targets(fold.specs()), predicted)
+        for mode, predicted in logits.items()
     }
     rows = []
     for row in mean_rows(slides, ("mode", "network", "timing", "encoder")):

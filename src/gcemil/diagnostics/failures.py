@@ -124,7 +124,7 @@ def artifacts_by_pixels(cohort: Path, bag: Bag, chosen: Selected) -> Selected | 
     paths = [find_slide_file(cohort, slide_id) for slide_id in bag.slide_ids]
     if bag.coords is None or bag.patch_size is None or None in paths:
         return None
-    found = torch.zeros(len(bag), dtype=torch.bool)
+    artifact = torch.zeros(len(bag), dtype=torch.bool)
     for slide_id, path in zip(bag.slide_ids, paths, strict=True):
         rows = chosen[bag.rows_of(slide_id)].nonzero().flatten().tolist()
         coords = bag.slide_coords(slide_id)
@@ -136,8 +136,8 @@ def artifacts_by_pixels(cohort: Path, bag: Bag, chosen: Selected) -> Selected | 
         except GcemilError:
             # A slide that cannot be opened leaves one type of failure unknown.
             return None
-        found[bag.rows_of(slide_id)] = torch.from_numpy(shown)
-    return found
+        artifact[bag.rows_of(slide_id)] = torch.from_numpy(shown)
+    return artifact
 
 
 def _find_mismatch(bag: FoldBag, one: Measurement, weight_share: float) -> Record:
@@ -206,8 +206,8 @@ def ordered_share(
 
 def count_failures(record: Record, severe_count: int) -> Record:
     """The basic failures of a slide, and whether they are many."""
-    found = [kind for kind in BASIC_TYPES if record[kind]]
-    return {"failures": found, "severe_failure": len(found) >= severe_count}
+    failures = [kind for kind in BASIC_TYPES if record[kind]]
+    return {"failures": failures, "severe_failure": len(failures) >= severe_count}
 
 
 def _failure_rows(records: Sequence[Record], fold: TrainedFold) -> Iterator[Row]:

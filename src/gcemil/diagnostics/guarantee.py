@@ -220,8 +220,10 @@ def _rank_bags(
                 agrees = output_scale.agree(view.full.logits, prefix_logits(view, order, sizes))
                 # Near a tie between classes the two ways to pool a whole bag may round apart.
                 agrees = agrees | (torch.tensor(sizes) == len(bag))
-                found = None if truth is None else average_precision(rank_scores(order), truth)
-                one = RankedBag(bag.bag.bag_id, agrees.numpy(), np.array(sizes) / len(bag), found)
+                precision = None if truth is None else average_precision(rank_scores(order), truth)
+                one = RankedBag(
+                    bag.bag.bag_id, agrees.numpy(), np.array(sizes) / len(bag), precision
+                )
                 ranked.setdefault((rule, network), []).append(one)
     return ranked
 

@@ -215,8 +215,8 @@ def localisation_rows(
         if threshold is None:
             rows.append(Row({"rule": rule[0], "network": rule[1]}, dict.fromkeys(FIGURES)))
             continue
-        found, own = _map_rows(rule, threshold, test)
-        rows += found
+        rule_rows, own = _map_rows(rule, threshold, test)
+        rows += rule_rows
         details += own
     return tuple(rows), tuple(details)
 

@@ -307,14 +307,14 @@ def _plant_shortcut(data: Samples, plain: Host) -> Control:
         others = [predict_bag(plain, one.features, one.coords) for one, _ in planted]
     taken = _mark_effect(views, clean, None if is_number else int(targets.mode().values))
     marks = [where.numpy() for _, where in planted]
-    found, beside = (
+    share, beside = (
         float(np.mean(list(map(average_precision_score, marks, scores))))
         for scores in ([view.full.scores.numpy() for view in side] for side in (views, others))
     )
     expected = f"attention should find the planted mark, average precision at least {LEAST_FOUND}"
     has_learned = taken >= (RISK_TOLERANCE if is_number else LEAST_TAKEN)
-    passed = found >= LEAST_FOUND if has_learned else None
-    return Control("planted_shortcut", expected, found, beside, passed)
+    passed = share >= LEAST_FOUND if has_learned else None
+    return Control("planted_shortcut", expected, share, beside, passed)
 
 
 def _highest(targets: Tensor) -> Tensor:

@@ -122,9 +122,9 @@ def measure_subsets(
             for k in sizes:
                 for rule, order in orders.items():
                     steps = MAX_STEPS if rule == "sufficient_prefix" else 1
-                    found = disjoint_candidates(view, order, judge, k=k, steps=steps)
+                    candidates = disjoint_candidates(view, order, judge, k=k, steps=steps)
                     figures = subset_figures(
-                        view, found, judge.output_scale, random_order, bag.truth
+                        view, candidates, judge.output_scale, random_order, bag.truth
                     )
                     labels = {"rule": rule, "network": network, "k": k}
                     slides.append({"bag_id": bag.bag.bag_id, **labels, **figures})
@@ -206,12 +206,12 @@ def find_disjoint_sets(
     if not bool(judge.holds(view.full.logits, view.kept(selected).unsqueeze(0))[0]):
         return []
     order = ranking(scores)
-    found = disjoint_candidates(
+    candidates = disjoint_candidates(
         view, order[~selected[order]], judge, k=SIZES[0], steps=MAX_STEPS, n_sets=MAX_SUBSETS - 1
     )
     return [
         selected,
-        *(members(one.patches, n_patches=len(view)) for one in found if one.is_sufficient),
+        *(members(one.patches, n_patches=len(view)) for one in candidates if one.is_sufficient),
     ]
 
 
@@ -234,7 +234,7 @@ def find_further_sets(
     sets = [(f"alternative {number}", one) for number, one in enumerate(disjoint[1:], start=2)]
     if turning is not None and against is not None:
         sets.append((f"removal turns it into {names[against]}", turning))
-    found = []
+    further = []
     for name, one in sets:
         outcome = view.outcome(one)
         outputs = scale.read(outcome)
@@ -243,7 +243,7 @@ def find_further_sets(
             None if scale.is_number or logits is None else names[int(logits.argmax())]
             for logits in (outcome.kept, outcome.removed)
         )
-        found.append(
+        further.append(
             FurtherSet(
                 name=name,
                 patches=tuple(one.nonzero().flatten().tolist()),
@@ -255,4 +255,4 @@ def find_further_sets(
                 necessary=None if outputs.removed is None else verdict.necessary,
             )
         )
-    return tuple(found)
+    return tuple(further)

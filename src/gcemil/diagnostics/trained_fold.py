@@ -120,12 +120,12 @@ class NetworkBag:
     @cached_property
     def view(self) -> PredictedBag:
         """The bag under the explained host."""
-        found, host = self.explanation, self.network.explained
-        if found is None:
+        explanation, host = self.explanation, self.network.explained
+        if explanation is None:
             return predict_bag(host, self.features, self.coords)
-        output, selected = found.output, found.recovery.selected
+        output, selected = explanation.output, explanation.recovery.selected
         view = PredictedBag(host, self.features, self.coords, output.embedded, output.answer)
-        view.predicted[_subset_key(selected)] = found.kept.logits
+        view.predicted[_subset_key(selected)] = explanation.kept.logits
         return view
 
 

@@ -88,8 +88,8 @@ def oracle_scores(truth: Selected, regions: RegionNumbers | None, attention: Sco
 
 def true_evidence(cohort: Cohort, bag: Bag) -> Selected | None:
     """Which patches of a bag are evidence, where the cohort knows."""
-    found = truth_column(cohort, bag, "evidence")
-    return None if found is None else found.bool()
+    column = truth_column(cohort, bag, "evidence")
+    return None if column is None else column.bool()
 
 
 def true_regions(cohort: Cohort, bag: Bag) -> Int[Tensor, "n"] | None:

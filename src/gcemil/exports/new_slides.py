@@ -449,8 +449,8 @@ def _hash_inputs(path: Path, models: Sequence[FoldModel]) -> dict[str, str]:
 def write_joined_predictions(out: Path, answers: Mapping[str, Sequence[NewPrediction]]) -> Path:
     """OUT/predictions.csv of several targets: per slide the probability and evidence of each."""
     rows: dict[str, dict[str, Any]] = {}
-    for target, found in answers.items():
-        for one in found:
+    for target, predictions in answers.items():
+        for one in predictions:
             row = rows.setdefault(
                 one.slide_id, {"slide_id": one.slide_id, "file": one.file, "status": "done"}
             )

@@ -209,13 +209,13 @@ def read_thumbnail(
         pixels = read_picture(path, "RGB")
     except InputError as error:
         raise UsageError(f"{error} Give a PNG or JPEG.") from error
-    found = downsample if level0_width is None else level0_width / pixels.shape[1]
-    if found is None or not found > 0:
+    scale = downsample if level0_width is None else level0_width / pixels.shape[1]
+    if scale is None or not scale > 0:
         raise UsageError(
             f"{path} needs a scale: level-0 pixels per pixel of the thumbnail, above 0, got "
-            f"{found}."
+            f"{scale}."
         )
-    return Thumbnail(pixels, found, origin)
+    return Thumbnail(pixels, scale, origin)
 
 
 def fit_frame(

@@ -35,16 +35,16 @@ def run_of(source: object) -> Path | None:
 
 def hash_module(name: str) -> str | None:
     """Hash of the files of a module and its packages, not imported; None if missing."""
-    places, found = [*sys.path, str(Path.cwd())], hashlib.sha256()
+    places, digest = [*sys.path, str(Path.cwd())], hashlib.sha256()
     parts = name.split(".")
     for count in range(1, len(parts) + 1):
         spec = PathFinder.find_spec(".".join(parts[:count]), places)
         if spec is None:
             return None
         if spec.origin is not None:
-            found.update(Path(spec.origin).read_bytes())
+            digest.update(Path(spec.origin).read_bytes())
         places = list(spec.submodule_search_locations or [])
-    return found.hexdigest()
+    return digest.hexdigest()
 
 
 def remember_consent(host: str, run: Path) -> None:

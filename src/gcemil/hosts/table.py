@@ -366,8 +366,8 @@ def with_overrides(settings: TrainSettings, overrides: list[str]) -> TrainSettin
 
     values = settings.model_dump(mode="json")
     for text in overrides:
-        path, found, value = text.partition("=")
-        if not found:
+        path, separator, value = text.partition("=")
+        if not separator:
             raise ConfigError(f"A setting is written key=value, such as epochs=20; got '{text}'.")
         *parents, last = path.split(".")
         if fault := describe_unknown_setting(path, TrainSettings):

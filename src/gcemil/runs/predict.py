@@ -214,7 +214,7 @@ def evaluate_bags(
             on_explained(spec, bag, explanation)
         # A large bag and its embedding must be gone before the next one is read.
         del bag, outputs, explanation
-    return {mode: torch.stack(found) for mode, found in rows.items()}
+    return {mode: torch.stack(logits) for mode, logits in rows.items()}
 
 
 @torch.no_grad()
@@ -280,7 +280,7 @@ def represent_bags(
         if on_bag:
             on_bag(done, len(specs))
     return Representations(
-        {mode: np.stack(found) for mode, found in rows.items()},
+        {mode: np.stack(features) for mode, features in rows.items()},
         tuple(spec.bag_id for spec in specs),
         ("val",) * len(parts.val) + ("test",) * len(parts.test),
         tuple(_name_group(spec, cohort) for spec in specs),

@@ -206,16 +206,16 @@ def _describe_data(fold: RunFold, network: Mapping[str, Any]) -> Record:
 
 def _pick_snr(finding: Finding) -> list[Record]:
     """Evidence, attention and random patches over all classes."""
-    found: dict[tuple[str, str], Record] = {}
+    rows: dict[tuple[str, str], Record] = {}
     for row in finding.rows:
         if row.labels.get("class") != "all":
             continue
         key = row.labels["rule"], row.labels["network"]
         wanted = FULL_KEPT if row.labels.get("comparison") == "full-kept" else SOFT_KEPT
-        found.setdefault(key, {"rule": key[0], "network": key[1]}).update(
+        rows.setdefault(key, {"rule": key[0], "network": key[1]}).update(
             {name: row.values[name] for name in wanted if row.values.get(name) is not None}
         )
-    return list(found.values())
+    return list(rows.values())
 
 
 def write_card(config: Mapping[str, Any]) -> str:

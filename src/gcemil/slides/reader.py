@@ -235,18 +235,18 @@ def resolve_mpp(
     path: Path, properties: Mapping[str, str], given: float | None, fallback: float | None
 ) -> float:
     """The pixel size given for this slide, else the one its file states, else the fallback."""
-    found = given or stated_mpp(path, properties) or fallback
-    if found is None:
+    mpp = given or stated_mpp(path, properties) or fallback
+    if mpp is None:
         raise InputError(
             f"{path} does not state its pixel size (a plausible openslide.mpp-x). "
             "Give it with --mpp: about 0.25 for a 40x scan, 0.5 for 20x."
         )
-    if not FINEST_MPP <= found <= COARSEST_MPP:
+    if not FINEST_MPP <= mpp <= COARSEST_MPP:
         raise InputError(
-            f"{path}: {found} micrometres per pixel cannot be; a slide has between {FINEST_MPP} "
+            f"{path}: {mpp} micrometres per pixel cannot be; a slide has between {FINEST_MPP} "
             f"and {COARSEST_MPP}. Correct --mpp."
         )
-    return float(found)
+    return float(mpp)
 
 
 def stated_mpp(path: Path, properties: Mapping[str, str]) -> float | None:
@@ -384,19 +384,19 @@ def _join_folder(folder: Path, paths: list[Path]) -> list[tuple[str, Path]]:
     for path in paths:
         try:
             with openslide.OpenSlide(path) as slide:
-                found = slide.properties["dicom.SeriesInstanceUID"]
+                series_uid = slide.properties["dicom.SeriesInstanceUID"]
         except (openslide.OpenSlideError, OSError, KeyError):
             # A label, an overview or damaged. Where no file of the folder is a slide, all are kept
             # to be refused one by one.
             continue
         # OpenSlide does not say which level a file is: the finest is the largest.
-        series.setdefault(found, []).append((path.stat().st_size, path))
+        series.setdefault(series_uid, []).append((path.stat().st_size, path))
     if not series:
         return [(path.name, path) for path in paths]
-    finest = [max(found)[1] for found in series.values()]
+    finest = [max(files)[1] for files in series.values()]
     if len(finest) == 1:
         return [(folder.resolve().name, finest[0])]
-    if several := next((found for found in series.values() if len(found) > 1), None):
+    if several := next((files for files in series.values() if len(files) > 1), None):
         raise UsageError(
             f"{folder} holds {len(series)} DICOM series of several files each, such as "
             f"{several[0][1].name} and "

@@ -229,12 +229,12 @@ def find_artifacts(
         for row in sorted({*rows, *evenly.tolist()})
     }
     usual = float(np.median([looked_at[row].sharpness for row in evenly.tolist()]))
-    found = np.zeros(len(coords), dtype=bool)
+    covered = np.zeros(len(coords), dtype=bool)
     for row in rows:
         one = looked_at[row]
-        found[row] = (
+        covered[row] = (
             one.background > MOST_BACKGROUND
             or one.ink > MOST_INK
             or one.sharpness < LEAST_SHARPNESS * usual
         )
-    return found
+    return covered

@@ -154,8 +154,8 @@ class EpochFigures:
     ) -> None:
         """Count one step."""
         self.steps += 1
-        for found, kept in ((terms, self.terms), (norms, self.norms)):
-            for name, value in found.items():
+        for values, kept in ((terms, self.terms), (norms, self.norms)):
+            for name, value in values.items():
                 kept[name].append(value.detach())
         for output in outputs:
             gates, opened = output.gates.detach().float(), output.opened.float()

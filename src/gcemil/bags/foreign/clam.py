@@ -112,7 +112,7 @@ def _load_tensor(path: Path) -> Any:
     require_file(path)
     try:
         # Only the zip format can be mapped; the old one is read whole.
-        found = torch.load(
+        loaded = torch.load(
             path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
         )
     except Exception as error:
@@ -122,13 +122,13 @@ def _load_tensor(path: Path) -> Any:
             f"{path} cannot be read as a tensor: it is damaged, or holds Python objects, "
             "which are never unpickled."
         ) from error
-    if not isinstance(found, torch.Tensor) or not found.is_floating_point():
-        kind = found.dtype if isinstance(found, torch.Tensor) else type(found).__name__
+    if not isinstance(loaded, torch.Tensor) or not loaded.is_floating_point():
+        kind = loaded.dtype if isinstance(loaded, torch.Tensor) else type(loaded).__name__
         raise StoreError(
             f"{path} holds a {kind}, not one tensor of floating point features. "
             "Save the features alone."
         )
-    return found
+    return loaded
 
 
 def _find_coords_file(path: Path, options: ReadOptions) -> Path | None:
@@ -139,8 +139,8 @@ def _find_coords_file(path: Path, options: ReadOptions) -> Path | None:
         if options.coords_dir is None
         else [options.coords_dir]
     )
-    found = (folder / f"{path.stem}.h5" for folder in folders if folder.is_dir())
-    return next((file for file in found if file.is_file() and file != path), None)
+    candidates = (folder / f"{path.stem}.h5" for folder in folders if folder.is_dir())
+    return next((file for file in candidates if file.is_file() and file != path), None)
 
 
 LAYOUT = FeatureLayout(

@@ -179,9 +179,11 @@ def rename_targets(table: pd.DataFrame, choice: Choice) -> pd.DataFrame:
 
 def _rename_alias(table: pd.DataFrame, name: str, aliases: Collection[str] = ()) -> pd.DataFrame:
     """The table with the only column of these names renamed, in upper or lower case."""
-    found = [column for column in table if str(column).lower() in (aliases or ALIASES[name])]
+    matches = [column for column in table if str(column).lower() in (aliases or ALIASES[name])]
     return (
-        table.rename(columns={found[0]: name}) if name not in table and len(found) == 1 else table
+        table.rename(columns={matches[0]: name})
+        if name not in table and len(matches) == 1
+        else table
     )
 
 
@@ -220,8 +222,8 @@ def find_case_column(table: pd.DataFrame) -> str | None:
 
 def find_fold_columns(table: pd.DataFrame) -> list[str]:
     """fold_0, fold_1, … in order."""
-    found = {int(match[1]): name for name in table if (match := _FOLD_COLUMN.match(name))}
-    return [found[number] for number in sorted(found)]
+    columns = {int(match[1]): name for name in table if (match := _FOLD_COLUMN.match(name))}
+    return [columns[number] for number in sorted(columns)]
 
 
 def find_wide_parts(table: pd.DataFrame) -> dict[str, tuple[str, str | None]]:
