@@ -23,7 +23,7 @@ from gcemil.files import check_finite_numbers, read_yaml
 from gcemil.wording import comment_settings, readable
 
 LARGEST_SIZE = 65_536
-"""Of any layer, bank or rank, so that a larger one is refused before memory runs out."""
+"""Largest layer, bank or rank; a larger one is refused before memory runs out."""
 
 AnchorSource = Literal[
     "auto", "cohort", "prototypes", "examples", "generic", "unrelated", "shuffled", "random"
@@ -269,7 +269,7 @@ class Recipe:
     evidence: EvidenceSettings
     training: Mapping[str, Any] = field(default_factory=dict)
     gate_mode: GateModeName | None = None
-    """Of the built-in hosts; None: the default of the host."""
+    """Gate mode of the built-in hosts; None: the default of the host."""
 
 
 def _paper(**changes: Any) -> Recipe:
@@ -302,7 +302,7 @@ class HostWeights(Settings):
     frozen: bool = False
     """The host is never changed; only the evidence around it learns."""
     sha256: str | None = None
-    """Of what was read; filled in when a run begins."""
+    """SHA-256 of the weights, filled in when a run begins."""
 
 
 class HostSettings(Settings):

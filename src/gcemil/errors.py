@@ -7,7 +7,7 @@ GcemilError
 │   ├── StoreError     a feature, evidence or truth file cannot be read or written
 │   ├── CohortError    the tables of a cohort contradict each other or its files
 │   ├── BagError       features, coordinates or gates of one bag do not fit together
-│   └── WeightsError   weights made elsewhere do not fit the host they are said to be of
+│   └── WeightsError   weights made elsewhere do not fit the given host
 ├── RunError           a run folder cannot be resumed, read or trusted
 ├── BusyError          another process works in the folder
 ├── WorkerError        a worker process died
@@ -85,7 +85,7 @@ class BagError(InputError):
 
 
 class WeightsError(InputError):
-    """Weights made elsewhere do not fit the host they are said to be of."""
+    """Weights made elsewhere do not fit the given host."""
 
 
 class RunError(GcemilError):
@@ -123,7 +123,7 @@ def describe_fault(error: BaseException, *, path: object = "A file") -> str | No
     """
     if isinstance(error, GcemilError):
         return str(error)
-    # torch says only in words that the memory of the machine is used up.
+    # torch has no error type for exhausted memory of the machine, only a message.
     is_allocation = isinstance(error, RuntimeError) and "allocate memory" in str(error)
     if isinstance(error, MemoryError) or _is_a(error, "torch", "OutOfMemoryError") or is_allocation:
         return (
@@ -159,7 +159,7 @@ def describe_failure(error: BaseException, path: object) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """What an exception says, on one line and not endless."""
+    """The message of an exception, on one line and shortened."""
     said = (
         (error.strerror if isinstance(error, OSError) else None)
         or str(error)

@@ -454,7 +454,7 @@ class Interventions:
         return None if bool(selected.all()) else self.kept(~selected)
 
     def _check_selected(self, selected: Tensor) -> None:
-        # Users call this with tensors of their own: a message says more than a failed annotation.
+        # Users call this with tensors of their own: a message is clearer than a failed annotation.
         if selected.dtype != torch.bool or selected.shape != (len(self._features),):
             raise BagError(
                 f"A selection is a bool mask over the bag's {len(self._features)} patches, got "

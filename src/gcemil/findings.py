@@ -106,10 +106,12 @@ def write_finding(folder: Path, finding: Finding) -> Path:
 
 def read_finding(path: Path) -> Finding:
     """A finding as it was written."""
-    remedy = "It is no finding of gcemil; make it again with 'gcemil diagnose'."
+    remedy = "It is not a finding of gcemil; make it again with 'gcemil diagnose'."
     finding = read_record(path, Finding, error=RunError, remedy=remedy)
     if unknown := sorted({name for row in finding.rows for name in row.values} - set(METRICS)):
-        raise RunError(f"{path} has a value '{unknown[0]}', which is no metric of gcemil. {remedy}")
+        raise RunError(
+            f"{path} has a value '{unknown[0]}', which is not a metric of gcemil. {remedy}"
+        )
     return finding
 
 

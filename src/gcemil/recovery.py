@@ -9,8 +9,8 @@ Recovery ends with the subset of patches that is the evidence:
   while some anchor has v_m(S) < target_m:
       S <- S + argmax_{i not in S} [U(S + i) - U(S)]
 
-The paper's loop has no exit when an anchor is out of reach. Ours ends in one of five ways and says
-which. Two options exclude what cannot or need not be covered:
+The paper's loop has no exit when an anchor cannot be covered. Ours ends in one of five ways, named
+by `StopReason`. Two options exclude what cannot or need not be covered:
 
   reachable          target_m = coverage_target * v_m(whole bag), instead of coverage_target
   min_weight_share   anchors with alpha_m below this share of the largest weight do not count
@@ -129,7 +129,7 @@ def recover(
         >>> gcemil.recover(gates, responses, weights, coverage_target=0.8).selected.tolist()
         [True, True, False]
     """
-    # Users call this with tensors of their own: a message says more than a failed annotation.
+    # Users call this with tensors of their own: a message is clearer than a failed annotation.
     _check_bag(gates, responses, anchor_weights, shortlist)
     if not (0 <= threshold <= 1 and 0 < coverage_target <= 1 and 0 <= min_weight_share <= 1):
         raise UsageError(

@@ -71,7 +71,7 @@ def _host_rankings(
 
 
 def _tighten(reported: Tolerances) -> Tolerances:
-    """What a search asks for, so that what it finds is safe within the reported tolerances."""
+    """Stricter tolerances for a search, so that its result holds within the reported ones."""
     sufficiency, necessity = STRICTER * reported.sufficiency, reported.necessity / STRICTER
     return replace(reported, sufficiency=sufficiency, necessity=necessity)
 
@@ -88,7 +88,7 @@ def open_only(scores: Scores, selected: Selected) -> Scores:
 
 @dataclass(frozen=True, eq=False)
 class ClassEvidence:
-    """The patches that speak for a class."""
+    """The patches that support a class."""
 
     asked: AskedOutput
     selected: Selected
@@ -127,7 +127,7 @@ def measure_class_support(
     coords: Tensor | None,
     questions: Sequence[AskedOutput],
 ) -> list[Scores]:
-    """The slope of the log-odds of each class by each patch's log-gate: above 0 it speaks for it.
+    """The slope of the log-odds of each class by each patch's log-gate; above 0 it supports it.
 
     Empty for a host without gradients.
     """

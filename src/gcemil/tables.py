@@ -44,7 +44,7 @@ class Cell:
 MISSING = Cell("missing", state="missing")
 """The result could exist and does not: something has not been run."""
 UNDEFINED = Cell("-", state="undefined")
-"""There is no such figure: a plain host has no gates, a whole bag no complement."""
+"""The figure does not exist: a plain host has no gates, a whole bag no complement."""
 NOT_MEASURED = Cell("\N{EM DASH}", state="undefined")
 """A finding without this figure."""
 PERCENT_METRICS = (
@@ -59,7 +59,7 @@ COUNT_METRICS = ("subset_patches", "repaired_patches", "calibration_bags", "judg
 
 @dataclass(frozen=True)
 class Column:
-    """A column: what it is called here, and the metric that says which way is better."""
+    """A column: its name here, and the metric with its direction."""
 
     key: str
     header: str
@@ -90,7 +90,7 @@ class Line:
     origin: Origin
     cells: tuple[Cell, ...]
     comparison: str | None = None
-    """None competes with nothing: differences, and controls that know the truth or nothing."""
+    """None has no comparison: differences, and controls."""
     role: Literal["", "own", "control"] = ""
     """What the table is about, or what it is held against; a page marks both."""
 

@@ -19,10 +19,10 @@ else:
     BaseModel = object
 
 SHOWN_FAULTS = 3
-"""Of a record with many wrong fields, so many are told."""
+"""Largest number of wrong fields of a record that a message lists."""
 SHOWN_NAMES = 40
 SHOWN_LINES = 3
-"""Of a long list of slides, so many are named."""
+"""Largest number of slides that a message lists."""
 _SEVERAL_TYPES = {Union, types.UnionType}
 
 _PHRASES = {
@@ -54,7 +54,7 @@ _PHRASES = {
     "literal_error": "must be {expected}",
     "enum": "must be {expected}",
 }
-"""What pydantic calls a fault, and how we say it."""
+"""Our words for the faults of pydantic."""
 
 
 def suggest_name(name: str, known: Iterable[str]) -> str | None:

@@ -56,7 +56,7 @@ MISTAKES = [
     ("train cohort --out new --config settings.yaml", 2, f"settings.yaml: there is no key 'lr'. Did you mean learning_rate? There are: {SETTINGS}"),
     ("train cohort --out new --config missing.yaml", 2, "missing.yaml does not exist. 'gcemil train --print-config' prints a file to start from."),
     ("train cohort --out new --config notes.txt", 2, "notes.txt holds no settings. Write them as 'key: value', one to a line."),
-    ("train cohort --out new --config gce --host dsmil", 2, "--host and --config both say how to train. Leave --host out, or change the file's settings with --set host.name=NAME."),
+    ("train cohort --out new --config gce --host dsmil", 2, "--host and --config both set the training. Leave --host out, or change the file's settings with --set host.name=NAME."),
     ("train cohort --out new --host abmill", 2, f"Unknown host 'abmill'. Did you mean abmil? Choose one of: {HOSTS}; or name a class of your own as package.module:Class."),
     ("train cohort --out new --freeze-host", 2, "--freeze-host needs the weights of a trained host: give --host-weights."),
     # A folder that is something else

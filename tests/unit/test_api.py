@@ -393,7 +393,7 @@ def dropped(bag):
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (dropped, r"two answers for bag 'bag_0'.*model\.eval\(\)"),
+        (dropped, r"two outputs for bag 'bag_0'.*model\.eval\(\)"),
         (lambda bag: bag.mean(dim=0)[:2].softmax(dim=0), "look like probabilities"),
     ],
 )

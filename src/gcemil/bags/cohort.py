@@ -63,7 +63,7 @@ SLIDE_COLUMNS: dict[Task, tuple[str, ...]] = {
 
 
 class CohortCard(BaseModel):
-    """What cohort.yaml says."""
+    """The content of cohort.yaml."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -188,7 +188,7 @@ class Cohort:
 
     def save_card(self) -> None:
         """Write cohort.yaml alone."""
-        # Without defaults: the card says only what somebody decided.
+        # Without defaults: the file holds only what was chosen.
         written = self.card.model_dump(mode="json", exclude_defaults=True)
         write_text(self.folder / "cohort.yaml", yaml.safe_dump(written, sort_keys=False))
 
@@ -325,7 +325,7 @@ class Cohort:
             raise CohortError(f"{path}: {problem}. Extract the slide again.")
         if features.shape[1] != self.card.feature_dim:
             raise CohortError(
-                f"{path}: features have shape {features.shape}, but cohort.yaml says "
+                f"{path}: features have shape {features.shape}, but cohort.yaml states "
                 f"feature_dim {self.card.feature_dim}. All slides of a cohort come from one "
                 "encoder; extract this one again or correct cohort.yaml."
             )
@@ -352,7 +352,7 @@ def read_slide_attributes(folder: Path, slide_id: str) -> dict[str, Any]:
 
 
 def read_slide_bounds(folder: Path, slide_id: str) -> store.Bounds:
-    """Where the image that QuPath shows begins, as the feature file says; else (0, 0)."""
+    """Where the image that QuPath shows begins, as the feature file states; else (0, 0)."""
     attributes = read_slide_attributes(folder, slide_id)
     return store.stated_bounds(attributes, str(feature_file(folder, slide_id))) or (0, 0)
 
@@ -532,7 +532,7 @@ def load_bags(
     cohort: Cohort, specs: Sequence[BagSpec], *, rule: SampleRule, epoch: int = 0, ahead: int = 4
 ) -> Iterator[tuple[BagSpec, Bag]]:
     """Each bag once, in order; at most `ahead` wait in memory, and none beside a large bag."""
-    # Not a loop with variables, which would keep a bag alive while the thread waits for its turn.
+    # Not a loop with variables, which would hold a bag in memory while the thread waits.
     pairs = ((spec, read_sampled_bag(cohort, spec, rule=rule, epoch=epoch)) for spec in specs)
     with closing(run_ahead(pairs, ahead, size=lambda pair: pair[1].features.nbytes)) as ready:
         yield from ready

@@ -37,7 +37,7 @@ _CASES_PER_VALIDATION = 8
 
 
 class SplitCard(BaseModel):
-    """What splits/splits.yaml says of the folds beside it."""
+    """The content of splits/splits.yaml, about the folds beside it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -242,7 +242,7 @@ def write_split_card(folder: Path, card: SplitCard) -> None:
 def fold_faults(folder: Path, placed: Mapping[int, Mapping[str, str]]) -> list[str]:
     """What is wrong with the folds of a cohort together, from the part of every slide in each fold.
 
-    Folds of cross-validation test every slide once. Published splits need not; splits.yaml says so.
+    Folds of cross-validation test every slide once; published splits (splits.yaml) need not.
     """
     path = folder / "splits" / _CARD
     if path.is_file():
@@ -277,7 +277,7 @@ def fold_faults(folder: Path, placed: Mapping[int, Mapping[str, str]]) -> list[s
 
 
 def read_fold(cohort: Cohort, index: int) -> Fold:
-    """One fold, complete and free of leakage, or an error that says what is wrong."""
+    """One fold, complete and free of leakage, or an error."""
     path = split_file(cohort.folder, index)
     if not path.is_file():
         if there := fold_indices(cohort.folder):

@@ -177,7 +177,7 @@ def _feature_problems(
     layout, shape = layouts["features"], layouts["features"].shape
     problem = store.features_problem(shape, layout.dtype)
     if len(shape) != 2 or shape[1] != card.feature_dim:
-        problem = f"features have shape {shape}, cohort.yaml says width {card.feature_dim}"
+        problem = f"features have shape {shape}, cohort.yaml states width {card.feature_dim}"
     if problem:
         yield Problem(slide_id, problem, "Extract it with the cohort's encoder.")
         return

@@ -84,8 +84,8 @@ def embed(
     )
     if not text_encoder.sees_images:
         say(
-            f"'{encoder}' never saw an image: its words and your patches share no space. Without "
-            "pairs, training uses prototypes."
+            f"'{encoder}' was not trained on images: its texts and your patches share no space. "
+            "Without pairs, training uses prototypes."
         )
 
 

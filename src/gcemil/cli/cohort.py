@@ -19,7 +19,7 @@ def inspect(
     path: Path = typer.Argument(help="Any file or folder."),
     as_json: options.Json = False,
 ) -> None:
-    """Tell what a file or folder is, and which command to run next.
+    """Describe a file or folder, and name the command to run next.
 
     Known are features of CLAM, TRIDENT, STAMP, torchmil and gcemil.
 
@@ -61,7 +61,7 @@ def import_(
         None, help="The sheet of an Excel table; the first by default."
     ),
     force: bool = options.flag(
-        "--force", "Replace the cohort at --out, but for its anchors; its runs need the old one."
+        "--force", "Replace the cohort at --out and keep its anchors; its runs need the old cohort."
     ),
     skip_broken: bool = options.flag(
         "--skip-broken", "Leave out slides that cannot be read or have NaN; cohort.yaml lists them."

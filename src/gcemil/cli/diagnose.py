@@ -291,7 +291,7 @@ def audit(
     if html is not None:
         from gcemil.cli.report import needs_matplotlib
 
-        # Imported before the audit: an extra that is missing is said at once.
+        # Imported before the audit, so that a missing extra is reported at once.
         with needs_matplotlib():
             from gcemil.report.audit_page import write_audit_page
     with progress("auditing bags") as advance:

@@ -34,7 +34,7 @@ def explain(
     against: str | None = typer.Option(
         None,
         "--against-class",
-        help="Why not this class: patches that speak against it, and a set whose removal leads to "
+        help="Why not this class: patches that support the other, and a set whose removal leads to "
         "it.",
     ),
     folds: str | None = typer.Option(
@@ -86,8 +86,8 @@ def explain(
     that most of them chose, judged under their mean prediction. A case with several slides is
     explained as one. A run without the wrapper has no evidence; its patches of highest attention
     take its place. --unit region also judges every connected region. --class NAME shows the patches
-    that speak for a class, predicted or not; --against-class NAME those that speak for it and
-    against another one.
+    that support a class, predicted or not; --against-class NAME those that support it and
+    not another one.
 
     Example: gcemil explain runs/bracs_abmil --slide BRACS_1234 --unit region --heatmap gate
     """

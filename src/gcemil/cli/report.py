@@ -15,7 +15,7 @@ from gcemil.errors import MissingExtraError
 
 @contextmanager
 def needs_matplotlib() -> Iterator[None]:
-    """Say which extra an import inside lacks."""
+    """Name the extra that an import inside lacks."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -39,7 +39,7 @@ def report(
 ) -> None:
     """Write an HTML report of a run, which opens from disk without a network.
 
-    It says what is missing. Figures are also written to RUN/figures as PNG and SVG.
+    It lists what is missing. Figures are also written to RUN/figures as PNG and SVG.
 
     Example: gcemil report runs/bracs_gce --against runs/bracs_host
     """
@@ -86,7 +86,7 @@ def figures(
     """Write the figures and tables of a paper.
 
     Curves with intervals, confusion, calibration, survival, evidence on tissue; tables as LaTeX,
-    Markdown and CSV. captions.md says what each file shows and what the run does not hold.
+    Markdown and CSV. captions.md describes each file, and lists what the run lacks.
 
     Example: gcemil figures runs/bracs_gce --out paper --format pdf
     """

@@ -97,7 +97,7 @@ def train(
     for name, instead in beside.items():
         if config is not None and options.is_given(context, name):
             raise UsageError(
-                f"--{name} and --config both say how to train. Leave --{name} out, or change the "
+                f"--{name} and --config both set the training. Leave --{name} out, or change the "
                 f"file's settings with --set {instead}."
             )
     if not print_config:
@@ -136,7 +136,7 @@ def train(
     from gcemil.training.run import planned_epochs, train_run
 
     if is_import_path(settings.host.name):
-        # Who trains a host has named it; later commands on this run need not ask again.
+        # Training with a host is consent to it, also for later commands on this run.
         remember_consent(settings.host.name, out.resolve())
     chosen = options.parse_folds(folds) or fold_indices(cohort)
     n_epochs = planned_epochs(Cohort.load(cohort), settings, chosen)
@@ -185,7 +185,7 @@ def adopt(
         help="all, or numbers such as 0,2: the splits these weights belong to.",
     ),
     setting: list[str] = typer.Option(
-        [], "--set", help="What the weights do not tell, such as host.options.distillation=max."
+        [], "--set", help="What the weights do not state, such as host.options.distillation=max."
     ),
     as_json: options.Json = False,
 ) -> None:

@@ -30,7 +30,7 @@ from gcemil.tables import UNDEFINED, format_spread
 from gcemil.training.epochs import warning_kind
 
 FIRST_WORD_S = 10.0
-"""Seconds after which a training without a terminal says how long it will take."""
+"""Seconds after which a training without a terminal prints how long it will take."""
 FIRST_BAGS = 5
 """Bags after the first by which the time that is left is known."""
 BLOCKS = " ▁▂▃▄▅▆▇█"

@@ -155,7 +155,7 @@ def judge_patches(
     kinds = count_ignored([one for own in marks.values() for one in own])
     notes = [
         *(
-            f"{count} objects of class '{name}' are no marks"
+            f"{count} objects of class '{name}' are not marks"
             for name, count in Counter(one.class_name for one in others).items()
         ),
         *(f"{count} marks of kind '{kind}' mark no patch" for kind, count in kinds.items()),

@@ -327,7 +327,7 @@ def contribution(bag: PredictedBag) -> Scores:
 
 
 def _gives_contributions(host: Host) -> bool:
-    """Asked with one zero patch, which every host of ours accepts; a black box never gives any."""
+    """Whether a host returns contributions, tried on one zero patch; a black box never does."""
     if isinstance(host, CallableHost):
         return False
     parameters = host.parameters() if isinstance(host, nn.Module) else iter(())

@@ -389,8 +389,8 @@ def measure_risk_scale(
     deviation = float(np.std(risks)) if spread is None else spread
     if not deviation > 0:
         raise UsageError(
-            f"The model answers {risks[0]:g} for all {len(risks)} bags: "
-            "its answers have no unit, and nothing to explain."
+            f"The model predicts {risks[0]:g} for all {len(risks)} bags: "
+            "its predictions have no unit, and nothing to explain."
         )
     return RiskScale(fmean(risks), deviation)
 

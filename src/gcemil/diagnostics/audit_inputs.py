@@ -288,7 +288,7 @@ def check_answers(bag_id: str, answer: Callable[[], Tensor]) -> list[str]:
     change, size = float((first - second).abs().max()), float(first.abs().max())
     if change > SAME_ANSWER * (1 + size):
         notes.append(
-            f"The model gave two answers for bag '{bag_id}', {change:.2g} apart: it is in training "
+            f"The model gave two outputs for bag '{bag_id}', {change:.2g} apart: it is in training "
             "mode (dropout), or random. Call model.eval() before the audit; until then no figure "
             "can be trusted."
         )
@@ -371,7 +371,7 @@ def _read_scores(path: Path, column: str | None) -> tuple[BagScores, Int[np.ndar
             return np.array([float(row[column]) for row in rows]), None
         except ValueError as error:
             raise StoreError(
-                f"{path}: column '{column}' holds something that is no number ({error})."
+                f"{path}: column '{column}' holds something that is not a number ({error})."
             ) from error
     if path.suffix == ".h5":
         layouts = store.describe(path)

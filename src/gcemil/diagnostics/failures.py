@@ -5,7 +5,7 @@
                       survival: the risk agrees with fewer than `min_concordance` of the bag's
                       comparable pairs; regression: the value is a deviation or more off the label
   artifact evidence   at least `artifact_share` of the selected patches show an artifact: by the
-                      concepts in truth/, else by the pixels of the slide in slides/ (slides/tissue.py)
+                      concepts in truth/, else by the pixels of the slide (slides/tissue.py)
   low sufficiency     not delta_s-sufficient (Definition 1)
   low necessity       not delta_n-necessary (Definition 2)
   semantic mismatch   the anchor to which the selected patches respond most, on average, is none
@@ -47,7 +47,7 @@ from gcemil.tasks.survival import comparable_pairs
 from gcemil.tasks.task import ClassificationTask, RegressionTask, Task
 
 MAX_ERROR = 1.0
-"""Of a value, in training deviations."""
+"""Largest error of a value, in training deviations."""
 BASIC_TYPES = tuple(kind for kind in FAILURE_TYPES if kind != "severe_failure")
 
 Record = dict[str, Any]
@@ -233,12 +233,12 @@ def _failure_notes(fold: TrainedFold, records: Sequence[Record], by_pixels: int)
     n_bags = len({record["bag_id"] for record in records})
     if by_pixels:
         yield (
-            f"Artifacts of {by_pixels} of {n_bags} bags are told by the pixels of their patches: "
-            "glass, ink, out of focus."
+            f"Artifacts of {by_pixels} of {n_bags} bags are detected by the pixels of their "
+            "patches: glass, ink, out of focus."
         )
     for kind, reason in {
         "case_failure": "a bag without a comparable pair cannot be ordered wrongly",
-        "artifact_evidence": "the cohort does not say which patches show artifacts, and holds no "
+        "artifact_evidence": "the cohort does not state which patches show artifacts, and holds no "
         "slides to look at",
         "semantic_mismatch": "the run has no wrapper, so it has no anchors",
     }.items():
@@ -247,6 +247,6 @@ def _failure_notes(fold: TrainedFold, records: Sequence[Record], by_pixels: int)
             yield f"{name} is unknown for {len(unknown)} of {n_bags} bags: {reason}."
     if fold.model is not None and fold.model.bank.kind == "prototypes":
         yield (
-            "The anchors are prototypes: a semantic mismatch speaks of clusters of patches, not of "
+            "The anchors are prototypes: a semantic mismatch is about clusters of patches, not "
             "concepts."
         )

@@ -305,7 +305,7 @@ def localisation_notes(
             "count in froc_official."
         )
     if CONFIRMED_MAP in test[0].maps:
-        # Without numbers, so that the folds say it once.
+        # Without numbers, so that the note of all folds is one line.
         lines.append(
             "'confirmed evidence' counts the verdict: slides that have no evidence mark nothing. "
             "'evidence' marks the patches that were found on every slide."

@@ -109,7 +109,7 @@ def rank_biserial(differences: Differences) -> float | None:
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Corrected p-values in the order given; None is no part of the family."""
+    """Corrected p-values in the order given; None is not part of the family."""
     ordered = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
     corrected: list[float | None] = [None] * len(p_values)
     largest = 0.0

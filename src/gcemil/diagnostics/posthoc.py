@@ -94,7 +94,7 @@ def _time_attributions(
     def run_pass() -> PredictedBag:
         return predict_bag(view.host, view.features, view.coords)
 
-    # The first pass over a bag has cold caches, which would flatter whatever is compared with it.
+    # The first pass over a bag has cold caches, which would favour what is timed after it.
     run_pass()
     passes: list[float] = []
     seconds: dict[str, float] = {}

@@ -161,8 +161,8 @@ def measure_regions(
         )
     if any(one["regions_per_slide"] > max_regions for one in records):
         notes.append(
-            f"Of a subset with more than {max_regions} regions, the {max_regions} of largest "
-            "score mass are asked."
+            f"For a subset with more than {max_regions} regions, the {max_regions} of largest "
+            "score mass are judged."
         )
     return Finding(
         name="regions",

@@ -66,7 +66,7 @@ from gcemil.shapes import Selected
 from gcemil.slides.geojson import GeoObject, parse_objects
 
 ENDINGS = (".geojson", ".json")
-REMEDY = "It is no review of this slide; move it away and review the slide again."
+REMEDY = "It is not a review of this slide; move it away and review the slide again."
 RESAMPLES = 2000
 ONLY_MARKED = (
     "Only patches under a mark count. A reviewer who was shown the evidence alone has judged few "
@@ -183,7 +183,7 @@ def read_marks(run: Path, sources: Sequence[Path]) -> dict[str, _MarkFile]:
             )
         content = read_bytes(path)
         given = parse_json(content, path)
-        # Reviews of the viewer are told from GeoJSON by what they hold.
+        # Reviews of the viewer have 'marks', which GeoJSON does not.
         is_saved = isinstance(given, dict) and "marks" in given
         marks = (
             validate_as(given, SavedReview, path, error=RunError, remedy=REMEDY)

@@ -5,7 +5,7 @@ Paired tests over the folds that two runs share, and over the bags they both tes
 for every task metric. Folds share most of their training bags, so p-values over folds are too small
 rather than too large.
 
-The interval over bags says how much of a difference depends on the tested bags: a paired bootstrap
+The interval over bags is the uncertainty of a difference from the tested bags: a paired bootstrap
 in which both networks of every fold stay as they are. Cases are drawn with replacement inside each
 fold and class (event, for survival; quartile of the label, for regression), the same cases for both
 runs, and the difference of the metric is averaged over the folds. Predictions of different folds
@@ -291,7 +291,7 @@ def read_predictions(path: Path, task: Task) -> BagPredictions:
             raise ValueError("it has no test bag")
     except ValueError as error:
         raise RunError(
-            f"{path} is no table of predictions ({error}). "
+            f"{path} is not a table of predictions ({error}). "
             "Make it again with 'gcemil train RUN --again'."
         ) from error
     return BagPredictions(

@@ -56,7 +56,7 @@ from gcemil.tasks.task import (
 Score = Callable[[Tensor, Sequence[Logits]], float | None]
 """M of some predictions; None where it does not exist."""
 RISK_TOLERANCE = 0.2
-"""Training deviations by which a risk or a value may move and still be the same answer."""
+"""Training deviations by which a risk or a value may move and still agree."""
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,7 @@ def _labels(bag: FoldBag, key: RuleKey, perturbation: str) -> dict[str, str]:
 
 
 def _compare_runs(first: TrainedFold, others: Sequence[TrainedFold]) -> tuple[str, ...]:
-    """Refuse runs that are no other seeds of the first, and note other differences."""
+    """Refuse runs that are not other seeds of the first, and note other differences."""
     if not others:
         return ("Across seeds: not measured, since no run of another seed was given.",)
     runs = [first.run, *(fold.run for fold in others)]

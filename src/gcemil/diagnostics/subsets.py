@@ -1,4 +1,4 @@
-"""subsets: how many disjoint subsets of a bag each carry its prediction.
+"""subsets: how many disjoint subsets of a bag each keep its prediction.
 
 The minimal-subset table of the paper.
 
@@ -68,7 +68,7 @@ RANDOM_SEED = 42
 
 @dataclass(frozen=True)
 class Sufficiency:
-    """When a subset carries the prediction of its bag."""
+    """When a subset keeps the prediction of its bag."""
 
     output_scale: OutputScale
     tolerance: float = 0.05
@@ -202,7 +202,7 @@ def subset_figures(
 def find_disjoint_sets(
     view: PredictedBag, selected: Selected, scores: Scores, judge: Sufficiency
 ) -> list[Selected]:
-    """The evidence and up to two further sets that carry the prediction; none if it does not."""
+    """The evidence and up to two further sets that keep the prediction; none if it does not."""
     if not bool(judge.holds(view.full.logits, view.kept(selected).unsqueeze(0))[0]):
         return []
     order = ranking(scores)
@@ -227,7 +227,7 @@ def find_further_sets(
     turning: Selected | None = None,
     against: int | None = None,
 ) -> tuple[FurtherSet, ...]:
-    """The second and third set that carry the prediction, and the set that turns it."""
+    """The second and third set that keep the prediction, and the set that changes it."""
     disjoint = find_disjoint_sets(
         view, selected, scores, Sufficiency(scale, tolerances.sufficiency)
     )

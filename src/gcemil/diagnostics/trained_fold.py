@@ -158,7 +158,7 @@ class FoldBag(NetworkBag):
 
     @cached_property
     def truth(self) -> Selected | None:
-        """Which patches are evidence, where the cohort knows."""
+        """Which patches are evidence, if the cohort has truth."""
         return true_evidence(self.fold.cohort, self.bag)
 
     @cached_property
@@ -282,7 +282,7 @@ class TrainedFold(FoldNetwork):
 T = TypeVar("T")
 P = ParamSpec("P")
 NOT_SETTINGS = ("others", "clock")
-"""Options of a pass that are no values."""
+"""Options of a pass that are not values."""
 Pass = Generator[PartName, FoldBag | None, T]
 """A measurement that shares its bags with others: it yields the part of which it needs a bag, is
 sent one bag after another, and None after the last. Parts are read in the order of PARTS."""
@@ -391,7 +391,7 @@ class PredictedBag:
 
     @cached_property
     def class_support(self) -> list[Scores]:
-        """How much each patch speaks for each class; empty for numbers and without gradients."""
+        """How much each patch supports each class; empty for numbers and without gradients."""
         n_outputs = len(self.full.logits)
         questions = [AskedOutput(n_outputs, index) for index in range(n_outputs)]
         return (

@@ -1,4 +1,4 @@
-"""Evidence against truth, where a cohort knows it.
+"""Evidence against truth, for cohorts that have it.
 
   precision          |S and T| / |S|
   recall             |S and T| / |T|
@@ -87,7 +87,7 @@ def oracle_scores(truth: Selected, regions: RegionNumbers | None, attention: Sco
 
 
 def true_evidence(cohort: Cohort, bag: Bag) -> Selected | None:
-    """Which patches of a bag are evidence, where the cohort knows."""
+    """Which patches of a bag are evidence, if the cohort has truth."""
     column = truth_column(cohort, bag, "evidence")
     return None if column is None else column.bool()
 

@@ -1,6 +1,6 @@
 """The anchor bank, M frozen concept embeddings a_m with their prompts; and how patches respond.
 
-Control banks keep the size and, where it says so, the geometry, and take the meaning away.
+Control banks keep the size and, where stated, the geometry, but not the meaning.
 Permuting the rows would not do that: the class-anchor weights are learned, so they follow any
 permutation.
 
@@ -356,7 +356,7 @@ class CalibratedResponse(nn.Module):
 
 
 RIDGE = 3.0
-"""Of the mean variance; with less of it one example per concept is mostly its own noise."""
+"""Ridge as a share of the mean variance; with less, one example per concept is mostly noise."""
 
 
 def directions_of_means(
@@ -369,8 +369,7 @@ def directions_of_means(
     scale = covariance.diagonal().mean()
     if not bool(scale > 0):
         raise InputError(
-            f"The {len(reference)} reference patches are all alike, "
-            "so nothing can be told apart by them."
+            f"The {len(reference)} reference patches are all alike, so they separate nothing."
         )
     covariance.diagonal().add_(ridge * scale)
     offsets = means.double() - wide.mean(dim=0)

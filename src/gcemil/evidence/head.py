@@ -43,13 +43,13 @@ from gcemil.shapes import Features, Gates
 QUANTILE = 0.95
 TOP_SHARE, FEWEST_TOP = 0.005, 4
 ABSENT_QUANTILE = 0.25
-"""Of the coverage of training slides: what an anchor that is not shown counts as."""
+"""Quantile of the coverage of training slides that stands for an absent anchor."""
 RIDGE = 0.03
-"""Of standardised coverage; cross-validation picks too little, as anchors are training patches."""
+"""Ridge on standardised coverage; cross-validation picks too little."""
 WEIGHTS = np.linspace(0.0, 1.0, 21)
 INVERSE_TEMPERATURES = (0.08, 7.4)
 BIAS_RIDGE = 10.0
-"""Of class biases in nats: a prior standard deviation of 0.3 (docs/ablations.md)."""
+"""Ridge on class biases in nats: a prior standard deviation of 0.3 (docs/ablations.md)."""
 
 Coverages = Float[np.ndarray, "_ m"]
 Array = npt.NDArray[Any]
@@ -332,7 +332,7 @@ class ClassLikelihood:
 
     @staticmethod
     def fit_weights(coverage: Coverages, labels: Array, n_outputs: int) -> tuple[Array, Array]:
-        """alpha >= 0 and b by ridged cross-entropy: a convex problem with one answer."""
+        """alpha >= 0 and b by ridged cross-entropy: a convex problem with one solution."""
         inputs, mean, deviation = standardise(coverage)
         targets, n_weights = np.eye(n_outputs)[labels], n_outputs * coverage.shape[1]
 

@@ -25,7 +25,7 @@ class Criterion(NamedTuple):
 
     bound: str
     change: str
-    """The metric that says how far the two outputs are apart."""
+    """The metric of the distance of the two outputs."""
     tolerance: str
     """The setting of the S/N/R diagnostic that limits it."""
     without_change: str

@@ -364,8 +364,8 @@ class Evidence:
         """Make a table of all patches.
 
         Returns:
-            One row per patch: slide_id, x and y in level-0 pixels, selected, gate, scores, gain, and
-            responses to the anchors.
+            One row per patch: slide_id, x and y in level-0 pixels, selected, gate, scores, gain,
+            and responses to the anchors.
         """
         frames = []
         for one in self.slides:

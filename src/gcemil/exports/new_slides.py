@@ -5,7 +5,7 @@ OUT/<slide>.h5             the evidence; OUT/<slide>/ has all files of an explan
 OUT/records/<slide>.json   the result, and the key under which it was made
 
 The key is a hash of the input, of the checkpoints of all folds, and of all options. A slide whose
-record has this key, and whose files are there, is not done again. A slide that fails is a line with
+record has this key, and whose files exist, is skipped. A slide that fails is a line with
 its reason; the others are done.
 """
 
@@ -120,7 +120,7 @@ class NewPrediction:
     """Whether what a prefilter kept sufficed; None where nothing was filtered."""
     seconds: dict[str, float] = field(default_factory=dict)
     reason: str = ""
-    """Why it failed, or what a reader must know."""
+    """Why it failed, or a warning."""
     files: dict[str, str] = field(default_factory=dict)
     """Below the folder of predictions.csv."""
     key: str = ""
@@ -142,7 +142,7 @@ def find_inputs(sources: Sequence[Path], *, out: Path | None = None) -> FoundInp
     """The slides and feature files of paths, folders (or the folders below) and patterns.
 
     If a slide has several files, features come before the slide and HDF5 before a tensor. Files
-    below `out` are no inputs.
+    below `out` are not inputs.
     """
     taken: dict[str, Path] = {}
     beside: list[Path] = []

@@ -324,7 +324,7 @@ def create_own(
     missing = [step for step in STEPS if not callable(getattr(host_class, step, None))]
     if missing and not {"embed", "aggregate"} <= set(missing):
         raise UsageError(
-            f"Host '{name}' honours the Host protocol in part: it has no '{missing[0]}'. "
+            f"Host '{name}' implements the Host protocol in part: it has no '{missing[0]}'. "
             "Let it be a subclass of gcemil.MilHost, which has what is missing."
         )
     create = adapt_module if missing else construct

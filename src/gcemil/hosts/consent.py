@@ -1,7 +1,6 @@
 """Consent to import the host of a run, kept on this machine with a hash of its files.
 
-A file that has changed since is another piece of code and asks again. Nothing in a run folder can
-give consent.
+A file that has changed since needs consent again. Nothing in a run folder can give consent.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def consent_file() -> Path:
 
 
 def run_of(source: object) -> Path | None:
-    """The run that a file or folder belongs to; None for what is no path."""
+    """The run that a file or folder belongs to; None for anything but a path."""
     if not isinstance(source, Path):
         return None
     folder = source if source.is_dir() else source.parent

@@ -232,9 +232,11 @@ class MilHost(nn.Module, Generic[E]):
         ...         return gcemil.Embedded(features)
         ...
         ...     def pool(self, embedded, coords, log_gates, target):
-        ...         gates = torch.ones(len(embedded.tokens)) if log_gates is None else log_gates.exp()
-        ...         feature = (gates / gates.sum()) @ embedded.tokens
-        ...         return gcemil.HostOutput(self.classifier(feature), feature, scores=gates)
+        ...         if log_gates is None:
+        ...             log_gates = torch.zeros(len(embedded.tokens))
+        ...         weights = torch.softmax(log_gates, dim=0)
+        ...         feature = weights @ embedded.tokens
+        ...         return gcemil.HostOutput(self.classifier(feature), feature, scores=weights)
         >>> host, features = Mean(8, 2), torch.randn(5, 8)
         >>> embedded, log_gates = host.embed(features), torch.zeros(5)
         >>> host.aggregate(embedded, None, log_gates=log_gates).logits.shape

@@ -2,7 +2,7 @@
 
   package.module:Class   a class in the working folder or among the installed packages
   a plain name           an entry point `gcemil.hosts` of an installed package
-The class is a torch module. Either it honours the `Host` protocol, most easily as a subclass of
+The class is a torch module. Either it implements the `Host` protocol, most easily as a subclass of
 `MilHost`; or it maps features (n, d) to logits, or to (logits, scores) (adapters.py).
 
 Importing a module runs its code. A user consents to a host by naming it in a command, in settings

@@ -46,7 +46,7 @@ class HostSpec:
     class_name: str
     """The name of the class."""
     default_gate_mode: GateMode | None = None
-    """The better mode by measurement (docs/hosts.md); None: what the constructor says."""
+    """The better mode by measurement (docs/hosts.md); None: the default of the constructor."""
     learning_rate: float = 5e-4
     """By default; the same at every feature width (docs/training.md)."""
     max_patches: int = 2048
@@ -324,7 +324,7 @@ def with_recipe(settings: TrainSettings, name: str, *, plain: bool = False) -> T
     from gcemil.config import RECIPES
 
     recipe = RECIPES[name]
-    # A host of somebody's own has no grouping in the paper.
+    # A host that is not built in has no grouping in the paper.
     gate_mode = recipe.gate_mode if settings.host.name in HOSTS else None
     host = settings.host.model_copy(update={"gate_mode": gate_mode or settings.host.gate_mode})
     evidence = None if plain else recipe.evidence

@@ -254,7 +254,7 @@ def time_prefilter(filtered: PrefilterCost | None, encoding: Mapping[str, float]
 
 
 def describe_encoding(filtered: PrefilterCost | None) -> str:
-    """What a reader of the table must know about encoding."""
+    """A note on encoding for the table."""
     if filtered is None:
         return (
             "No prefilter measured in this run, so encoding is not made cheaper: the row "

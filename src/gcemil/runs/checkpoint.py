@@ -1,7 +1,8 @@
 """Checkpoints: the network of a fold, or the state of a training, as a safetensors file.
 
-The header of a network says how to build it again without its run and its cohort; of an exported
-fold config.json says it (runs/pretrained.py). Files are written atomically, and nothing is pickled.
+The header of a network holds what is needed to build it again without its run and its cohort; for
+an exported fold config.json holds it (runs/pretrained.py). Files are written atomically, and
+nothing is pickled.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class NetworkRecord(BaseModel):
     classes: list[str]
     label_mean: float = 0.0
     label_deviation: float = Field(1.0, gt=0)
-    """Of the training labels of regression, in which the network counts."""
+    """Deviation of the training labels of regression, the unit of the network."""
     patch_size_level0: int | None = Field(ge=1)
     encoder: str
     bank: _BankRecord | None = None
@@ -193,7 +194,7 @@ def load_network(
         tensors, meta = load_tensors(path)
     record = validate_as(meta, NetworkRecord, described, error=RunError, remedy=remedy)
     if (name := record.settings.host.name) not in HOSTS:
-        # Before the file is blamed: the user may not trust the code of the host, or not have it.
+        # First, as the user may not trust the code of the host, or not have it.
         check_trust(name, path)
         try:
             host_spec(name).load()

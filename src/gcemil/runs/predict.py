@@ -174,7 +174,7 @@ def read_new_slide(
     size = stated or meta["patch_size_level0"]
     bag = slide_bag(file.slide_id, features, coords, None if size is None else LevelZeroPx(size))
     names = file.encoder, meta["encoder"]
-    # Tools name one encoder differently, so another name is no error.
+    # Tools name one encoder differently, so another name is not an error.
     if UNKNOWN_ENCODER in names or names[0].lower() == names[1].lower():
         return bag, ""
     warning = (

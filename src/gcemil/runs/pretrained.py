@@ -162,7 +162,7 @@ def from_pretrained(folder: Path | str, device: torch.device | str = "cpu") -> G
         The model in evaluation mode, ready for `explain_slide`.
 
     Raises:
-        RunError: The folder is damaged or is no exported fold.
+        RunError: The folder is damaged or is not an exported fold.
         UsageError: It holds a plain host.
 
     Example:

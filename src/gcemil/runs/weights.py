@@ -135,7 +135,7 @@ def _read_weights_file(path: Path) -> tuple[Any, dict[str, Any] | None]:
                 f"loaded. {SAVE_AGAIN}"
             ) from error
         raise WeightsError(
-            f"{path} is no file of weights: neither safetensors nor tensors saved by torch, or "
+            f"{path} is not a file of weights: neither safetensors nor tensors saved by torch, or "
             f"damaged. {SAVE_AGAIN}"
         ) from error
     if not (named := _list_tensors(content)):
@@ -237,8 +237,8 @@ def _read_published_checkpoint(
                 f"on these weights: {_train_on(path, host, cohort)}."
             )
         note = (
-            f"The file has {published.n_outputs} outputs and the cohort {cohort.n_outputs}: the head "
-            "starts anew."
+            f"The file has {published.n_outputs} outputs and the cohort {cohort.n_outputs}: the "
+            "head starts anew."
         )
         return settings, _with_new_head(published, settings, cohort), (note, *published.caveats)
     tensors = dict(published.create(host.gate_mode, host.options).state_dict())
@@ -273,9 +273,7 @@ def _refuse_other_options(
 ) -> None:
     for key, value in options.items():
         if key in asked and asked[key] != value:
-            raise UsageError(
-                f"{path} has {key} {value}, but host.options.{key} asks for {asked[key]}."
-            )
+            raise UsageError(f"{path} has {key} {value}, but host.options.{key} is {asked[key]}.")
 
 
 def _expected_tensors(host: HostSettings, cohort: Cohort) -> dict[str, Tensor]:

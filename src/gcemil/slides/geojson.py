@@ -1,7 +1,7 @@
 """GeoJSON as QuPath exports it: the one reader for tissue masks, truth, examples and reviews.
 
-A file is a FeatureCollection, a bare list of features, one feature, or a geometry alone. Of every
-object are kept
+A file is a FeatureCollection, a bare list of features, one feature, or a geometry alone. Kept of
+each object:
 
   class_name   properties.classification: a name, {"name": ...} or {"names": [...]}
   area         Polygon and MultiPolygon as one valid area, even-odd where an outline crosses itself

@@ -9,10 +9,9 @@ Micrometres per pixel (mpp) decide; magnifications and pyramid levels follow fro
 side of a patch    patch_px * target_mpp                    micrometres
 side on the slide  patch_px * target_mpp / mpp              level-0 pixels, seldom a whole number
 position k         round(origin + k * step / mpp)           rounded once: errors do not add up
-level to read      the coarsest whose pixels are not larger than those asked for
+level to read      the coarsest whose pixels are not larger than requested
 
-Any rectangle of a slide at any resolution: read at the best level, resampled to the pixels asked
-for.
+Any rectangle of a slide at any resolution: read at the best level, resampled to the requested size.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 FINEST_MPP, COARSEST_MPP = 0.02, 20.0
 """What a scanner can have meant; a photograph's 72 dpi would be 353 micrometres per pixel."""
 _LEVEL_TOLERANCE = 1.01
-"""A level may be coarser than asked for by this factor: scanners state 4.0004 where they mean 4."""
+"""A level may be coarser than requested by this factor: scanners state 4.0004 for 4."""
 _MICRONS_AT_ONE_X = 10.0
 """A pixel spans about 10 micrometres divided by the objective's power: 0.5 at 20x, 0.25 at 40x."""
 
@@ -98,7 +97,7 @@ class Bounds:
 
 @runtime_checkable
 class SlideReader(Protocol):
-    """What the rest of the package asks of a slide."""
+    """The interface of a slide to the rest of the package."""
 
     @property
     def name(self) -> str:
@@ -114,7 +113,7 @@ class SlideReader(Protocol):
 
     @property
     def bounds(self) -> Bounds:
-        """The scanned part; the whole slide where the file does not say."""
+        """The scanned part; the whole slide if the file does not state it."""
 
     @property
     def downsamples(self) -> tuple[float, ...]:
@@ -186,7 +185,7 @@ def open_slide(
         finally:
             handle.close()
         return
-    # A damaged file should be called damaged before it is asked for its pixel size.
+    # First, so that a damaged file is reported as damaged and not as one without a pixel size.
     picture = openslide.ImageSlide(_read_picture(path))
     yield OpenSlideReader(path, picture, resolve_mpp(path, {}, mpp, fallback_mpp))
 
@@ -389,7 +388,7 @@ def _join_folder(folder: Path, paths: list[Path]) -> list[tuple[str, Path]]:
             # A label, an overview or damaged. Where no file of the folder is a slide, all are kept
             # to be refused one by one.
             continue
-        # OpenSlide does not say which level a file is: the finest is the largest.
+        # OpenSlide does not state the level of a file: the finest is the largest.
         series.setdefault(series_uid, []).append((path.stat().st_size, path))
     if not series:
         return [(path.name, path) for path in paths]

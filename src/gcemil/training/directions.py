@@ -39,7 +39,7 @@ from gcemil.tasks.task import RegressionTask, stacked_targets
 FIRST_SHARE, FEWEST_PATCHES = 0.01, 4
 """Patches of a slide that decide its class."""
 MOST_PATCHES = 4096
-"""Of a slide that are read: a gradient through a whole slide would not fit."""
+"""Largest number of patches of a slide; a gradient through a whole slide would not fit."""
 PROMPT_PATCHES_PER_SLIDE = 2
 """That may represent a prompt, so that no slide dominates."""
 FALSE_EVIDENCE_RATE = 0.1
@@ -181,7 +181,7 @@ def calibrate_confirmation(model: GceMil, cohort: Cohort, bags: Sequence[BagSpec
 
     The threshold is the conformal quantile of the strengths on validation slides without a lesion:
     a new one exceeds it with a probability of at most FALSE_EVIDENCE_RATE. With fewer than nine
-    such slides their largest strength is taken, which promises less.
+    such slides their largest strength is taken, a weaker guarantee.
     """
     negative = cohort.card.negative_index
     if negative is None or model.output_kind.is_number:

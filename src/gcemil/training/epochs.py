@@ -143,7 +143,7 @@ class EpochFigures:
         self.terms: dict[str, list[Tensor]] = defaultdict(list)
         self.norms: dict[str, list[Tensor]] = defaultdict(list)
         self.gates: list[Tensor] = []
-        """Of each bag: mean gate, share open, 1 if none is, largest, least coverage, histogram."""
+        """Per bag: mean gate, share open, 1 if none is, largest, least coverage, histogram."""
         self.steps = self.eventless = 0
 
     def add(

@@ -168,7 +168,7 @@ def test_a_pickle_with_code_runs_nothing(tmp_path, nested):
     for one in (path, tmp_path / "bare.pkl"):
         with pytest.raises(
             WeightsError,
-            match=r"(holds Python objects beside tensors|is no file of weights).*state_dict",
+            match=r"(holds Python objects beside tensors|is not a file of weights).*state_dict",
         ):
             read_pretrained_host(one, HostSettings(name="abmil"), cohort)
     assert not (tmp_path / "owned").exists()

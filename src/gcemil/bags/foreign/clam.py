@@ -44,7 +44,7 @@ def _find_files(source: Path, options: ReadOptions) -> tuple[Path, list[Path]]:
 
 def _find_patch_size(attributes: store.Attributes) -> LevelZeroPx | None:
     factors = attributes.get("downsample")
-    # Of both axes, which are the same up to rounding.
+    # The axes are the same up to rounding.
     first = factors[0] if isinstance(factors, list) and factors else factors
     stated = {"custom_downsample": 1, **attributes, "downsample": first}
     names = ("patch_size", "downsample", "custom_downsample")

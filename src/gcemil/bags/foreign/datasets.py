@@ -210,7 +210,7 @@ def _read_classes(plan: DatasetSpec, path: Path, slide_ids: Sequence[str]) -> La
 
 
 def _read_survival(plan: DatasetSpec, path: Path, slide_ids: Sequence[str]) -> LabelTable:
-    """The clinical table of GDC by case; every other table as `read_labels` knows it."""
+    """The clinical table of GDC by case; every other table as `read_labels` returns it."""
     table = pd.DataFrame() if path.is_dir() else read_frame(path)
     if "status" not in _find_columns(table, path, plan.columns):
         return read_labels(path, choice=Choice(task="survival"), slide_ids=slide_ids)

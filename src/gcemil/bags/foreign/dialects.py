@@ -51,7 +51,7 @@ class Choice:
     case: str | None = None
     """The column of cases."""
     sheet: str | None = None
-    """Of an Excel file; the first unless one is named."""
+    """Sheet of an Excel file; the first unless one is named."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def detect_dialect(table: pd.DataFrame, path: Path, choice: Choice) -> Dialect:
     if (chosen := _use_chosen_columns(table, path, choice)) is not None:
         return replace(chosen, is_value=is_value)
     fits = [fit for one in DIALECTS if (fit := _fit(one, table, path, choice)) is not None]
-    # A column of labels holds what the user says it holds.
+    # The user states what a column of labels holds.
     fits = [replace(one, is_value=is_value and not one.time) for one in fits]
     fitting = [one for one in fits if choice.task in {None, one.task}]
     if len(fitting) != 1:

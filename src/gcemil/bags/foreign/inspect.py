@@ -48,7 +48,7 @@ PLACEHOLDERS = {
     "COLUMN": "COLUMN is what to predict",
     "MPP": "MPP is the micrometres per level-0 pixel, or a table of them",
 }
-"""What a command cannot know, in words."""
+"""Placeholders for what a command cannot fill in."""
 Facts = tuple[tuple[str, str], ...]
 # Datasets that must all be there → kind and title; the first that fits wins.
 KINDS: tuple[tuple[frozenset[str], str, str], ...] = (
@@ -63,7 +63,7 @@ KINDS: tuple[tuple[frozenset[str], str, str], ...] = (
 
 @dataclass(frozen=True)
 class Inspection:
-    """What something is, what can be said about it, what is wrong with it, and what to run next."""
+    """What a file is, facts about it, what is wrong with it, and the next command."""
 
     path: Path
     kind: str
@@ -215,7 +215,7 @@ def _report_unknown(path: Path, why: str) -> Inspection:
 
 
 def _inspect_hdf5(path: Path) -> Inspection:
-    """The kind, shape and chunks of an HDF5 file, and of features what their layout says."""
+    """The kind, shape and chunks of an HDF5 file, and for features the facts of their layout."""
     datasets = store.describe(path)
     kind, title, layout = _find_kind(path, datasets)
     facts, problems, command = [], [], None

@@ -237,7 +237,7 @@ def read_value(text: str, column: str, slide_id: str, path: Path) -> float:
     fault = ""
     if not _is_number(text):
         fault = (
-            ", which is no number. Name a column of numbers with --target, or predict classes "
+            ", which is not a number. Name a column of numbers with --target, or predict classes "
             "with --task classification."
         )
     elif math.isinf(float(text)):
@@ -266,7 +266,7 @@ def _list_assumptions(slides: pd.Series, path: Path, dialect: Dialect) -> list[s
 
 
 def parse_event(text: str) -> int | None:
-    """1 when the word or number says that the event happened, 0 when not, None for neither."""
+    """1 if the word or number means that the event happened, 0 if not, None for neither."""
     # pandas writes 1.0 for 1 in a column with gaps, cBioPortal 1:DECEASED.
     word = text.strip().lower().partition(":")[0].removesuffix(".0").removesuffix(",0")
     return 1 if word in _HAPPENED else 0 if word in _NOT_HAPPENED else None
