@@ -116,7 +116,7 @@ class RecoverySettings(Settings):
     max_fraction: float = Field(0.10, gt=0, le=1)
     """Repair takes no more than this share of the bag."""
     shortlist: int | None = Field(None, ge=1)
-    """Repair adds only from so many patches of largest gate; null: from all (Proposition 2)."""
+    """Repair adds only from this many patches of largest gate; null: from all (Proposition 2)."""
     sufficiency_tolerance: float = Field(0.05, ge=0)
     """Largest change of the output from sufficient evidence alone."""
     necessity_tolerance: float = Field(0.05, ge=0)
@@ -145,7 +145,7 @@ class EvidenceSettings(Settings):
     bridge: BridgeKind = "auto"
     """auto: centred for examples and patches of prompts, proximal for text, else identity."""
     prompt_examples: int = Field(30, ge=0, le=LARGEST_SIZE)
-    """Under bridge auto, so many training patches represent a prompt; 0 uses the prompt itself."""
+    """Under bridge auto, this many training patches represent a prompt; 0: the prompt itself."""
     bridge_rank: int = Field(128, ge=1, le=LARGEST_SIZE)
     """Rank of the learned bridges."""
     bridge_weight: float = Field(1.0, ge=0)
@@ -161,7 +161,7 @@ class EvidenceSettings(Settings):
     gate: GateKind = "consecutive"
     """How scores become gates (evidence/gates.py)."""
     centre: Literal["slide", "zero"] = "slide"
-    """What scores are compared with: a centre of the slide (nu_x), or the paper's 0."""
+    """Reference of the scores: a centre of the slide (nu_x), or the paper's 0."""
     budget: float = Field(0.05, gt=0, le=1)
     """The share of patches that evidence may take (rho)."""
     min_patches: int = Field(8, ge=1)
@@ -171,7 +171,7 @@ class EvidenceSettings(Settings):
     morphology_term: bool = False
     """The paper's MLP on features and coordinates; it needs far more slides than 100."""
     presence_term: bool = True
-    """The selector reads how present the likely classes' concepts are in a patch."""
+    """The selector reads how present the concepts of the likely classes are in a patch."""
     attention_term: bool = True
     """The selector reads the host's ungated attention."""
     contribution_term: bool = True

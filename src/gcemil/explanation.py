@@ -359,7 +359,7 @@ class Interventions:
         host: A host, or `model.explained` of a `GceMil`.
         features: Patch features, (patches, in_dim).
         coords: Top-left corners in level-0 pixels, (patches, 2); None if unknown.
-        embedded: The embedded bag, if it is at hand.
+        embedded: The embedded bag; None embeds the features.
 
     Raises:
         BagError: Features and coordinates do not fit the host.

@@ -22,7 +22,7 @@ SAME_NETWORK = "same_network"
 
 @dataclass(frozen=True)
 class Count:
-    """So many of so many."""
+    """A count and its total."""
 
     held: int
     of: int

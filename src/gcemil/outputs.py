@@ -123,7 +123,7 @@ class AskedOutput(ClassOutput):
 
 @dataclass(frozen=True)
 class ClassQuestion:
-    """Why this class, or why this class and not another."""
+    """A class to explain, alone or compared with another class."""
 
     names: tuple[str, ...]
     target: int | None

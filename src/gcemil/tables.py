@@ -92,7 +92,7 @@ class Line:
     comparison: str | None = None
     """None has no comparison: differences, and controls."""
     role: Literal["", "own", "control"] = ""
-    """What the table is about, or what it is held against; a page marks both."""
+    """Subject of the table, or its comparison; a page marks both."""
 
 
 @dataclass(frozen=True)

@@ -291,7 +291,7 @@ class Cohort:
 
         Args:
             spec: One of `bags`.
-            layout: What `layout(spec)` returned, if it is at hand.
+            layout: What `layout(spec)` returned; None reads it.
             rows: Sorted rows to read, (rows,); None reads all.
 
         Returns:
@@ -344,7 +344,7 @@ def find_slide_file(folder: Path, slide_id: str) -> Path | None:
 
 
 def read_slide_attributes(folder: Path, slide_id: str) -> dict[str, Any]:
-    """Attributes of the feature file and of its coordinates; none where the file is gone."""
+    """Attributes of the feature file and of its coordinates; empty if the file is missing."""
     path = feature_file(folder, slide_id)
     if not is_file(path):
         return {}

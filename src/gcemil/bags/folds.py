@@ -33,7 +33,7 @@ _DUTIES: dict[Part, str] = {"train": "train", "val": "validate", "test": "test"}
 _VALUE = "value"
 """The stratum of cases with a value, which is numbered by quartile."""
 _CASES_PER_VALIDATION = 8
-"""One of so many training cases validates where a published split names none."""
+"""One in this many training cases validates if a published split has no validation part."""
 
 
 class SplitCard(BaseModel):
@@ -192,7 +192,7 @@ def carve_validation(rows: Sequence[SlideRow], fold: Fold) -> Fold:
 
 
 def make_parts(cohort: Cohort, sizes: tuple[int, int, int], *, generator: Generator) -> Fold:
-    """One fold of whole cases with so many to train, validate and test on, stratified.
+    """One fold of whole cases with these numbers to train, validate and test on, stratified.
 
     Where test cases cost nothing, as in a simulated cohort, a large test part is better than five
     small ones. Numbers that add up to the slides are shares: cases are dealt in these proportions.
@@ -321,7 +321,7 @@ def read_parts(folder: Path, index: int) -> dict[str, str]:
 
 
 def leaking_cases(cohort: Cohort, fold: Fold) -> list[str]:
-    """Cases whose slides stand in more than one part."""
+    """Cases whose slides are in more than one part."""
     case_of = {row.slide_id: row.case_id for row in cohort.slides}
     return sorted(
         case for case, parts in _list_parts(case_of, fold.part_of).items() if len(parts) > 1

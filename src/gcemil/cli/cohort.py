@@ -182,15 +182,16 @@ def split(
         5, min=3, help="How many folds; fold k tests, half of fold k+1 validates."
     ),
     unit: Unit = typer.Option(
-        "case", help="What stays together. 'slide' may put one case into train and test."
+        "case", help="What is never divided. 'slide' may put one case into train and test."
     ),
     seed: int = options.seed("which case goes where"),
     force: bool = options.flag("--force", "Replace folds that exist already."),
     parts: str | None = typer.Option(
-        None, help="One fold of so many cases to train, validate and test on, such as 90,30,300."
+        None,
+        help="One fold with these numbers of cases to train, validate and test on, as 90,30,300.",
     ),
     official: bool = options.flag(
-        "--official", "Only declare the folds that are there as published ones."
+        "--official", "Only declare the existing folds as published ones."
     ),
 ) -> None:
     """Divide a cohort into folds: whole cases, stratified by the label.

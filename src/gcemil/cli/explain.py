@@ -81,12 +81,12 @@ def explain(
 ) -> None:
     """Write the evidence of slides as HDF5, JSON, QuPath GeoJSON and overlay, with a certificate.
 
-    The certificate says what the model predicts from all patches, from the gated ones, from the
+    The certificate states what the model predicts from all patches, from the gated ones, from the
     evidence alone and without it. A slide outside the cohort is explained by all folds: the patches
     that most of them chose, judged under their mean prediction. A case with several slides is
     explained as one. A run without the wrapper has no evidence; its patches of highest attention
-    take its place. --unit region also judges every connected region. --class NAME shows the patches
-    that support a class, predicted or not; --against-class NAME those that support it and
+    are used instead. --unit region also judges every connected region. --class NAME shows the
+    patches that support a class, predicted or not; --against-class NAME those that support it and
     not another one.
 
     Example: gcemil explain runs/bracs_abmil --slide BRACS_1234 --unit region --heatmap gate

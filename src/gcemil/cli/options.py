@@ -167,7 +167,7 @@ HeatMaps = Annotated[
         "--heatmap",
         metavar="|".join(HEATMAPS),
         callback=_read_heatmaps,
-        help="Also write this measurement of all patches as a pyramidal OME-TIFF that lies on the "
+        help="Also write this measurement of all patches as a pyramidal OME-TIFF aligned with the "
         "slide (class: a map of every class); may be given several times.",
     ),
 ]
@@ -193,7 +193,7 @@ def is_given(context: typer.Context, name: str) -> bool:
 
 
 def require(value: T | None, name: str, context: typer.Context) -> T:
-    """An argument or option that a command can do without in one of its modes only."""
+    """An argument or option that only one mode of a command does not need."""
     if value is None:
         raise UsageError(f"{name} is missing. See '{context.command_path} --help'.")
     return value

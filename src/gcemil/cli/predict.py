@@ -55,7 +55,7 @@ def predict(
     ),
     weights: options.Weights = None,
     trust_remote_code: options.TrustRemoteCode = False,
-    again: bool = options.flag("--again", "Do slides again that are done."),
+    again: bool = options.flag("--again", "Predict again slides that are already done."),
     device: options.Device = None,
     precision: options.Precision = None,
     jobs: int = options.jobs("slides", default=1),

@@ -31,7 +31,7 @@ def report(
         None, help="A file, or a folder for report.html; RUN by default."
     ),
     representations: bool = options.flag(
-        "--representations", "First compute what the t-SNE shows."
+        "--representations", "First compute the representations for the t-SNE."
     ),
     seed: int = options.seed("the t-SNE"),
     trust_host: options.TrustHost = None,
@@ -116,7 +116,7 @@ def view(
     run: options.RunFolder,
     fold: int | None = typer.Option(None, min=0, help="By default the first trained fold."),
     slides: Path | None = typer.Option(
-        None, help="A folder of slide files, if they do not lie beside the features."
+        None, help="A folder of slide files, if they are not beside the features."
     ),
     port: int = typer.Option(0, min=0, max=65535, help="By default any free port."),
     browser: bool = typer.Option(
@@ -130,8 +130,8 @@ def view(
 ) -> None:
     """Look at a run in the browser, and keep and remove patches by hand.
 
-    Listens on this machine alone; the address works once, and a new one is printed when a used one
-    is opened again. Ctrl-C ends it. Reviews are saved in RUN/fold_<k>/reviews, nothing else is
+    Listens on this machine only; the address works once, and a new one is printed when a used one
+    is opened again. Ctrl-C ends it. Reviews are saved in RUN/fold_<k>/reviews; nothing else is
     written.
 
     Example: gcemil view runs/bracs_gce

@@ -25,7 +25,7 @@ def train(
     cohort: Path | None = typer.Argument(
         None, help="A cohort folder with folds (gcemil split); with --again the run folder."
     ),
-    out: Path | None = typer.Option(None, help="The run folder; an existing run goes on."),
+    out: Path | None = typer.Option(None, help="The run folder; an existing run is continued."),
     host: str = typer.Option("abmil", metavar="NAME", help=options.HOST_HELP),
     host_weights: Path | None = typer.Option(
         None,
@@ -59,10 +59,12 @@ def train(
     device: options.Device = None,
     precision: options.Precision = None,
     jobs: int | None = options.jobs("folds"),
-    keep_epochs: bool = options.flag("--keep-epochs", "Store what the t-SNE shows of every epoch."),
+    keep_epochs: bool = options.flag(
+        "--keep-epochs", "Store the representations of every epoch, for the t-SNE."
+    ),
     tracker: Tracker | None = typer.Option(
         None,
-        help="Where the numbers of every epoch are drawn; TensorBoard by default, if installed.",
+        help="Where the metrics of every epoch are logged; TensorBoard by default, if installed.",
     ),
     seed: int | None = options.seed("weights and the order of bags", None),
     again: bool = options.flag(

@@ -308,7 +308,7 @@ def localisation_notes(
         # Without numbers, so that the note of all folds is one line.
         lines.append(
             "'confirmed evidence' counts the verdict: slides that have no evidence mark nothing. "
-            "'evidence' marks the patches that were found on every slide."
+            "'evidence' marks the selected patches of every slide."
         )
     lines.append(
         "froc credits a candidate of any size: a map that marks all tissue hits every lesion with "

@@ -27,7 +27,7 @@ The same search gives the further sets of one explained slide:
 
   alternative 2, 3    disjoint from the evidence and from each other; each alone keeps the class and
                       loses at most delta_s of Phi (the shortest next parts of the ranking)
-  turning             the smallest set found whose removal turns the prediction into another class
+  turning             the smallest set found whose removal changes the prediction to another class
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class ExplainOptions:
     target: str | None = None
     """The class whose evidence is shown; None is the predicted one."""
     against: str | None = None
-    """The class that it is held against."""
+    """The class that it is compared with."""
 
 
 class SourceBag(NetworkBag):

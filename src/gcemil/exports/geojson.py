@@ -62,7 +62,7 @@ class PatchClass:
 EVIDENCE = PatchClass.of_rule("GCE evidence", "evidence")
 ATTENTION = PatchClass.of_rule("Attention top-k", "attention")
 NO_EVIDENCE = PatchClass("No evidence", (120, 134, 145))
-"""For pictures: patches that the model found and that are not evidence."""
+"""For pictures: selected patches that are not evidence."""
 FURTHER_COLORS = ((0, 114, 178), (86, 180, 233), (230, 159, 0))
 """Colours of sets beside the evidence, in their order."""
 UNSELECTED = PatchClass("Not selected", (160, 160, 160))

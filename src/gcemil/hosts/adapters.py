@@ -13,7 +13,7 @@ One logit for two classes is the log-odds of class 1: (0, logit). The bag featur
 its logits.
 
 gcemil gives `in_dim`, `n_outputs` and `gate_mode` under these names, as far as the constructor
-takes them; everything else comes from the options. A class that is not ours is first tried on a
+takes them; everything else comes from the options. A class that is not built in is first tried on a
 small bag.
 """
 
@@ -318,7 +318,7 @@ PROBED_PATCHES = 16
 def create_own(
     name: str, host_class: Any, given: Mapping[str, Any], options: Mapping[str, object]
 ) -> MilHost[Any]:
-    """A host of a class that is not ours, tried on one small bag before anything relies on it."""
+    """A host of a class that is not built in, tried on one small bag first."""
     if not issubclass(host_class, nn.Module):
         raise UsageError(f"'{name}' is not a host: a host is a subclass of torch.nn.Module.")
     missing = [step for step in STEPS if not callable(getattr(host_class, step, None))]

@@ -35,7 +35,7 @@ IMPORT_PATH = re.compile(f"{DOTTED}:{DOTTED}", re.ASCII)
 
 
 def is_import_path(name: str) -> bool:
-    """Whether this is meant as package.module:Class."""
+    """Whether the name has the form package.module:Class."""
     return ":" in name
 
 
@@ -137,7 +137,7 @@ def import_object(name: str, what: str) -> Any:
     module_name, path = split_path(name, what)
     here = str(Path.cwd())
     if not {"", here} & set(sys.path):
-        # It stays: a host may import more of its package while it works.
+        # Kept on the path: a host may import more of its package later.
         sys.path.append(here)
     try:
         value: Any = import_module(module_name)
@@ -146,7 +146,7 @@ def import_object(name: str, what: str) -> Any:
         reason = str(error) if missing else f"{type(error).__name__}: {error}"
         raise UsageError(
             f"{what} '{name}': module '{module_name}' cannot be imported ({reason}). "
-            "It is looked for among the installed packages and in the working folder."
+            "It is searched for among the installed packages and in the working folder."
         ) from error
     for step in path.split("."):
         if not hasattr(value, step):

@@ -6,7 +6,7 @@
 
 In ASAP the group of a polygon is its meaning: in CAMELYON16 `_0`, `_1` and `Tumor` are tumour,
 `_2`, `Exclusion` and `None` are not (holes); in CAMELYON17 `metastases` and `normal`. A group of
-another name has the meaning of the group it is part of. Vertices stand in the order of `Order`.
+another name has the meaning of the group it is part of. Vertices are in the order of `Order`.
 Splines count as their control polygon.
 
   overlap_i = area of patch i inside the annotation / area of patch i

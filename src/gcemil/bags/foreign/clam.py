@@ -1,6 +1,6 @@
 """CLAM: FEATURES/{h5_files/<slide>.h5, pt_files/<slide>.pt}, coordinates in RESULTS/patches.
 
-CLAM's feature files carry no attributes. The patch size stands in the coords file alone: level-0
+CLAM's feature files have no attributes. The patch size is in the coords file alone: level-0
 size = patch_size * custom_downsample * downsample of patch_level. Without it, it is the stride.
 """
 
@@ -85,7 +85,7 @@ def _read_slide(path: Path, slide_id: str, options: ReadOptions) -> ForeignSlide
 
 
 def _load_rows(path: Path, coords_file: Path | None) -> Rows:
-    """Rows of a .pt file with the coordinates of its coords file, which stand in the same order."""
+    """Rows of a .pt file with the coordinates of its coords file, which are in the same order."""
     tensor = _load_tensor(path)
     half = str(tensor.dtype) == "torch.float16"
     features = as_float(squeeze_bag((tensor if half else tensor.float()).numpy().copy()))

@@ -150,7 +150,7 @@ def name_chosen_ids(table: pd.DataFrame, path: Path, choice: Choice) -> pd.DataF
             continue
         if chosen not in table:
             raise _absent_column_error(path, chosen, table, f"one of them with {option}")
-        # Another column of our name is not the one that is meant.
+        # Another column may already have our name.
         table = table.drop(columns=name, errors="ignore").rename(columns={chosen: name})
     return table
 
@@ -165,7 +165,7 @@ def rename_ids(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def rename_targets(table: pd.DataFrame, choice: Choice) -> pd.DataFrame:
-    """The table with its target under our names, if no known tool has it and none is chosen."""
+    """The table with its target under our names, for tables of no known tool."""
     if "slide_id" not in table or find_fold_columns(table) or choice.target or choice.time:
         return table
     known = any(one.slide in table and list_endpoints(table, one) for one in DIALECTS)

@@ -290,7 +290,7 @@ def _is_number(text: str) -> bool:
 def choose_classes(
     table: LabelTable, rows: Sequence[SlideRow], wanted: Sequence[str] | None
 ) -> tuple[str, ...]:
-    """The wanted classes, or those of the slides at hand in their natural order; or the targets."""
+    """The wanted classes, or those of the given slides in their natural order; or the targets."""
     if table.task in ("survival", "regression"):
         return ()
     if table.task == "multilabel":
@@ -375,7 +375,7 @@ def find_label_faults(rows: Sequence[SlideRow]) -> tuple[str, ...]:
 
 
 def find_measurement(rows: Sequence[SlideRow], *, most: int = MOST_CLASSES) -> str | None:
-    """Why labels of more than so many values are measurements; None where they may be classes."""
+    """Why labels with many values are measurements; None if they may be classes."""
     distinct = sorted({row.label for row in rows if row.label is not None})
     fractions = [label for label in distinct if _is_number(label) and float(label) % 1 != 0]
     if not fractions or len(distinct) <= most:
