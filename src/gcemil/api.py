@@ -566,7 +566,7 @@ def audit(
                 outcomes.append(outcome)
     if not rows:
         raise UsageError("There is no bag to audit. Give at least one bag.")
-    # The unit of risk is that of the training bags where the model knows it.
+    # The unit of risk is that of the training bags if the model has it.
     spread = float(network.risk_spread) if isinstance(network, GceMil) else None
     answers = OutputScale(
         network.n_outputs, measure_risk_scale(outcomes, network.n_outputs, spread)

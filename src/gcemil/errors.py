@@ -160,12 +160,12 @@ def describe_failure(error: BaseException, path: object) -> str:
 
 def error_text(error: BaseException) -> str:
     """The message of an exception, on one line and shortened."""
-    said = (
+    message = (
         (error.strerror if isinstance(error, OSError) else None)
         or str(error)
         or type(error).__name__
     )
-    text = " ".join(said.split())
+    text = " ".join(message.split())
     return text if len(text) <= 300 else f"{text[:300]} …"
 
 

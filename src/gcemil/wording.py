@@ -177,9 +177,9 @@ def _describe(fault: Any, shape: Any) -> str:
     if kind == "missing":
         return f"{where} is missing"
     if kind == "value_error":
-        said = str(fault["msg"].removeprefix("Value error, "))
+        message = str(fault["msg"].removeprefix("Value error, "))
         # A check of the whole names the part itself; the value would be all of it.
-        return f"{where}: {said} (got {_shorten(fault['input'])})" if fault["loc"] else said
+        return f"{where}: {message} (got {_shorten(fault['input'])})" if fault["loc"] else message
     phrase = _PHRASES[kind].format(**fault.get("ctx", {})) if kind in _PHRASES else fault["msg"]
     return f"{where} {phrase} (got {_shorten(fault['input'])})"
 
@@ -231,8 +231,8 @@ def comment_settings(settings: BaseModel, depth: int = 0) -> list[str]:
     indent, lines, plain = "  " * depth, [], settings.model_dump(mode="json")
     for name, one in type(settings).model_fields.items():
         value = getattr(settings, name)
-        said = describe_field(one)
-        lines += [f"{indent}# {said}"] if said else []
+        meaning = describe_field(one)
+        lines += [f"{indent}# {meaning}"] if meaning else []
         if isinstance(value, BaseModel):
             lines += [f"{indent}{name}:", *comment_settings(value, depth + 1)]
             continue
@@ -250,8 +250,8 @@ def describe_field(field: Any) -> str:
     ][:1]
     bounds = [text for one in field.metadata if (text := _describe_bound(one))]
     tail = "; ".join([*accepted, *([" and ".join(bounds)] if bounds else [])])
-    said = (field.description or "").rstrip()
-    return f"{said} ({tail})" if tail and said else said or tail
+    meaning = (field.description or "").rstrip()
+    return f"{meaning} ({tail})" if tail and meaning else meaning or tail
 
 
 def _describe_bound(bound: object) -> str:

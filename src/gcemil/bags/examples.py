@@ -1,6 +1,6 @@
 """Examples of concepts, kept in a cohort as anchors_examples.h5: patches named by a person.
 
-  features  (n, d)  the patches as the cohort's encoder sees them
+  features  (n, d)  the patches as the cohort's encoder embeds them
   concepts  (n,)    what each shows
   slides    (n,)    the slide it lies on; empty for a patch without a slide
   attributes        k, the examples per concept that training takes; seed; encoder; source

@@ -62,7 +62,7 @@ class Fold:
 def make_folds(
     cohort: Cohort, *, n_folds: int = 5, unit: SplitUnit = "case", seed: int = 0
 ) -> list[Fold]:
-    """Stratified folds of whole cases (or of slides, where the user insists)."""
+    """Stratified folds of whole cases, or of slides on request."""
     if n_folds < 3:
         raise UsageError(
             f"Cross-validation needs at least 3 folds (test, validation, training), got {n_folds}."

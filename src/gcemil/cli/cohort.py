@@ -156,7 +156,7 @@ def validate(
     from gcemil.bags.cohort import read_card
 
     if not (cohort / "cohort.yaml").is_file():
-        # A folder that is not a cohort gets one sentence instead of a table of problems.
+        # A folder that is not a cohort is one message and not a table of problems.
         read_card(cohort)
     with progress("checking slides") as advance:
         problems = checks.validate(cohort, advance)
@@ -254,8 +254,8 @@ def _repack(path: Path) -> None:
 
     files = [path] if path.is_file() else sorted(path.rglob("*.h5"))
     if not files:
-        said = "holds no .h5 file" if path.exists() else "does not exist"
-        raise InputError(f"{path} {said}. Give a feature file, or a folder of them.")
+        problem = "holds no .h5 file" if path.exists() else "does not exist"
+        raise InputError(f"{path} {problem}. Give a feature file, or a folder of them.")
     links = [file for file in files if file.is_symlink()]
     done = 0
     with progress("repacking") as advance:

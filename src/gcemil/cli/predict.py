@@ -221,7 +221,7 @@ def prefilter(
         help="Largest chance that a certified prediction is not that of all patches.",
     ),
     view_mpp: float = typer.Option(
-        4.0, help="Micrometres per pixel of the view that the model sees."
+        4.0, help="Micrometres per pixel of the view that the model reads."
     ),
     epochs: int = typer.Option(10, min=1, help="Passes over the training slides."),
     measure: bool = options.flag("--measure", "Also time the test slides with and without it."),

@@ -27,7 +27,7 @@ def encode(
     encoder: str = typer.Option(
         "efficientnet_lite0", help="A name of docs/encoders.md, or timm:<name>."
     ),
-    batch_size: int = typer.Option(32, min=1, help="Patches the model sees at once."),
+    batch_size: int = typer.Option(32, min=1, help="Patches per batch."),
     jobs: int = options.jobs(
         "threads that read patches ahead of the model", default=2, old="--workers"
     ),

@@ -165,8 +165,8 @@ def print_summary(out: Path, summary: dict[str, Any]) -> None:
             ("target", *heads),
             [(*line.row_labels, *(cell.text for cell in line.cells)) for line in table.lines],
         )
-    if (said := describe_vote(summary.get("vote"))) is not None:
-        say(said)
+    if (vote := describe_vote(summary.get("vote"))) is not None:
+        say(vote)
     if counts := summary.get("no_evidence"):
         n_false = sum(round(one["reached_rate"] * one["n_test"]) for one in counts)
         n_test = sum(one["n_test"] for one in counts)

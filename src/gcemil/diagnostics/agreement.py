@@ -196,7 +196,7 @@ def review_rows(
     rows, slides = [], []
     for key in sorted(groups, key=lambda key: (ranks.index(key[0]), key[1] != "wrapped")):
         labels = dict(zip(("rule", "network"), key, strict=True))
-        # Every rule sees the same draws, so that their intervals can be compared.
+        # Every rule has the same draws, so that their intervals can be compared.
         draws = np.random.default_rng(seed)
         rows.append(Row(labels, _review_figures(groups[key], draws, resamples)))
         for one in groups[key]:

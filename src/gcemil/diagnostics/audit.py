@@ -93,7 +93,7 @@ class ScoreSource:
     of: Callable[[Bag, HostOutput], Tensor]
     """One score per patch, from the bag and from the model's output on it."""
     follows_bag: bool = True
-    """Whether a changed bag gets scores of its own; scores from files do not."""
+    """Whether scores follow a changed bag; those from files do not."""
     are_gates: bool = False
     """Whether they lie in [0, 1] and weigh the patches."""
 

@@ -134,7 +134,7 @@ def _time_call(call: Callable[[], T], clock: Clock) -> tuple[T, float]:
 
 
 def time_ratio(seconds: float, passes: Sequence[float]) -> float | None:
-    """None where the clock is too coarse to see a pass."""
+    """None if the clock is too coarse for a pass."""
     typical = median(passes)
     return seconds / typical if typical > 0 else None
 

@@ -9,7 +9,7 @@ The interval over bags is the uncertainty of a difference from the tested bags: 
 in which both networks of every fold stay as they are. Cases are drawn with replacement inside each
 fold and class (event, for survival; quartile of the label, for regression), the same cases for both
 runs, and the difference of the metric is averaged over the folds. Predictions of different folds
-never meet in one metric: they come from different networks, whose scales need not agree.
+are never pooled in one metric: they come from different networks, whose scales may differ.
 """
 
 from __future__ import annotations

@@ -427,7 +427,7 @@ class PredictedBag:
 
     @cached_property
     def linear(self) -> LinearPooling | None:
-        """The bag ready for prefixes; None for a host whose patches see each other."""
+        """The bag ready for prefixes; None for a host whose patches attend to each other."""
         form = linear_form(self.host)
         with torch.no_grad():
             return None if form is None else form(self.embedded)
@@ -450,7 +450,7 @@ def predict_bag(host: Host, features: Tensor, coords: Tensor | None) -> Predicte
 
 
 def linear_form(host: Host) -> Callable[[Embedded], LinearPooling] | None:
-    """How the host reads an embedded bag; None if its patches see each other, or in training."""
+    """How the host reads an embedded bag; None if patches attend to each other, or in training."""
     return None if getattr(host, "training", False) else shortcut(host, "linear_form")
 
 

@@ -62,7 +62,7 @@ class Selector(nn.Module):
         self.presence_weight = nn.Parameter(torch.tensor(1.0))
 
     def reads(self) -> list[LinearRead]:
-        """What is to be computed of the features, together with other reads of the same bag."""
+        """Products of the features, computed together with other reads of the same bag."""
         return [] if self.morphology is None else [self.morphology.read()]
 
     def scores(

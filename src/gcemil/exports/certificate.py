@@ -62,7 +62,7 @@ class Verdict:
 
     def sentence(self, name: VerdictName) -> str:
         """The verdict and the two numbers behind it."""
-        word = {True: name, False: f"not {name}", None: f"{name} or not cannot be said"}[self.held]
+        word = {True: name, False: f"not {name}", None: f"{name} or not is undecided"}[self.held]
         if self.change is None:
             return f"{word}: {CRITERIA[name].without_change}"
         return f"{word}: change {self.change:.3f}, {CRITERIA[name].bound} {self.tolerance:g}"

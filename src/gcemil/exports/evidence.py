@@ -90,7 +90,7 @@ class SlideExport:
 
     @property
     def measurements(self) -> dict[str, Real[np.ndarray, "n"]]:
-        """The values of each patch, by the name a reader sees."""
+        """The values of each patch, by their names in files and pages."""
         values: dict[str, Real[np.ndarray, "n"]] = {"attention_score": self.scores}
         if self.evidence is not None:
             values = name_measurements(self.evidence)

@@ -308,7 +308,7 @@ class NewSlides:
         return self._explain_bag(path, self._answer(path, models)[0], options, models)
 
     def _least_seen(self, path: Path) -> tuple[SlidePart, tuple[FoldModel, ...]]:
-        """The folds that saw least of a slide, and its part in them."""
+        """The folds that used a slide least in training, and its part in them."""
         folders = [one.folder for one in self.models]
         part, folders = self.seen.least_seen(folders, plain_id(name_slide(path)), path)
         return part, tuple(one for one in self.models if one.folder in folders)

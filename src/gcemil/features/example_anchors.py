@@ -50,7 +50,7 @@ POOLS = (".h5", ".hdf5")
 
 @dataclass(frozen=True)
 class ExampleRequest:
-    """How examples are to be found."""
+    """How examples are searched for."""
 
     source: Path
     outside: Path | None = None

@@ -215,7 +215,7 @@ def read_point_table(path: Path) -> dict[str, Annotation]:
 def read_mask(
     path: Path, *, downsample: float | None = None, tumour_values: Sequence[int] | None = None
 ) -> TumourMask:
-    """A PNG or TIFF mask. A TIFF pyramid knows its downsample; for a single image it is given."""
+    """A PNG or TIFF mask. The downsample of a single image is given; a TIFF pyramid states it."""
     require_file(path)
     try:
         # Image.open refuses a pyramid for the size of its first page, which is never decoded here.

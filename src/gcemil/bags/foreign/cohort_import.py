@@ -123,7 +123,7 @@ class ImportReport:
     labels_without_features: tuple[str, ...] = ()
     features_without_labels: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
-    """What is to be predicted, counted."""
+    """Counts of the labels."""
 
     def lines(self) -> list[str]:
         """The report as text, long lists of slides shortened."""

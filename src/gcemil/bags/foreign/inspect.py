@@ -211,7 +211,7 @@ def _report_splits(path: Path, title: str, facts: Facts) -> Inspection:
 
 
 def _report_unknown(path: Path, why: str) -> Inspection:
-    return Inspection(path, "unknown", "Nothing gcemil knows", (("because", why),))
+    return Inspection(path, "unknown", "Nothing known", (("because", why),))
 
 
 def _inspect_hdf5(path: Path) -> Inspection:
@@ -255,7 +255,7 @@ def _find_kind(path: Path, datasets: Mapping[str, Any]) -> tuple[str, str, Featu
             return "features", "Features without coordinates", layout
         return f"{layout.tool}_features", layout.title, layout
     if "coords" not in datasets:
-        return "unknown", "HDF5 file gcemil does not know", None
+        return "unknown", "Unknown HDF5 file", None
     if trident.OWN_ATTRIBUTES & set(store.attributes(path, "coords")):
         return "trident_patches", "TRIDENT patch coordinates", None
     return "clam_coords", "CLAM patch coordinates", None
@@ -313,7 +313,7 @@ def _inspect_json(path: Path) -> Inspection:
     try:
         splits = read_splits(path)
     except InputError:
-        return Inspection(path, "unknown", "JSON file gcemil does not know", ())
+        return Inspection(path, "unknown", "Unknown JSON file", ())
     return _report_splits(path, "STAMP splits", (("folds", str(len(splits.folds))),))
 
 

@@ -97,11 +97,11 @@ class ForeignSlide:
     """Whether the file is already laid out as ours."""
     has_coords: bool = True
     size_is_inferred: bool = False
-    """Whether the patch size is the stride, for want of a better source."""
+    """Whether the patch size is the stride, as no better source exists."""
     notes: tuple[str, ...] = ()
     """Assumptions; those of slides of one folder are mostly equal."""
     read_truth: Callable[[], Truth] | None = None
-    """What truth/<slide>.h5 is to hold, where the layout labels patches."""
+    """The content of truth/<slide>.h5, if the layout labels patches."""
     encoder: str = UNKNOWN_ENCODER
     attributes_files: tuple[Path, ...] = ()
     """Files whose attributes of `features` and `coords` a copy keeps."""
