@@ -327,7 +327,7 @@ def _ambiguity_error(
         )
     if find_id_columns(table) is None:
         return CohortError(
-            f"{path} is not a known label table; its columns are: {columns}. A table "
+            f"{path} is not a label table in a known format; its columns are: {columns}. A table "
             "needs slide_id and label, or slide_id, time and event. Name the column of slides "
             "with --slide-column."
         )
