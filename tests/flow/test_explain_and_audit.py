@@ -160,7 +160,7 @@ f"{left} --bounds-y {top} --all-patches")  # fmt: skip
                 found["predictions"]["full"]["values"],
                 key=found["predictions"]["full"]["values"].get,
             )
-            assert any("speak for" in note for note in found["notes"]) == (
+            assert any("nevertheless" in note for note in found["notes"]) == (
                 predicted != f"prob_{target}"
             )
             turning = [
