@@ -102,8 +102,8 @@ def _read_bags(ours: Path, theirs: Path, where: str) -> SwappedBags | None:
         rows, others = _read_rows(ours), _read_rows(theirs)
     except (KeyError, ValueError, AttributeError) as error:
         raise RunError(
-            f"{ours} or {theirs} is no table of predictions ({error}). "
-            "Make it again with 'gcemil evaluate'."
+            f"{ours} or {theirs} is not a table of predictions ({error}). "
+            "Make it again with 'gcemil train --again'."
         ) from error
     if alone := sorted(rows.index.symmetric_difference(others.index)):
         raise RunError(

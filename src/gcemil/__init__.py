@@ -1,6 +1,6 @@
 """Faithful evidence for multiple-instance learning on whole-slide images.
 
-Names are loaded when they are first used, so that `import gcemil` and `gcemil --help` need no torch.
+Names are loaded on first use, so that `import gcemil` and `gcemil --help` need no torch.
 """
 
 from __future__ import annotations
@@ -118,5 +118,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names, also before they are loaded, so that tab completion shows them and nothing else."""
+    """The public names, also before they are loaded, for tab completion."""
     return [*__all__, "__version__"]

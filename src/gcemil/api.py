@@ -85,7 +85,7 @@ def wrap(
     task: Task | None = None,
     explains_host: bool = True,
 ) -> GceMil:
-    """Put the evidence wrapper around a trained model; nothing is trained.
+    """Put the evidence wrapper around a trained model, without training.
 
     Args:
         host: A gcemil host, a torchmil model, or any module from features (patches, width) to
@@ -98,8 +98,8 @@ def wrap(
         settings: How the evidence is found.
         task: "survival" if a single output is a risk, "regression" if it is a value in standard
             deviations of the training labels; otherwise it is the log-odds of the second class.
-        explains_host: The evidence is what the given host uses. False: that of host and evidence
-            head together.
+        explains_host: The evidence explains the given host. False: host and evidence head
+            together.
 
     Returns:
         The wrapped model in evaluation mode.
@@ -172,15 +172,18 @@ class FittedModel:
         >>> model = gcemil.fit(bags, ["normal", "tumour"] * 6, epochs=2)
         >>> model.classes, sorted(model.predict(bags[0])) == sorted(model.classes)
         (('normal', 'tumour'), True)
+        >>> model.explain(bags[0], target="tumour").scores.shape
+        (20,)
     """
 
     loaded: LoadedNetwork
+    """The network and the scale of its labels."""
     record: dict[str, Any]
     """What is needed to build the network again: settings, sizes, classes, anchors."""
     history: list[dict[str, Any]] = field(default_factory=list)
     """One record per epoch; empty for a model that was loaded."""
     data: dict[str, Any] = field(default_factory=dict)
-    """What the model card tells of the training bags."""
+    """Facts about the training bags, for the model card."""
 
     @property
     def network(self) -> GceMil | nn.Module:
@@ -194,7 +197,7 @@ class FittedModel:
 
     @property
     def output_kind(self) -> Output:
-        """What the outputs mean."""
+        """Meaning of the outputs: classes, a risk or a value."""
         if self.record["task"] == "regression":
             mean, deviation = self.loaded.label_scale
             return ValueOutput(label_mean=mean, label_deviation=deviation)
@@ -223,8 +226,8 @@ class FittedModel:
         """Predict feature files one after the other, the next being read meanwhile.
 
         Args:
-            paths: Feature files of gcemil, CLAM, TRIDENT or STAMP; a generator that never ends is
-                fine.
+            paths: Feature files of gcemil, CLAM, TRIDENT or STAMP; they may come from a generator
+                without an end.
 
         Yields:
             The path and its prediction, as `predict` gives it.
@@ -233,11 +236,11 @@ class FittedModel:
             InputError: A file cannot be read or does not fit the model.
 
         Example:
-            >>> import gcemil, tempfile, torch
+            >>> import gcemil, pathlib, tempfile, torch
             >>> from gcemil.bags import store
             >>> bags = [torch.randn(20, 8) + number % 2 for number in range(12)]
             >>> model = gcemil.fit(bags, [0, 1] * 6, epochs=1)
-            >>> file = Path(tempfile.mkdtemp()) / "new.h5"
+            >>> file = pathlib.Path(tempfile.mkdtemp()) / "new.h5"
             >>> store.write(file, {"features": torch.randn(30, 8).numpy()})
             >>> next(model.predict_files([file]))[0].name
             'new.h5'
@@ -250,11 +253,40 @@ class FittedModel:
     def explain(
         self, bag: Any, *, target: str | int | None = None, against: str | int | None = None
     ) -> Evidence:
-        """Find the evidence of one bag; see `gcemil.explain`."""
+        """Find the evidence of one bag; see `gcemil.explain`.
+
+        Args:
+            bag: Features (patches, width), (features, coords), or a `Bag`.
+            target: The class whose evidence is searched; None is the predicted class.
+            against: A class to compare the target with; None compares with all others.
+
+        Returns:
+            The evidence with its verdict.
+
+        Raises:
+            UsageError: The model is a plain host, or has no such class.
+            BagError: The bag does not fit the model.
+        """
         return explain(self, bag, target=target, against=against)
 
     def save(self, path: Path | str) -> Path:
-        """Write the model into a new folder; see `gcemil.save`."""
+        """Write the model into a new folder; see `gcemil.save`.
+
+        Args:
+            path: The folder, which must not exist or be empty.
+
+        Returns:
+            The folder.
+
+        Raises:
+            UsageError: The folder is not empty.
+
+        Example:
+            >>> import gcemil, tempfile, torch
+            >>> bags = [torch.randn(20, 8) + number % 2 for number in range(12)]
+            >>> gcemil.fit(bags, [0, 1] * 6, epochs=1).save(tempfile.mkdtemp()).is_dir()
+            True
+        """
         return save(self, path)
 
 
@@ -289,10 +321,10 @@ def fit(
         classes: Names of the classes in the order of their indices.
         cases: The case of every bag; bags of one case are never split between training and
             validation.
-        validation: Numbers of the bags by which the epoch is chosen; None takes an eighth of every
-            class.
+        validation: Indices of the validation bags, which choose the epoch; None takes an eighth of
+            every class.
         pairs: The same patches in feature space and in anchor space, for a bank of text anchors.
-        settings: Everything else of the training.
+        settings: Settings of the training; None takes the defaults.
         out: A new folder that keeps the checkpoint and the history; None keeps nothing on disk.
         on_epoch: Called with the record of every epoch.
         **changes: Single training settings, such as epochs=20, seed=1, device="cpu"; evidence=None
@@ -394,20 +426,20 @@ def explain(
     target: str | int | None = None,
     against: str | int | None = None,
 ) -> Evidence:
-    """Find the patches on which the prediction of a bag rests, and keep and remove them.
+    """Find the patches on which the prediction of a bag rests, and predict with and without them.
 
     Args:
         model: What `fit`, `load` or `wrap` returned.
         bag: Features (patches, width), (features, coords), or a `Bag`.
-        target: The class whose evidence is wanted, by name or index, predicted or not; None is the
-            predicted class.
-        against: A class to hold it against: the patches that speak for `target` and not for this
-            class, and in `further` the smallest set found whose removal turns the prediction into
-            it.
+        target: The class whose evidence is searched, by name or index, predicted or not; None is
+            the predicted class.
+        against: A class to compare `target` with, by name or index: the evidence supports `target`
+            and not this class, and `further` has the smallest set found whose removal changes the
+            prediction to this class. None compares with all others.
 
     Returns:
-        The evidence with its verdict, and in `further` the second and third set that carry the
-        prediction.
+        The evidence with its verdict, and in `further` a second and third set of patches that keep
+        the prediction.
 
     Raises:
         UsageError: The model is a plain host or in training mode, or has no such class.
@@ -433,27 +465,27 @@ def explain(
     given = read_bag_item(bag, "bag")
     kind = fitted.output_kind if fitted else network.output_kind
     names = kind.names(fitted.record["classes"] if fitted else ())
-    found = explain_bag(network, given, ClassQuestion.read(names, target, against))
-    output, asked = found.output, found.asked
+    explanation = explain_bag(network, given, ClassQuestion.read(names, target, against))
+    output, asked = explanation.output, explanation.asked
     tensors = bag_tensors(given, network.anchors.device)
     scale = RiskScale(deviation=float(network.risk_spread))
     further = find_further_sets(
         PredictedBag(network.explained, *tensors, output.embedded, output.answer),
-        found.recovery.selected,
+        explanation.recovery.selected,
         output.scores,
         OutputScale(network.n_outputs, scale, asked=asked),
         network.tolerances,
         names,
-        turning=found.turning,
+        turning=explanation.turning,
         against=None if asked is None else asked.against,
     )
     prediction, kept, removed = (
         None if one is None else dict(zip(names, kind.values(one.logits), strict=True))
-        for one in (output.answer, found.kept, found.removed)
+        for one in (output.answer, explanation.kept, explanation.removed)
     )
     return Evidence(
         bag=given,
-        slides=tuple(slide_evidence(network, given, found)),
+        slides=tuple(slide_evidence(network, given, explanation)),
         prediction=prediction or {},
         kept=kept or {},
         removed=removed,
@@ -472,7 +504,7 @@ def audit(
     task: Task | None = None,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Judge an explanation of any model by keeping and removing the patches that it names.
+    """Judge an explanation of any model by keeping and removing the patches that it selects.
 
     Phi is the probability of the class predicted on all patches, or the risk or value in units of
     those of the bags.
@@ -480,18 +512,17 @@ def audit(
     Args:
         model: What `fit`, `load` or `wrap` returned, a host, or any module or function from
             features (patches, width) or (1, patches, width) to logits, (logits, scores), a dict
-            with "logits", or the tuple of a CLAM model. Warned of: a model that answers one bag in
-            two ways, and outputs that look like probabilities.
+            with "logits", or the tuple of a CLAM model. A model whose output for one bag varies,
+            and outputs that look like probabilities, are warned of.
         bags: A list of bags, a dataset or a `Cohort`.
-        explanation: A function from a bag, as given, to scores or to a boolean mask, or {name:
-            function}. None judges the model's own evidence and attention.
+        explanation: A function from a bag, as given, to scores (patches,) or to a boolean mask, or
+            {name: function}. None judges the model's own evidence and attention.
         budget: Share of the patches that scores select.
-        gates: The scores lie in [0, 1] and weigh the patches, so that recoverability is measured
-            too.
+        gates: The scores are gates in [0, 1], so that recoverability is measured too.
         tolerances: Differences of Phi at which verdicts are given.
         task: "survival" if a single output is a risk, "regression" if it is a value; otherwise it
             is the log-odds of the second class.
-        seed: Of the random patches that every table has for comparison.
+        seed: Seed of the random patches that every table has for comparison.
 
     Returns:
         A row per bag and rule: n_patches, n_selected, phi_full, phi_kept, phi_removed, phi_gated,
@@ -535,7 +566,7 @@ def audit(
                 outcomes.append(outcome)
     if not rows:
         raise UsageError("There is no bag to audit. Give at least one bag.")
-    # The unit of risk is that of the training bags where the model knows it.
+    # The unit of risk is that of the training bags if the model has it.
     spread = float(network.risk_spread) if isinstance(network, GceMil) else None
     answers = OutputScale(
         network.n_outputs, measure_risk_scale(outcomes, network.n_outputs, spread)

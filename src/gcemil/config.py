@@ -23,7 +23,7 @@ from gcemil.files import check_finite_numbers, read_yaml
 from gcemil.wording import comment_settings, readable
 
 LARGEST_SIZE = 65_536
-"""Of any layer, bank or rank, so that a larger one is refused before memory runs out."""
+"""Largest layer, bank or rank; a larger one is refused before memory runs out."""
 
 AnchorSource = Literal[
     "auto", "cohort", "prototypes", "examples", "generic", "unrelated", "shuffled", "random"
@@ -116,7 +116,7 @@ class RecoverySettings(Settings):
     max_fraction: float = Field(0.10, gt=0, le=1)
     """Repair takes no more than this share of the bag."""
     shortlist: int | None = Field(None, ge=1)
-    """Repair adds only from so many patches of largest gate; null: from all (Proposition 2)."""
+    """Repair adds only from this many patches of largest gate; null: from all (Proposition 2)."""
     sufficiency_tolerance: float = Field(0.05, ge=0)
     """Largest change of the output from sufficient evidence alone."""
     necessity_tolerance: float = Field(0.05, ge=0)
@@ -128,7 +128,13 @@ class RecoverySettings(Settings):
 
 
 class EvidenceSettings(Settings):
-    """How the wrapper finds evidence. The defaults are the default recipe (docs/method.md)."""
+    """How the wrapper finds evidence. The defaults are the default recipe (docs/method.md).
+
+    Example:
+        >>> import gcemil
+        >>> gcemil.EvidenceSettings(budget=0.1).min_patches
+        8
+    """
 
     anchors: AnchorSource = "auto"
     """auto: named examples, else a text bank with pairs or a free bridge, else prototypes."""
@@ -139,7 +145,7 @@ class EvidenceSettings(Settings):
     bridge: BridgeKind = "auto"
     """auto: centred for examples and patches of prompts, proximal for text, else identity."""
     prompt_examples: int = Field(30, ge=0, le=LARGEST_SIZE)
-    """Under bridge auto, so many training patches represent a prompt; 0 uses the prompt itself."""
+    """Under bridge auto, this many training patches represent a prompt; 0: the prompt itself."""
     bridge_rank: int = Field(128, ge=1, le=LARGEST_SIZE)
     """Rank of the learned bridges."""
     bridge_weight: float = Field(1.0, ge=0)
@@ -155,17 +161,17 @@ class EvidenceSettings(Settings):
     gate: GateKind = "consecutive"
     """How scores become gates (evidence/gates.py)."""
     centre: Literal["slide", "zero"] = "slide"
-    """What scores are compared with: a centre of the slide (nu_x), or the paper's 0."""
+    """Reference of the scores: a centre of the slide (nu_x), or the paper's 0."""
     budget: float = Field(0.05, gt=0, le=1)
     """The share of patches that evidence may take (rho)."""
     min_patches: int = Field(8, ge=1)
     """The budget is never below this number of patches."""
     temperature_end: float | None = Field(None, gt=0)
-    """null: what was measured for the host (hosts/table.py), 0.1 for most."""
+    """Final temperature. null: 0.1 for most hosts, and 1e-6 after training unless train_host."""
     morphology_term: bool = False
     """The paper's MLP on features and coordinates; it needs far more slides than 100."""
     presence_term: bool = True
-    """The selector reads how present the likely classes' concepts are in a patch."""
+    """The selector reads how present the concepts of the likely classes are in a patch."""
     attention_term: bool = True
     """The selector reads the host's ungated attention."""
     contribution_term: bool = True
@@ -263,7 +269,7 @@ class Recipe:
     evidence: EvidenceSettings
     training: Mapping[str, Any] = field(default_factory=dict)
     gate_mode: GateModeName | None = None
-    """Of the built-in hosts; None: the default of the host."""
+    """Gate mode of the built-in hosts; None: the default of the host."""
 
 
 def _paper(**changes: Any) -> Recipe:
@@ -296,11 +302,17 @@ class HostWeights(Settings):
     frozen: bool = False
     """The host is never changed; only the evidence around it learns."""
     sha256: str | None = None
-    """Of what was read; filled in when a run begins."""
+    """SHA-256 of the weights, filled in when a run begins."""
 
 
 class HostSettings(Settings):
-    """Which host, and how gates enter it."""
+    """Which host, and how gates enter it.
+
+    Example:
+        >>> import gcemil
+        >>> gcemil.HostSettings(name="clam_sb", options={"dropout": 0.25}).is_frozen
+        False
+    """
 
     name: str = "abmil"
     """A host of gcemil, or a class of yours as package.module:Class."""
@@ -318,14 +330,21 @@ class HostSettings(Settings):
 
 
 class TrainSettings(Settings):
-    """Host, evidence and training of a run."""
+    """Host, evidence and training of a run.
+
+    Example:
+        >>> import gcemil
+        >>> settings = gcemil.TrainSettings(seed=1, evidence=None)
+        >>> settings.count_epochs(100, survival=False)
+        20
+    """
 
     host: HostSettings = HostSettings()
     """The model that predicts."""
     evidence: EvidenceSettings | None = EvidenceSettings()
     """How evidence is found; null trains the plain host."""
     epochs: int | None = Field(None, ge=1, le=1_000_000)
-    """Passes over the training bags; null: as many as min_steps and min_epochs ask for."""
+    """Passes over the training bags; null: as many as min_steps and min_epochs require."""
     min_steps: int = Field(2000, ge=1, le=1_000_000_000)
     """Fewest optimiser steps; a survival window counts once per bag."""
     min_epochs: int = Field(15, ge=1, le=1_000_000)
@@ -372,7 +391,15 @@ class TrainSettings(Settings):
     """Random seed."""
 
     def count_epochs(self, n_bags: int, *, survival: bool) -> int:
-        """Passes over so many training bags."""
+        """Compute the number of passes over the training bags.
+
+        Args:
+            n_bags: Number of training bags.
+            survival: Whether the task is survival.
+
+        Returns:
+            `epochs`, or as many as `min_steps` and `min_epochs` require.
+        """
         n_steps = n_bags if survival else math.ceil(n_bags / self.bags_per_step)
         return self.epochs or max(self.min_epochs, math.ceil(self.min_steps / max(1, n_steps)))
 

@@ -7,15 +7,15 @@ GcemilError
 │   ├── StoreError     a feature, evidence or truth file cannot be read or written
 │   ├── CohortError    the tables of a cohort contradict each other or its files
 │   ├── BagError       features, coordinates or gates of one bag do not fit together
-│   └── WeightsError   weights made elsewhere do not fit the host they are said to be of
+│   └── WeightsError   weights made elsewhere do not fit the given host
 ├── RunError           a run folder cannot be resumed, read or trusted
 ├── BusyError          another process works in the folder
 ├── WorkerError        a worker process died
 └── MissingExtraError  an optional dependency is not installed
 
 A message names the file or slide, the value, and the remedy. It is one printable line, whatever a
-file holds. What the system says (a full disk, a file that is gone, no memory, a worker that died)
-is told in the same way by `describe_fault`, for whoever stands at the top.
+file holds. `describe_fault` describes errors of the system (a full disk, a missing file, no memory,
+a worker that died) in the same form, for the command line.
 """
 
 from __future__ import annotations
@@ -36,7 +36,16 @@ def printable(text: object) -> str:
 
 
 class GcemilError(Exception):
-    """Base of every error raised on purpose."""
+    """Base class of every error that gcemil raises on purpose.
+
+    Example:
+        >>> import gcemil
+        >>> try:
+        ...     gcemil.create_host("abmill", in_dim=8, n_outputs=2)
+        ... except gcemil.GcemilError as error:
+        ...     print(str(error)[:22])
+        Unknown host 'abmill'.
+    """
 
     def __str__(self) -> str:
         # Not a pattern of spaces: on a megabyte of them it takes hours.
@@ -76,7 +85,7 @@ class BagError(InputError):
 
 
 class WeightsError(InputError):
-    """Weights made elsewhere do not fit the host they are said to be of."""
+    """Weights made elsewhere do not fit the given host."""
 
 
 class RunError(GcemilError):
@@ -114,7 +123,7 @@ def describe_fault(error: BaseException, *, path: object = "A file") -> str | No
     """
     if isinstance(error, GcemilError):
         return str(error)
-    # torch says only in words that the memory of the machine is used up.
+    # torch has no error type for exhausted memory of the machine, only a message.
     is_allocation = isinstance(error, RuntimeError) and "allocate memory" in str(error)
     if isinstance(error, MemoryError) or _is_a(error, "torch", "OutOfMemoryError") or is_allocation:
         return (
@@ -150,13 +159,13 @@ def describe_failure(error: BaseException, path: object) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """What an exception says, on one line and not endless."""
-    said = (
+    """The message of an exception, on one line and shortened."""
+    message = (
         (error.strerror if isinstance(error, OSError) else None)
         or str(error)
         or type(error).__name__
     )
-    text = " ".join(said.split())
+    text = " ".join(message.split())
     return text if len(text) <= 300 else f"{text[:300]} …"
 
 

@@ -1,4 +1,4 @@
-"""What a prediction rests on: the evidence of a bag, kept alone and removed, and the verdict on it.
+"""The evidence of a bag, the predictions with it kept and removed, and the verdict on it.
 
   X       the network on all patches
   X_pi    the same under the gates
@@ -57,7 +57,7 @@ class Explanation:
     is_confirmed: bool | None = None
     """Whether the evidence exceeds what slides without a lesion show; None without such a class."""
     asked: AskedOutput | None = None
-    """The class that was asked about; None for the predicted one."""
+    """The class of the question; None for the predicted one."""
     turning: Selected | None = None
     """The smallest set found whose removal makes the network predict the other class."""
 
@@ -87,23 +87,23 @@ def explain_bag(model: GceMil, bag: Bag, question: ClassQuestion | None = None) 
             "Evidence is read from a model in evaluation mode. Call model.eval() first."
         )
     features, coords = bag_tensors(bag, model.anchors.device)
-    found = None
+    class_evidence = None
     if question is None:
         output = read_evidence_output(model, features, coords, bag.patch_size)
         recovery = recover_evidence(model, output, coords)
         order = order_patches(model, output, recovery.selected)
     else:
         output = model(features, coords, patch_size=bag.patch_size)
-        found, output, recovery = _search_class(model, features, coords, output, question)
+        class_evidence, output, recovery = _search_class(model, features, coords, output, question)
         order = rank_scores(ranking(output.scores))
     full = output.answer.logits
     bench = Interventions(model.explained, features, coords, embedded=output.embedded)
     kept, removed = bench.kept(recovery.selected), bench.removed(recovery.selected)
     without = None if removed is None else removed.logits
-    kind = model.output_kind if found is None else found.asked
+    kind = model.output_kind if class_evidence is None else class_evidence.asked
     verdict = judge(kind, full, kept.logits, without, model.tolerances)
     is_confirmed = None
-    if found is None and int(model.negative_class) >= 0:
+    if class_evidence is None and int(model.negative_class) >= 0:
         strength = lesion_strength(model, output, kept, verdict)
         is_confirmed = strength > float(model.confirmation_threshold)
     return Explanation(
@@ -114,8 +114,8 @@ def explain_bag(model: GceMil, bag: Bag, question: ClassQuestion | None = None) 
         verdict,
         order,
         is_confirmed,
-        asked=None if found is None else found.asked,
-        turning=None if found is None else found.turning,
+        asked=None if class_evidence is None else class_evidence.asked,
+        turning=None if class_evidence is None else class_evidence.turning,
     )
 
 
@@ -126,14 +126,14 @@ def _search_class(
     output: EvidenceOutput,
     question: ClassQuestion,
 ) -> tuple[ClassEvidence, EvidenceOutput, Recovery]:
-    """The evidence of a class by search: gates and anchors speak for the predicted class."""
+    """The evidence of a class by search, as gates and anchors are for the predicted class."""
     host, full = model.explained, output.answer
     asked = question.ask(full.logits)
-    found = find_class_evidence(
+    class_evidence = find_class_evidence(
         host, features, output.embedded, coords, full, asked, model.tolerances
     )
-    selected = found.selected
-    scores = open_only(found.scores, selected)
+    selected = class_evidence.selected
+    scores = open_only(class_evidence.scores, selected)
     evidence = model.gate_scores(scores, output.responses, count=int(selected.sum()))
     soft = host.gated(features, output.embedded, coords, evidence.log_gates)
     coverage = anchor_coverage(selected.to(output.responses.dtype), output.responses)
@@ -145,7 +145,7 @@ def _search_class(
         added=torch.empty(0, dtype=torch.long),
         gains=torch.empty(0),
     )
-    return found, replace(output, **vars(evidence), soft=soft), recovery
+    return class_evidence, replace(output, **vars(evidence), soft=soft), recovery
 
 
 def order_patches(model: GceMil, output: EvidenceOutput, selected: Selected) -> Scores:
@@ -185,20 +185,20 @@ def read_evidence_output(
 
 def recover_evidence(model: GceMil, output: EvidenceOutput, coords: Tensor | None) -> Recovery:
     """The discrete evidence: patches with open gates, repaired, without free riders."""
-    found = _recover(model, output)
+    recovery = _recover(model, output)
     if model.settings.recovery.until_sufficient:
-        return _grow(model, output, coords, found)
+        return _grow(model, output, coords, recovery)
     if not model.settings.recovery.drop_free_riders or model.explains_host:
-        return found
-    selected = drop_free_riders(found.selected, _importance(model, output))
+        return recovery
+    selected = drop_free_riders(recovery.selected, _importance(model, output))
     coverage = anchor_coverage(selected.to(output.responses.dtype), output.responses)
-    is_kept = selected[found.added]
+    is_kept = selected[recovery.added]
     return replace(
-        found,
+        recovery,
         selected=selected,
         coverage=coverage,
-        added=found.added[is_kept],
-        gains=found.gains[is_kept],
+        added=recovery.added[is_kept],
+        gains=recovery.gains[is_kept],
     )
 
 
@@ -214,7 +214,7 @@ def _importance(model: GceMil, output: EvidenceOutput) -> tuple[Scores, Scores]:
     to_host = (shares - shares.mean()).clamp_min(0)
     if not isinstance(output.embedded, GceEmbedded):
         return to_host, torch.zeros_like(to_host)
-    # What the host says of another class than the predicted one is no evidence for this one.
+    # Contributions to another class are not evidence for the predicted one.
     if not kind.same_class(output.answer.logits, full.logits):
         to_host = torch.zeros_like(to_host)
     supports = kind.supports(kind.contrast(head.weights, output.answer.logits))
@@ -224,37 +224,37 @@ def _importance(model: GceMil, output: EvidenceOutput) -> tuple[Scores, Scores]:
 
 
 def _grow(
-    model: GceMil, output: EvidenceOutput, coords: Tensor | None, found: Recovery
+    model: GceMil, output: EvidenceOutput, coords: Tensor | None, recovery: Recovery
 ) -> Recovery:
     """Add patches by score until |Phi(X_pi) - Phi(X_S)| is within the tolerance, or to the cap."""
     predict, kind = ask_subsets(model.explained, output.embedded, coords), model.output_kind
     order, n_patches = ranking(output.scores), len(output.scores)
-    waiting = order[~found.selected[order]]
+    waiting = order[~recovery.selected[order]]
     # A set that starts beyond the cap is judged as it is: growing never drops a patch.
     room = max(
-        0, subset_size(n_patches, _largest_fraction(model, output)) - int(found.selected.sum())
+        0, subset_size(n_patches, _largest_fraction(model, output)) - int(recovery.selected.sum())
     )
     # At most a hundred predictions, however large the slide.
     for count in [*range(0, room + 1, max(1, n_patches // 100)), room]:
-        grown = found.selected.index_fill(0, waiting[:count], True)
+        grown = recovery.selected.index_fill(0, waiting[:count], True)
         gated, kept = kind.phi(
             output.answer.logits, torch.stack([output.logits, predict(grown)])
         ).tolist()
         if abs(gated - kept) <= model.tolerances.recoverability:
             break
     weights = model.anchor_weights(output.answer.logits)
-    gains, selected = [], found.selected.clone()
+    gains, selected = [], recovery.selected.clone()
     for patch in waiting[:count].tolist():
         before = utility(selected.to(output.responses.dtype), output.responses, weights)
         selected[patch] = True
         after = utility(selected.to(output.responses.dtype), output.responses, weights)
         gains.append(float(after - before))
     return replace(
-        found,
+        recovery,
         selected=grown,
         coverage=anchor_coverage(grown.to(output.responses.dtype), output.responses),
-        added=torch.cat([found.added, waiting[:count]]),
-        gains=torch.cat([found.gains, found.gains.new_tensor(gains)]),
+        added=torch.cat([recovery.added, waiting[:count]]),
+        gains=torch.cat([recovery.gains, recovery.gains.new_tensor(gains)]),
     )
 
 
@@ -265,7 +265,7 @@ def _recover(model: GceMil, output: EvidenceOutput) -> Recovery:
     shortlist: Selected | None = None if repairs else torch.zeros_like(output.opened)
     if repairs and settings.shortlist is not None:
         shortlist = top_k(gates, min(settings.shortlist, len(gates)))
-    found = recover(
+    recovery = recover(
         gates,
         output.responses,
         model.anchor_weights(output.answer.logits),
@@ -276,7 +276,7 @@ def _recover(model: GceMil, output: EvidenceOutput) -> Recovery:
         min_weight_share=settings.min_weight_share,
         shortlist=shortlist,
     )
-    return found if settings.repair else replace(found, stop_reason=StopReason.GATES)
+    return recovery if settings.repair else replace(recovery, stop_reason=StopReason.GATES)
 
 
 def _largest_fraction(model: GceMil, output: EvidenceOutput) -> float:
@@ -286,7 +286,28 @@ def _largest_fraction(model: GceMil, output: EvidenceOutput) -> float:
 
 
 def explain_slide(model: GceMil, bag: Bag) -> SlideEvidence:
-    """The evidence of a bag of one slide."""
+    """Find the evidence of a bag of one slide.
+
+    `gcemil.explain` does the same for any bag and returns tables and pictures too.
+
+    Args:
+        model: A trained model in evaluation mode.
+        bag: A bag of one slide.
+
+    Returns:
+        Selected patches, gates, scores and responses of every patch, and the verdict.
+
+    Raises:
+        BagError: The bag has several slides, or does not fit the model.
+        UsageError: The model is in training mode.
+
+    Example:
+        >>> import gcemil, torch
+        >>> model = gcemil.wrap(lambda bag: bag.mean(dim=0)[:2], 2, patches=torch.randn(40, 8))
+        >>> bag = gcemil.slide_bag("S-17", torch.randn(30, 8).numpy())
+        >>> gcemil.explain_slide(model, bag).gates.shape
+        (30,)
+    """
     if len(bag.spans) != 1:
         raise BagError(
             f"Bag '{bag.bag_id}' has {len(bag.spans)} slides; use slide_evidence to get one "
@@ -332,7 +353,27 @@ def slide_evidence(
 
 
 class Interventions:
-    """Predictions of one bag with patches kept, removed or gated; it is embedded once."""
+    """Predictions of one bag with patches kept, removed or gated; it is embedded once.
+
+    Args:
+        host: A host, or `model.explained` of a `GceMil`.
+        features: Patch features, (patches, in_dim).
+        coords: Top-left corners in level-0 pixels, (patches, 2); None if unknown.
+        embedded: The embedded bag; None embeds the features.
+
+    Raises:
+        BagError: Features and coordinates do not fit the host.
+
+    Example:
+        >>> import gcemil, torch
+        >>> host = gcemil.create_host("abmil", in_dim=8, n_outputs=2).eval()
+        >>> bench = gcemil.Interventions(host, torch.randn(5, 8))
+        >>> selected = torch.tensor([True, True, False, False, False])
+        >>> bench.kept(selected).logits.shape, bench.removed(selected).logits.shape
+        (torch.Size([2]), torch.Size([2]))
+        >>> torch.allclose(bench.gated(torch.zeros(5)).logits, bench.full().logits)
+        True
+    """
 
     def __init__(
         self,
@@ -351,17 +392,41 @@ class Interventions:
 
     @torch.no_grad()
     def full(self) -> HostOutput:
-        """X."""
+        """Predict from all patches, X.
+
+        Returns:
+            The output of the host.
+        """
         return self._host.aggregate(self._embedded, self._coords)
 
     @torch.no_grad()
     def gated(self, log_gates: LogGates) -> HostOutput:
-        """X_pi."""
+        """Predict from the gated bag, X_pi.
+
+        Args:
+            log_gates: Logarithms of the gates, (patches,); -inf removes a patch.
+
+        Returns:
+            The output of the host.
+
+        Raises:
+            BagError: Every gate is 0.
+        """
         return self._host.gated(self._features, self._embedded, self._coords, log_gates)
 
     @torch.no_grad()
     def kept(self, selected: Tensor) -> HostOutput:
-        """X_S: only the selected patches exist."""
+        """Predict from the selected patches alone, X_S.
+
+        Args:
+            selected: Patches to keep, (patches,) of bool.
+
+        Returns:
+            The output of the host.
+
+        Raises:
+            BagError: No patch is selected, or the mask has the wrong shape or type.
+        """
         self._check_selected(selected)
         if not bool(selected.any()):
             raise BagError(
@@ -374,12 +439,22 @@ class Interventions:
         return self._host.aggregate(self._embedded.rows(selected), coords)
 
     def removed(self, selected: Tensor) -> HostOutput | None:
-        """X_notS: the selected patches do not exist. None when nothing is left."""
+        """Predict without the selected patches, X_notS.
+
+        Args:
+            selected: Patches to remove, (patches,) of bool.
+
+        Returns:
+            The output of the host; None if no patch is left.
+
+        Raises:
+            BagError: The mask has the wrong shape or type.
+        """
         self._check_selected(selected)
         return None if bool(selected.all()) else self.kept(~selected)
 
     def _check_selected(self, selected: Tensor) -> None:
-        # Users call this with tensors of their own: a message says more than a failed annotation.
+        # Users call this with tensors of their own: a message is clearer than a failed annotation.
         if selected.dtype != torch.bool or selected.shape != (len(self._features),):
             raise BagError(
                 f"A selection is a bool mask over the bag's {len(self._features)} patches, got "

@@ -19,7 +19,7 @@ GENERIC_FAMILY = "generic"
 
 
 class AnchorPrompt(BaseModel):
-    """A concept by its short key for tables, and the wording a text encoder sees."""
+    """A concept by its short key for tables, and the wording for text encoders."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -51,7 +51,7 @@ class AnchorFamily(BaseModel):
 
     @property
     def wordings(self) -> tuple[str, ...]:
-        """What a text encoder sees of the prompts."""
+        """The texts for a text encoder."""
         return tuple(prompt.wording for prompt in self.prompts)
 
 

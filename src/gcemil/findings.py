@@ -22,7 +22,7 @@ SAME_NETWORK = "same_network"
 
 @dataclass(frozen=True)
 class Count:
-    """So many of so many."""
+    """A count and its total."""
 
     held: int
     of: int
@@ -106,10 +106,12 @@ def write_finding(folder: Path, finding: Finding) -> Path:
 
 def read_finding(path: Path) -> Finding:
     """A finding as it was written."""
-    remedy = "It is no finding of gcemil; make it again with 'gcemil diagnose'."
+    remedy = "It is not a finding of gcemil; make it again with 'gcemil diagnose'."
     finding = read_record(path, Finding, error=RunError, remedy=remedy)
     if unknown := sorted({name for row in finding.rows for name in row.values} - set(METRICS)):
-        raise RunError(f"{path} has a value '{unknown[0]}', which is no metric of gcemil. {remedy}")
+        raise RunError(
+            f"{path} has a value '{unknown[0]}', which is not a metric of gcemil. {remedy}"
+        )
     return finding
 
 
@@ -144,10 +146,10 @@ def join_rows(rows: Sequence[Row]) -> Row:
 
 def mean_and_deviation(values: Iterable[float | None]) -> tuple[float | None, float | None]:
     """Mean and deviation of the finite values; None without any."""
-    found = [value for value in values if value is not None and math.isfinite(value)]
-    if not found:
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    if not finite:
         return None, None
-    return fmean(found), stdev(found) if len(found) > 1 else 0.0
+    return fmean(finite), stdev(finite) if len(finite) > 1 else 0.0
 
 
 def mean_row(

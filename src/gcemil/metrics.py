@@ -43,12 +43,12 @@ class Metric:
 
 
 CHANCE = {"auc": 0.5, "c_index": 0.5, "r2": 0.0}
-"""What a prediction reaches that knows nothing of the bag."""
+"""The metrics of a prediction that does not depend on the bag."""
 
 
 @dataclass(frozen=True)
 class TaskFigures:
-    """What is said of the predictions of a task; keys are names of METRICS."""
+    """Words and metrics of the predictions of a task; keys are names of METRICS."""
 
     metrics: tuple[str, ...]
     lead: str

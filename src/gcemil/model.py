@@ -93,34 +93,70 @@ class GatedOutput(Evidence):
 
 @dataclass(frozen=True)
 class EvidenceOutput(GatedOutput):
-    """One bag through the wrapper, beside the prediction of the host without it."""
+    """The output of `GceMil` for one bag: predictions, gates, scores, responses and coverage.
+
+    Example:
+        >>> import gcemil, torch
+        >>> model = gcemil.wrap(lambda bag: bag.mean(dim=0)[:2], 3, patches=torch.randn(60, 8))
+        >>> output = model(torch.randn(20, 8))
+        >>> output.gates.shape, output.coverage.shape, output.answer.logits.shape
+        (torch.Size([20]), torch.Size([3]), torch.Size([2]))
+    """
 
     full: HostOutput
-    """The host on the ungated bag X."""
+    """Output of the host on the ungated bag X."""
     gce: HostOutput
-    """F on the ungated bag; the host's prediction where the head has no vote."""
+    """Output of F on the ungated bag; that of the host if the head has no vote."""
     head_logits: Logits | None
-    """Logits of the evidence head alone; None before it is fitted."""
+    """Logits of the evidence head alone, (n_outputs,); None before it is fitted."""
     answer: HostOutput
-    """The ungated prediction that the evidence explains: F's, or that of a given host."""
+    """The main prediction, which the evidence explains: `gce`, or `full` for a given host."""
     embedded: Embedded
-    """Of what is explained."""
+    """The embedded bag from which `answer` was pooled."""
 
     @property
     def full_logits(self) -> Logits:
+        """Logits of the host on the ungated bag, (n_outputs,)."""
         return self.full.logits
 
 
 class GceMil(nn.Module):
-    """Wraps any module that honours the Host protocol.
+    """A host with the evidence wrapper around it.
+
+    `gcemil.wrap` calibrates one for a trained host, `gcemil.fit` trains host and wrapper.
 
     Args:
-        host: The host.
+        host: A module that implements the `Host` protocol.
         anchors: Concept embeddings.
         in_dim: Width of the features.
         settings: How evidence is found; None takes the default recipe.
-        explains_host: The evidence is what the given host uses; F is only a second opinion.
+        explains_host: The evidence explains the host. False: host and evidence head together (F).
         task: What the host predicts; None takes one output as a risk.
+
+    Raises:
+        UsageError: `in_dim` is not that of the host.
+
+    Example:
+        >>> import gcemil, torch
+        >>> host = gcemil.create_host("abmil", in_dim=8, n_outputs=2)
+        >>> patches, features = torch.randn(60, 8), torch.randn(20, 8)
+        >>> model = gcemil.GceMil(host, gcemil.anchors.prototypes(patches, 3), in_dim=8).eval()
+        >>> model.calibrate(patches)
+        >>> model.set_temperature(0.1)
+        >>> output = model(features)
+        >>> model.responses(features).shape, model.anchor_weights(output.answer.logits).shape
+        (torch.Size([20, 3]), torch.Size([3]))
+        >>> model.gated(features).logits.shape
+        torch.Size([2])
+        >>> evidence = model.evidence(features, None, output.answer, None)
+        >>> torch.equal(evidence.gates, output.gates)
+        True
+        >>> model.gate_scores(output.scores, output.responses, count=5).gates.shape
+        torch.Size([20])
+        >>> model.presence(output.responses, output.answer.logits).shape
+        torch.Size([20])
+        >>> model.patch_shares(output.answer, output.embedded, None).shape
+        torch.Size([20])
     """
 
     anchors: Tensor
@@ -201,7 +237,26 @@ class GceMil(nn.Module):
         patch_size: int | None = None,
         target: Tensor | None = None,
     ) -> EvidenceOutput:
-        """Predict one bag; `patch_size` is the side of a patch in level-0 pixels, if known."""
+        """Predict one bag and compute its gates.
+
+        Args:
+            features: Patch features, (patches, in_dim).
+            coords: Top-left corners in level-0 pixels, (patches, 2); None if unknown.
+            patch_size: Side of a patch in level-0 pixels; None if unknown.
+            target: The label in training; None otherwise.
+
+        Returns:
+            Predictions on all patches and under the gates, with gates, scores and responses.
+
+        Raises:
+            BagError: Features and coordinates do not fit together, or the host returns NaN.
+
+        Example:
+            >>> import gcemil, torch
+            >>> model = gcemil.wrap(lambda bag: bag.mean(dim=0)[:2], 3, patches=torch.randn(60, 8))
+            >>> model(torch.randn(20, 8)).answer.logits.shape
+            torch.Size([2])
+        """
         # Users call this: shapes are checked here with a message, not by annotation.
         check_bag(features, coords, in_dim=self.in_dim)
         embedded: Embedded = embedded_bag(self.host, features)
@@ -229,18 +284,30 @@ class GceMil(nn.Module):
 
     @property
     def explained(self) -> Host:
-        """What the evidence explains: F, or a given host."""
+        """The predictor that the evidence explains: F, or a given host."""
         return self.host if self.explains_host else self.predictor
 
     @property
     def predictor(self) -> Host:
-        """F: host and evidence head together, or the host itself where the head has no vote."""
+        """F: host and evidence head together, or the host itself if the head has no vote."""
         return GcePredictor(self.host, self.head) if self.head.has_vote else self.host
 
     def gated(
         self, features: Tensor, coords: Tensor | None = None, *, patch_size: int | None = None
     ) -> GatedOutput:
-        """X_pi alone; where the score does not read the host, the host sees the bag once."""
+        """Predict the gated bag X_pi.
+
+        Args:
+            features: Patch features, (patches, in_dim).
+            coords: Top-left corners in level-0 pixels, (patches, 2); None if unknown.
+            patch_size: Side of a patch in level-0 pixels; None if unknown.
+
+        Returns:
+            The prediction under the gates, with gates, scores and responses.
+
+        Raises:
+            BagError: Features and coordinates do not fit together, or a score is NaN.
+        """
         if self.reads_host:
             return self(features, coords, patch_size=patch_size)
         check_bag(features, coords, in_dim=self.in_dim)
@@ -262,7 +329,7 @@ class GceMil(nn.Module):
 
     @property
     def reads_host(self) -> bool:
-        """Whether the score depends on the host's ungated view of the bag."""
+        """Whether the score depends on the host's output for the ungated bag."""
         settings = self.settings
         return (
             settings.attention_term
@@ -273,7 +340,7 @@ class GceMil(nn.Module):
 
     @property
     def reads_likeness(self) -> bool:
-        """Whether the score depends on what decided the training slides; for classes only."""
+        """Whether the score reads the decisive patches of training slides; for classes only."""
         return (
             self.settings.likeness_term
             and not self.output_kind.is_number
@@ -283,7 +350,7 @@ class GceMil(nn.Module):
 
     @property
     def reads_presence(self) -> bool:
-        """Whether the score depends on what the patches show of the anchors."""
+        """Whether the score reads the responses to the anchors."""
         return self.settings.presence_term and self.is_grounded
 
     def evidence(
@@ -293,7 +360,17 @@ class GceMil(nn.Module):
         full: HostOutput | None,
         patch_size: int | None,
     ) -> Evidence:
-        """Scores, gates, responses and coverage; `full` is the ungated prediction."""
+        """Compute the evidence of a bag.
+
+        Args:
+            features: Patch features, (patches, in_dim).
+            coords: Top-left corners in level-0 pixels, (patches, 2); None if unknown.
+            full: The prediction on all patches; None leaves out the terms that read it.
+            patch_size: Side of a patch in level-0 pixels; None if unknown.
+
+        Returns:
+            Scores, gates, responses and coverage.
+        """
         settings, reads_likeness = self.settings, full is not None and self.reads_likeness
         # One matrix product serves the selector, the bridge and the class directions.
         reads = [*self.selector.reads(), self.bridge.read(self.anchors)]
@@ -329,7 +406,16 @@ class GceMil(nn.Module):
     def gate_scores(
         self, scores: Scores, responses: Responses, count: int | None = None
     ) -> Evidence:
-        """Gates and coverage of these scores; `count` patches open, or the budget's."""
+        """Turn scores into gates.
+
+        Args:
+            scores: One score per patch, (patches,).
+            responses: Response of each patch to each anchor in [0, 1], (patches, anchors).
+            count: Number of patches whose gates open; None takes the budget.
+
+        Returns:
+            Gates, scores, responses and coverage.
+        """
         gate = self.gate(scores, temperature=float(self.temperature), count=count)
         if not self.training:
             gate = gate.shut()
@@ -344,12 +430,12 @@ class GceMil(nn.Module):
 
     @property
     def output_kind(self) -> Output:
-        """What the outputs mean: classes, a risk or a value."""
+        """Meaning of the outputs: classes, a risk or a value."""
         return create_output(self.task, self.n_outputs, self.risk_spread)
 
     @property
     def tolerances(self) -> Tolerances:
-        """What counts as sufficient, necessary and recoverable."""
+        """Tolerances of the verdicts sufficient, necessary and recoverable."""
         given = self.settings.recovery
         return Tolerances(
             given.sufficiency_tolerance, given.necessity_tolerance, given.recoverability_tolerance
@@ -358,7 +444,17 @@ class GceMil(nn.Module):
     def patch_shares(
         self, full: HostOutput, embedded: Embedded, coords: Tensor | None
     ) -> Scores | None:
-        """Support of each patch: its contribution, or the logit lost without it."""
+        """Compute how much each patch supports the prediction of the host.
+
+        Args:
+            full: The output of the host on all patches.
+            embedded: The embedded bag.
+            coords: Top-left corners in level-0 pixels, (patches, 2); None if unknown.
+
+        Returns:
+            The contribution of each patch, or the logit lost without it, (patches,); None if the
+            host has neither.
+        """
         if full.contributions is not None:
             return self.output_kind.shares(full.contributions)
         form = closed_form(self.host)
@@ -370,10 +466,17 @@ class GceMil(nn.Module):
 
     @torch.no_grad()
     def presence(self, responses: Responses, logits: Logits) -> Gates:
-        """q_i: how present the concepts of the likely classes are in each patch.
+        """Compute q_i, how present the concepts of the likely classes are in each patch.
 
-        Classes count by their probability on X: with the predicted class alone, a wrong prediction
-        would point the evidence at the wrong concepts.
+        Classes are weighted by their probability on X: with the predicted class alone, a wrong
+        prediction would select the wrong concepts.
+
+        Args:
+            responses: Response of each patch to each anchor in [0, 1], (patches, anchors).
+            logits: The prediction on all patches, (n_outputs,).
+
+        Returns:
+            A number in [0, 1] per patch, (patches,).
         """
         weights = self._class_weights
         tiny = torch.finfo(weights.dtype).tiny
@@ -383,11 +486,26 @@ class GceMil(nn.Module):
         return patch_concept_presence(responses, mean / mean.max().clamp_min(tiny))
 
     def responses(self, features: Tensor) -> Responses:
-        """r_im of every patch."""
+        """Compute the responses r_im to the anchors.
+
+        Args:
+            features: Patch features, (patches, in_dim).
+
+        Returns:
+            Numbers in [0, 1], (patches, anchors).
+        """
         return self.response(self.bridge.cosines(features, self.anchors))
 
     def anchor_weights(self, logits: Logits, asked: AskedOutput | None = None) -> AnchorWeights:
-        """Weights of the anchors for the predicted class, an asked one, or the number."""
+        """Look up the weights of the anchors for a class, or for the risk or value.
+
+        Args:
+            logits: The prediction on all patches, (n_outputs,).
+            asked: The class of a question; None takes the predicted class.
+
+        Returns:
+            One weight per anchor, at least 0, (anchors,).
+        """
         return self._class_weights[logits.argmax() if asked is None else asked.target]
 
     @property
@@ -399,10 +517,22 @@ class GceMil(nn.Module):
 
     @torch.no_grad()
     def calibrate(self, reference: Tensor) -> None:
-        """Take the responses' offsets and scales from reference patches."""
+        """Set the offsets and scales of the responses from reference patches.
+
+        Args:
+            reference: Patches of training slides, (patches, in_dim).
+
+        Raises:
+            InputError: The patches have no spread.
+        """
         self.response.calibrate(self.bridge.cosines(reference, self.anchors))
 
     def set_temperature(self, temperature: float) -> None:
+        """Set the temperature of the gates.
+
+        Args:
+            temperature: Above 0; the lower, the closer the gates are to 0 and 1.
+        """
         self.temperature.fill_(temperature)
 
 

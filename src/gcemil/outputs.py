@@ -6,7 +6,7 @@ Phi(X')      classes: softmax(logits of X')_c, c the class predicted on X
 gap          |Phi(X') - Phi(X)|
 sufficient   gap of the kept patches <= delta_s;   necessary   gap without them >= delta_n
 
-Of a class that is asked about, only a fall counts: patches may show it more clearly alone.
+For the class of a question, only a fall counts: patches may show it more clearly alone.
 
 Phi(X')      softmax(logits of X')_t, t the target;  against a class a: softmax over t and a alone
 gap          Phi(X) - Phi(X')
@@ -78,7 +78,7 @@ class ClassOutput:
         return weights.index_select(0, logits.argmax().unsqueeze(0))[0] - weights.mean(dim=0)
 
     def supports(self, contrast: AnchorWeights) -> Tensor:
-        """Which anchors speak for the prediction."""
+        """Which anchors support the prediction."""
         return contrast > 0
 
     def target_row(self, weights: ClassAnchorWeights, target: Tensor) -> AnchorWeights:
@@ -88,13 +88,13 @@ class ClassOutput:
 
 @dataclass(frozen=True)
 class AskedOutput(ClassOutput):
-    """A class somebody asks about, alone or against another one, by their indices."""
+    """The class of a question, alone or against another class, by their indices."""
 
     target: int = 0
     against: int | None = None
 
     def phi(self, full: Logits, logits: Float[Tensor, "k c"]) -> Float[Tensor, "k"]:
-        """The probability of the target, among two classes where it is asked against another."""
+        """The probability of the target, among all classes or among target and `against`."""
         return torch.sigmoid(self.margins(logits))
 
     def margins(self, logits: Float[Tensor, "k c"]) -> Float[Tensor, "k"]:
@@ -123,7 +123,7 @@ class AskedOutput(ClassOutput):
 
 @dataclass(frozen=True)
 class ClassQuestion:
-    """Why this class, or why this class and not another."""
+    """A class to explain, alone or compared with another class."""
 
     names: tuple[str, ...]
     target: int | None
@@ -134,13 +134,12 @@ class ClassQuestion:
     def read(
         cls, names: Sequence[str], target: str | int | None, against: str | int | None
     ) -> ClassQuestion | None:
-        """The classes by name or index; None where nothing is asked."""
+        """A question from classes by name or index; None without a class."""
         if target is None and against is None:
             return None
         if len(names) < 2:
             raise UsageError(
-                "The model predicts one number and has no classes to ask about. "
-                "Leave the class out."
+                "The model predicts one number and has no classes to explain. Leave the class out."
             )
 
         def find(one: str | int | None) -> int | None:
@@ -156,16 +155,16 @@ class ClassQuestion:
 
         given = find(target), find(against)
         if given[0] == given[1]:
-            raise UsageError(f"'{target}' against itself is no question. Name two classes.")
+            raise UsageError(f"'{target}' against itself cannot be explained. Name two classes.")
         return cls(tuple(names), *given)
 
     def ask(self, full: Logits) -> AskedOutput:
-        """What is asked of the bag on which the network predicts `full`."""
+        """The target of this question for a bag on which the network predicts `full`."""
         target = int(full.argmax()) if self.target is None else self.target
         if target == self.against:
             raise UsageError(
                 f"'{self.names[target]}' is the predicted class. "
-                "Name the class to hold against it as well."
+                "Name the class to compare it with as well."
             )
         return AskedOutput(len(self.names), target, self.against)
 
@@ -258,7 +257,7 @@ def create_output(
 
 
 def guess_task(n_outputs: int) -> Task:
-    """The task of a model that does not say it: one output is a risk, more are classes."""
+    """The task of a model by its outputs: one is a risk, more are classes."""
     return "survival" if n_outputs == 1 else "classification"
 
 

@@ -34,7 +34,7 @@ class GceEmbedded(Embedded):
     host: Embedded
     responses: Tensor
     n_patches: int
-    """Of the whole slide, also for a part of it."""
+    """Number of patches of the whole slide, also for a part of it."""
 
     def present(self) -> dict[str, Tensor]:
         # The host's tensors, its tokens among them, and the responses beside them.
@@ -173,7 +173,7 @@ class GcePredictor:
             return None
         head, weight = self.head, self.head.weight
         rows = head.output_kind.contrast(head.weights, logits)
-        # Contributions to another class than the predicted one are no share of this one.
+        # Contributions to another class are not shares of the predicted one.
         agrees = (output.logits.argmax() == logits.argmax()).to(output.contributions.dtype)
         shares = agrees * output.contributions * head.host_scale[1]
         marginals = head.marginals(embedded.responses, embedded.n_patches, rows)

@@ -122,7 +122,7 @@ def describe_verdict(
 
 @dataclass(frozen=True)
 class RegionVerdict:
-    """One connected region of evidence, kept alone and removed; None where it was not asked."""
+    """One connected region of evidence, kept alone and removed; None where it was not judged."""
 
     number: int
     """From 1, the region of largest score mass first; of a case, over all its slides."""
@@ -154,7 +154,7 @@ class FurtherSet:
     """The class predicted from the set alone; None for a risk."""
     removed_class: str | None = None
     sufficient: bool | None = None
-    """By Definition 1, which also limits how far Phi may rise unless a class was asked about."""
+    """By Definition 1, which also limits how far Phi may rise unless a class was given."""
     necessary: bool | None = None
 
     @property
@@ -242,7 +242,7 @@ def _read_numbers(path: Path, name: str, shape: tuple[int | None, ...]) -> NDArr
 
 
 def write_evidence(path: Path, evidence: SlideEvidence, hashes: dict[str, str]) -> None:
-    """Write the evidence of a slide; `hashes` say from which network and features."""
+    """Write the evidence of a slide; `hashes` identify network and features."""
     names = ("gates", "scores", "evidence_scores", "responses", "marginal_gain", "coverage")
     columns = {name: getattr(evidence, name) for name in (*names, *OPTIONAL)}
     datasets = {name: values for name, values in columns.items() if values is not None}
@@ -273,12 +273,12 @@ class Representations:
 
 def read_representations(path: Path) -> Representations:
     """Representations as `write_representations` wrote them."""
-    found = store.attributes(path)
+    attributes = store.attributes(path)
     remedy = "Remove it; 'gcemil report --representations' writes it again."
     bag_ids, parts, groups = (
         tuple(
             validate_as(
-                parse_json(str(found.get(name)), path),
+                parse_json(str(attributes.get(name)), path),
                 list[str],
                 path,
                 error=RunError,
@@ -299,12 +299,15 @@ def read_representations(path: Path) -> Representations:
     return Representations(modes, bag_ids, parts, groups)
 
 
-def write_representations(path: Path, found: Representations) -> None:
+def write_representations(path: Path, representations: Representations) -> None:
     """The file this section reads."""
     store.write(
         path,
-        found.by_mode,
-        {name: json.dumps(getattr(found, name)) for name in ("bag_ids", "parts", "groups")},
+        representations.by_mode,
+        {
+            name: json.dumps(getattr(representations, name))
+            for name in ("bag_ids", "parts", "groups")
+        },
     )
 
 
@@ -313,7 +316,7 @@ class AdapterFigures:
     """How the low-rank adapter of a selector changes the patches of some bags."""
 
     cosines: Float[np.ndarray, "n"]
-    """Of each patch before and after, both normalised as the selector reads them."""
+    """Cosine of each patch before and after, both normalised as the selector reads them."""
     selected: Bool[np.ndarray, "n"]
     strengths: Float[np.ndarray, "r"]
     """Singular values of U V^T, largest first; the identity beside it has 1."""
@@ -326,14 +329,14 @@ def read_adapter(path: Path) -> AdapterFigures:
     return AdapterFigures(cosines, selected, _read_numbers(path, "strengths", (None,)))
 
 
-def write_adapter(path: Path, found: AdapterFigures) -> None:
+def write_adapter(path: Path, figures: AdapterFigures) -> None:
     """adapter.h5 of a fold."""
     store.write(
         path,
         {
-            "cosines": found.cosines.astype(np.float32),
-            "selected": found.selected.astype(np.uint8),
-            "strengths": found.strengths.astype(np.float32),
+            "cosines": figures.cosines.astype(np.float32),
+            "selected": figures.selected.astype(np.uint8),
+            "strengths": figures.strengths.astype(np.float32),
         },
         {},
     )

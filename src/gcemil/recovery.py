@@ -9,8 +9,8 @@ Recovery ends with the subset of patches that is the evidence:
   while some anchor has v_m(S) < target_m:
       S <- S + argmax_{i not in S} [U(S + i) - U(S)]
 
-The paper's loop has no exit when an anchor is out of reach. Ours ends in one of five ways and says
-which. Two options exclude what cannot or need not be covered:
+The paper's loop has no exit when an anchor cannot be covered. Ours ends in one of five ways, named
+by `StopReason`. Two options exclude what cannot or need not be covered:
 
   reachable          target_m = coverage_target * v_m(whole bag), instead of coverage_target
   min_weight_share   anchors with alpha_m below this share of the largest weight do not count
@@ -59,18 +59,29 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class Recovery:
-    """The evidence of one bag and how it came about."""
+    """The result of `recover`: the evidence of one bag, and how it was chosen.
+
+    Example:
+        >>> import gcemil, torch
+        >>> responses = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.1, 0.1]])
+        >>> result = gcemil.recover(torch.tensor([0.9, 0.1, 0.1]), responses, torch.ones(2),
+        ...     coverage_target=0.8)
+        >>> result.added.tolist(), str(result.stop_reason), round(result.fraction, 2)
+        ([1], 'covered', 0.67)
+    """
 
     selected: Selected
+    """The patches that are evidence, (patches,)."""
     coverage: Coverage
-    """v_m(S) of every anchor, counted or not."""
+    """v_m(S) of every anchor, (anchors,), whether it counts or not."""
     targets: Coverage
-    """What each anchor had to reach; 0 where it does not count."""
+    """Coverage each anchor had to reach, (anchors,); 0 where it does not count."""
     stop_reason: StopReason
+    """Why recovery ended."""
     added: Int[Tensor, "k"]
-    """Patches added by repair, in order; the rest of `selected` came from the threshold."""
+    """Patches added by repair, in order; the rest of `selected` is above the threshold."""
     gains: Float[Tensor, "k"]
-    """U(S + i) - U(S) at the moment each of them was added."""
+    """U(S + i) - U(S) when each of them was added."""
 
     @property
     def fraction(self) -> float:
@@ -91,11 +102,34 @@ def recover(
     min_weight_share: float = 0.0,
     shortlist: Tensor | None = None,
 ) -> Recovery:
-    """The thresholded gates, repaired until every anchor is covered.
+    """Threshold gates, then add patches until every anchor is covered (Algorithm 1).
 
-    `shortlist` marks the patches repair may add.
+    Args:
+        gates: One gate per patch in [0, 1], (patches,).
+        responses: Response of each patch to each anchor in [0, 1], (patches, anchors).
+        anchor_weights: Weight of each anchor for the predicted class, at least 0, (anchors,).
+        threshold: Gate above which a patch is selected.
+        coverage_target: Coverage that every anchor must reach, in (0, 1].
+        max_fraction: Largest share of the bag that may be selected, in (0, 1].
+        reachable: The target is a share of what the whole bag covers.
+        min_weight_share: Anchors below this share of the largest weight do not count.
+        shortlist: Patches that may be added, (patches,) of bool; None allows all.
+
+    Returns:
+        The selected patches and why recovery ended; at least one patch is selected.
+
+    Raises:
+        BagError: Shapes do not match, or gates, responses or weights are out of bounds.
+        UsageError: An option is out of bounds.
+
+    Example:
+        >>> import gcemil, torch
+        >>> responses = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.1, 0.1]])
+        >>> gates, weights = torch.tensor([0.9, 0.1, 0.1]), torch.ones(2)
+        >>> gcemil.recover(gates, responses, weights, coverage_target=0.8).selected.tolist()
+        [True, True, False]
     """
-    # Users call this with tensors of their own: a message says more than a failed annotation.
+    # Users call this with tensors of their own: a message is clearer than a failed annotation.
     _check_bag(gates, responses, anchor_weights, shortlist)
     if not (0 <= threshold <= 1 and 0 < coverage_target <= 1 and 0 <= min_weight_share <= 1):
         raise UsageError(

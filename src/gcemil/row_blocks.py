@@ -68,7 +68,7 @@ def mapped_rows(function: Callable[..., Sequence[Tensor]], *inputs: Tensor) -> l
 
 
 SquaredNorms = Callable[[], Tensor]
-"""|h_i|^2, computed when a read asks for it: a pass over the bag that some do without."""
+"""|h_i|^2, computed only for reads that need it, as it takes a pass over the bag."""
 
 
 @dataclass(frozen=True)

@@ -45,11 +45,11 @@ def find_evidence_of_host(
         model.output_kind,
         _tighten(model.tolerances),
     )
-    found = search.choose(
+    candidate = search.choose(
         list(_host_rankings(model, output, coords).values()), _searched_sizes(output.scores)
     )
-    selected = search.shrink(found)
-    scores = open_only(found.scores, selected)
+    selected = search.shrink(candidate)
+    scores = open_only(candidate.scores, selected)
     evidence = model.gate_scores(scores, output.responses, count=int(selected.sum()))
     soft = model.host.aggregate(output.embedded, coords, log_gates=evidence.log_gates)
     return replace(output, **vars(evidence), soft=soft)
@@ -71,7 +71,7 @@ def _host_rankings(
 
 
 def _tighten(reported: Tolerances) -> Tolerances:
-    """What a search asks for, so that what it finds is safe within the reported tolerances."""
+    """Stricter tolerances for a search, so that its result holds within the reported ones."""
     sufficiency, necessity = STRICTER * reported.sufficiency, reported.necessity / STRICTER
     return replace(reported, sufficiency=sufficiency, necessity=necessity)
 
@@ -88,7 +88,7 @@ def open_only(scores: Scores, selected: Selected) -> Scores:
 
 @dataclass(frozen=True, eq=False)
 class ClassEvidence:
-    """The patches that speak for a class."""
+    """The patches that support a class."""
 
     asked: AskedOutput
     selected: Selected
@@ -115,9 +115,9 @@ def find_class_evidence(
     predict = ask_subsets(host, embedded, coords)
     rankings = _class_rankings(host, features, embedded, coords, asked) or [full.scores]
     search = Search(predict, full.logits, asked, _tighten(tolerances))
-    found = search.choose(rankings, _searched_sizes(full.scores))
+    candidate = search.choose(rankings, _searched_sizes(full.scores))
     turning = _find_turning(predict, rankings, full.logits, asked.against)
-    return ClassEvidence(asked, search.shrink(found), found.scores, turning)
+    return ClassEvidence(asked, search.shrink(candidate), candidate.scores, turning)
 
 
 def measure_class_support(
@@ -127,7 +127,7 @@ def measure_class_support(
     coords: Tensor | None,
     questions: Sequence[AskedOutput],
 ) -> list[Scores]:
-    """The slope of the log-odds of each class by each patch's log-gate: above 0 it speaks for it.
+    """The slope of the log-odds of each class by each patch's log-gate; above 0 it supports it.
 
     Empty for a host without gradients.
     """
@@ -222,9 +222,9 @@ class Search:
         """
         best: Candidate | None = None
         for size in sizes:
-            found = self.choose_ranking(rankings, size)
-            if best is None or found.verdict.merit > best.verdict.merit:
-                best = found
+            candidate = self.choose_ranking(rankings, size)
+            if best is None or candidate.verdict.merit > best.verdict.merit:
+                best = candidate
             if best.verdict.is_faithful:
                 break
         if best is None:
@@ -258,12 +258,14 @@ class Search:
                 return candidates[key]
             candidates[key] = self._remove(candidates[key])
 
-    def shrink(self, found: Candidate) -> Selected:
+    def shrink(self, candidate: Candidate) -> Selected:
         """Drop the last patches of the ranking as long as the set stays faithful."""
-        if not found.verdict.is_faithful:
-            return found.selected
+        if not candidate.verdict.is_faithful:
+            return candidate.selected
         return _thin(
-            found.selected, ranking(found.scores), lambda one: self.judge_set(one).is_faithful
+            candidate.selected,
+            ranking(candidate.scores),
+            lambda one: self.judge_set(one).is_faithful,
         )
 
     def judge_set(self, selected: Selected, kept: Logits | None = None) -> Verdict:

@@ -44,7 +44,7 @@ class Cell:
 MISSING = Cell("missing", state="missing")
 """The result could exist and does not: something has not been run."""
 UNDEFINED = Cell("-", state="undefined")
-"""There is no such figure: a plain host has no gates, a whole bag no complement."""
+"""The figure does not exist: a plain host has no gates, a whole bag no complement."""
 NOT_MEASURED = Cell("\N{EM DASH}", state="undefined")
 """A finding without this figure."""
 PERCENT_METRICS = (
@@ -59,7 +59,7 @@ COUNT_METRICS = ("subset_patches", "repaired_patches", "calibration_bags", "judg
 
 @dataclass(frozen=True)
 class Column:
-    """A column: what it is called here, and the metric that says which way is better."""
+    """A column: its name here, and the metric with its direction."""
 
     key: str
     header: str
@@ -90,9 +90,9 @@ class Line:
     origin: Origin
     cells: tuple[Cell, ...]
     comparison: str | None = None
-    """None competes with nothing: differences, and controls that know the truth or nothing."""
+    """None has no comparison: differences, and controls."""
     role: Literal["", "own", "control"] = ""
-    """What the table is about, or what it is held against; a page marks both."""
+    """Subject of the table, or its comparison; a page marks both."""
 
 
 @dataclass(frozen=True)
@@ -234,12 +234,12 @@ def _mark_best(table: Table, escape: Callable[[str], str], bold: str) -> list[li
 
 def collect_remarks(table: Table) -> list[str]:
     """Where the figures come from, what to mind, and what is missing."""
-    found = [f"{origin}: {text}." for origin, text in table.legend.items()]
-    found += table.notes
+    notes = [f"{origin}: {text}." for origin, text in table.legend.items()]
+    notes += table.notes
     if table.n_missing:
         why = f": {table.reason}" if table.reason else ""
-        found.append(f"{table.n_missing} cells are missing{why}. Add them with: {table.remedy}")
-    return found
+        notes.append(f"{table.n_missing} cells are missing{why}. Add them with: {table.remedy}")
+    return notes
 
 
 def _render_latex_table(table: Table) -> str:

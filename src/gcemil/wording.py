@@ -19,10 +19,10 @@ else:
     BaseModel = object
 
 SHOWN_FAULTS = 3
-"""Of a record with many wrong fields, so many are told."""
+"""Largest number of wrong fields of a record that a message lists."""
 SHOWN_NAMES = 40
 SHOWN_LINES = 3
-"""Of a long list of slides, so many are named."""
+"""Largest number of slides that a message lists."""
 _SEVERAL_TYPES = {Union, types.UnionType}
 
 _PHRASES = {
@@ -54,7 +54,7 @@ _PHRASES = {
     "literal_error": "must be {expected}",
     "enum": "must be {expected}",
 }
-"""What pydantic calls a fault, and how we say it."""
+"""Our words for the faults of pydantic."""
 
 
 def suggest_name(name: str, known: Iterable[str]) -> str | None:
@@ -80,8 +80,8 @@ def suggest_name(name: str, known: Iterable[str]) -> str | None:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """' Did you mean …?' where a known name is close, else nothing."""
-    found = suggest_name(name, known)
-    return "" if found is None else f" Did you mean {found}?"
+    suggestion = suggest_name(name, known)
+    return "" if suggestion is None else f" Did you mean {suggestion}?"
 
 
 def near_path(path: Path) -> str:
@@ -161,7 +161,7 @@ def model_within(annotation: Any) -> type[BaseModel] | None:
     if get_origin(annotation) not in _SEVERAL_TYPES:
         return None
     return next(
-        (found for part in get_args(annotation) if (found := model_within(part)) is not None), None
+        (model for part in get_args(annotation) if (model := model_within(part)) is not None), None
     )
 
 
@@ -177,21 +177,21 @@ def _describe(fault: Any, shape: Any) -> str:
     if kind == "missing":
         return f"{where} is missing"
     if kind == "value_error":
-        said = str(fault["msg"].removeprefix("Value error, "))
+        message = str(fault["msg"].removeprefix("Value error, "))
         # A check of the whole names the part itself; the value would be all of it.
-        return f"{where}: {said} (got {_shorten(fault['input'])})" if fault["loc"] else said
+        return f"{where}: {message} (got {_shorten(fault['input'])})" if fault["loc"] else message
     phrase = _PHRASES[kind].format(**fault.get("ctx", {})) if kind in _PHRASES else fault["msg"]
     return f"{where} {phrase} (got {_shorten(fault['input'])})"
 
 
 def _keys_at(shape: Any, loc: tuple[Any, ...]) -> list[str]:
     """The keys of the settings class that stands at this place; none where it is not known."""
-    found = model_within(shape)
+    model = model_within(shape)
     for step in loc:
-        if found is None or step not in found.model_fields:
+        if model is None or step not in model.model_fields:
             return []
-        found = model_within(found.model_fields[step].annotation)
-    return [] if found is None else list(found.model_fields)
+        model = model_within(model.model_fields[step].annotation)
+    return [] if model is None else list(model.model_fields)
 
 
 def _initials(name: str) -> str:
@@ -231,8 +231,8 @@ def comment_settings(settings: BaseModel, depth: int = 0) -> list[str]:
     indent, lines, plain = "  " * depth, [], settings.model_dump(mode="json")
     for name, one in type(settings).model_fields.items():
         value = getattr(settings, name)
-        said = describe_field(one)
-        lines += [f"{indent}# {said}"] if said else []
+        meaning = describe_field(one)
+        lines += [f"{indent}# {meaning}"] if meaning else []
         if isinstance(value, BaseModel):
             lines += [f"{indent}{name}:", *comment_settings(value, depth + 1)]
             continue
@@ -250,8 +250,8 @@ def describe_field(field: Any) -> str:
     ][:1]
     bounds = [text for one in field.metadata if (text := _describe_bound(one))]
     tail = "; ".join([*accepted, *([" and ".join(bounds)] if bounds else [])])
-    said = (field.description or "").rstrip()
-    return f"{said} ({tail})" if tail and said else said or tail
+    meaning = (field.description or "").rstrip()
+    return f"{meaning} ({tail})" if tail and meaning else meaning or tail
 
 
 def _describe_bound(bound: object) -> str:

@@ -161,7 +161,7 @@ def test_colours_go_by_rank_and_a_threshold_selects_the_highest(visit):
     )
     page.check("#heat input[value=class_1]")
     assert page.inner_text("#legend").startswith(
-        f"speaks for {visit.session.fold.cohort.card.classes[1]}, low to high by rank"
+        f"supports {visit.session.fold.cohort.card.classes[1]}, low to high by rank"
     )
     assert visit.complaints == []
 

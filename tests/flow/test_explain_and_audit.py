@@ -160,7 +160,7 @@ f"{left} --bounds-y {top} --all-patches")  # fmt: skip
                 found["predictions"]["full"]["values"],
                 key=found["predictions"]["full"]["values"].get,
             )
-            assert any("speak for" in note for note in found["notes"]) == (
+            assert any("nevertheless" in note for note in found["notes"]) == (
                 predicted != f"prob_{target}"
             )
             turning = [
@@ -383,7 +383,7 @@ f"{lab / 'new' / 'a.json'} --repeats 1")  # fmt: skip
         (lab / "more.py").write_text(shares)
         for name, words in (
             ("shares", "look like probabilities"),
-            ("drops", "two answers for bag"),
+            ("drops", "two outputs for bag"),
         ):
             succeeded(
                 "audit", classification_runs.cohort, "--model", f"more.py:{name}", "--repeats", 0

@@ -56,7 +56,7 @@ MISTAKES = [
     ("train cohort --out new --config settings.yaml", 2, f"settings.yaml: there is no key 'lr'. Did you mean learning_rate? There are: {SETTINGS}"),
     ("train cohort --out new --config missing.yaml", 2, "missing.yaml does not exist. 'gcemil train --print-config' prints a file to start from."),
     ("train cohort --out new --config notes.txt", 2, "notes.txt holds no settings. Write them as 'key: value', one to a line."),
-    ("train cohort --out new --config gce --host dsmil", 2, "--host and --config both say how to train. Leave --host out, or change the file's settings with --set host.name=NAME."),
+    ("train cohort --out new --config gce --host dsmil", 2, "--host and --config both set the training. Leave --host out, or change the file's settings with --set host.name=NAME."),
     ("train cohort --out new --host abmill", 2, f"Unknown host 'abmill'. Did you mean abmil? Choose one of: {HOSTS}; or name a class of your own as package.module:Class."),
     ("train cohort --out new --freeze-host", 2, "--freeze-host needs the weights of a trained host: give --host-weights."),
     # A folder that is something else
@@ -114,7 +114,7 @@ MISTAKES = [
     ("explain gce --slide nsclc-0001-s1.svs", 2, "cohort/slides.csv has no slide 'nsclc-0001-s1.svs'. Did you mean nsclc-0001-s1? …"),
     ("diagnose gce --only snrr", 2, "Unknown diagnostic 'snrr'. Did you mean snr? Choose from: snr, budget, posthoc, …"),
     ("audit cohort --model abmil --out new.json", 2, "--model 'abmil' is neither a run folder nor a callable of yours, which is written package.module:callable or folder/file.py:callable."),
-    ("audit cohort --model my_lab:predict --out new.json", 2, "--model 'my_lab:predict': module 'my_lab' cannot be imported (No module named 'my_lab'). It is looked for among the installed packages and in the working folder."),
+    ("audit cohort --model my_lab:predict --out new.json", 2, "--model 'my_lab:predict': module 'my_lab' cannot be imported (No module named 'my_lab'). It is searched for among the installed packages and in the working folder."),
     ("audit cohort --model gce --budget 5 --out new.json", 2, f"Invalid value for '--budget': Input should be less than or equal to 1. {HELP.format('audit')}"),
     ("adopt missing.pt --host abmil --cohort cohort --out new", 1, "missing.pt does not exist. Give the file of weights that your training wrote."),
     ("anchors fit-bridge unsplit", 1, "unsplit/anchors.h5 does not exist. Make it with 'gcemil anchors embed FAMILY --out unsplit'."),

@@ -253,7 +253,7 @@ def test_a_host_that_cannot_be_made_begins_no_run(cohort, tmp_path):
         (OURS, {"in_dim": 9}, "has no option 'in_dim'. It accepts: width, sharpness"),
         (OURS, {"width": "wide"}, r"cannot be made with the options {'width': 'wide'} \(TypeError"),
         ("test_own_host:PlainWithCoords", {}, "its constructor needs 'dim'.* --set host.options.dim=VALUE"),
-        ("test_own_host:HalfAHost", {}, "honours the Host protocol in part: it has no 'aggregate'"),
+        ("test_own_host:HalfAHost", {}, "implements the Host protocol in part: it has no 'aggregate'"),
         ("test_own_host:Forgetful", {}, "has no 'in_dim', which the Host protocol names"),
         ("test_own_host:Narrow", {}, "should have in_dim 12 and has 11"),
         ("test_own_host:WrongForm", {}, r"scores of shape \(15,\) for 16 patches and 2 outputs; the shape must be \(16,\)"),

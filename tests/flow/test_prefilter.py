@@ -8,12 +8,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner
 
 from builders.runs import TrainedRuns
 from builders.slides import glass, tissue_image, truncate, write_plain_tiff, write_slide
 from gcemil.bags import store
+from gcemil.bags.fingerprint import content_hash
 from gcemil.bags.tables import read_table
 from gcemil.cli.predict import predict, prefilter
 from gcemil.config import EvidenceSettings, TrainSettings
@@ -24,6 +26,7 @@ from gcemil.features.extract import encode_slides
 from gcemil.features.patching import find_slides, patch_slides
 from gcemil.files import write_table
 from gcemil.prefilter.student import PREFILTER_FILE, load_prefilter, save_prefilter
+from gcemil.runs.checkpoint import load_tensors, save_tensors
 from gcemil.simulation.pixels import simulate_pixels
 from gcemil.slides.grid import PatchSettings
 from gcemil.slides.reader import open_slide
@@ -103,18 +106,36 @@ def test_a_certified_slide_encodes_what_is_kept_and_another_encodes_all(drawn, t
     )
     assert fallen["certified"] is False
     assert fallen["n_encoded"] == n_patches
-    full = json.loads(
-        invoke(
-            predict, run, cohort / "features" / f"{slide.stem}.h5", "--mode", "full", "--json"
-        ).stdout
-    )
-    assert fallen["prob_tumor"] == pytest.approx(full[0]["prob_tumor"], abs=1e-6)
+    features = cohort / "features" / f"{slide.stem}.h5"
+    (main,) = json.loads(invoke(predict, run, features, "--json").stdout)
+    assert fallen["prob_tumor"] == pytest.approx(main["prob_tumor"], abs=1e-6)
     # The evidence that was written lies where the cohort has patches.
     written = store.read(tmp_path / "1.0" / f"{slide.stem}.h5", "coords")
     known = store.read(cohort / "features" / f"{slide.stem}.h5", "coords")
     assert len(written) == certified["n_encoded"]
     assert {tuple(row) for row in written.tolist()} < {tuple(row) for row in known.tolist()}
     assert [known[row].tolist() for row in certified["evidence"]] == certified["evidence_coords"]
+
+
+def test_a_slide_that_is_not_certified_gets_the_main_prediction_of_the_run(drawn, tmp_path):
+    cohort, run, _ = drawn
+    copied = shutil.copytree(run, tmp_path / "run")
+    checkpoint = copied / "fold_0" / "checkpoint.safetensors"
+    tensors, meta = load_tensors(checkpoint)
+    # A head with a vote, so that the main prediction is not that of the host.
+    tensors["head.weight"] = torch.tensor(0.5)
+    tensors["head.bias"] = tensors["head.bias"] + torch.tensor([0.0, 3.0])
+    save_tensors(checkpoint, tensors, meta)
+    changed(
+        copied / "fold_0" / PREFILTER_FILE, doubt_limit=None, model_hash=content_hash(checkpoint)
+    )
+    slide = sorted((cohort / "slides").glob("*.tif"))[5]
+    features = cohort / "features" / f"{slide.stem}.h5"
+    (fallen,) = json.loads(invoke(predict, copied, slide, "--mode", "prefilter", "--json").stdout)
+    (main,) = json.loads(invoke(predict, copied, features, "--json").stdout)
+    assert fallen["certified"] is False
+    assert main["prob_tumor"] != pytest.approx(main["host_prob_tumor"], abs=1e-3)
+    assert fallen["prob_tumor"] == pytest.approx(main["prob_tumor"], abs=1e-6)
 
 
 def changed(path, **changes):

@@ -97,7 +97,7 @@ def test_a_slide_is_predicted_and_explained(folder, tmp_path):
     assert full["output"] == pytest.approx((full["values"]["value"] - mean) / deviation, abs=1e-4)
     assert full["values"]["value"] == pytest.approx(float(row["value"]), abs=1e-3)
     message = refused("explain", folder / "gce", "--slide", row["slide_id"], "--class", "value")
-    assert "has no classes to ask about" in message
+    assert "has no classes to explain" in message
 
 
 def test_diagnostics_report_figures_and_viewer(folder, tmp_path):
@@ -178,7 +178,7 @@ def import_values(job, tmp_path, *values, run=partial(refused, error=CohortError
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        (["1.5", "high", "2", "3", "4", "5", "6", "7"], "labels.csv: slide 'S1' has 'high' in 'score', which is no number."),
+        (["1.5", "high", "2", "3", "4", "5", "6", "7"], "labels.csv: slide 'S1' has 'high' in 'score', which is not a number."),
         (["1.5", "inf", "2", "3", "4", "5", "6", "7"], "labels.csv: slide 'S1' has 'inf' in 'score'. Give a finite number"),
         (["2.5"] * 8, "labels.csv: slides: all 8 slides have the value 2.5, so there is nothing to predict. Name another column"),
         ([""] * 8, "labels.csv: no row has a usable target (slide 'S0': no label in 'score')"),

@@ -147,7 +147,11 @@ def test_marks_that_cannot_be_used_are_one_sentence_and_nothing_is_written(run, 
     cases = [
         ("{", InputError, "not valid JSON"),
         ('{"n_patches": 3, "marks": []}', RunError, "is of 3 patches, and the slide has"),
-        ('{"n_patches": 3, "marks": [{"patch": "x"}]}', RunError, "It is no review of this slide"),
+        (
+            '{"n_patches": 3, "marks": [{"patch": "x"}]}',
+            RunError,
+            "It is not a review of this slide",
+        ),
         ('{"type": "FeatureCollection", "features": []}', InputError, "holds no mark"),
     ]
     for text, kind, message in cases:

@@ -94,7 +94,7 @@ def test_a_foreign_file_is_one_sentence_and_leaves_no_run(story, tmp_path):
         f"{tmp_path / 'run'}"
     )
     assert isinstance(result.exception, WeightsError)
-    assert "is no file of weights" in str(result.exception)
+    assert "is not a file of weights" in str(result.exception)
     assert not (tmp_path / "run").exists()
 
 

@@ -139,5 +139,5 @@ def test_a_store_that_wants_to_be_unpickled_is_never_read(tmp_path, monkeypatch)
     )
     # The store is refused before the library sees it, so anything may stand for the library.
     monkeypatch.setitem(sys.modules, "spatialdata", json)
-    with pytest.raises(StoreError, match="asks for Python objects to be unpickled"):
+    with pytest.raises(StoreError, match="needs Python objects to be unpickled"):
         wsidata.LAYOUT.read(tmp_path)

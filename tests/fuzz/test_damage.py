@@ -32,7 +32,9 @@ def test_validate_looks_for_no_file_outside_the_cohort(tmp_path: Path) -> None:
 def test_a_finding_of_an_unknown_metric_is_refused(tmp_path: Path) -> None:
     rows = [{"labels": {"rule": "evidence"}, "values": {"gap": 0.1}, "deviations": {}}]
     write_json(tmp_path / "snr.json", {"name": "snr", "rows": rows})
-    with pytest.raises(RunError, match="snr.json has a value 'gap', which is no metric of gcemil"):
+    with pytest.raises(
+        RunError, match="snr.json has a value 'gap', which is not a metric of gcemil"
+    ):
         read_finding(tmp_path / "snr.json")
 
 

@@ -45,7 +45,30 @@ class SlideSpan:
 
 @dataclass(frozen=True, eq=False)
 class Bag:
-    """Features and coordinates that fit together; anything else cannot be built."""
+    """The patches of one slide, or of all slides of one case, as arrays.
+
+    `slide_bag` and `case_bag` make one.
+
+    Args:
+        bag_id: Name of the slide or case.
+        features: One row per patch, (patches, width).
+        coords: Top-left corners in level-0 pixels, (patches, 2); None if unknown.
+        patch_size: Side of a patch in level-0 pixels; None if unknown.
+        spans: The rows of each slide.
+
+    Raises:
+        BagError: There is no patch, or features and coordinates differ in number.
+
+    Example:
+        >>> import gcemil, numpy
+        >>> features = numpy.zeros((5, 8), dtype="float32")
+        >>> slides = [gcemil.slide_bag(name, features) for name in ("a", "b")]
+        >>> bag = gcemil.case_bag("P-1", slides)
+        >>> len(bag), bag.rows_of("b"), bag.slide_coords("b")
+        (10, slice(5, 10, None), None)
+        >>> len(bag.take_rows(numpy.array([0, 7])))
+        2
+    """
 
     bag_id: str
     features: FeatureRows
@@ -74,7 +97,17 @@ class Bag:
         return tuple(span.slide_id for span in self.spans)
 
     def rows_of(self, slide_id: str) -> slice:
-        """The rows of one slide of the bag."""
+        """Find the rows of one slide.
+
+        Args:
+            slide_id: A slide of the bag.
+
+        Returns:
+            The rows as a slice.
+
+        Raises:
+            BagError: The bag has no such slide.
+        """
         for span in self.spans:
             if span.slide_id == slide_id:
                 return slice(span.start, span.stop)
@@ -83,14 +116,32 @@ class Bag:
         )
 
     def slide_coords(self, slide_id: str) -> CoordRows | None:
-        """Coordinates of one slide as they stand in its own file."""
+        """Read the coordinates of one slide as its own file has them.
+
+        Args:
+            slide_id: A slide of the bag.
+
+        Returns:
+            Top-left corners in level-0 pixels, (patches of the slide, 2); None if unknown.
+
+        Raises:
+            BagError: The bag has no such slide.
+        """
+        rows = self.rows_of(slide_id)
         if self.coords is None:
             return None
         shift = next(span.shift for span in self.spans if span.slide_id == slide_id)
-        return self.coords[self.rows_of(slide_id)] - np.array([shift, 0], dtype=self.coords.dtype)
+        return self.coords[rows] - np.array([shift, 0], dtype=self.coords.dtype)
 
     def take_rows(self, rows: RowIndex) -> Bag:
-        """The bag restricted to sorted rows; a slide without a row left keeps an empty span."""
+        """Restrict the bag to some of its patches.
+
+        Args:
+            rows: Sorted rows of the bag, (rows,).
+
+        Returns:
+            The smaller bag; a slide without a row left keeps an empty span.
+        """
         # The rows are sorted, so a span keeps what lies between the places of its two ends.
         edges = [
             int(np.searchsorted(rows, edge))
@@ -141,7 +192,7 @@ def case_bag(case_id: str, slides: Iterable[Bag]) -> Bag:
         slides: Bags of one slide each.
 
     Returns:
-        The bag; `spans` tells which rows come from which slide.
+        The bag; `spans` lists the rows of each slide.
 
     Raises:
         BagError: Some slides have coordinates and some have none.
@@ -219,8 +270,8 @@ def grid_stride(coords: Shaped[np.ndarray, "n 2"]) -> float | None:
         ordered = coords[np.lexsort((coords[:, axis], coords[:, other]))]
         same_line = np.diff(ordered[:, other]) == 0
         steps.append(np.diff(ordered[:, axis])[same_line])
-    found = np.round(np.concatenate(steps).astype(np.float64), 2)
-    values, counts = np.unique(found[found > 0], return_counts=True)
+    distances = np.round(np.concatenate(steps).astype(np.float64), 2)
+    values, counts = np.unique(distances[distances > 0], return_counts=True)
     return float(values[counts.argmax()]) if len(values) else None
 
 

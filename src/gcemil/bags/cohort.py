@@ -63,7 +63,7 @@ SLIDE_COLUMNS: dict[Task, tuple[str, ...]] = {
 
 
 class CohortCard(BaseModel):
-    """What cohort.yaml says."""
+    """The content of cohort.yaml."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -133,7 +133,30 @@ class BagSpec:
 
 @dataclass(frozen=True, eq=False)
 class Cohort:
-    """A cohort folder: its card, its slides, and the bags they form."""
+    """A cohort folder: its card, its slides, and the bags they form.
+
+    Args:
+        folder: The folder.
+        card: The content of cohort.yaml.
+        slides: The rows of slides.csv.
+
+    Example:
+        >>> import gcemil, pathlib, tempfile
+        >>> from gcemil.simulation.simulate import simulate
+        >>> folder = simulate("nsclc", pathlib.Path(tempfile.mkdtemp()), size="tiny").folder
+        >>> cohort = gcemil.Cohort.load(folder)
+        >>> spec = cohort.bags[0]
+        >>> bag = cohort.read_bag(spec)
+        >>> bag.features.shape == (len(cohort.layout(spec)), cohort.card.feature_dim)
+        True
+        >>> name = spec.slide_ids[0]
+        >>> cohort.feature_file(name).exists(), cohort.truth_file(name).exists()
+        (True, True)
+        >>> cohort.slide_file(name) is None, cohort.slide_patch_size(name, bag.coords)
+        (True, 512)
+        >>> cohort.save()
+        >>> cohort.save_card()
+    """
 
     folder: Path
     card: CohortCard
@@ -141,7 +164,17 @@ class Cohort:
 
     @staticmethod
     def load(folder: Path | str) -> Cohort:
-        """The cohort in this folder; tables that contradict themselves are refused."""
+        """Open a cohort.
+
+        Args:
+            folder: A folder with cohort.yaml and slides.csv.
+
+        Returns:
+            The cohort; features are read bag by bag.
+
+        Raises:
+            CohortError: The folder is not a cohort, or its tables contradict each other.
+        """
         folder = Path(folder)
         card, table = read_card(folder), folder / "slides.csv"
         slides, problems = read_slides(read_table(table, card.columns), card)
@@ -155,7 +188,7 @@ class Cohort:
 
     def save_card(self) -> None:
         """Write cohort.yaml alone."""
-        # Without defaults: the card says only what somebody decided.
+        # Without defaults: the file holds only what was chosen.
         written = self.card.model_dump(mode="json", exclude_defaults=True)
         write_text(self.folder / "cohort.yaml", yaml.safe_dump(written, sort_keys=False))
 
@@ -186,23 +219,63 @@ class Cohort:
         return tuple(specs)
 
     def feature_file(self, slide_id: str) -> Path:
-        """Where the features of a slide lie."""
+        """Name the feature file of a slide.
+
+        Args:
+            slide_id: A slide of the cohort.
+
+        Returns:
+            features/<slide>.h5 in the folder, whether it exists or not.
+        """
         return feature_file(self.folder, slide_id)
 
     def truth_file(self, slide_id: str) -> Path:
-        """Where the truth of a slide lies, if there is any."""
+        """Name the file of the annotated patches of a slide.
+
+        Args:
+            slide_id: A slide of the cohort.
+
+        Returns:
+            truth/<slide>.h5 in the folder, whether it exists or not.
+        """
         return self.folder / "truth" / f"{slide_id}.h5"
 
     def slide_file(self, slide_id: str) -> Path | None:
-        """The slide itself, where it lies beside the features."""
+        """Find the slide itself.
+
+        Args:
+            slide_id: A slide of the cohort.
+
+        Returns:
+            slides/<slide>.* in the folder; None if there is no such file.
+        """
         return find_slide_file(self.folder, slide_id)
 
     def slide_patch_size(self, slide_id: str, coords: CoordRows) -> int | None:
-        """Side of a patch of this slide in level-0 pixels; None where nothing says it."""
+        """Find the side of a patch of one slide.
+
+        Args:
+            slide_id: A slide of the cohort.
+            coords: Top-left corners in level-0 pixels, (patches, 2).
+
+        Returns:
+            The side in level-0 pixels, from cohort.yaml, from the feature file, or from the grid;
+            None if it is unknown.
+        """
         return find_patch_size(self.folder, self.card, slide_id, coords)
 
     def layout(self, spec: BagSpec) -> Bag:
-        """The bag with features of width 0: patch count, coordinates and spans."""
+        """Read a bag without its features.
+
+        Args:
+            spec: One of `bags`.
+
+        Returns:
+            The bag with coordinates and spans, and features of width 0.
+
+        Raises:
+            StoreError: A feature file cannot be read.
+        """
         slides = []
         for slide_id in spec.slide_ids:
             n_patches, coords = store.read_patch_layout(self.feature_file(slide_id))
@@ -214,7 +287,20 @@ class Cohort:
     def read_bag(
         self, spec: BagSpec, layout: Bag | None = None, rows: RowIndex | None = None
     ) -> Bag:
-        """The bag with its features, or only these sorted rows of it."""
+        """Read a bag.
+
+        Args:
+            spec: One of `bags`.
+            layout: What `layout(spec)` returned; None reads it.
+            rows: Sorted rows to read, (rows,); None reads all.
+
+        Returns:
+            The bag with its features.
+
+        Raises:
+            StoreError: A feature file cannot be read.
+            CohortError: The features do not have the width that cohort.yaml states.
+        """
         layout = layout or self.layout(spec)
         parts = []
         for span in layout.spans:
@@ -228,7 +314,7 @@ class Cohort:
 
     @property
     def patch_size(self) -> LevelZeroPx | None:
-        """Side of a patch in level-0 pixels, where the card says it."""
+        """Side of a patch in level-0 pixels; None if cohort.yaml does not state it."""
         size = self.card.patch_size_level0
         return None if size is None else LevelZeroPx(size)
 
@@ -239,7 +325,7 @@ class Cohort:
             raise CohortError(f"{path}: {problem}. Extract the slide again.")
         if features.shape[1] != self.card.feature_dim:
             raise CohortError(
-                f"{path}: features have shape {features.shape}, but cohort.yaml says "
+                f"{path}: features have shape {features.shape}, but cohort.yaml states "
                 f"feature_dim {self.card.feature_dim}. All slides of a cohort come from one "
                 "encoder; extract this one again or correct cohort.yaml."
             )
@@ -258,7 +344,7 @@ def find_slide_file(folder: Path, slide_id: str) -> Path | None:
 
 
 def read_slide_attributes(folder: Path, slide_id: str) -> dict[str, Any]:
-    """Attributes of the feature file and of its coordinates; none where the file is gone."""
+    """Attributes of the feature file and of its coordinates; empty if the file is missing."""
     path = feature_file(folder, slide_id)
     if not is_file(path):
         return {}
@@ -266,7 +352,7 @@ def read_slide_attributes(folder: Path, slide_id: str) -> dict[str, Any]:
 
 
 def read_slide_bounds(folder: Path, slide_id: str) -> store.Bounds:
-    """Where the image that QuPath shows begins, as the feature file says; else (0, 0)."""
+    """Where the image that QuPath shows begins, as the feature file states; else (0, 0)."""
     attributes = read_slide_attributes(folder, slide_id)
     return store.stated_bounds(attributes, str(feature_file(folder, slide_id))) or (0, 0)
 
@@ -446,7 +532,7 @@ def load_bags(
     cohort: Cohort, specs: Sequence[BagSpec], *, rule: SampleRule, epoch: int = 0, ahead: int = 4
 ) -> Iterator[tuple[BagSpec, Bag]]:
     """Each bag once, in order; at most `ahead` wait in memory, and none beside a large bag."""
-    # Not a loop with variables, which would keep a bag alive while the thread waits for its turn.
+    # Not a loop with variables, which would hold a bag in memory while the thread waits.
     pairs = ((spec, read_sampled_bag(cohort, spec, rule=rule, epoch=epoch)) for spec in specs)
     with closing(run_ahead(pairs, ahead, size=lambda pair: pair[1].features.nbytes)) as ready:
         yield from ready

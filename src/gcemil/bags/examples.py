@@ -1,13 +1,13 @@
-"""Examples of concepts, kept in a cohort as anchors_examples.h5: patches that somebody has named.
+"""Examples of concepts, kept in a cohort as anchors_examples.h5: patches named by a person.
 
-  features  (n, d)  the patches as the cohort's encoder sees them
+  features  (n, d)  the patches as the cohort's encoder embeds them
   concepts  (n,)    what each shows
   slides    (n,)    the slide it lies on; empty for a patch without a slide
   attributes        k, the examples per concept that training takes; seed; encoder; source
 
 Which examples a fold may use is decided fold by fold: those of its own training slides and those of
-slides outside the cohort, never those of a slide that the fold validates or tests on. Of these it
-takes k per concept, one slide after the other, so that no slide speaks for a concept alone.
+slides outside the cohort, never those of a slide that the fold validates or tests on. It then takes
+k per concept, one slide after the other, so that no concept comes from one slide alone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gcemil.errors import CohortError, StoreError
 
 EXAMPLES_FILE = "anchors_examples.h5"
 EXAMPLES = "examples"
-"""What cohort.yaml says where examples are its anchors."""
+"""The value in cohort.yaml if examples are its anchors."""
 _ATTRIBUTES = ("k", "seed", "encoder", "source")
 
 Names = Shaped[np.ndarray, "_"]

@@ -133,7 +133,7 @@ def record_cohort(cohort: Cohort) -> CohortRecord:
 
 
 def _list_labels(row: SlideRow) -> dict[str, Any]:
-    """What training reads of a line; runs of earlier versions know no labels of several targets."""
+    """What training reads of a line; runs of earlier versions have no labels of several targets."""
     values = asdict(row) | {"site": None}
     return values if row.labels else {name: one for name, one in values.items() if name != "labels"}
 

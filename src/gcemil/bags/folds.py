@@ -33,11 +33,11 @@ _DUTIES: dict[Part, str] = {"train": "train", "val": "validate", "test": "test"}
 _VALUE = "value"
 """The stratum of cases with a value, which is numbered by quartile."""
 _CASES_PER_VALIDATION = 8
-"""One of so many training cases validates where a published split names none."""
+"""One in this many training cases validates if a published split has no validation part."""
 
 
 class SplitCard(BaseModel):
-    """What splits/splits.yaml says of the folds beside it."""
+    """The content of splits/splits.yaml, about the folds beside it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -62,7 +62,7 @@ class Fold:
 def make_folds(
     cohort: Cohort, *, n_folds: int = 5, unit: SplitUnit = "case", seed: int = 0
 ) -> list[Fold]:
-    """Stratified folds of whole cases (or of slides, where the user insists)."""
+    """Stratified folds of whole cases, or of slides on request."""
     if n_folds < 3:
         raise UsageError(
             f"Cross-validation needs at least 3 folds (test, validation, training), got {n_folds}."
@@ -192,7 +192,7 @@ def carve_validation(rows: Sequence[SlideRow], fold: Fold) -> Fold:
 
 
 def make_parts(cohort: Cohort, sizes: tuple[int, int, int], *, generator: Generator) -> Fold:
-    """One fold of whole cases with so many to train, validate and test on, stratified.
+    """One fold of whole cases with these numbers to train, validate and test on, stratified.
 
     Where test cases cost nothing, as in a simulated cohort, a large test part is better than five
     small ones. Numbers that add up to the slides are shares: cases are dealt in these proportions.
@@ -242,7 +242,7 @@ def write_split_card(folder: Path, card: SplitCard) -> None:
 def fold_faults(folder: Path, placed: Mapping[int, Mapping[str, str]]) -> list[str]:
     """What is wrong with the folds of a cohort together, from the part of every slide in each fold.
 
-    Folds of cross-validation test every slide once. Published splits need not; splits.yaml says so.
+    Folds of cross-validation test every slide once; published splits (splits.yaml) need not.
     """
     path = folder / "splits" / _CARD
     if path.is_file():
@@ -277,7 +277,7 @@ def fold_faults(folder: Path, placed: Mapping[int, Mapping[str, str]]) -> list[s
 
 
 def read_fold(cohort: Cohort, index: int) -> Fold:
-    """One fold, complete and free of leakage, or an error that says what is wrong."""
+    """One fold, complete and free of leakage, or an error."""
     path = split_file(cohort.folder, index)
     if not path.is_file():
         if there := fold_indices(cohort.folder):
@@ -321,7 +321,7 @@ def read_parts(folder: Path, index: int) -> dict[str, str]:
 
 
 def leaking_cases(cohort: Cohort, fold: Fold) -> list[str]:
-    """Cases whose slides stand in more than one part."""
+    """Cases whose slides are in more than one part."""
     case_of = {row.slide_id: row.case_id for row in cohort.slides}
     return sorted(
         case for case, parts in _list_parts(case_of, fold.part_of).items() if len(parts) > 1

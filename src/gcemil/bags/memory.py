@@ -159,7 +159,7 @@ def _name_classes(targets: Sequence[Any], classes: Sequence[str] | None) -> tupl
     measured = {target for target in targets if isinstance(target, float)}
     if len(measured) > MOST_CLASSES:
         raise UsageError(
-            f"The labels are measurements such as {measured.pop()}, which are no classes. "
+            f"The labels are measurements such as {measured.pop()}, which are not classes. "
             'Give task="regression", or labels of classes.'
         )
     if classes is not None:

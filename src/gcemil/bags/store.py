@@ -41,7 +41,7 @@ _NAMES_SHOWN = 10
 _LARGEST_COORDINATE = 10**9
 """Thousands of times the longest side of a scanned slide."""
 _BOUNDS_KEYS = (("openslide.bounds-x", "openslide.bounds-y"), ("bounds_x", "bounds_y"))
-"""Attributes of a feature file that say where the image that QuPath shows begins."""
+"""Attributes of a feature file for the origin of the image that QuPath shows."""
 _TRUTH_RANGES = {
     # An overlap is a quotient of areas, which rounding may carry past 1.
     "overlap": (1.001, False, "a share from 0 to 1"),
@@ -310,7 +310,7 @@ def _open_file(path: Path) -> Iterator[h5py.File]:
 
 
 def describe_absence(path: Path) -> str:
-    """Why there is no file to read, and what to do about it."""
+    """Why there is no file to read, and the remedy."""
     if path.exists():
         return (
             f"{path} is not a regular file, so it is not read. "

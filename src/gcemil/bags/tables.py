@@ -57,7 +57,7 @@ def read_frame(path: Path, *, sheet: str | None = None, header: bool = True) -> 
     names = pd.Index(lines[0])
     if len(twice := names[names.duplicated() & (names != "")]):
         raise CohortError(f"{path}: column '{twice[0]}' occurs twice. Rename one.")
-    # Of several columns without a name, the last is kept.
+    # If several columns have no name, the last is kept.
     table = pd.DataFrame(lines[1:], columns=names, dtype=object).loc[
         :, ~names.duplicated(keep="last")
     ]

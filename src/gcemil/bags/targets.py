@@ -3,8 +3,7 @@
   COHORT/targets/<target>/   cohort.yaml, slides.csv (slides whose label is known, as 'not <target>'
                              and '<target>'), truth, and links to everything else of COHORT
 
-What is asked about evidence is asked about one target, so every command takes such a folder as it
-takes any cohort.
+Evidence is that of one target, so every command takes such a folder as it takes any cohort.
 """
 
 from __future__ import annotations

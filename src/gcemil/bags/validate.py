@@ -177,7 +177,7 @@ def _feature_problems(
     layout, shape = layouts["features"], layouts["features"].shape
     problem = store.features_problem(shape, layout.dtype)
     if len(shape) != 2 or shape[1] != card.feature_dim:
-        problem = f"features have shape {shape}, cohort.yaml says width {card.feature_dim}"
+        problem = f"features have shape {shape}, cohort.yaml states width {card.feature_dim}"
     if problem:
         yield Problem(slide_id, problem, "Extract it with the cohort's encoder.")
         return
@@ -203,7 +203,7 @@ def _feature_problems(
     if problem := store.nan_problem(features):
         yield Problem(slide_id, problem, again)
     elif len(features) > 1 and (features == features[0]).all():
-        remedy = "The encoder saw no tissue; extract it again."
+        remedy = "The encoder got no tissue; extract it again."
         yield Problem(slide_id, "all patches have the same features", remedy)
     other = first_with.setdefault(hashlib.sha256(features.data).hexdigest(), slide_id)
     if other != slide_id:

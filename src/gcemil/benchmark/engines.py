@@ -105,7 +105,7 @@ def _execute_keys(
                 try:
                     ((_, outcome),) = run_keys([key])
                 except WorkerError as error:
-                    reason = "Its worker process died, perhaps for want of memory."
+                    reason = "Its worker process died, perhaps because memory ran out."
                     outcome = record_failure(results, key, reason, detail=str(error))
                 if outcome.ending is not Ending.busy:
                     del left[key]
@@ -186,7 +186,7 @@ def available_memory() -> int:
 
 
 def show_accelerators(resources: Resources, slot: int) -> None:
-    """Let a worker see its accelerators; workers share them in order, or see none."""
+    """Make its accelerators visible to a worker; workers share them in order, or have none."""
     first, count = int(slot * resources.gpus), max(1, int(resources.gpus))
     visible = range(first, first + count) if resources.gpus else ()
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, visible))

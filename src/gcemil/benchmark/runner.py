@@ -73,7 +73,7 @@ class Outcome:
 
 
 def execute(grid: Grid, results: Results, key: Key) -> Outcome:
-    """Do the work of this key unless it is done or somebody else is at it."""
+    """Do the work of this key unless it is done or another process does it."""
     with claim(results.lock(key.path)) as mine:
         if not mine:
             return Outcome(Ending.busy)

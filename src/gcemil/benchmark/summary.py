@@ -119,7 +119,7 @@ def _choose_trials(grids: Sequence[Grid], runs: Rows) -> Rows:
         ]
         for _, rows in _group_rows(tried, SEARCHED):
             if len(rows) == len(grid.trials):
-                # Of equals the first of the grid.
+                # Ties go to the first of the grid.
                 best = max(rows, key=lambda row: row["details"]["validation"])
                 trial = {
                     "variant": SEARCH,

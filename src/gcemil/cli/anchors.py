@@ -29,13 +29,13 @@ def list_families(
     """
     from gcemil.families import GENERIC_FAMILY, ORGAN_FAMILIES, load_family
 
-    found = [
+    families = [
         load_family(name) for name in ([family] if family else (*ORGAN_FAMILIES, GENERIC_FAMILY))
     ]
     if as_json:
-        print_json([one.model_dump(mode="json") for one in found])
+        print_json([one.model_dump(mode="json") for one in families])
         return
-    for one in found:
+    for one in families:
         datasets = ", ".join(one.datasets) or "no dataset of its own"
         title = f"{one.family}: {one.source} ({datasets})"
         print_table(title, ("concept", "wording"), [(p.concept, p.wording) for p in one.prompts])
@@ -84,8 +84,8 @@ def embed(
     )
     if not text_encoder.sees_images:
         say(
-            f"'{encoder}' never saw an image: its words and your patches share no space. Without "
-            "pairs, training uses prototypes."
+            f"'{encoder}' was not trained on images: its texts and your patches share no space. "
+            "Without pairs, training uses prototypes."
         )
 
 

@@ -23,7 +23,7 @@ def benchmark(
         metavar="GRID.yaml", help="A grid file; see docs/benchmark.md."
     ),
     out: Path = typer.Option(
-        ..., help="The results folder; what it holds already is not done again."
+        ..., help="The results folder; results that it already holds are kept."
     ),
     engine: options.Engine = "local",
     jobs: int | None = options.jobs("runs", otherwise="as cores and memory allow", old="--workers"),
@@ -176,7 +176,7 @@ def _print_results(
 
 
 FOLDS, REVIEW = "folds", "review"
-"""The tables about one run: its folds, and what its reviewers said."""
+"""The tables about one run: its folds, and the marks of its reviewers."""
 
 
 Format = Literal["markdown", "latex", "csv"]

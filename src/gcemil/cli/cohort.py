@@ -19,7 +19,7 @@ def inspect(
     path: Path = typer.Argument(help="Any file or folder."),
     as_json: options.Json = False,
 ) -> None:
-    """Tell what a file or folder is, and which command to run next.
+    """Describe a file or folder, and name the command to run next.
 
     Known are features of CLAM, TRIDENT, STAMP, torchmil and gcemil.
 
@@ -28,17 +28,17 @@ def inspect(
     from gcemil.bags.foreign.inspect import PLACEHOLDERS
     from gcemil.bags.foreign.inspect import inspect as inspect_path
 
-    found = inspect_path(path)
+    inspection = inspect_path(path)
     if as_json:
-        print_json(asdict(found))
+        print_json(asdict(inspection))
         return
-    print_table(f"{path}: {found.title}", ("what", "value"), list(found.facts))
-    for problem in found.problems:
+    print_table(f"{path}: {inspection.title}", ("what", "value"), list(inspection.facts))
+    for problem in inspection.problems:
         say(f"problem: {problem}")
-    if found.next_command:
-        missing = [name for name in PLACEHOLDERS if name in found.next_command.split()]
+    if inspection.next_command:
+        missing = [name for name in PLACEHOLDERS if name in inspection.next_command.split()]
         hint = f" ({'; '.join(PLACEHOLDERS[name] for name in missing)})" if missing else ""
-        say(f"next{hint}: {found.next_command}")
+        say(f"next{hint}: {inspection.next_command}")
 
 
 def import_(
@@ -61,7 +61,7 @@ def import_(
         None, help="The sheet of an Excel table; the first by default."
     ),
     force: bool = options.flag(
-        "--force", "Replace the cohort at --out, but for its anchors; its runs need the old one."
+        "--force", "Replace the cohort at --out and keep its anchors; its runs need the old cohort."
     ),
     skip_broken: bool = options.flag(
         "--skip-broken", "Leave out slides that cannot be read or have NaN; cohort.yaml lists them."
@@ -156,7 +156,7 @@ def validate(
     from gcemil.bags.cohort import read_card
 
     if not (cohort / "cohort.yaml").is_file():
-        # A folder that is not a cohort gets one sentence instead of a table of problems.
+        # A folder that is not a cohort is one message and not a table of problems.
         read_card(cohort)
     with progress("checking slides") as advance:
         problems = checks.validate(cohort, advance)
@@ -182,15 +182,16 @@ def split(
         5, min=3, help="How many folds; fold k tests, half of fold k+1 validates."
     ),
     unit: Unit = typer.Option(
-        "case", help="What stays together. 'slide' may put one case into train and test."
+        "case", help="What is never divided. 'slide' may put one case into train and test."
     ),
     seed: int = options.seed("which case goes where"),
     force: bool = options.flag("--force", "Replace folds that exist already."),
     parts: str | None = typer.Option(
-        None, help="One fold of so many cases to train, validate and test on, such as 90,30,300."
+        None,
+        help="One fold with these numbers of cases to train, validate and test on, as 90,30,300.",
     ),
     official: bool = options.flag(
-        "--official", "Only declare the folds that are there as published ones."
+        "--official", "Only declare the existing folds as published ones."
     ),
 ) -> None:
     """Divide a cohort into folds: whole cases, stratified by the label.
@@ -206,14 +207,16 @@ def split(
 
     loaded = Cohort.load(cohort)
     if official:
-        found = [fold_maker.read_fold(loaded, index) for index in fold_maker.fold_indices(cohort)]
-        if not found:
+        declared = [
+            fold_maker.read_fold(loaded, index) for index in fold_maker.fold_indices(cohort)
+        ]
+        if not declared:
             raise UsageError(f"{cohort / 'splits'} holds no folds that could be official.")
-        numbers = tuple(fold.index for fold in found)
+        numbers = tuple(fold.index for fold in declared)
         fold_maker.write_split_card(
             cohort / "splits", fold_maker.SplitCard(kind="official", folds=numbers)
         )
-        typer.echo(f"{cohort}: {len(found)} folds declared as published splits.")
+        typer.echo(f"{cohort}: {len(declared)} folds declared as published splits.")
         return
     if fold_maker.fold_indices(cohort) and not force:
         raise UsageError(f"{cohort / 'splits'} already holds folds. Add --force to replace them.")
@@ -251,8 +254,8 @@ def _repack(path: Path) -> None:
 
     files = [path] if path.is_file() else sorted(path.rglob("*.h5"))
     if not files:
-        said = "holds no .h5 file" if path.exists() else "does not exist"
-        raise InputError(f"{path} {said}. Give a feature file, or a folder of them.")
+        problem = "holds no .h5 file" if path.exists() else "does not exist"
+        raise InputError(f"{path} {problem}. Give a feature file, or a folder of them.")
     links = [file for file in files if file.is_symlink()]
     done = 0
     with progress("repacking") as advance:

@@ -40,12 +40,12 @@ def console() -> Console:
 
 
 def say(text: object, *, err: bool = False) -> None:
-    """One line; what a file holds is shown as data and never obeyed by the terminal."""
+    """Print one line; control characters are escaped, so that the terminal ignores them."""
     typer.echo(printable(text), err=err)
 
 
 def warn_of_model(warning: str | None) -> None:
-    """Says before anything else that a model has not learned."""
+    """Warn first that a model has not learned."""
     if warning is not None:
         say(f"warning: {warning}")
 

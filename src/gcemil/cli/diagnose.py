@@ -43,7 +43,7 @@ def diagnose(
 ) -> None:
     """Measure by intervention whether the evidence is sufficient, necessary and recoverable.
 
-    Oracle and random patches stand beside every rule.
+    Every rule is shown with oracle and random patches.
 
     Example: gcemil diagnose runs/bracs_gce --against runs/bracs_host --only snr,budget
     """
@@ -62,7 +62,7 @@ def diagnose(
             first, against and against / place, tuple(others), seed, device or "auto"
         )
         with progress("diagnosing") as advance:
-            found = diagnose_run(
+            findings = diagnose_run(
                 comparison,
                 names=None if only is None else only.split(","),
                 folds=options.parse_folds(folds),
@@ -71,11 +71,11 @@ def diagnose(
                 cluster=cluster,
                 on_done=advance,
             )
-        answers[place.name] = without_nan({finding.name: finding.to_json() for finding in found})
+        answers[place.name] = without_nan({finding.name: finding.to_json() for finding in findings})
         if as_json:
             continue
         warn_of_model(Run(first).model_warning)
-        for finding in found:
+        for finding in findings:
             if finding.name == "snr":
                 print_answer(first)
             if finding.name != "snr" or everything:
@@ -128,7 +128,7 @@ def _format_mean(value: float | None, form: str) -> str:
 def print_finding(finding: Finding, *, everything: bool = False) -> None:
     """Print its rows as tables, and its notes below.
 
-    Rows with different figures stand in different tables, so that no column is mostly empty.
+    Rows with different figures are in different tables, so that no column is mostly empty.
     """
     shown = list(finding.rows) if everything else _choose_rows(finding)
     kinds: dict[tuple[str, ...], list[Row]] = {}
@@ -277,7 +277,7 @@ def audit(
 ) -> None:
     """Test an explanation of any model: keep and remove its patches.
 
-    Random patches and, if known, the true ones stand beside it. The callable gets float32 features
+    Random patches and, if known, the true ones are judged too. The callable gets float32 features
     (n, d) and integer coords (n, 2) of one bag, all of it or some of its patches, and returns
     logits (one per class, in the order of cohort.yaml, or one risk), or the tuple (logits, scores)
     with one score per patch. Without scores of its own or from --scores, the slope of its output by
@@ -291,7 +291,7 @@ def audit(
     if html is not None:
         from gcemil.cli.report import needs_matplotlib
 
-        # Imported before the audit: an extra that is missing is said at once.
+        # Imported before the audit, so that a missing extra is reported at once.
         with needs_matplotlib():
             from gcemil.report.audit_page import write_audit_page
     with progress("auditing bags") as advance:

@@ -34,7 +34,7 @@ def explain(
     against: str | None = typer.Option(
         None,
         "--against-class",
-        help="Why not this class: patches that speak against it, and a set whose removal leads to "
+        help="Why not this class: patches that support the other, and a set whose removal leads to "
         "it.",
     ),
     folds: str | None = typer.Option(
@@ -81,13 +81,13 @@ def explain(
 ) -> None:
     """Write the evidence of slides as HDF5, JSON, QuPath GeoJSON and overlay, with a certificate.
 
-    The certificate says what the model predicts from all patches, from the gated ones, from the
+    The certificate states what the model predicts from all patches, from the gated ones, from the
     evidence alone and without it. A slide outside the cohort is explained by all folds: the patches
     that most of them chose, judged under their mean prediction. A case with several slides is
     explained as one. A run without the wrapper has no evidence; its patches of highest attention
-    take its place. --unit region also judges every connected region. --class NAME shows the patches
-    that speak for a class, predicted or not; --against-class NAME those that speak for it and
-    against another one.
+    are used instead. --unit region also judges every connected region. --class NAME shows the
+    patches that support a class, predicted or not; --against-class NAME those that support it and
+    not another one.
 
     Example: gcemil explain runs/bracs_abmil --slide BRACS_1234 --unit region --heatmap gate
     """
@@ -192,10 +192,10 @@ def _print_slides(run: Path, rows: list[dict[str, Any]], table: Path, as_json: b
 
 def _print_certificate(made: ExplainedSlide) -> None:
     """Four predictions, three verdicts, the anchors, and the notes."""
-    found, subject = made.certificate, made.certificate["subject"]
-    predictions = found["predictions"]
+    certificate, subject = made.certificate, made.certificate["subject"]
+    predictions = certificate["predictions"]
     names = list(predictions["full"]["values"])
-    if (agreed := found["consensus"]) is not None:
+    if (agreed := certificate["consensus"]) is not None:
         folds = zip(agreed["folds"], agreed["per_fold"], agreed["n_chosen"], strict=True)
         print_table(
             f"Mean of {len(agreed['folds'])} folds ({', '.join(map(str, agreed['folds']))}), "
@@ -211,9 +211,9 @@ def _print_certificate(made: ExplainedSlide) -> None:
         "X_notS, without it": predictions["removed"],
     }
     print_table(
-        f"{subject['slide_id']}: {found['rule']}, {subject['n_selected']} of "
+        f"{subject['slide_id']}: {certificate['rule']}, {subject['n_selected']} of "
         f"{subject['n_patches']} patches ({subject['fraction']:.1%}); Phi is the "
-        f"{found['output_name']}",
+        f"{certificate['output_name']}",
         ("bag", *names, "Phi"),
         [
             (version, *(_show(one["values"][name]) for name in names), _show(one["output"]))
@@ -221,7 +221,7 @@ def _print_certificate(made: ExplainedSlide) -> None:
             if one is not None
         ],
     )
-    if found["anchors"]:
+    if certificate["anchors"]:
         print_table(
             "coverage of the anchors by the evidence",
             ("anchor", "coverage", "target", "covered"),
@@ -230,10 +230,10 @@ def _print_certificate(made: ExplainedSlide) -> None:
                     *(_show(one[key]) for key in ("prompt", "coverage", "target")),
                     "does not count" if one["covered"] is None else _show(one["covered"]),
                 )
-                for one in found["anchors"]
+                for one in certificate["anchors"]
             ],
         )
-    if found["regions"]:
+    if certificate["regions"]:
         columns = {
             "region": "number",
             "slide": "slide_id",
@@ -244,15 +244,15 @@ def _print_certificate(made: ExplainedSlide) -> None:
             "necessary": "necessary",
         }
         print_table(
-            f"{len(found['regions'])} connected regions, largest score mass first",
+            f"{len(certificate['regions'])} connected regions, largest score mass first",
             list(columns),
-            [[_show(one[key]) for key in columns.values()] for one in found["regions"]],
+            [[_show(one[key]) for key in columns.values()] for one in certificate["regions"]],
         )
-    say(found["headline"])
-    say(found["direction"])
+    say(certificate["headline"])
+    say(certificate["direction"])
     for one, _ in made.further:
         say(one.sentence)
-    for note in found["notes"]:
+    for note in certificate["notes"]:
         say(f"note: {note}")
 
 

@@ -81,7 +81,7 @@ class Command(TyperCommand):
 
 
 class Commands(TyperGroup):
-    """The commands; one that is stopped with Ctrl-C says how to go on."""
+    """The commands; one that is stopped with Ctrl-C prints how to continue."""
 
     def get_params(self, ctx: Any) -> Any:
         """The options of the group itself."""

@@ -167,7 +167,7 @@ HeatMaps = Annotated[
         "--heatmap",
         metavar="|".join(HEATMAPS),
         callback=_read_heatmaps,
-        help="Also write this measurement of all patches as a pyramidal OME-TIFF that lies on the "
+        help="Also write this measurement of all patches as a pyramidal OME-TIFF aligned with the "
         "slide (class: a map of every class); may be given several times.",
     ),
 ]
@@ -193,7 +193,7 @@ def is_given(context: typer.Context, name: str) -> bool:
 
 
 def require(value: T | None, name: str, context: typer.Context) -> T:
-    """An argument or option that a command can do without in one of its modes only."""
+    """An argument or option that only one mode of a command does not need."""
     if value is None:
         raise UsageError(f"{name} is missing. See '{context.command_path} --help'.")
     return value
@@ -214,7 +214,7 @@ def resolve_settings(
     from gcemil.hosts.own import check_trust
 
     if config is not None and preset != "common":
-        raise UsageError(f"--preset {preset} and --config both say how to train. Give one of them.")
+        raise UsageError(f"--preset {preset} and --config both set the training. Give one of them.")
     if config is not None:
         settings, is_run = read_train_settings(config)
         if is_run:
@@ -236,7 +236,7 @@ def parse_folds(text: str) -> list[int] | None:
 
 
 def parse_numbers(text: str, form: str) -> list[int]:
-    """Whole numbers separated by commas; `form` says how they are written."""
+    """Whole numbers separated by commas; `form` shows how they are written."""
     try:
         return [int(part) for part in text.split(",")]
     except ValueError as error:
@@ -244,7 +244,7 @@ def parse_numbers(text: str, form: str) -> list[int]:
 
 
 def parse_pairs(texts: list[str], form: str, read: Callable[[str], T]) -> dict[str, T]:
-    """Options written NAME=VALUE, by name; `form` says how they are written."""
+    """Options written NAME=VALUE, by name; `form` shows how they are written."""
     pairs = {}
     for text in texts:
         name, _, value = text.rpartition("=")

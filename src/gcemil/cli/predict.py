@@ -55,7 +55,7 @@ def predict(
     ),
     weights: options.Weights = None,
     trust_remote_code: options.TrustRemoteCode = False,
-    again: bool = options.flag("--again", "Do slides again that are done."),
+    again: bool = options.flag("--again", "Predict again slides that are already done."),
     device: options.Device = None,
     precision: options.Precision = None,
     jobs: int = options.jobs("slides", default=1),
@@ -70,9 +70,9 @@ def predict(
     folds that did not see it, and marked 'train' if all folds were trained on it.
 
     A slide file is patched and encoded as the cohort of the run was. With --mode prefilter only the
-    patches that the model of 'gcemil prefilter' keeps are encoded, and the rest if its answer is
-    not certified. A slide that fails is a line of predictions.csv with its reason, and the exit
-    code is 1; slides that are done are not done again.
+    patches that the model of 'gcemil prefilter' keeps are encoded, and the rest if the prediction
+    is not certified. A slide that fails is a line of predictions.csv with its reason, and the exit
+    code is 1; slides that are already done are skipped.
 
     Example: gcemil predict runs/bracs_abmil new_slides/ --explain
     """
@@ -147,7 +147,7 @@ def _make_record(one: NewPrediction) -> dict[str, object]:
 def _print_run(
     opened: NewSlides, predictions: Sequence[NewPrediction], notes: Sequence[str], out: Path
 ) -> None:
-    """The table of a run, and what a reader must know of slides that it was made with."""
+    """The table of a run, and a warning about slides that it was trained on."""
     warn_of_model(opened.model_warning)
     done = [one for one in predictions if one.status != "failed"]
     if done:
@@ -218,10 +218,10 @@ def prefilter(
         0.1,
         min=0.001,
         max=0.999,
-        help="Largest chance that a certified answer is not that of all patches.",
+        help="Largest chance that a certified prediction is not that of all patches.",
     ),
     view_mpp: float = typer.Option(
-        4.0, help="Micrometres per pixel of the view that the model sees."
+        4.0, help="Micrometres per pixel of the view that the model reads."
     ),
     epochs: int = typer.Option(10, min=1, help="Passes over the training slides."),
     measure: bool = options.flag("--measure", "Also time the test slides with and without it."),
@@ -232,9 +232,9 @@ def prefilter(
 ) -> None:
     """Train a small model per fold that selects at low magnification which patches to encode.
 
-    The keep rate, and how doubtful an answer from kept patches may be, are chosen on the validation
-    slides. Then 'gcemil predict RUN slide.svs --mode prefilter' encodes only the patches that the
-    model keeps, and all of them if the answer is too doubtful.
+    The keep rate and the largest doubt of a prediction from kept patches are chosen on the
+    validation slides. Then 'gcemil predict RUN slide.svs --mode prefilter' encodes only the patches
+    that the model keeps, and all of them if the prediction is too doubtful.
 
     Example: gcemil prefilter runs/mine slides/
     """

@@ -15,7 +15,7 @@ from gcemil.errors import MissingExtraError
 
 @contextmanager
 def needs_matplotlib() -> Iterator[None]:
-    """Say which extra an import inside lacks."""
+    """Name the extra that an import inside lacks."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -31,7 +31,7 @@ def report(
         None, help="A file, or a folder for report.html; RUN by default."
     ),
     representations: bool = options.flag(
-        "--representations", "First compute what the t-SNE shows."
+        "--representations", "First compute the representations for the t-SNE."
     ),
     seed: int = options.seed("the t-SNE"),
     trust_host: options.TrustHost = None,
@@ -39,7 +39,7 @@ def report(
 ) -> None:
     """Write an HTML report of a run, which opens from disk without a network.
 
-    It says what is missing. Figures are also written to RUN/figures as PNG and SVG.
+    It lists what is missing. Figures are also written to RUN/figures as PNG and SVG.
 
     Example: gcemil report runs/bracs_gce --against runs/bracs_host
     """
@@ -86,7 +86,7 @@ def figures(
     """Write the figures and tables of a paper.
 
     Curves with intervals, confusion, calibration, survival, evidence on tissue; tables as LaTeX,
-    Markdown and CSV. captions.md says what each file shows and what the run does not hold.
+    Markdown and CSV. captions.md describes each file, and lists what the run lacks.
 
     Example: gcemil figures runs/bracs_gce --out paper --format pdf
     """
@@ -116,7 +116,7 @@ def view(
     run: options.RunFolder,
     fold: int | None = typer.Option(None, min=0, help="By default the first trained fold."),
     slides: Path | None = typer.Option(
-        None, help="A folder of slide files, if they do not lie beside the features."
+        None, help="A folder of slide files, if they are not beside the features."
     ),
     port: int = typer.Option(0, min=0, max=65535, help="By default any free port."),
     browser: bool = typer.Option(
@@ -130,8 +130,8 @@ def view(
 ) -> None:
     """Look at a run in the browser, and keep and remove patches by hand.
 
-    Listens on this machine alone; the address works once, and a new one is printed when a used one
-    is opened again. Ctrl-C ends it. Reviews are saved in RUN/fold_<k>/reviews, nothing else is
+    Listens on this machine only; the address works once, and a new one is printed when a used one
+    is opened again. Ctrl-C ends it. Reviews are saved in RUN/fold_<k>/reviews; nothing else is
     written.
 
     Example: gcemil view runs/bracs_gce

@@ -200,7 +200,7 @@ def compose(
 
 
 def _read_recipe(path: Path | None, options: dict[str, Any]) -> ComposeSettings:
-    """What the file says, overruled by the options that were given."""
+    """The recipe of the file, overruled by the options that were given."""
     from gcemil.files import read_yaml
     from gcemil.simulation.compose import ComposeSettings
 

@@ -27,7 +27,7 @@ def encode(
     encoder: str = typer.Option(
         "efficientnet_lite0", help="A name of docs/encoders.md, or timm:<name>."
     ),
-    batch_size: int = typer.Option(32, min=1, help="Patches the model sees at once."),
+    batch_size: int = typer.Option(32, min=1, help="Patches per batch."),
     jobs: int = options.jobs(
         "threads that read patches ahead of the model", default=2, old="--workers"
     ),
@@ -61,12 +61,14 @@ def encode(
     task: options.Task = None,
     target: options.Target = None,
     classes: options.Classes = None,
-    force: bool = options.flag("--force", "Do slides again that had other settings."),
+    force: bool = options.flag(
+        "--force", "Encode slides again that were encoded with other settings."
+    ),
     as_json: options.Json = False,
 ) -> None:
     """Turn slides into patch features; slides without patches are patched first.
 
-    Patches have a physical size, whatever the scanner. A slide that fails is listed at the end and
+    Patches have one physical size on all scanners. A slide that fails is listed at the end and
     does not stop the others; the command then exits with 1. Run again, it continues where it
     stopped. One folder never mixes encoders.
 

@@ -25,7 +25,7 @@ def train(
     cohort: Path | None = typer.Argument(
         None, help="A cohort folder with folds (gcemil split); with --again the run folder."
     ),
-    out: Path | None = typer.Option(None, help="The run folder; an existing run goes on."),
+    out: Path | None = typer.Option(None, help="The run folder; an existing run is continued."),
     host: str = typer.Option("abmil", metavar="NAME", help=options.HOST_HELP),
     host_weights: Path | None = typer.Option(
         None,
@@ -59,10 +59,12 @@ def train(
     device: options.Device = None,
     precision: options.Precision = None,
     jobs: int | None = options.jobs("folds"),
-    keep_epochs: bool = options.flag("--keep-epochs", "Store what the t-SNE shows of every epoch."),
+    keep_epochs: bool = options.flag(
+        "--keep-epochs", "Store the representations of every epoch, for the t-SNE."
+    ),
     tracker: Tracker | None = typer.Option(
         None,
-        help="Where the numbers of every epoch are drawn; TensorBoard by default, if installed.",
+        help="Where the metrics of every epoch are logged; TensorBoard by default, if installed.",
     ),
     seed: int | None = options.seed("weights and the order of bags", None),
     again: bool = options.flag(
@@ -97,7 +99,7 @@ def train(
     for name, instead in beside.items():
         if config is not None and options.is_given(context, name):
             raise UsageError(
-                f"--{name} and --config both say how to train. Leave --{name} out, or change the "
+                f"--{name} and --config both set the training. Leave --{name} out, or change the "
                 f"file's settings with --set {instead}."
             )
     if not print_config:
@@ -136,7 +138,7 @@ def train(
     from gcemil.training.run import planned_epochs, train_run
 
     if is_import_path(settings.host.name):
-        # Who trains a host has named it; later commands on this run need not ask again.
+        # Training with a host is consent to it, also for later commands on this run.
         remember_consent(settings.host.name, out.resolve())
     chosen = options.parse_folds(folds) or fold_indices(cohort)
     n_epochs = planned_epochs(Cohort.load(cohort), settings, chosen)
@@ -185,7 +187,7 @@ def adopt(
         help="all, or numbers such as 0,2: the splits these weights belong to.",
     ),
     setting: list[str] = typer.Option(
-        [], "--set", help="What the weights do not tell, such as host.options.distillation=max."
+        [], "--set", help="What the weights do not state, such as host.options.distillation=max."
     ),
     as_json: options.Json = False,
 ) -> None:

@@ -30,9 +30,9 @@ from gcemil.tables import UNDEFINED, format_spread
 from gcemil.training.epochs import warning_kind
 
 FIRST_WORD_S = 10.0
-"""Seconds after which a training without a terminal says how long it will take."""
+"""Seconds after which a training without a terminal prints how long it will take."""
 FIRST_BAGS = 5
-"""Bags after the first by which the time that is left is known."""
+"""Bags after the first from which the remaining time is estimated."""
 BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
@@ -41,7 +41,7 @@ class TrainingWatch:
 
     def __init__(self, folds: Sequence[int], n_epochs: int, out: Path, bar: Progress) -> None:
         self._run, self._bar = Run(out), bar
-        # A run that goes on has epochs behind it.
+        # A run that is continued has finished epochs.
         self._before = sum(len(self._run.fold(fold).read_history()) for fold in folds)
         self._total = max(n_epochs, self._before)
         self._task = bar.add_task(
@@ -76,7 +76,7 @@ class TrainingWatch:
         write_text(self._run.log, before + "".join(f"{printable(line)}\n" for line in lines))
 
     def bag(self, fold: int, done: int, total: int) -> None:
-        """Count the bags of an epoch, by which the time left is known before it ends."""
+        """Count the bags of an epoch, to estimate the remaining time before it ends."""
         self._partial[fold] = min(1.0, done / max(1, total))
         self._bar.update(
             self._task, completed=self._before + self._done + sum(self._partial.values())
@@ -165,8 +165,8 @@ def print_summary(out: Path, summary: dict[str, Any]) -> None:
             ("target", *heads),
             [(*line.row_labels, *(cell.text for cell in line.cells)) for line in table.lines],
         )
-    if (said := describe_vote(summary.get("vote"))) is not None:
-        say(said)
+    if (vote := describe_vote(summary.get("vote"))) is not None:
+        say(vote)
     if counts := summary.get("no_evidence"):
         n_false = sum(round(one["reached_rate"] * one["n_test"]) for one in counts)
         n_test = sum(one["n_test"] for one in counts)

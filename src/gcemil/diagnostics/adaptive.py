@@ -158,11 +158,11 @@ def find_sizes(
         rest = prefix_logits(view, order.flip(0), [len(order) - size])
         return not bool(output_scale.agree(full, rest))
 
-    found = []
+    reached_sets = []
     for tolerance in tolerances:
         # Written so that NaN does not suffice.
         sufficient = [size for size in sizes if gaps[size] <= tolerance]
         reached = next((size for size in sufficient if is_necessary(size)), None)
         fallback = sufficient[0] if sufficient else sizes[-1]
-        found.append((reached or fallback, reached is not None))
-    return found
+        reached_sets.append((reached or fallback, reached is not None))
+    return reached_sets

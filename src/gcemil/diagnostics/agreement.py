@@ -88,13 +88,13 @@ class Agreement:
     @property
     def figures(self) -> dict[str, float | None]:
         """Precision, recall and kappa; None where one does not exist."""
-        found = _agreement_figures(np.array([self.counts], dtype=np.float64))
-        return {n: float(one[0]) if np.isfinite(one[0]) else None for n, one in found.items()}
+        values = _agreement_figures(np.array([self.counts], dtype=np.float64))
+        return {n: float(one[0]) if np.isfinite(one[0]) else None for n, one in values.items()}
 
     def to_json(self) -> dict[str, Any]:
         """Counts and agreement as plain values."""
-        found = {"n_marks": self.n_marks, "agreement": self.agreement}
-        return {**asdict(self), **found, "kappa": self.figures["kappa"]}
+        values = {"n_marks": self.n_marks, "agreement": self.agreement}
+        return {**asdict(self), **values, "kappa": self.figures["kappa"]}
 
 
 def count_agreement(verdicts: Verdicts, chosen: Chosen) -> Agreement:
@@ -155,7 +155,7 @@ def judge_patches(
     kinds = count_ignored([one for own in marks.values() for one in own])
     notes = [
         *(
-            f"{count} objects of class '{name}' are no marks"
+            f"{count} objects of class '{name}' are not marks"
             for name, count in Counter(one.class_name for one in others).items()
         ),
         *(f"{count} marks of kind '{kind}' mark no patch" for kind, count in kinds.items()),
@@ -196,7 +196,7 @@ def review_rows(
     rows, slides = [], []
     for key in sorted(groups, key=lambda key: (ranks.index(key[0]), key[1] != "wrapped")):
         labels = dict(zip(("rule", "network"), key, strict=True))
-        # Every rule sees the same draws, so that their intervals can be compared.
+        # Every rule has the same draws, so that their intervals can be compared.
         draws = np.random.default_rng(seed)
         rows.append(Row(labels, _review_figures(groups[key], draws, resamples)))
         for one in groups[key]:

@@ -213,8 +213,8 @@ def _slope_of_pooled(bag: PredictedBag, seam: _Seam, scale: float) -> list[Tenso
     _, _, probe = _map_patches(seam, to_float32(bag.features[:1]), scale)
     leaves = [u.requires_grad_(one.requires_grad) for u, one in zip(mapped, probe, strict=True)]
     asked = [leaf for leaf in leaves if leaf.requires_grad]
-    found = iter(torch.autograd.grad(seam.logits(leaves)[bag.index], asked, allow_unused=True))
-    return [next(found) if leaf.requires_grad else None for leaf in leaves]
+    gradients = iter(torch.autograd.grad(seam.logits(leaves)[bag.index], asked, allow_unused=True))
+    return [next(gradients) if leaf.requires_grad else None for leaf in leaves]
 
 
 class _Seam(NamedTuple):
@@ -232,8 +232,8 @@ def _find_seam(bag: PredictedBag) -> _Seam:
     if form is None:
 
         def embedded(rows: Tensor) -> tuple[Tensor, list[Tensor]]:
-            found = host.embed(rows)
-            return found.tokens, list(found.present().values())
+            embedding = host.embed(rows)
+            return embedding.tokens, list(embedding.present().values())
 
         def pooled(tensors: Sequence[Tensor]) -> Logits:
             named = dict(zip(kind.present(), tensors, strict=True))
@@ -244,9 +244,9 @@ def _find_seam(bag: PredictedBag) -> _Seam:
     read_out = form(kind.rows(torch.zeros(1, dtype=torch.long))).read_out
 
     def readings(rows: Tensor) -> tuple[Tensor, list[Tensor]]:
-        found = host.embed(rows)
-        pooling = form(found)
-        return found.tokens, [pooling.attention_logits, pooling.readings]
+        embedding = host.embed(rows)
+        pooling = form(embedding)
+        return embedding.tokens, [pooling.attention_logits, pooling.readings]
 
     def pooled_readings(tensors: Sequence[Tensor]) -> Logits:
         return LinearPooling(tensors[0], tensors[1], read_out).logits()
@@ -327,7 +327,7 @@ def contribution(bag: PredictedBag) -> Scores:
 
 
 def _gives_contributions(host: Host) -> bool:
-    """Asked with one zero patch, which every host of ours accepts; a black box never gives any."""
+    """Whether a host returns contributions, tried on one zero patch; a black box never does."""
     if isinstance(host, CallableHost):
         return False
     parameters = host.parameters() if isinstance(host, nn.Module) else iter(())

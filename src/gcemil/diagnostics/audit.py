@@ -93,7 +93,7 @@ class ScoreSource:
     of: Callable[[Bag, HostOutput], Tensor]
     """One score per patch, from the bag and from the model's output on it."""
     follows_bag: bool = True
-    """Whether a changed bag gets scores of its own; scores from files do not."""
+    """Whether scores follow a changed bag; those from files do not."""
     are_gates: bool = False
     """Whether they lie in [0, 1] and weigh the patches."""
 
@@ -148,8 +148,10 @@ def audit_model(
     bags = load_bags(cohort, specs, rule=SampleRule(), ahead=2)
     for done, (spec, bag) in enumerate(bags, start=1):
         with name_bag_in_errors(spec.bag_id):
-            found = _try_rules(host, cohort, bag, score_sources, budget, changes, repeats, seed)
-        for rule, trial in found.items():
+            bag_trials = _try_rules(
+                host, cohort, bag, score_sources, budget, changes, repeats, seed
+            )
+        for rule, trial in bag_trials.items():
             trials.setdefault(rule, []).append(trial)
         if on_bag:
             on_bag(done, len(specs))
@@ -387,8 +389,8 @@ def measure_risk_scale(
     deviation = float(np.std(risks)) if spread is None else spread
     if not deviation > 0:
         raise UsageError(
-            f"The model answers {risks[0]:g} for all {len(risks)} bags: "
-            "its answers have no unit, and nothing to explain."
+            f"The model predicts {risks[0]:g} for all {len(risks)} bags: "
+            "its predictions have no unit, and nothing to explain."
         )
     return RiskScale(fmean(risks), deviation)
 
@@ -426,11 +428,11 @@ def apply_rules(
     size, n_patches = subset_size(len(bag), budget), len(bag)
     chosen: dict[str, tuple[Tensor, Tensor | None]] = {}
     if isinstance(network, GceMil):
-        found = explain_bag(network, bag)
-        embedded, full = found.output.embedded, found.output.answer
+        explanation = explain_bag(network, bag)
+        embedded, full = explanation.output.embedded, explanation.output.answer
         interventions = Interventions(network.explained, features, coords, embedded=embedded)
         if not scorings:
-            chosen["evidence"] = found.recovery.selected, found.output.log_gates
+            chosen["evidence"] = explanation.recovery.selected, explanation.output.log_gates
     else:
         interventions = Interventions(network, features, coords)
         full = interventions.full()

@@ -139,9 +139,9 @@ def collect_sources(
     gates: bool,
 ) -> dict[str, ScoreSource]:
     """The model's own scores and those of every folder, or its slope where there are neither."""
-    found: dict[str, ScoreSource] = {}
+    sources: dict[str, ScoreSource] = {}
     if box.answer(*given)[1] is not None:
-        found["model"] = OWN_SCORES
+        sources["model"] = OWN_SCORES
     for folder in folders:
         if not folder.is_dir():
             raise UsageError(
@@ -149,7 +149,7 @@ def collect_sources(
                 ".npy files."
             )
         name = folder.resolve().name
-        if name in found:
+        if name in sources:
             raise UsageError(
                 f"Two sources of scores are called '{name}'. Rename the folder {folder}."
             )
@@ -157,10 +157,10 @@ def collect_sources(
         def read(bag: Bag, _full: HostOutput, folder: Path = folder) -> Tensor:
             return torch.from_numpy(read_bag_scores(folder, bag, column=column))
 
-        found[name] = ScoreSource(read, follows_bag=False, are_gates=gates)
+        sources[name] = ScoreSource(read, follows_bag=False, are_gates=gates)
     if gates and not folders:
         raise UsageError("--gates describes the score files. Give them with --scores DIR.")
-    return found or {"slope": ScoreSource(lambda bag, _full: box.slopes(*bag_tensors(bag)))}
+    return sources or {"slope": ScoreSource(lambda bag, _full: box.slopes(*bag_tensors(bag)))}
 
 
 def import_model(name: str) -> Any:
@@ -173,8 +173,8 @@ def import_model(name: str) -> Any:
     file, _, callable_name = name.rpartition(":")
     if file.endswith(".py"):
         name = f"{import_file(Path(file), '--model')}:{callable_name}"
-    found = import_object(name, "--model")
-    return found.eval() if isinstance(found, nn.Module) else found
+    model = import_object(name, "--model")
+    return model.eval() if isinstance(model, nn.Module) else model
 
 
 class BlackBox:
@@ -288,7 +288,7 @@ def check_answers(bag_id: str, answer: Callable[[], Tensor]) -> list[str]:
     change, size = float((first - second).abs().max()), float(first.abs().max())
     if change > SAME_ANSWER * (1 + size):
         notes.append(
-            f"The model gave two answers for bag '{bag_id}', {change:.2g} apart: it is in training "
+            f"The model gave two outputs for bag '{bag_id}', {change:.2g} apart: it is in training "
             "mode (dropout), or random. Call model.eval() before the audit; until then no figure "
             "can be trusted."
         )
@@ -371,7 +371,7 @@ def _read_scores(path: Path, column: str | None) -> tuple[BagScores, Int[np.ndar
             return np.array([float(row[column]) for row in rows]), None
         except ValueError as error:
             raise StoreError(
-                f"{path}: column '{column}' holds something that is no number ({error})."
+                f"{path}: column '{column}' holds something that is not a number ({error})."
             ) from error
     if path.suffix == ".h5":
         layouts = store.describe(path)
@@ -391,7 +391,7 @@ def _read_scores(path: Path, column: str | None) -> tuple[BagScores, Int[np.ndar
 
 def _choose_name(path: Path, names: Collection[str], single: Sequence[str], content: str) -> str:
     """The first known name in a file, else the only one that can be meant."""
-    found = [name for name in NAMES if name in names] or (single if len(single) == 1 else ())
-    if not found:
+    matches = [name for name in NAMES if name in names] or (single if len(single) == 1 else ())
+    if not matches:
         raise StoreError(f"{path} {content}; which of them are the scores? Name it with --column.")
-    return found[0]
+    return matches[0]

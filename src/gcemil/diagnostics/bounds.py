@@ -168,7 +168,7 @@ def estimate_completeness(fold: TrainedFold) -> Pass[Completeness | None]:
     """eta and L_q from the validation bags; None without a wrapper or without such bags."""
     if fold.model is None:
         return None
-    found: list[tuple[float, float, float]] = []
+    observations: list[tuple[float, float, float]] = []
     scale = fold.output_scale("wrapped")
     while (bag := (yield "val")) is not None:
         full, interventions = bag.view.full, bag.view.interventions
@@ -183,8 +183,8 @@ def estimate_completeness(fold: TrainedFold) -> Pass[Completeness | None]:
                 moved = full.bag_feature.double() - kept.bag_feature.double()
                 drop = scale.drops(full.logits, kept.logits.unsqueeze(0)).abs()
                 residual = coverage_residual(subset.selected, responses, weights)
-                found.append((residual, float(moved.norm()), float(drop)))
-    return fit_completeness(found)
+                observations.append((residual, float(moved.norm()), float(drop)))
+    return fit_completeness(observations)
 
 
 @Measure

@@ -8,7 +8,7 @@ The cost table of the paper.
   attention, occlusion, integrated_gradients
                the host on as many patches, by attention, loss without each, or attribution
   prefilter    the host on the evidence among the patches a prefilter kept, or on all of a fallback
-  random, oracle   the host on as many patches, by chance and truth first: what a choice is worth
+  random, oracle   the host on as many patches, at random and true ones first, for comparison
 
   aggregation_time   one prediction when the subset is known and its features are cached
   explained_time     the same with finding the subset
@@ -136,8 +136,8 @@ def measure_inference_cost(
                 facts | figures for figures in measure_modes(bag, modes, repeats, clock, encoding)
             ]
     utility = {
-        mode: task_metric(fold.task, stacked_targets(fold.specs()), found)
-        for mode, found in logits.items()
+        mode: task_metric(fold.task, stacked_targets(fold.specs()), predicted)
+        for mode, predicted in logits.items()
     }
     rows = []
     for row in mean_rows(slides, ("mode", "network", "timing", "encoder")):
@@ -292,7 +292,7 @@ def measure_modes(
 
     for mode in modes:
         explained = seconds.get(f"explain {mode.name}", seconds[f"predict {mode.name}"])
-        # A prefilter finds its subset while it encodes; controls are no inference modes.
+        # A prefilter finds its subset while it encodes; controls are not inference modes.
         is_timed_alone = mode.name != PREFILTER_MODE and mode.name not in CONTROLS
         labels = {"mode": mode.name, "network": mode.network, "timing": "measured"}
         yield from describe(labels, mode, explained if is_timed_alone else None)

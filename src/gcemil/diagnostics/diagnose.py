@@ -152,18 +152,18 @@ def diagnose_run(
         for done, _ in enumerate(ended, start=1):
             if on_done:
                 on_done(done, len(todo))
-        found = []
+        findings = []
         for name in per_fold:
             measured = Run(run).folds_with(f"diagnostics/{name}.json")
-            found.append(join_folds([read_finding(fold.finding(name)) for fold in measured]))
-            write_finding(Run(run).diagnostics, found[-1])
+            findings.append(join_folds([read_finding(fold.finding(name)) for fold in measured]))
+            write_finding(Run(run).diagnostics, findings[-1])
         if SIGNIFICANCE in chosen and comparison.against is not None:
             from gcemil.diagnostics.significance import compare_runs
 
-            found.append(compare_runs(run, comparison.against))
-            write_finding(Run(run).diagnostics, found[-1])
+            findings.append(compare_runs(run, comparison.against))
+            write_finding(Run(run).diagnostics, findings[-1])
         Run(run).write_summary()
-    return found
+    return findings
 
 
 def _choose_names(names: Sequence[str] | None, comparison: Comparison) -> list[str]:

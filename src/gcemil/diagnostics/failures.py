@@ -5,7 +5,7 @@
                       survival: the risk agrees with fewer than `min_concordance` of the bag's
                       comparable pairs; regression: the value is a deviation or more off the label
   artifact evidence   at least `artifact_share` of the selected patches show an artifact: by the
-                      concepts in truth/, else by the pixels of the slide in slides/ (slides/tissue.py)
+                      concepts in truth/, else by the pixels of the slide (slides/tissue.py)
   low sufficiency     not delta_s-sufficient (Definition 1)
   low necessity       not delta_n-necessary (Definition 2)
   semantic mismatch   the anchor to which the selected patches respond most, on average, is none
@@ -47,7 +47,7 @@ from gcemil.tasks.survival import comparable_pairs
 from gcemil.tasks.task import ClassificationTask, RegressionTask, Task
 
 MAX_ERROR = 1.0
-"""Of a value, in training deviations."""
+"""Largest error of a value, in training deviations."""
 BASIC_TYPES = tuple(kind for kind in FAILURE_TYPES if kind != "severe_failure")
 
 Record = dict[str, Any]
@@ -124,7 +124,7 @@ def artifacts_by_pixels(cohort: Path, bag: Bag, chosen: Selected) -> Selected | 
     paths = [find_slide_file(cohort, slide_id) for slide_id in bag.slide_ids]
     if bag.coords is None or bag.patch_size is None or None in paths:
         return None
-    found = torch.zeros(len(bag), dtype=torch.bool)
+    artifact = torch.zeros(len(bag), dtype=torch.bool)
     for slide_id, path in zip(bag.slide_ids, paths, strict=True):
         rows = chosen[bag.rows_of(slide_id)].nonzero().flatten().tolist()
         coords = bag.slide_coords(slide_id)
@@ -136,8 +136,8 @@ def artifacts_by_pixels(cohort: Path, bag: Bag, chosen: Selected) -> Selected | 
         except GcemilError:
             # A slide that cannot be opened leaves one type of failure unknown.
             return None
-        found[bag.rows_of(slide_id)] = torch.from_numpy(shown)
-    return found
+        artifact[bag.rows_of(slide_id)] = torch.from_numpy(shown)
+    return artifact
 
 
 def _find_mismatch(bag: FoldBag, one: Measurement, weight_share: float) -> Record:
@@ -206,8 +206,8 @@ def ordered_share(
 
 def count_failures(record: Record, severe_count: int) -> Record:
     """The basic failures of a slide, and whether they are many."""
-    found = [kind for kind in BASIC_TYPES if record[kind]]
-    return {"failures": found, "severe_failure": len(found) >= severe_count}
+    failures = [kind for kind in BASIC_TYPES if record[kind]]
+    return {"failures": failures, "severe_failure": len(failures) >= severe_count}
 
 
 def _failure_rows(records: Sequence[Record], fold: TrainedFold) -> Iterator[Row]:
@@ -233,12 +233,12 @@ def _failure_notes(fold: TrainedFold, records: Sequence[Record], by_pixels: int)
     n_bags = len({record["bag_id"] for record in records})
     if by_pixels:
         yield (
-            f"Artifacts of {by_pixels} of {n_bags} bags are told by the pixels of their patches: "
-            "glass, ink, out of focus."
+            f"Artifacts of {by_pixels} of {n_bags} bags are detected by the pixels of their "
+            "patches: glass, ink, out of focus."
         )
     for kind, reason in {
         "case_failure": "a bag without a comparable pair cannot be ordered wrongly",
-        "artifact_evidence": "the cohort does not say which patches show artifacts, and holds no "
+        "artifact_evidence": "the cohort does not state which patches show artifacts, and holds no "
         "slides to look at",
         "semantic_mismatch": "the run has no wrapper, so it has no anchors",
     }.items():
@@ -247,6 +247,6 @@ def _failure_notes(fold: TrainedFold, records: Sequence[Record], by_pixels: int)
             yield f"{name} is unknown for {len(unknown)} of {n_bags} bags: {reason}."
     if fold.model is not None and fold.model.bank.kind == "prototypes":
         yield (
-            "The anchors are prototypes: a semantic mismatch speaks of clusters of patches, not of "
+            "The anchors are prototypes: a semantic mismatch is about clusters of patches, not "
             "concepts."
         )

@@ -1,7 +1,7 @@
-"""guarantee: evidence sizes that come with a promise: the evidence keeps the prediction.
+"""guarantee: evidence sizes at which the evidence keeps the prediction with high probability.
 
-The validation part calibrates, the test part shows what the promise is worth. A rule ranks the
-patches of a bag; its evidence of size f is the first share f of them.
+The validation part calibrates, the test part checks the guarantee. A rule ranks the patches of a
+bag; its evidence of size f is the first share f of them.
 
   realised_rate     share of test bags whose evidence of the promised size agrees with the whole bag
   fallback_share    test bags that show the whole bag: those that disagree, or all of them when no
@@ -21,7 +21,7 @@ fractions of the bag on a grid that ends with 1, the whole bag, which agrees wit
                    promise: with the stated confidence over the calibration, new bags agree at a
                    rate >= 1 - alpha (a fixed sequence needs no correction, and no monotony)
 
-Few bags promise little: conformal needs n >= 1 / alpha - 1, learn then test
+Few bags are not enough: conformal needs n >= 1 / alpha - 1, learn then test
 n >= log(1 - confidence) / log(1 - alpha) even if nothing ever fails. Below that, and when the
 calibration bags fail too often, the size is 1 and nothing is certified.
 """
@@ -82,7 +82,7 @@ class Certificate:
     """Conformal: which of the sorted stable sizes was taken."""
 
     def realised_floor(self, n_test: int) -> float:
-        """A rate that a kept promise falls below in at most one of twenty tests of this size."""
+        """A rate that a true guarantee falls below in at most one of twenty tests of this size."""
         if not self.certified:
             return 1.0
         if self.rank is None:
@@ -220,8 +220,10 @@ def _rank_bags(
                 agrees = output_scale.agree(view.full.logits, prefix_logits(view, order, sizes))
                 # Near a tie between classes the two ways to pool a whole bag may round apart.
                 agrees = agrees | (torch.tensor(sizes) == len(bag))
-                found = None if truth is None else average_precision(rank_scores(order), truth)
-                one = RankedBag(bag.bag.bag_id, agrees.numpy(), np.array(sizes) / len(bag), found)
+                precision = None if truth is None else average_precision(rank_scores(order), truth)
+                one = RankedBag(
+                    bag.bag.bag_id, agrees.numpy(), np.array(sizes) / len(bag), precision
+                )
                 ranked.setdefault((rule, network), []).append(one)
     return ranked
 
@@ -229,7 +231,7 @@ def _rank_bags(
 def show_guarantee(
     labels: Labels, certificate: Certificate, bags: Sequence[RankedBag], fractions: Sequence[float]
 ) -> tuple[Row, list[dict[str, Any]]]:
-    """The promise on validation bags, and every test bag at the certified size."""
+    """The certificate of validation bags, and every test bag at the certified size."""
     column = list(fractions).index(certificate.fraction)
     figures: Figures = {
         "promised_rate": 1 - certificate.alpha,
@@ -271,6 +273,6 @@ def explain_refusal(labels: Labels, certificate: Certificate, confidence: float)
         ]
     return [
         f"{method}, {labels['rule']} ({labels['network']}): too many of {n_bags} calibration bags "
-        f"change their answer at every size below the whole bag to certify a rate of {promise}. "
+        f"change their output at every size below the whole bag to certify a rate of {promise}. "
         "Every slide falls back to the whole bag."
     ]

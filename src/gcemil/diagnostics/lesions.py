@@ -57,10 +57,10 @@ def froc_curve(slides: Sequence[SlideDetections]) -> FrocCurve | None:
     lesions = np.concatenate([slide.lesion_scores for slide in slides]) if slides else np.empty(0)
     if not len(lesions):
         return None
-    found = np.sort(lesions[lesions > NOT_FOUND])
+    hit_lesions = np.sort(lesions[lesions > NOT_FOUND])
     false = np.sort(np.concatenate([slide.false_positives for slide in slides]))
-    thresholds = np.unique(np.concatenate([found, false]))[::-1]
-    hits = len(found) - np.searchsorted(found, thresholds, side="left")
+    thresholds = np.unique(np.concatenate([hit_lesions, false]))[::-1]
+    hits = len(hit_lesions) - np.searchsorted(hit_lesions, thresholds, side="left")
     wrong = len(false) - np.searchsorted(false, thresholds, side="left")
     return np.concatenate([[0.0], wrong / len(slides)]), np.concatenate(
         [[0.0], hits / len(lesions)]

@@ -215,8 +215,8 @@ def localisation_rows(
         if threshold is None:
             rows.append(Row({"rule": rule[0], "network": rule[1]}, dict.fromkeys(FIGURES)))
             continue
-        found, own = _map_rows(rule, threshold, test)
-        rows += found
+        rule_rows, own = _map_rows(rule, threshold, test)
+        rows += rule_rows
         details += own
     return tuple(rows), tuple(details)
 
@@ -305,10 +305,10 @@ def localisation_notes(
             "count in froc_official."
         )
     if CONFIRMED_MAP in test[0].maps:
-        # Without numbers, so that the folds say it once.
+        # Without numbers, so that the note of all folds is one line.
         lines.append(
             "'confirmed evidence' counts the verdict: slides that have no evidence mark nothing. "
-            "'evidence' marks the patches that were found on every slide."
+            "'evidence' marks the selected patches of every slide."
         )
     lines.append(
         "froc credits a candidate of any size: a map that marks all tissue hits every lesion with "

@@ -99,22 +99,22 @@ def cohens_dz(differences: Differences) -> float | None:
 
 def rank_biserial(differences: Differences) -> float | None:
     """1 when every difference is in favour, -1 when every one is against."""
-    found = _without_zeros(differences)
-    if not len(found):
+    nonzero = _without_zeros(differences)
+    if not len(nonzero):
         return None
     from scipy import stats
 
-    ranks = stats.rankdata(np.abs(found))
-    return float(np.sign(found) @ ranks / ranks.sum())
+    ranks = stats.rankdata(np.abs(nonzero))
+    return float(np.sign(nonzero) @ ranks / ranks.sum())
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Corrected p-values in the order given; None is no part of the family."""
-    found = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
+    """Corrected p-values in the order given; None is not part of the family."""
+    ordered = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
     corrected: list[float | None] = [None] * len(p_values)
     largest = 0.0
-    for position, (p, index) in enumerate(found):
-        largest = max(largest, min(1.0, p * (len(found) - position)))
+    for position, (p, index) in enumerate(ordered):
+        largest = max(largest, min(1.0, p * (len(ordered) - position)))
         corrected[index] = largest
     return corrected
 

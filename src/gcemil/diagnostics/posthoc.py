@@ -94,7 +94,7 @@ def _time_attributions(
     def run_pass() -> PredictedBag:
         return predict_bag(view.host, view.features, view.coords)
 
-    # The first pass over a bag has cold caches, which would flatter whatever is compared with it.
+    # The first pass over a bag has cold caches, which would favour what is timed after it.
     run_pass()
     passes: list[float] = []
     seconds: dict[str, float] = {}
@@ -134,7 +134,7 @@ def _time_call(call: Callable[[], T], clock: Clock) -> tuple[T, float]:
 
 
 def time_ratio(seconds: float, passes: Sequence[float]) -> float | None:
-    """None where the clock is too coarse to see a pass."""
+    """None if the clock is too coarse for a pass."""
     typical = median(passes)
     return seconds / typical if typical > 0 else None
 

@@ -63,13 +63,14 @@ def find_regions(bag: Bag, selected: Selected, scores: Scores) -> Regions | None
         return None
     # Slides of a case lie apart in its bag, so that no region crosses from one to another.
     cells = patch_cells(bag.coords, bag.patch_size or coordinate_step(bag.coords))
-    found = torch.from_numpy(connected_regions(cells, selected.cpu().numpy()))
+    region = torch.from_numpy(connected_regions(cells, selected.cpu().numpy()))
     weights = torch.softmax(scores.detach().cpu().double(), dim=0)
-    masses = torch.zeros(int(found.max()) + 1, dtype=torch.float64).index_add(0, found, weights)[1:]
+    masses = torch.zeros(int(region.max()) + 1, dtype=torch.float64)
+    masses = masses.index_add(0, region, weights)[1:]
     order = ranking(masses)
     number_of = torch.zeros(len(masses) + 1, dtype=torch.long)
     number_of[order + 1] = torch.arange(1, len(order) + 1)
-    return Regions(number_of[found], masses[order])
+    return Regions(number_of[region], masses[order])
 
 
 @dataclass(frozen=True)
@@ -95,13 +96,13 @@ class RegionJudge:
             region = RegionVerdict(number, slide_id, size, mass)
             if number <= self.limit:
                 outputs = self.output_scale.read(outcome_of(members))
-                found = judge_subset(outputs, self.tolerances)
+                verdict = judge_subset(outputs, self.tolerances)
                 region = replace(
                     region,
                     kept=outputs.kept,
                     removed=outputs.removed,
-                    sufficient=found.sufficient,
-                    necessary=found.necessary,
+                    sufficient=verdict.sufficient,
+                    necessary=verdict.necessary,
                 )
             verdicts.append(region)
         return verdicts
@@ -160,8 +161,8 @@ def measure_regions(
         )
     if any(one["regions_per_slide"] > max_regions for one in records):
         notes.append(
-            f"Of a subset with more than {max_regions} regions, the {max_regions} of largest "
-            "score mass are asked."
+            f"For a subset with more than {max_regions} regions, the {max_regions} of largest "
+            "score mass are judged."
         )
     return Finding(
         name="regions",

@@ -66,7 +66,7 @@ from gcemil.shapes import Selected
 from gcemil.slides.geojson import GeoObject, parse_objects
 
 ENDINGS = (".geojson", ".json")
-REMEDY = "It is no review of this slide; move it away and review the slide again."
+REMEDY = "It is not a review of this slide; move it away and review the slide again."
 RESAMPLES = 2000
 ONLY_MARKED = (
     "Only patches under a mark count. A reviewer who was shown the evidence alone has judged few "
@@ -174,24 +174,24 @@ def review_run(
 
 def read_marks(run: Path, sources: Sequence[Path]) -> dict[str, _MarkFile]:
     """Slide → its marks."""
-    found: dict[str, _MarkFile] = {}
+    files: dict[str, _MarkFile] = {}
     for path in _list_files(run, sources):
         slide_id = find_slide_id(path)
-        if slide_id in found:
+        if slide_id in files:
             raise UsageError(
-                f"{found[slide_id].path} and {path} both mark slide '{slide_id}'. Give one of them."
+                f"{files[slide_id].path} and {path} both mark slide '{slide_id}'. Give one of them."
             )
         content = read_bytes(path)
         given = parse_json(content, path)
-        # Reviews of the viewer are told from GeoJSON by what they hold.
+        # Reviews of the viewer have 'marks', which GeoJSON does not.
         is_saved = isinstance(given, dict) and "marks" in given
         marks = (
             validate_as(given, SavedReview, path, error=RunError, remedy=REMEDY)
             if is_saved
             else parse_objects(given, path)
         )
-        found[slide_id] = _MarkFile(path, hashlib.sha256(content).hexdigest(), marks)
-    return found
+        files[slide_id] = _MarkFile(path, hashlib.sha256(content).hexdigest(), marks)
+    return files
 
 
 def _list_files(run: Path, sources: Sequence[Path]) -> list[Path]:
@@ -352,9 +352,9 @@ def write_review_anchors(
             f"The marks accept no patch of {cohort.folder}, so there is nothing to make an anchor "
             "of. Mark regions of the class accept or missed."
         )
-    found = np.concatenate(features), np.array(concepts, np.str_), np.array(slides, np.str_)
+    examples = np.concatenate(features), np.array(concepts, np.str_), np.array(slides, np.str_)
     request = ExampleRequest(sources[0] if sources else run, k=k, seed=seed)
-    return keep_examples(_link_cohort(cohort, out), request, found, notes, needs_all_folds=False)
+    return keep_examples(_link_cohort(cohort, out), request, examples, notes, needs_all_folds=False)
 
 
 def _link_cohort(cohort: Cohort, out: Path) -> Cohort:
@@ -401,7 +401,7 @@ def compare_evidence(
 def _evidence_figures(cohort: Cohort, evidence: SlideEvidence) -> Figures:
     """The verdict of one slide, and how its evidence lies to the truth where that is known."""
     sufficient, necessary = bool(evidence.is_sufficient), bool(evidence.is_necessary)
-    found: Figures = {
+    figures: Figures = {
         "sufficient_share": float(sufficient),
         "necessary_share": float(necessary),
         "both_share": float(sufficient and necessary),
@@ -412,8 +412,8 @@ def _evidence_figures(cohort: Cohort, evidence: SlideEvidence) -> Figures:
         truth = torch.from_numpy(read_truth(path, "evidence", len(evidence.gates)) > 0)
         if bool(truth.any()):
             selected = torch.from_numpy(evidence.selected)
-            found |= {"precision": precision(selected, truth), "recall": recall(selected, truth)}
-    return found
+            figures |= {"precision": precision(selected, truth), "recall": recall(selected, truth)}
+    return figures
 
 
 def _join(

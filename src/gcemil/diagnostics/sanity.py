@@ -1,4 +1,4 @@
-"""sanity: do figures notice a model that knows nothing? Four controls on the slides of a fold.
+"""sanity: do figures detect a model without information? Four controls on the slides of a fold.
 
   random_weights     fresh weights; attention should rank patches otherwise: mean |Spearman| <= 0.5
   shuffled_labels    a fresh host fitted to labels in random order; its prediction should be at
@@ -10,7 +10,7 @@
 
 Each value has one beside it for comparison: attention of two fresh hosts, the same short fit to
 true labels, the average precision of a host fitted without the mark, and the share on the bags as
-they are. A control passes, fails, or says nothing: the second and third say nothing unless the
+they are. A control passes, fails, or is inconclusive: the second and third are unless the
 short fit has learned (true labels above chance; the mark changes the prediction of the marked class
 on average by 0.1, or the risk by 0.2 deviations of the test risks).
 
@@ -67,7 +67,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Control:
-    """What one control showed; `passed` None: it says nothing."""
+    """The result of one control; `passed` is None if it is inconclusive."""
 
     name: str
     expected: str
@@ -91,7 +91,7 @@ class Control:
     @property
     def sentence(self) -> str:
         """What it should show, what it shows, and the verdict."""
-        verdict = {None: "says nothing", True: "pass", False: "fail"}[self.passed]
+        verdict = {None: "inconclusive", True: "pass", False: "fail"}[self.passed]
         return (
             f"{self.name}: {self.expected}; it is {self.value:.3f} "
             f"(beside it {self.beside:.3f}): {verdict}."
@@ -307,14 +307,14 @@ def _plant_shortcut(data: Samples, plain: Host) -> Control:
         others = [predict_bag(plain, one.features, one.coords) for one, _ in planted]
     taken = _mark_effect(views, clean, None if is_number else int(targets.mode().values))
     marks = [where.numpy() for _, where in planted]
-    found, beside = (
+    share, beside = (
         float(np.mean(list(map(average_precision_score, marks, scores))))
         for scores in ([view.full.scores.numpy() for view in side] for side in (views, others))
     )
     expected = f"attention should find the planted mark, average precision at least {LEAST_FOUND}"
     has_learned = taken >= (RISK_TOLERANCE if is_number else LEAST_TAKEN)
-    passed = found >= LEAST_FOUND if has_learned else None
-    return Control("planted_shortcut", expected, found, beside, passed)
+    passed = share >= LEAST_FOUND if has_learned else None
+    return Control("planted_shortcut", expected, share, beside, passed)
 
 
 def _highest(targets: Tensor) -> Tensor:

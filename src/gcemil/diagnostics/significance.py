@@ -5,11 +5,11 @@ Paired tests over the folds that two runs share, and over the bags they both tes
 for every task metric. Folds share most of their training bags, so p-values over folds are too small
 rather than too large.
 
-The interval over bags says how much of a difference depends on the tested bags: a paired bootstrap
+The interval over bags is the uncertainty of a difference from the tested bags: a paired bootstrap
 in which both networks of every fold stay as they are. Cases are drawn with replacement inside each
 fold and class (event, for survival; quartile of the label, for regression), the same cases for both
 runs, and the difference of the metric is averaged over the folds. Predictions of different folds
-never meet in one metric: they come from different networks, whose scales need not agree.
+are never pooled in one metric: they come from different networks, whose scales may differ.
 """
 
 from __future__ import annotations
@@ -110,15 +110,15 @@ def compare_runs(run: Path, against: Path, *, seed: int = 0, resamples: int = 10
 
 def read_fold_metrics(run: Path) -> FoldMetrics:
     """metrics.json of every finished fold, by fold and mode."""
-    found = {fold.number: fold.read_metrics() for fold in Run(run).finished_folds()}
-    if not found:
+    metrics_of = {fold.number: fold.read_metrics() for fold in Run(run).finished_folds()}
+    if not metrics_of:
         raise RunError(f"{run} has no finished fold. Train it with 'gcemil train'.")
     return {
         number: {
             mode: {name: value for name, value in figures.items() if value is not None}
             for mode, figures in metrics.modes.items()
         }
-        for number, metrics in found.items()
+        for number, metrics in metrics_of.items()
     }
 
 
@@ -197,11 +197,11 @@ def bag_intervals(
     keys = dict.fromkeys(key for fold in per_fold for key in fold)
     means = {key: np.mean([fold.get(key, nowhere) for fold in per_fold], axis=0) for key in keys}
     defined = {key: values[~np.isnan(values)] for key, values in means.items()}
-    undefined = max((resamples - len(found) for found in defined.values()), default=0)
+    undefined = max((resamples - len(draws) for draws in defined.values()), default=0)
     intervals = {
-        key: percentile_interval(found)
-        for key, found in defined.items()
-        if 2 * len(found) >= resamples
+        key: percentile_interval(draws)
+        for key, draws in defined.items()
+        if 2 * len(draws) >= resamples
     }
     return intervals, undefined
 
@@ -216,7 +216,7 @@ def _draw_differences(
     """Ours minus theirs on each draw, NaN where a metric is undefined."""
     draws = draw_rows(other, resamples, generator)
     theirs = [other.metrics(task, rows) for rows in draws]
-    names = next((list(found) for found in theirs if found is not None), [])
+    names = next((list(folds) for folds in theirs if folds is not None), [])
     gained: dict[Compared, Float[np.ndarray, "resamples"]] = {}
     for mode, bags in ours.items():
         pairs = list(zip([bags.metrics(task, rows) for rows in draws], theirs, strict=True))
@@ -257,15 +257,15 @@ def draw_rows(
 def _read_fold_pair(ours: Mapping[str, Path], theirs: Path, task: Task) -> FoldPair:
     """Both runs' tables of predictions, which must be about the same bags."""
     other = read_predictions(theirs, task)
-    found = {mode: read_predictions(path, task) for mode, path in ours.items()}
-    for mode, bags in found.items():
+    predictions = {mode: read_predictions(path, task) for mode, path in ours.items()}
+    for mode, bags in predictions.items():
         if bags.slide_ids != other.slide_ids:
             alone = sorted(set(bags.slide_ids) ^ set(other.slide_ids))
             raise RunError(
                 f"{ours[mode]} and {theirs} test different bags ('{alone[0]}' is in one of them "
                 "only): the folds were made anew between the runs. Train one of them again."
             )
-    return found, other
+    return predictions, other
 
 
 def read_predictions(path: Path, task: Task) -> BagPredictions:
@@ -291,7 +291,7 @@ def read_predictions(path: Path, task: Task) -> BagPredictions:
             raise ValueError("it has no test bag")
     except ValueError as error:
         raise RunError(
-            f"{path} is no table of predictions ({error}). "
+            f"{path} is not a table of predictions ({error}). "
             "Make it again with 'gcemil train RUN --again'."
         ) from error
     return BagPredictions(

@@ -56,23 +56,36 @@ from gcemil.tasks.task import (
 Score = Callable[[Tensor, Sequence[Logits]], float | None]
 """M of some predictions; None where it does not exist."""
 RISK_TOLERANCE = 0.2
-"""Training deviations by which a risk or a value may move and still be the same answer."""
+"""Training deviations by which a risk or a value may move and still agree."""
 
 
 @dataclass(frozen=True)
 class SnrScores:
-    """One subset rule on one set of bags."""
+    """Sufficiency, necessity and recoverability of one subset rule over some bags, see `snr`.
+
+    Example:
+        >>> import gcemil
+        >>> scores = gcemil.SnrScores(0.02, 0.9, 0.3, 0.01, 0.04, 0.05, n_bags=20, n_whole_bags=0)
+        >>> scores.complement_degradation
+        0.3
+    """
 
     keep_only_drop: float
+    """M(X) - M(X_S), lower is better; M is Macro-F1, C-index or R2."""
     evidence_sufficiency: float
+    """M(X_S), higher is better."""
     complement_degradation: float | None
-    """None when every subset is a whole bag, so that no complement exists."""
+    """M(X) - M(X_notS), higher is better; None if every subset is a whole bag."""
     cd_gap: float | None
+    """Mean |Phi(X_pi) - Phi(X_S)|, lower is better; None for a rule without gates."""
     full_kept_gap: float
+    """Mean |Phi(X) - Phi(X_S)|, lower is better."""
     evidence_fraction: float
+    """Mean share of the patches that is evidence."""
     n_bags: int
+    """Number of bags."""
     n_whole_bags: int
-    """Bags whose subset is the whole bag, which do not count in the degradation."""
+    """Bags whose subset is the whole bag, left out of the degradation."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,23 +110,23 @@ class BagOutputs:
 
     @property
     def full_kept_gap(self) -> float:
-        """What Definition 1 limits."""
+        """The gap that Definition 1 limits."""
         return abs(self.full - self.kept)
 
     @property
     def removal_gap(self) -> float | None:
-        """What Definition 2 asks for; None when nothing is left to predict from."""
+        """The change that Definition 2 requires; None if no patch is left."""
         return None if self.removed is None else abs(self.full - self.removed)
 
     @property
     def cd_gap(self) -> float | None:
-        """What Definition 3 limits; None for a rule without gates."""
+        """The gap that Definition 3 limits; None for a rule without gates."""
         return None if self.gated is None else abs(self.gated - self.kept)
 
 
 @dataclass(frozen=True)
 class AskedOutputs(BagOutputs):
-    """Phi of a class that is asked about, of which only a fall counts."""
+    """Phi of the class of a question, of which only a fall counts."""
 
     @property
     def full_kept_gap(self) -> float:
@@ -185,7 +198,30 @@ def snr(
     scale: RiskScale | None = None,
     classes: tuple[str, ...] | None = None,
 ) -> SnrScores:
-    """S/N/R of a trained wrapper's own recovered evidence; the model must be in evaluation mode."""
+    """Measure sufficiency, necessity and recoverability of a model's own evidence.
+
+    Args:
+        model: A trained model in evaluation mode.
+        bags: The bags.
+        targets: Class indices (bags,), values (bags,), or (time, event) pairs (bags, 2).
+        scale: Mean and deviation of the training risks; None takes 0 and 1.
+        classes: Names of the classes; None takes their indices.
+
+    Returns:
+        The scores over all bags.
+
+    Raises:
+        UsageError: There is no bag.
+        InputError: The task metric does not exist on these bags.
+
+    Example:
+        >>> import gcemil, torch
+        >>> bags = [torch.randn(20, 8) + number % 2 for number in range(12)]
+        >>> model = gcemil.fit(bags, [0, 1] * 6, epochs=2).network
+        >>> tested = [gcemil.slide_bag(str(number), bags[number].numpy()) for number in (0, 1)]
+        >>> gcemil.snr(model, tested, torch.tensor([0, 1])).n_bags
+        2
+    """
     outcomes = []
     for bag in bags:
         features, coords = bag_tensors(bag, model.anchors.device)
@@ -269,7 +305,7 @@ class OutputScale:
     scale: RiskScale
     risk_tolerance: float = RISK_TOLERANCE
     asked: AskedOutput | None = None
-    """The class that is asked about, in place of the predicted one."""
+    """The class of a question, in place of the predicted one."""
 
     def __post_init__(self) -> None:
         if not self.risk_tolerance >= 0:

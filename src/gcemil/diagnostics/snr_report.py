@@ -187,7 +187,7 @@ def _snr_notes(fold: TrainedFold, groups: Groups, complete: Completeness | None)
         )
     if fold.host.reweights_features:
         yield (
-            "This host multiplies features by gates: a gate of 0 is no removal, and the "
+            "This host multiplies features by gates: a gate of 0 is not a removal, and the "
             "recoverability bound may be broken."
         )
 

@@ -92,8 +92,8 @@ def measure_stability(
                 )
                 changed, kept_rows = PERTURBATIONS[name](bag.bag, strength, generator=generator)
                 there = torch.from_numpy(kept_rows)
-                found = collect(FoldBag(bag.spec, changed, fold), bag, there)
-                for key, one in found.items():
+                per_rule = collect(FoldBag(bag.spec, changed, fold), bag, there)
+                for key, one in per_rule.items():
                     pairs = [(clean[key], one)]
                     figures[key].append(pair_figures(key, pairs, [one], bag.truth, there))
             for key, own in figures.items():
@@ -125,7 +125,7 @@ def _labels(bag: FoldBag, key: RuleKey, perturbation: str) -> dict[str, str]:
 
 
 def _compare_runs(first: TrainedFold, others: Sequence[TrainedFold]) -> tuple[str, ...]:
-    """Refuse runs that are no other seeds of the first, and note other differences."""
+    """Refuse runs that are not other seeds of the first, and note other differences."""
     if not others:
         return ("Across seeds: not measured, since no run of another seed was given.",)
     runs = [first.run, *(fold.run for fold in others)]
@@ -215,7 +215,7 @@ class EvidenceRules:
         fold, explanation = bag.fold, bag.explanation
         evidence = None if explanation is None else explanation.recovery.selected
         size = subset_size(len(bag), self._share) if evidence is None else int(evidence.sum())
-        found: dict[RuleKey, RuleEvidence] = {}
+        rule_evidence: dict[RuleKey, RuleEvidence] = {}
         for network, attributions in choose_attributions(fold, self._attributions).items():
             view = bag.predict(network)
             sets = {
@@ -235,14 +235,14 @@ class EvidenceRules:
                 sets["oracle"] = top_k(oracle[rows], size)
             scale = fold.output_scale(network, risk_tolerance=self._risk_tolerance)
             for rule, selected in sets.items():
-                found[rule, network] = RuleEvidence(
+                rule_evidence[rule, network] = RuleEvidence(
                     selected=members(rows[selected], n_patches=len(original)),
                     full=view.full.logits,
                     kept=view.kept(selected),
                     gated=gated_logits(bag, rule),
                     output_scale=scale,
                 )
-        return found
+        return rule_evidence
 
 
 def jaccard(one: Selected, other: Selected) -> float:

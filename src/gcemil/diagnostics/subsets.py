@@ -1,4 +1,4 @@
-"""subsets: how many disjoint subsets of a bag each carry its prediction.
+"""subsets: how many disjoint subsets of a bag each keep its prediction.
 
 The minimal-subset table of the paper.
 
@@ -27,7 +27,7 @@ The same search gives the further sets of one explained slide:
 
   alternative 2, 3    disjoint from the evidence and from each other; each alone keeps the class and
                       loses at most delta_s of Phi (the shortest next parts of the ranking)
-  turning             the smallest set found whose removal turns the prediction into another class
+  turning             the smallest set found whose removal changes the prediction to another class
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ RANDOM_SEED = 42
 
 @dataclass(frozen=True)
 class Sufficiency:
-    """When a subset carries the prediction of its bag."""
+    """When a subset keeps the prediction of its bag."""
 
     output_scale: OutputScale
     tolerance: float = 0.05
@@ -122,9 +122,9 @@ def measure_subsets(
             for k in sizes:
                 for rule, order in orders.items():
                     steps = MAX_STEPS if rule == "sufficient_prefix" else 1
-                    found = disjoint_candidates(view, order, judge, k=k, steps=steps)
+                    candidates = disjoint_candidates(view, order, judge, k=k, steps=steps)
                     figures = subset_figures(
-                        view, found, judge.output_scale, random_order, bag.truth
+                        view, candidates, judge.output_scale, random_order, bag.truth
                     )
                     labels = {"rule": rule, "network": network, "k": k}
                     slides.append({"bag_id": bag.bag.bag_id, **labels, **figures})
@@ -202,16 +202,16 @@ def subset_figures(
 def find_disjoint_sets(
     view: PredictedBag, selected: Selected, scores: Scores, judge: Sufficiency
 ) -> list[Selected]:
-    """The evidence and up to two further sets that carry the prediction; none if it does not."""
+    """The evidence and up to two further sets that keep the prediction; none if it does not."""
     if not bool(judge.holds(view.full.logits, view.kept(selected).unsqueeze(0))[0]):
         return []
     order = ranking(scores)
-    found = disjoint_candidates(
+    candidates = disjoint_candidates(
         view, order[~selected[order]], judge, k=SIZES[0], steps=MAX_STEPS, n_sets=MAX_SUBSETS - 1
     )
     return [
         selected,
-        *(members(one.patches, n_patches=len(view)) for one in found if one.is_sufficient),
+        *(members(one.patches, n_patches=len(view)) for one in candidates if one.is_sufficient),
     ]
 
 
@@ -227,14 +227,14 @@ def find_further_sets(
     turning: Selected | None = None,
     against: int | None = None,
 ) -> tuple[FurtherSet, ...]:
-    """The second and third set that carry the prediction, and the set that turns it."""
+    """The second and third set that keep the prediction, and the set that changes it."""
     disjoint = find_disjoint_sets(
         view, selected, scores, Sufficiency(scale, tolerances.sufficiency)
     )
     sets = [(f"alternative {number}", one) for number, one in enumerate(disjoint[1:], start=2)]
     if turning is not None and against is not None:
         sets.append((f"removal turns it into {names[against]}", turning))
-    found = []
+    further = []
     for name, one in sets:
         outcome = view.outcome(one)
         outputs = scale.read(outcome)
@@ -243,7 +243,7 @@ def find_further_sets(
             None if scale.is_number or logits is None else names[int(logits.argmax())]
             for logits in (outcome.kept, outcome.removed)
         )
-        found.append(
+        further.append(
             FurtherSet(
                 name=name,
                 patches=tuple(one.nonzero().flatten().tolist()),
@@ -255,4 +255,4 @@ def find_further_sets(
                 necessary=None if outputs.removed is None else verdict.necessary,
             )
         )
-    return tuple(found)
+    return tuple(further)

@@ -1,4 +1,4 @@
-"""Every diagnostic by name: the function that measures a fold, and the question it answers."""
+"""Every diagnostic by name: the function that measures a fold, and its question."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DIAGNOSTICS: dict[str, tuple[str, str]] = {
         "How near is repair to the best coverage, and what is promised of it?",
     ),
     "sweep": ("sweep:measure_sweep", "How do threshold and coverage target move the result?"),
-    "sanity": ("sanity:measure_sanity", "Do the figures notice a model that knows nothing?"),
+    "sanity": ("sanity:measure_sanity", "Do the figures detect a model without information?"),
 }
 """module:function and question of the diagnostics of one fold."""
 SIGNIFICANCE = "significance"
@@ -40,4 +40,4 @@ ON_REQUEST = ("sanity",)
 QUESTIONS = {name: question for name, (_, question) in DIAGNOSTICS.items()} | {
     SIGNIFICANCE: "Is the run better than the plain host, and how surely?"
 }
-"""What every diagnostic answers, in the words of `gcemil diagnose` and of the report."""
+"""The question of every diagnostic, as `gcemil diagnose` and the report print it."""

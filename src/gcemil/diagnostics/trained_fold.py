@@ -120,12 +120,12 @@ class NetworkBag:
     @cached_property
     def view(self) -> PredictedBag:
         """The bag under the explained host."""
-        found, host = self.explanation, self.network.explained
-        if found is None:
+        explanation, host = self.explanation, self.network.explained
+        if explanation is None:
             return predict_bag(host, self.features, self.coords)
-        output, selected = found.output, found.recovery.selected
+        output, selected = explanation.output, explanation.recovery.selected
         view = PredictedBag(host, self.features, self.coords, output.embedded, output.answer)
-        view.predicted[_subset_key(selected)] = found.kept.logits
+        view.predicted[_subset_key(selected)] = explanation.kept.logits
         return view
 
 
@@ -158,7 +158,7 @@ class FoldBag(NetworkBag):
 
     @cached_property
     def truth(self) -> Selected | None:
-        """Which patches are evidence, where the cohort knows."""
+        """Which patches are evidence, if the cohort has truth."""
         return true_evidence(self.fold.cohort, self.bag)
 
     @cached_property
@@ -282,7 +282,7 @@ class TrainedFold(FoldNetwork):
 T = TypeVar("T")
 P = ParamSpec("P")
 NOT_SETTINGS = ("others", "clock")
-"""Options of a pass that are no values."""
+"""Options of a pass that are not values."""
 Pass = Generator[PartName, FoldBag | None, T]
 """A measurement that shares its bags with others: it yields the part of which it needs a bag, is
 sent one bag after another, and None after the last. Parts are read in the order of PARTS."""
@@ -391,7 +391,7 @@ class PredictedBag:
 
     @cached_property
     def class_support(self) -> list[Scores]:
-        """How much each patch speaks for each class; empty for numbers and without gradients."""
+        """How much each patch supports each class; empty for numbers and without gradients."""
         n_outputs = len(self.full.logits)
         questions = [AskedOutput(n_outputs, index) for index in range(n_outputs)]
         return (
@@ -427,7 +427,7 @@ class PredictedBag:
 
     @cached_property
     def linear(self) -> LinearPooling | None:
-        """The bag ready for prefixes; None for a host whose patches see each other."""
+        """The bag ready for prefixes; None for a host whose patches attend to each other."""
         form = linear_form(self.host)
         with torch.no_grad():
             return None if form is None else form(self.embedded)
@@ -450,7 +450,7 @@ def predict_bag(host: Host, features: Tensor, coords: Tensor | None) -> Predicte
 
 
 def linear_form(host: Host) -> Callable[[Embedded], LinearPooling] | None:
-    """How the host reads an embedded bag; None if its patches see each other, or in training."""
+    """How the host reads an embedded bag; None if patches attend to each other, or in training."""
     return None if getattr(host, "training", False) else shortcut(host, "linear_form")
 
 

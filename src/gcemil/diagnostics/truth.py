@@ -1,4 +1,4 @@
-"""Evidence against truth, where a cohort knows it.
+"""Evidence against truth, for cohorts that have it.
 
   precision          |S and T| / |S|
   recall             |S and T| / |T|
@@ -87,9 +87,9 @@ def oracle_scores(truth: Selected, regions: RegionNumbers | None, attention: Sco
 
 
 def true_evidence(cohort: Cohort, bag: Bag) -> Selected | None:
-    """Which patches of a bag are evidence, where the cohort knows."""
-    found = truth_column(cohort, bag, "evidence")
-    return None if found is None else found.bool()
+    """Which patches of a bag are evidence, if the cohort has truth."""
+    column = truth_column(cohort, bag, "evidence")
+    return None if column is None else column.bool()
 
 
 def true_regions(cohort: Cohort, bag: Bag) -> Int[Tensor, "n"] | None:

@@ -1,6 +1,6 @@
 """The anchor bank, M frozen concept embeddings a_m with their prompts; and how patches respond.
 
-Control banks keep the size and, where it says so, the geometry, and take the meaning away.
+Control banks keep the size and, where stated, the geometry, but not the meaning.
 Permuting the rows would not do that: the class-anchor weights are learned, so they follow any
 permutation.
 
@@ -57,7 +57,26 @@ TextEncoder = Callable[[Sequence[str]], npt.NDArray[np.floating[Any]]]
 
 @dataclass(frozen=True, eq=False)
 class AnchorBank:
-    """Concept embeddings that training never changes."""
+    """Concept embeddings that training never changes.
+
+    `gcemil.anchors` is another name of this class.
+
+    Args:
+        embeddings: One row per anchor, (anchors, width); copied as float32.
+        prompts: Name of each anchor.
+        provenance: Where the anchors come from, for readers.
+        kind: "text", "prototypes", "examples" or "prompt_patches"; all but text live in feature
+            space.
+
+    Raises:
+        InputError: The prompts do not match the embeddings, or an embedding is zero or not finite.
+
+    Example:
+        >>> import gcemil, torch
+        >>> bank = gcemil.AnchorBank(torch.eye(3), ("tumour", "stroma", "fat"), "unit vectors")
+        >>> bank.n_anchors, bank.anchor_dim
+        (3, 3)
+    """
 
     embeddings: AnchorEmbeddings
     prompts: tuple[str, ...]
@@ -86,10 +105,12 @@ class AnchorBank:
 
     @property
     def n_anchors(self) -> int:
+        """Number of anchors."""
         return len(self.prompts)
 
     @property
     def anchor_dim(self) -> int:
+        """Width of the embeddings."""
         return int(self.embeddings.shape[1])
 
     @property
@@ -101,7 +122,25 @@ class AnchorBank:
 
     @classmethod
     def from_file(cls, path: Path | str) -> "AnchorBank":
-        """The bank of an anchors.h5 file."""
+        """Read the bank of an anchors.h5 file.
+
+        Args:
+            path: The file.
+
+        Returns:
+            A bank of text anchors.
+
+        Raises:
+            StoreError: The file cannot be read or is not a bank.
+
+        Example:
+            >>> import gcemil, numpy, pathlib, tempfile
+            >>> from gcemil.bags.store import write_anchors
+            >>> path = pathlib.Path(tempfile.mkdtemp()) / "anchors.h5"
+            >>> write_anchors(path, numpy.eye(2, dtype="float32"), ["tumour", "stroma"])
+            >>> gcemil.anchors.from_file(path).prompts
+            ('tumour', 'stroma')
+        """
         # Imported here so that the mathematics stays usable without the file layer.
         from gcemil.bags.store import read_anchors
 
@@ -112,7 +151,26 @@ class AnchorBank:
     def from_family(
         cls, family: str, encoder: TextEncoder | str, *, source: "WeightSource | None" = None
     ) -> "AnchorBank":
-        """The prompts of a disease family, embedded once by a function or a named text encoder."""
+        """Embed the prompts of a disease family.
+
+        Args:
+            family: Name of a family, as `gcemil anchors list` prints them.
+            encoder: A function from texts to an array (texts, width), or the name of a text
+                encoder.
+            source: Where the weights of a named encoder are; None takes its default.
+
+        Returns:
+            A bank of text anchors.
+
+        Raises:
+            UsageError: The family or the encoder is unknown.
+            InputError: The encoder does not return one row per text.
+
+        Example:
+            >>> import gcemil, numpy
+            >>> gcemil.anchors.from_family("generic", lambda texts: numpy.eye(len(texts))).kind
+            'text'
+        """
         prompts = load_family(family)
         if isinstance(encoder, str):
             # As 'gcemil anchors embed'. Imported here so that the mathematics needs no encoder.
@@ -207,7 +265,21 @@ class AnchorBank:
 
     @classmethod
     def random_like(cls, bank: "AnchorBank", generator: torch.Generator) -> "AnchorBank":
-        """Control: random directions with the norms of `bank`."""
+        """Make a control bank of random directions with the norms of another bank.
+
+        Args:
+            bank: The bank to imitate.
+            generator: Source of the random numbers.
+
+        Returns:
+            A bank of the same size.
+
+        Example:
+            >>> import gcemil, torch
+            >>> bank = gcemil.anchors.prototypes(torch.randn(60, 8), 3)
+            >>> gcemil.anchors.random_like(bank, torch.Generator().manual_seed(0)).prompts
+            ('random 1', 'random 2', 'random 3')
+        """
         directions = torch.randn(bank.embeddings.shape, generator=generator)
         directions *= (bank.embeddings.norm(dim=1) / directions.norm(dim=1)).unsqueeze(1)
         names = tuple(f"random {number}" for number in range(1, bank.n_anchors + 1))
@@ -215,7 +287,21 @@ class AnchorBank:
 
     @classmethod
     def shuffled(cls, bank: "AnchorBank", generator: torch.Generator) -> "AnchorBank":
-        """Control: one permutation of all coordinates; norms and mutual angles stay."""
+        """Make a control bank by one permutation of the coordinates of all anchors.
+
+        Args:
+            bank: The bank to permute.
+            generator: Source of the random numbers.
+
+        Returns:
+            A bank with the same norms and mutual angles.
+
+        Example:
+            >>> import gcemil, torch
+            >>> bank = gcemil.anchors.prototypes(torch.randn(60, 8), 3)
+            >>> gcemil.anchors.shuffled(bank, torch.Generator().manual_seed(0)).prompts[0]
+            'shuffled prototype 1'
+        """
         order = torch.randperm(bank.anchor_dim, generator=generator)
         names = tuple(f"shuffled {prompt}" for prompt in bank.prompts)
         return cls(bank.embeddings[:, order], names, f"shuffled coordinates of {bank.provenance}")
@@ -270,7 +356,7 @@ class CalibratedResponse(nn.Module):
 
 
 RIDGE = 3.0
-"""Of the mean variance; with less of it one example per concept is mostly its own noise."""
+"""Ridge as a share of the mean variance; with less, one example per concept is mostly noise."""
 
 
 def directions_of_means(
@@ -283,8 +369,7 @@ def directions_of_means(
     scale = covariance.diagonal().mean()
     if not bool(scale > 0):
         raise InputError(
-            f"The {len(reference)} reference patches are all alike, "
-            "so nothing can be told apart by them."
+            f"The {len(reference)} reference patches are all alike, so they separate nothing."
         )
     covariance.diagonal().add_(ridge * scale)
     offsets = means.double() - wide.mean(dim=0)

@@ -94,7 +94,7 @@ class IdentityBridge(Bridge):
 
 
 class CentredBridge(IdentityBridge):
-    """Anchors made of patches: features share a large mean, which cosines must not see."""
+    """Anchors made of patches: features share a large mean, which must not dominate cosines."""
 
     needs_fit = True
     centre: Tensor

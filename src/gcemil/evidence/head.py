@@ -43,26 +43,37 @@ from gcemil.shapes import Features, Gates
 QUANTILE = 0.95
 TOP_SHARE, FEWEST_TOP = 0.005, 4
 ABSENT_QUANTILE = 0.25
-"""Of the coverage of training slides: what an anchor that is not shown counts as."""
+"""Quantile of the coverage of training slides that stands for an absent anchor."""
 RIDGE = 0.03
-"""Of standardised coverage; cross-validation picks too little, as anchors are training patches."""
+"""Ridge on standardised coverage; cross-validation picks too little."""
 WEIGHTS = np.linspace(0.0, 1.0, 21)
 INVERSE_TEMPERATURES = (0.08, 7.4)
 BIAS_RIDGE = 10.0
-"""Of class biases in nats: a prior standard deviation of 0.3 (docs/ablations.md)."""
+"""Ridge on class biases in nats: a prior standard deviation of 0.3 (docs/ablations.md)."""
 
 Coverages = Float[np.ndarray, "_ m"]
 Array = npt.NDArray[Any]
 
 
 class EvidenceHead(nn.Module):
-    """Reads coverage off a bag and mixes its prediction with the host's; `weight` 0 until fitted.
+    """Predicts from the coverage of anchors, and mixes its prediction with that of the host.
+
+    `weight` is the share of the head in the mixture, 0 before `set_fit`.
 
     Args:
         in_dim: Width of the features.
         n_anchors: Number of anchors the head reads.
         n_outputs: Classes, or 1 for a risk or a value.
         task: What is predicted; None takes one output as a risk.
+
+    Example:
+        >>> import torch
+        >>> from gcemil.evidence.head import EvidenceHead
+        >>> head, patches = EvidenceHead(in_dim=8, n_anchors=3, n_outputs=2), torch.randn(60, 8)
+        >>> head.set_anchors(torch.randn(3, 8), patches)
+        >>> coverage = head.coverage(head.responses(patches), n_patches=60)
+        >>> coverage.shape, head.utility(coverage).shape, head.has_vote
+        (torch.Size([3]), torch.Size([2]), False)
     """
 
     centre: Tensor
@@ -100,12 +111,12 @@ class EvidenceHead(nn.Module):
 
     @property
     def has_vote(self) -> bool:
-        """Whether the head takes part in the prediction."""
+        """Whether the head has a weight above 0 in the mixture."""
         return self._state()[1] > 0
 
     @property
     def is_fitted(self) -> bool:
-        """Whether the head has anchors and weights, with or without a vote."""
+        """Whether the head has anchors and weights, whatever its weight in the mixture."""
         return self._state()[0]
 
     def _state(self) -> tuple[bool, float]:
@@ -119,7 +130,12 @@ class EvidenceHead(nn.Module):
 
     @torch.no_grad()
     def set_anchors(self, directions: Tensor, reference: Features) -> None:
-        """Take the anchors, and the centre, offsets and scales from reference patches."""
+        """Set the anchors, and centre, offsets and scales from reference patches.
+
+        Args:
+            directions: One direction per anchor, (anchors, in_dim).
+            reference: Patches of training slides, (patches, in_dim).
+        """
         self.centre.copy_(reference.mean(dim=0))
         self.directions.copy_(nn.functional.normalize(directions, dim=1))
         self.offset.zero_()
@@ -131,7 +147,14 @@ class EvidenceHead(nn.Module):
         self.scale.copy_(torch.from_numpy(np.maximum(cosines.std(axis=0), 1e-6)))
 
     def responses(self, features: Features) -> Float[Tensor, "n m"]:
-        """r_im of every patch."""
+        """Compute the responses r_im to the anchors.
+
+        Args:
+            features: Patch features, (patches, in_dim).
+
+        Returns:
+            Numbers of at least 0, (patches, anchors).
+        """
         return self._standardised(features).clamp_min(0)
 
     def _standardised(self, features: Features) -> Float[Tensor, "n m"]:
@@ -147,7 +170,16 @@ class EvidenceHead(nn.Module):
     def coverage(
         self, responses: Float[Tensor, "n m"], n_patches: int, gates: Gates | None = None
     ) -> Float[Tensor, "m"]:
-        """v_m of these patches of a slide of `n_patches`."""
+        """Compute the coverage v_m of some patches of a slide.
+
+        Args:
+            responses: What `responses` returned for these patches, (patches, anchors).
+            n_patches: Number of patches of the whole slide.
+            gates: One gate per patch in [0, 1], (patches,); None without gates.
+
+        Returns:
+            One number per anchor, (anchors,).
+        """
         k = top_count(n_patches)
         gated = responses if gates is None else gates.unsqueeze(1) * responses
         return torch.maximum(
@@ -155,13 +187,28 @@ class EvidenceHead(nn.Module):
         )
 
     def utility(self, coverage: Float[Tensor, "*n m"]) -> Float[Tensor, "*n c"]:
-        """U_c, or h, of one coverage or of several."""
+        """Compute the logits of the head.
+
+        Args:
+            coverage: Coverage of one set of patches or of several, (..., anchors).
+
+        Returns:
+            U_c, or h for a risk or a value, (..., n_outputs).
+        """
         return coverage @ self.weights.T + self.bias
 
     def mix(
         self, host: Float[Tensor, "*n c"], utility: Float[Tensor, "*n c"]
     ) -> Float[Tensor, "*n c"]:
-        """F from the logits of host and head; the host's own where the head has no vote."""
+        """Mix the logits of host and head into F.
+
+        Args:
+            host: Logits of the host, (..., n_outputs).
+            utility: Logits of the head, (..., n_outputs).
+
+        Returns:
+            F, (..., n_outputs); the logits of the host if the head has no vote.
+        """
         if not self.has_vote:
             return host
         parts = (
@@ -173,13 +220,30 @@ class EvidenceHead(nn.Module):
     def marginals(
         self, responses: Float[Tensor, "n m"], n_patches: int, anchor_weights: Float[Tensor, "m"]
     ) -> Gates:
-        """What the utility loses without each patch, for one row of weights."""
+        """Compute what the utility of one output loses without each patch.
+
+        Args:
+            responses: Responses of the bag, (patches, anchors).
+            n_patches: Number of patches of the whole slide.
+            anchor_weights: Weights of one output, (anchors,).
+
+        Returns:
+            The loss without each patch, (patches,).
+        """
         return self._losses_without_each(responses, n_patches) @ anchor_weights
 
     def coverage_without_each(
         self, responses: Float[Tensor, "n m"], n_patches: int
     ) -> Float[Tensor, "n m"]:
-        """v_m without each patch in turn."""
+        """Compute the coverage v_m without each patch in turn.
+
+        Args:
+            responses: Responses of the bag, (patches, anchors).
+            n_patches: Number of patches of the whole slide.
+
+        Returns:
+            The coverage without each patch, (patches, anchors).
+        """
         k = top_count(n_patches)
         whole = responses.topk(min(k, len(responses)), dim=0).values.sum(dim=0) / k
         return torch.maximum(whole - self._losses_without_each(responses, n_patches), self.absent)
@@ -187,21 +251,25 @@ class EvidenceHead(nn.Module):
     def _losses_without_each(
         self, responses: Float[Tensor, "n m"], n_patches: int
     ) -> Float[Tensor, "n m"]:
-        """What the mean of the first responses loses without each patch."""
+        """The loss of the mean of the k largest responses without each patch."""
         k = top_count(n_patches)
         top = responses.topk(min(k + 1, len(responses)), dim=0).values
         follower = top[k] if len(top) > k else torch.zeros_like(top[0])
         return (responses - follower).clamp_min(0) / k
 
     def set_fit(self, fit: HeadFit) -> None:
-        """Take what was fitted."""
+        """Set weights, scales and the weight in the mixture.
+
+        Args:
+            fit: What `fit_vote` returned.
+        """
         for name, value in vars(fit).items():
             getattr(self, name).copy_(torch.as_tensor(value))
         self._known = None
 
 
 def top_count(n_patches: int) -> int:
-    """k: how many patches show that an anchor is there."""
+    """k: the number of patches whose mean response is the coverage of an anchor."""
     return max(FEWEST_TOP, round(TOP_SHARE * n_patches))
 
 
@@ -218,7 +286,7 @@ class HeadFit:
 
 
 class Slides(NamedTuple):
-    """What a fit reads of some slides."""
+    """The inputs of a fit for some slides."""
 
     coverage: Coverages
     labels: Float[np.ndarray, "n *t"] | Int[np.ndarray, "n"]
@@ -264,7 +332,7 @@ class ClassLikelihood:
 
     @staticmethod
     def fit_weights(coverage: Coverages, labels: Array, n_outputs: int) -> tuple[Array, Array]:
-        """alpha >= 0 and b by ridged cross-entropy: a convex problem with one answer."""
+        """alpha >= 0 and b by ridged cross-entropy: a convex problem with one solution."""
         inputs, mean, deviation = standardise(coverage)
         targets, n_weights = np.eye(n_outputs)[labels], n_outputs * coverage.shape[1]
 
@@ -287,7 +355,7 @@ class ClassLikelihood:
     def calibrate(train: Array, val: Array, labels: Array) -> tuple[Array, Array]:
         """Inverse temperature and class biases that explain the validation labels best; convex.
 
-        The biases, in units of the logits, are ridged: thirty slides say little of seven classes.
+        The biases, in units of the logits, are ridged, as a fit to few slides overfits.
         """
         targets = np.eye(val.shape[1])[labels]
 

@@ -62,7 +62,7 @@ class Selector(nn.Module):
         self.presence_weight = nn.Parameter(torch.tensor(1.0))
 
     def reads(self) -> list[LinearRead]:
-        """What is to be computed of the features, together with other reads of the same bag."""
+        """Products of the features, computed together with other reads of the same bag."""
         return [] if self.morphology is None else [self.morphology.read()]
 
     def scores(
@@ -162,7 +162,7 @@ class LowRankAdapter(nn.Module):
     def __init__(self, in_dim: int, *, adapter_rank: int = 32, initial_std: float = 0.01) -> None:
         super().__init__()
         self.in_dim = in_dim
-        # Both near zero as the paper says; exactly zero would leave no gradient to either.
+        # Both near zero as in the paper; exactly zero would leave no gradient to either.
         self.up = nn.Parameter(torch.randn(in_dim, adapter_rank) * initial_std)
         self.down = nn.Parameter(torch.randn(in_dim, adapter_rank) * initial_std)
         self.norm = nn.LayerNorm(in_dim)

@@ -25,7 +25,7 @@ class Criterion(NamedTuple):
 
     bound: str
     change: str
-    """The metric that says how far the two outputs are apart."""
+    """The metric of the distance of the two outputs."""
     tolerance: str
     """The setting of the S/N/R diagnostic that limits it."""
     without_change: str
@@ -62,7 +62,7 @@ class Verdict:
 
     def sentence(self, name: VerdictName) -> str:
         """The verdict and the two numbers behind it."""
-        word = {True: name, False: f"not {name}", None: f"{name} or not cannot be said"}[self.held]
+        word = {True: name, False: f"not {name}", None: f"{name} or not is undecided"}[self.held]
         if self.change is None:
             return f"{word}: {CRITERIA[name].without_change}"
         return f"{word}: change {self.change:.3f}, {CRITERIA[name].bound} {self.tolerance:g}"

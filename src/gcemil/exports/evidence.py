@@ -90,7 +90,7 @@ class SlideExport:
 
     @property
     def measurements(self) -> dict[str, Real[np.ndarray, "n"]]:
-        """The values of each patch, by the name a reader sees."""
+        """The values of each patch, by their names in files and pages."""
         values: dict[str, Real[np.ndarray, "n"]] = {"attention_score": self.scores}
         if self.evidence is not None:
             values = name_measurements(self.evidence)
@@ -328,6 +328,7 @@ class Evidence:
     """
 
     bag: Bag
+    """The bag."""
     slides: tuple[SlideEvidence, ...]
     """One record per slide of the bag."""
     prediction: dict[str, float]
@@ -337,7 +338,7 @@ class Evidence:
     removed: dict[str, float] | None
     """Without the evidence; None if it is the whole bag."""
     further: tuple[FurtherSet, ...] = ()
-    """Disjoint sets that carry the prediction as well, and one whose removal changes its class."""
+    """Further disjoint sets that keep the prediction, and one whose removal changes its class."""
 
     @cached_property
     def selected(self) -> Bool[np.ndarray, "n"]:
@@ -360,7 +361,12 @@ class Evidence:
         return self.slides[0].verdict
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per patch: slide, x, y, selected, gate, scores, gain, responses to anchors."""
+        """Make a table of all patches.
+
+        Returns:
+            One row per patch: slide_id, x and y in level-0 pixels, selected, gate, scores, gain,
+            and responses to the anchors.
+        """
         frames = []
         for one in self.slides:
             places = np.full((len(one.selected), 2), np.nan) if one.coords is None else one.coords
@@ -383,6 +389,15 @@ class Evidence:
         Raises:
             BagError: The slide has no coordinates.
             UsageError: The bag has several slides, or none of this name.
+
+        Example:
+            >>> import gcemil, pathlib, tempfile, torch
+            >>> model = gcemil.wrap(lambda bag: bag.mean(dim=0)[:2], 2, patches=torch.randn(40, 8))
+            >>> coords = 256 * torch.cartesian_prod(torch.arange(5), torch.arange(6))
+            >>> evidence = gcemil.explain(model, (torch.randn(30, 8), coords))
+            >>> path = pathlib.Path(tempfile.mkdtemp()) / "evidence.geojson"
+            >>> evidence.to_geojson(path).name
+            'evidence.geojson'
         """
         return write_geojson(Path(path), self._export(slide_id).list_tiles(bounds=(0, 0)))
 
@@ -399,6 +414,13 @@ class Evidence:
         Raises:
             BagError: The slide has no coordinates.
             UsageError: The bag has several slides, or none of this name.
+
+        Example:
+            >>> import gcemil, torch
+            >>> model = gcemil.wrap(lambda bag: bag.mean(dim=0)[:2], 2, patches=torch.randn(40, 8))
+            >>> coords = 256 * torch.cartesian_prod(torch.arange(5), torch.arange(6))
+            >>> gcemil.explain(model, (torch.randn(30, 8), coords)).plot().mode
+            'RGB'
         """
         first = self.slides[0]
         holds = first.is_sufficient and first.is_necessary and not first.is_no_evidence

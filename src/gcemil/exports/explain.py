@@ -68,7 +68,7 @@ from gcemil.tasks.task import Task
 
 EVIDENCE_RULE = "recovered evidence"
 NEW = "new"
-"""The part of a slide that no fold of the cohort knows."""
+"""The part of a slide that is in no fold of the cohort."""
 MAX_REGIONS = 64
 """Regions of a slide that are kept and removed one by one."""
 Unit = Literal["patch", "region"]
@@ -86,7 +86,7 @@ class ExplainOptions:
     target: str | None = None
     """The class whose evidence is shown; None is the predicted one."""
     against: str | None = None
-    """The class that it is held against."""
+    """The class that it is compared with."""
 
 
 class SourceBag(NetworkBag):
@@ -156,7 +156,7 @@ class ConsensusBag(SourceBag):
 
 @dataclass(frozen=True, eq=False)
 class ChosenSet:
-    """The patches that stand for the prediction, and how they were chosen."""
+    """The patches that are the evidence, and how they were chosen."""
 
     selected: Selected
     scores: Scores
@@ -391,7 +391,7 @@ def _find_common_turning(source: ConsensusBag, sets: Sequence[Selected | None]) 
 
 
 def name_question(asked: AskedOutput, names: Sequence[str]) -> str:
-    """The name of the set that speaks for a class."""
+    """The name of the set that supports a class."""
     against = "" if asked.against is None else f" against {names[asked.against]}"
     return f"evidence for {names[asked.target]}{against}"
 
@@ -559,11 +559,11 @@ def _note_class(
     if predicted != asked.target:
         notes.append(
             f"The model predicts {names[predicted]} and not {names[asked.target]}; these patches "
-            f"speak for {names[asked.target]} all the same."
+            f"support {names[asked.target]} nevertheless."
         )
     if asked.against is not None and chosen.turning is None and predicted != asked.against:
         notes.append(
-            f"No set was found whose removal turns the prediction into {names[asked.against]}."
+            f"No set was found whose removal changes the prediction to {names[asked.against]}."
         )
     return notes
 

@@ -109,7 +109,7 @@ def explain_slides(
             subject = made.certificate["subject"]
             row |= {name: subject[name] for name in ("n_patches", "n_selected")}
             row |= {"status": "explained", "reason": ""}
-        # Whatever goes wrong with a slide, the others must be done.
+        # The error of a slide must not stop the others.
         except Exception as error:
             reason = describe_failure(error, slide_id)
             row |= {"status": "failed", "folder": "", "reason": reason}

@@ -1,6 +1,6 @@
 """Patches and regions as QuPath objects in a GeoJSON FeatureCollection.
 
-What QuPath wants of every object, and what happens otherwise:
+What QuPath requires of every object, and what happens otherwise:
   objectType inside `properties`            it becomes an annotation: slow, no measurement maps
   a classification has a name and a colour  the whole file is refused
   NaN is the string "NaN"                   a bare NaN is not JSON
@@ -62,9 +62,9 @@ class PatchClass:
 EVIDENCE = PatchClass.of_rule("GCE evidence", "evidence")
 ATTENTION = PatchClass.of_rule("Attention top-k", "attention")
 NO_EVIDENCE = PatchClass("No evidence", (120, 134, 145))
-"""For pictures: patches that the model found and that are not evidence."""
+"""For pictures: selected patches that are not evidence."""
 FURTHER_COLORS = ((0, 114, 178), (86, 180, 233), (230, 159, 0))
-"""Of sets beside the evidence, in their order."""
+"""Colours of sets beside the evidence, in their order."""
 UNSELECTED = PatchClass("Not selected", (160, 160, 160))
 
 

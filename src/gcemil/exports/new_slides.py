@@ -5,7 +5,7 @@ OUT/<slide>.h5             the evidence; OUT/<slide>/ has all files of an explan
 OUT/records/<slide>.json   the result, and the key under which it was made
 
 The key is a hash of the input, of the checkpoints of all folds, and of all options. A slide whose
-record has this key, and whose files are there, is not done again. A slide that fails is a line with
+record has this key, and whose files exist, is skipped. A slide that fails is a line with
 its reason; the others are done.
 """
 
@@ -120,7 +120,7 @@ class NewPrediction:
     """Whether what a prefilter kept sufficed; None where nothing was filtered."""
     seconds: dict[str, float] = field(default_factory=dict)
     reason: str = ""
-    """Why it failed, or what a reader must know."""
+    """Why it failed, or a warning."""
     files: dict[str, str] = field(default_factory=dict)
     """Below the folder of predictions.csv."""
     key: str = ""
@@ -142,7 +142,7 @@ def find_inputs(sources: Sequence[Path], *, out: Path | None = None) -> FoundInp
     """The slides and feature files of paths, folders (or the folders below) and patterns.
 
     If a slide has several files, features come before the slide and HDF5 before a tensor. Files
-    below `out` are no inputs.
+    below `out` are not inputs.
     """
     taken: dict[str, Path] = {}
     beside: list[Path] = []
@@ -308,7 +308,7 @@ class NewSlides:
         return self._explain_bag(path, self._answer(path, models)[0], options, models)
 
     def _least_seen(self, path: Path) -> tuple[SlidePart, tuple[FoldModel, ...]]:
-        """The folds that saw least of a slide, and its part in them."""
+        """The folds that used a slide least in training, and its part in them."""
         folders = [one.folder for one in self.models]
         part, folders = self.seen.least_seen(folders, plain_id(name_slide(path)), path)
         return part, tuple(one for one in self.models if one.folder in folders)
@@ -449,8 +449,8 @@ def _hash_inputs(path: Path, models: Sequence[FoldModel]) -> dict[str, str]:
 def write_joined_predictions(out: Path, answers: Mapping[str, Sequence[NewPrediction]]) -> Path:
     """OUT/predictions.csv of several targets: per slide the probability and evidence of each."""
     rows: dict[str, dict[str, Any]] = {}
-    for target, found in answers.items():
-        for one in found:
+    for target, predictions in answers.items():
+        for one in predictions:
             row = rows.setdefault(
                 one.slide_id, {"slide_id": one.slide_id, "file": one.file, "status": "done"}
             )

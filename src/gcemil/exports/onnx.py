@@ -123,8 +123,8 @@ def _compare(network: nn.Module, in_dim: int, path: Path) -> float:
     generator, worst = torch.Generator().manual_seed(1), 0.0
     for size in COMPARED_SIZES:
         features = torch.randn(size, in_dim, generator=generator)
-        found = session.run(list(OUTPUTS), {"features": features.numpy()})
-        for expected, given in zip(network(features), map(torch.from_numpy, found), strict=True):
+        outputs = session.run(list(OUTPUTS), {"features": features.numpy()})
+        for expected, given in zip(network(features), map(torch.from_numpy, outputs), strict=True):
             if expected.shape != given.shape:
                 return math.inf
             gap = (expected - given).abs().max() / expected.abs().max().clamp_min(1.0)

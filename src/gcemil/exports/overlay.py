@@ -40,7 +40,7 @@ LARGEST_SIDE = 900
 LARGEST_PATCH = 16
 """Pixels of one patch, so that ten patches do not fill the screen."""
 OPACITY = 0.6
-"""Of a patch over a thumbnail."""
+"""Opacity of a patch over a thumbnail."""
 ROUNDING = 1e-6
 """Keeps a corner on its own pixel when a product falls short of it."""
 MARGIN = 12
@@ -209,13 +209,13 @@ def read_thumbnail(
         pixels = read_picture(path, "RGB")
     except InputError as error:
         raise UsageError(f"{error} Give a PNG or JPEG.") from error
-    found = downsample if level0_width is None else level0_width / pixels.shape[1]
-    if found is None or not found > 0:
+    scale = downsample if level0_width is None else level0_width / pixels.shape[1]
+    if scale is None or not scale > 0:
         raise UsageError(
             f"{path} needs a scale: level-0 pixels per pixel of the thumbnail, above 0, got "
-            f"{found}."
+            f"{scale}."
         )
-    return Thumbnail(pixels, found, origin)
+    return Thumbnail(pixels, scale, origin)
 
 
 def fit_frame(
@@ -341,7 +341,7 @@ def read_own_thumbnail(cohort: Path, slide_id: str) -> Thumbnail | None:
     return thumbnail if abs(aspect - 1) <= SAME_SHAPE else None
 
 
-# What files say of a slide beside the coordinates
+# Facts about a slide in files beside the coordinates
 
 
 @dataclass(frozen=True, eq=False)
@@ -349,7 +349,7 @@ class SlidePlace:
     """A slide as far as its files describe it."""
 
     source: Path
-    """The file that says so."""
+    """The file that states it."""
     bounds: Bounds = (0, 0)
     """Where the image that QuPath shows begins, in level-0 pixels of the file."""
     size: tuple[int, int] | None = None
@@ -366,7 +366,7 @@ class SlidePlace:
 def read_place(
     source: Path, attributes: Mapping[str, Any], *, mpp: float | None = None
 ) -> SlidePlace:
-    """What the attributes of a feature file say; `mpp` serves where they do not say it."""
+    """The attributes of a feature file; `mpp` is used if they do not state it."""
     bounds = stated_bounds(attributes, str(source)) or (0, 0)
     # Without a size of the scanned part the file shows the whole slide, unless it begins elsewhere.
     whole = "bounds" if "bounds_width" in attributes else "level0" if bounds == (0, 0) else None
@@ -381,7 +381,7 @@ def read_place(
 
 
 def read_feature_place(path: Path, *, mpp: float | None = None) -> SlidePlace:
-    """A slide outside any cohort, from its feature file; a bare tensor says nothing."""
+    """A slide outside any cohort, from its feature file; a bare tensor has no facts."""
     if path.suffix.lower() == ".pt":
         return SlidePlace(path, mpp=mpp)
     on_coords = store.attributes(path, "coords") if store.has(path, "coords") else {}

@@ -50,7 +50,7 @@ def write_wsidata(run: Path, folder: Path, *, fold: int | None = None) -> list[P
         evidence = read_evidence(path)
         content = describe_slide(cohort, own, evidence)
         with atomic_folder(targets[slide_id]) as temporary:
-            # The library wants to make the folder itself.
+            # The library makes the folder itself.
             temporary.rmdir()
             content.write(temporary)
     return list(targets.values())

@@ -45,7 +45,7 @@ SEVERAL_FILES = (".mrxs", ".vms", ".vmu", ".dcm", ".vsi")
 
 @dataclass(frozen=True)
 class CohortTables:
-    """The number of labelled slides, and what a reader should know about them."""
+    """The number of labelled slides, and notes about them."""
 
     n_slides: int
     lines: tuple[str, ...] = ()

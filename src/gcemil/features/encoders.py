@@ -87,7 +87,7 @@ class EncoderSpec:
     untrained: Loader | None = None
     """The same network with random weights, where timm can build it."""
     precision: Precision = "float16"
-    """In which the network computes on a GPU, as its page says."""
+    """Precision of the network on a GPU, as its page states."""
 
 
 def _hub(

@@ -1,8 +1,8 @@
 """Named examples as the anchors of a cohort: anchors_examples.h5, `anchors: examples` in its card.
 
 Patches are found on the slides of the cohort, or on slides outside it whose features lie in another
-folder, or come as a file of features with labels. Of each slide and concept at most k are kept,
-which is all that any fold can take.
+folder, or come as a file of features with labels. At most k per slide and concept are kept, which
+is all that any fold can take.
 
 Everything is read and checked before anything is written.
 """
@@ -50,7 +50,7 @@ POOLS = (".h5", ".hdf5")
 
 @dataclass(frozen=True)
 class ExampleRequest:
-    """How examples are to be found."""
+    """How examples are searched for."""
 
     source: Path
     outside: Path | None = None

@@ -306,7 +306,7 @@ class FeatureOrigin:
 
     encoder: str
     fingerprint: str
-    """Of the encoder's weights and of how it takes pixels."""
+    """Fingerprint of the encoder's weights and of its preprocessing."""
     dtype: FeatureType
     patches: PatchSettings
     rules: str = field(compare=False)

@@ -123,8 +123,8 @@ class BridgeReport:
         lines = []
         if self.text_sees_images is False:
             lines.append(
-                "The anchors come from a text encoder that never saw an image, so no patch lies "
-                "near its own words."
+                "The anchors come from a text encoder that was not trained on images, so no patch "
+                "lies near its own words."
             )
         if not self.centred_cosine >= _ALIGNED:
             lines.append(

@@ -102,7 +102,7 @@ def _load_minilm(source: WeightSource) -> tuple[torch.nn.Module, Embed]:
     """The mean over a text's tokens, as sentence-transformers does with this model."""
     transformers = import_transformers()
     folder = str(source.folder or minilm_folder())
-    # The hub is not needed, whatever HF_HUB_OFFLINE says.
+    # The hub is not needed, whatever the value of HF_HUB_OFFLINE.
     network = transformers.AutoModel.from_pretrained(folder, local_files_only=True)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
 

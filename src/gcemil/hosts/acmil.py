@@ -8,7 +8,7 @@
 In training each branch forgets a random `masked_share` of its `n_masked` patches of largest z. A
 patch's score is log sum_k A_ik. This is the gated variant (GA) of the authors.
 
-Deviation. The authors let n_masked follow K; here it is 10, as their paper says.
+Deviation. The authors let n_masked follow K; here it is 10, as in their paper.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Acmil(BranchPoolHost):
 
 
 def masked_at_random(gated: Float[Tensor, "n b"], n_masked: int, share: float) -> Tensor:
-    """Which patches each branch forgets: a random share of its largest, never all of a bag."""
+    """Which patches each branch drops: a random share of its largest, never all of a bag."""
     largest = gated.topk(min(n_masked, len(gated)), dim=0).indices
     order = torch.rand(largest.shape, device=gated.device).argsort(dim=0)
     forgotten = largest.gather(0, order[: int(len(largest) * share)])

@@ -13,7 +13,7 @@ One logit for two classes is the log-odds of class 1: (0, logit). The bag featur
 its logits.
 
 gcemil gives `in_dim`, `n_outputs` and `gate_mode` under these names, as far as the constructor
-takes them; everything else comes from the options. A class that is not ours is first tried on a
+takes them; everything else comes from the options. A class that is not built in is first tried on a
 small bag.
 """
 
@@ -37,7 +37,29 @@ ScoreSource = Literal["model", "slope", "keep-one"]
 
 
 class CallableHost(MilHost[Embedded]):
-    """`model(features)` or `model(features, coords)`, returning logits or (logits, scores)."""
+    """A host around any function or module from the features of a bag to logits.
+
+    Args:
+        model: `model(features)` or `model(features, coords)`, returning logits (n_outputs,) or a
+            pair of logits and patch scores (patches,). One logit for two classes is the log-odds of
+            the second.
+        in_dim: Width of the features.
+        n_outputs: Number of classes; 1 for a risk or a value.
+        gate_mode: In "deletion" a gate of 0 removes the patch; other gates scale its features.
+        takes_coords: Whether the model takes level-0 coordinates, (patches, 2).
+        scores: Where patch scores come from: "slope" is the gradient by each gate, "keep-one"
+            predicts each patch alone, "model" takes those that the model returns.
+
+    Raises:
+        UsageError: A call returns the wrong number of logits or scores, or no gradient for "slope".
+
+    Example:
+        >>> import gcemil, torch
+        >>> classifier = torch.nn.Linear(8, 2)
+        >>> host = gcemil.CallableHost(lambda bag: classifier(bag.mean(dim=0)), 8, 2)
+        >>> host(torch.randn(5, 8)).scores.shape
+        torch.Size([5])
+    """
 
     paper_gate = "feature"
 
@@ -73,7 +95,7 @@ class CallableHost(MilHost[Embedded]):
         logits, scores = answer(features, coords)
         if scores is None and self.score_source == "model":
             raise UsageError(
-                "The model was to return (logits, scores) and returned logits only. "
+                "scores='model' needs a model that returns (logits, scores); it returned logits. "
                 "Use scores='slope'."
             )
         if scores is None:
@@ -141,7 +163,27 @@ def match_batch_axis(
 
 
 class TorchmilHost(CallableHost):
-    """A torchmil model through its `predict`; `adjacency` makes the graph for some."""
+    """A host around a torchmil model, called through its `predict`.
+
+    Args:
+        model: A torchmil model; for another one use `CallableHost`.
+        in_dim: Width of the features.
+        n_outputs: Number of classes; 1 for a risk or a value.
+        gate_mode: In "deletion" a gate of 0 removes the patch; other gates scale its features.
+        adjacency: A function from features and coordinates to the adjacency matrix (patches,
+            patches), for models that need a graph.
+
+    Raises:
+        UsageError: The model has no `predict`, or needs a graph and there is no `adjacency`.
+
+    Example:
+        >>> import gcemil, torch
+        >>> class Model(torch.nn.Module):  # as torchmil.models.ABMIL
+        ...     def predict(self, bags, return_inst_pred=True):
+        ...         return bags.mean(dim=(1, 2)), bags.mean(dim=2)
+        >>> gcemil.TorchmilHost(Model(), 8, 2)(torch.randn(5, 8)).scores.shape
+        torch.Size([5])
+    """
 
     def __init__(
         self,
@@ -276,13 +318,13 @@ PROBED_PATCHES = 16
 def create_own(
     name: str, host_class: Any, given: Mapping[str, Any], options: Mapping[str, object]
 ) -> MilHost[Any]:
-    """A host of a class that is not ours, tried on one small bag before anything relies on it."""
+    """A host of a class that is not built in, tried on one small bag first."""
     if not issubclass(host_class, nn.Module):
         raise UsageError(f"'{name}' is not a host: a host is a subclass of torch.nn.Module.")
     missing = [step for step in STEPS if not callable(getattr(host_class, step, None))]
     if missing and not {"embed", "aggregate"} <= set(missing):
         raise UsageError(
-            f"Host '{name}' honours the Host protocol in part: it has no '{missing[0]}'. "
+            f"Host '{name}' implements the Host protocol in part: it has no '{missing[0]}'. "
             "Let it be a subclass of gcemil.MilHost, which has what is missing."
         )
     create = adapt_module if missing else construct

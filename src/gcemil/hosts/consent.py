@@ -1,7 +1,6 @@
 """Consent to import the host of a run, kept on this machine with a hash of its files.
 
-A file that has changed since is another piece of code and asks again. Nothing in a run folder can
-give consent.
+A file that has changed since needs consent again. Nothing in a run folder can give consent.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def consent_file() -> Path:
 
 
 def run_of(source: object) -> Path | None:
-    """The run that a file or folder belongs to; None for what is no path."""
+    """The run that a file or folder belongs to; None for anything but a path."""
     if not isinstance(source, Path):
         return None
     folder = source if source.is_dir() else source.parent
@@ -35,16 +34,16 @@ def run_of(source: object) -> Path | None:
 
 def hash_module(name: str) -> str | None:
     """Hash of the files of a module and its packages, not imported; None if missing."""
-    places, found = [*sys.path, str(Path.cwd())], hashlib.sha256()
+    places, digest = [*sys.path, str(Path.cwd())], hashlib.sha256()
     parts = name.split(".")
     for count in range(1, len(parts) + 1):
         spec = PathFinder.find_spec(".".join(parts[:count]), places)
         if spec is None:
             return None
         if spec.origin is not None:
-            found.update(Path(spec.origin).read_bytes())
+            digest.update(Path(spec.origin).read_bytes())
         places = list(spec.submodule_search_locations or [])
-    return found.hexdigest()
+    return digest.hexdigest()
 
 
 def remember_consent(host: str, run: Path) -> None:

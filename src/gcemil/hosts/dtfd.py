@@ -45,7 +45,7 @@ from gcemil.shapes import Coords, Features, Gates, LogGates, Logits, Scores, Sel
 
 DISTILLATIONS = ("afs", "max", "maxmin")
 N_FINGERPRINT = 8
-"""Leading components of a feature that tell patches apart well enough to group them."""
+"""Leading components of a feature that separate patches well enough to group them."""
 ODD_MULTIPLIER = -7046029254386353131
 """2^64 over the golden ratio as a signed integer: neighbouring places spread over all high bits."""
 

@@ -46,37 +46,77 @@ E = TypeVar("E", bound="Embedded")
 
 @dataclass(frozen=True)
 class Embedded:
-    """Per-patch tensors, the patch on the first axis of each; hosts add fields by subclassing."""
+    """Per-patch tensors of an embedded bag; hosts add fields by subclassing.
+
+    Args:
+        tokens: The embedded patches, (patches, width).
+
+    Example:
+        >>> import gcemil, torch
+        >>> embedded = gcemil.Embedded(torch.zeros(5, 4))
+        >>> embedded.rows(torch.tensor([0, 2])).tokens.shape
+        torch.Size([2, 4])
+        >>> embedded.with_tensors({"tokens": torch.ones(5, 4)}).present()["tokens"].sum()
+        tensor(20.)
+    """
 
     tokens: Float[Tensor, "n w"]
 
     def rows(self: E, index: Tensor) -> E:
-        """The same tensors for the chosen patches alone."""
+        """Take some of the patches.
+
+        Args:
+            index: Rows, or a bool mask over the patches.
+
+        Returns:
+            The same tensors for these patches.
+        """
         return self.with_tensors({name: value[index] for name, value in self.present().items()})
 
     def with_tensors(self: E, tensors: Mapping[str, Tensor]) -> E:
-        """The same with other tensors in place of those that are present, by name."""
+        """Replace tensors.
+
+        Args:
+            tensors: New tensors by name.
+
+        Returns:
+            A copy with these tensors.
+        """
         return replace(self, **tensors)
 
     def present(self) -> dict[str, Tensor]:
-        """The tensors by name, without those this host leaves out."""
+        """List the tensors.
+
+        Returns:
+            Every field that is not None, by name.
+        """
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
 class HostOutput:
-    """What every host returns for one bag."""
+    """The output of a host for one bag.
+
+    Example:
+        >>> import gcemil, torch
+        >>> output = gcemil.create_host("abmil", in_dim=8, n_outputs=2)(torch.randn(5, 8))
+        >>> output.logits.shape, output.scores.shape
+        (torch.Size([2]), torch.Size([5]))
+    """
 
     logits: Logits
+    """One number per class, or a single risk or value, (outputs,)."""
     bag_feature: Float[Tensor, "w"]
+    """The pooled bag, (width,)."""
     scores: Scores
-    """Raw, finite, in the order of the rows given; higher means the host looked there more."""
+    """Finite score of each patch, (patches,); higher means more attention."""
     contributions: Scores | None = None
-    """Signed share of each patch in the predicted output, where the host pools linearly."""
+    """Signed share of each patch in the predicted output, (patches,); None unless the host pools
+    linearly."""
     auxiliary_logits: Mapping[str, Logits] = field(default_factory=dict)
-    """Further predictions the task loss applies to, weighted by the host's `task_weights`."""
+    """Further logits that the task loss applies to, weighted by the host's `task_weights`."""
     losses: Mapping[str, Float[Tensor, ""]] = field(default_factory=dict)
-    """Host-internal losses, already weighted; empty without a target."""
+    """Losses of the host itself, already weighted; empty without a target."""
 
 
 @dataclass(frozen=True)
@@ -89,17 +129,39 @@ class ClosedForm:
 
 @dataclass(frozen=True)
 class Stage:
-    """One pass of training. A preparing stage trains the plain host only, the same in both arms."""
+    """One pass of training over all epochs; most hosts have one.
+
+    Example:
+        >>> import gcemil
+        >>> gcemil.create_host("abmil", in_dim=8, n_outputs=2).stages()
+        (Stage(name='train', prepares=False, keeps_best=False),)
+    """
 
     name: str
+    """Name in the history of a training."""
     prepares: bool = False
+    """A preparing stage trains the plain host only, with and without evidence."""
     keeps_best: bool = False
     """A preparing stage ends with the weights of its best epoch on validation."""
 
 
 @runtime_checkable
 class Host(Protocol):
-    """What the wrapper, the training loop and the diagnostics need from a host."""
+    """What the wrapper, the training loop and the diagnostics need from a host.
+
+    `MilHost` implements it all but for `embed` and `pool`, which a subclass writes.
+
+    Attributes:
+        in_dim: Width of the features.
+        n_outputs: Number of classes; 1 for a risk or a value.
+        gate_mode: "paper" or "deletion", see hosts/host.py.
+        task_weights: Weight of the task loss on "bag", the logits, and on each auxiliary logit.
+
+    Example:
+        >>> import gcemil
+        >>> isinstance(gcemil.create_host("abmil", in_dim=8, n_outputs=2), gcemil.Host)
+        True
+    """
 
     in_dim: int
     n_outputs: int
@@ -149,11 +211,49 @@ class Host(Protocol):
 
 
 class MilHost(nn.Module, Generic[E]):
-    """Base of the built-in hosts, which write `embed` and `pool`."""
+    """Base class of hosts; a subclass writes `embed` and `pool`.
+
+    Args:
+        in_dim: Width of the features.
+        n_outputs: Number of classes; 1 for a risk or a value.
+        gate_mode: "paper" applies gates as the paper does, "deletion" removes a patch of gate 0.
+
+    Raises:
+        UsageError: A number is below 1.
+
+    Example:
+        >>> import gcemil, torch
+        >>> class Mean(gcemil.MilHost):
+        ...     def __init__(self, in_dim, n_outputs, gate_mode="deletion"):
+        ...         super().__init__(in_dim, n_outputs, gate_mode)
+        ...         self.classifier = torch.nn.Linear(in_dim, n_outputs)
+        ...
+        ...     def embed(self, features):
+        ...         return gcemil.Embedded(features)
+        ...
+        ...     def pool(self, embedded, coords, log_gates, target):
+        ...         if log_gates is None:
+        ...             log_gates = torch.zeros(len(embedded.tokens))
+        ...         weights = torch.softmax(log_gates, dim=0)
+        ...         feature = weights @ embedded.tokens
+        ...         return gcemil.HostOutput(self.classifier(feature), feature, scores=weights)
+        >>> host, features = Mean(8, 2), torch.randn(5, 8)
+        >>> embedded, log_gates = host.embed(features), torch.zeros(5)
+        >>> host.aggregate(embedded, None, log_gates=log_gates).logits.shape
+        torch.Size([2])
+        >>> gated = host.gated(features, embedded, None, log_gates)
+        >>> torch.equal(gated.logits, host.pool(embedded, None, log_gates, None).logits)
+        True
+        >>> host.embed_scaled(features, log_gates.exp(), embedded).tokens.shape
+        torch.Size([5, 8])
+        >>> host.begin_stage(host.stages()[0], lambda: torch.zeros(3, 8), 100)
+        >>> host.after_step()
+        >>> host.place(torch.device("cpu"))
+    """
 
     paper_gate: GatePosition = "logit"
     precision: Precision = "32"
-    """Numbers in which a bag is embedded; everything after that is float32."""
+    """Precision in which a bag is embedded; everything after that is float32."""
     task_weights: Mapping[str, float] = {"bag": 1.0}
     """Weight of the task loss on the bag logits and on each of the auxiliary logits."""
 
@@ -169,9 +269,12 @@ class MilHost(nn.Module, Generic[E]):
         self._elsewhere: tuple[MilHost[E], ...] = ()
 
     def place(self, device: torch.device) -> None:
-        """Embed and pool by a copy on this device from now on, where no gradient is wanted.
+        """Embed and pool on another device from now on, where no gradient is needed.
 
         Bags and outputs stay on the CPU. The weights must not change afterwards.
+
+        Args:
+            device: The device of the copy that computes; the CPU removes the copy.
         """
         # In a tuple, so that torch does not count the copy among the weights.
         self._elsewhere = () if device.type == "cpu" else (copy.deepcopy(self).to(device=device),)
@@ -182,17 +285,34 @@ class MilHost(nn.Module, Generic[E]):
 
     @property
     def elsewhere(self) -> MilHost[E] | None:
-        """The copy on the device, where there is one and no gradient is wanted."""
+        """The copy that `place` made; None without one, and where gradients are computed."""
         return None if torch.is_grad_enabled() or not self._elsewhere else self._elsewhere[0]
 
     def embed(self, features: Features) -> E:
-        """Every patch on its own."""
+        """Embed every patch on its own.
+
+        Args:
+            features: Patch features, (patches, in_dim).
+
+        Returns:
+            Tensors with one row per patch.
+        """
         raise NotImplementedError
 
     def pool(
         self, embedded: E, coords: Coords | None, log_gates: LogGates | None, target: Tensor | None
     ) -> HostOutput:
-        """The embedded patches as one bag; every log-gate is finite here."""
+        """Pool the embedded patches into one prediction.
+
+        Args:
+            embedded: What `embed` returned.
+            coords: Top-left corners in level-0 pixels, (patches, 2); None if unknown.
+            log_gates: Logarithms of the gates, (patches,), all finite; None without gates.
+            target: The label in training; None otherwise.
+
+        Returns:
+            Logits, bag feature and patch scores.
+        """
         raise NotImplementedError
 
     def forward(
@@ -203,6 +323,26 @@ class MilHost(nn.Module, Generic[E]):
         gates: Tensor | None = None,
         target: Tensor | None = None,
     ) -> HostOutput:
+        """Predict one bag.
+
+        Args:
+            features: Patch features, (patches, in_dim).
+            coords: Top-left corners in level-0 pixels, (patches, 2); None if unknown.
+            gates: One gate per patch in [0, 1], (patches,); None uses every patch.
+            target: The label, for hosts with losses of their own; None otherwise.
+
+        Returns:
+            Logits (n_outputs,), scores (patches,) and the pooled feature.
+
+        Raises:
+            BagError: Features, coordinates or gates do not fit together.
+
+        Example:
+            >>> import gcemil, torch
+            >>> host = gcemil.create_host("abmil", in_dim=8, n_outputs=2)
+            >>> host(torch.randn(5, 8), gates=torch.tensor([1.0, 0.5, 0, 0, 0])).logits.shape
+            torch.Size([2])
+        """
         # Users call this: shapes are checked here with a message, not by annotation.
         check_bag(features, coords, in_dim=self.in_dim)
         if gates is None:
@@ -228,7 +368,21 @@ class MilHost(nn.Module, Generic[E]):
         *,
         target: Tensor | None = None,
     ) -> HostOutput:
-        """The bag under log-gates; it is embedded again only where gates are factors."""
+        """Predict a bag under gates; it is embedded again only where gates scale the features.
+
+        Args:
+            features: Patch features, (patches, in_dim).
+            embedded: What `embed` returned for them; None embeds them.
+            coords: Top-left corners in level-0 pixels, (patches, 2); None if unknown.
+            log_gates: Logarithms of the gates, (patches,); -inf removes a patch.
+            target: The label in training; None otherwise.
+
+        Returns:
+            The output over all patches.
+
+        Raises:
+            BagError: Every gate is 0.
+        """
         bias: LogGates | None = log_gates
         if embedded is None or self.reweights_features:
             embedded = self.embed_scaled(features, log_gates.exp(), embedded)
@@ -236,7 +390,16 @@ class MilHost(nn.Module, Generic[E]):
         return self.aggregate(embedded, coords, log_gates=bias, target=target)
 
     def embed_scaled(self, features: Features, factors: Gates, plain: E | None) -> E:
-        """The bag with a factor on the features of each patch; `plain` is its embedding without."""
+        """Embed a bag whose features are scaled.
+
+        Args:
+            features: Patch features, (patches, in_dim).
+            factors: Factor of each patch, (patches,).
+            plain: What `embed` returned for the same features unscaled, for hosts that use it.
+
+        Returns:
+            The embedded bag.
+        """
         return embedded_bag(self, features, factors)
 
     def aggregate(
@@ -247,7 +410,20 @@ class MilHost(nn.Module, Generic[E]):
         log_gates: LogGates | None = None,
         target: Tensor | None = None,
     ) -> HostOutput:
-        """Pool the patches; one whose log-gate is -inf is removed before anything sees it."""
+        """Pool the patches that are left; one whose log-gate is -inf is removed before `pool`.
+
+        Args:
+            embedded: What `embed` returned.
+            coords: Top-left corners in level-0 pixels, (patches, 2); None if unknown.
+            log_gates: Logarithms of the gates, (patches,); None without gates.
+            target: The label in training; None otherwise.
+
+        Returns:
+            The output over all patches.
+
+        Raises:
+            BagError: Every gate is 0.
+        """
         if (copied := self.elsewhere) is not None:
             bag, places, bias, label = moved(
                 (embedded, coords, log_gates, target), find_device(copied)
@@ -268,16 +444,25 @@ class MilHost(nn.Module, Generic[E]):
         )
 
     def stages(self) -> tuple[Stage, ...]:
+        """List the stages of training.
+
+        Returns:
+            The stages in their order.
+        """
         return (Stage("train"),)
 
     def begin_stage(self, stage: Stage, bag_features: Callable[[], Tensor], n_steps: int) -> None:
-        """Called before each stage of `n_steps` optimiser steps.
+        """Prepare a stage of training; the training loop calls this before each.
 
-        `bag_features()` gives one row per training bag under the current weights.
+        Args:
+            stage: The stage.
+            bag_features: Returns the pooled features (training bags, width) under the current
+                weights.
+            n_steps: Optimiser steps of the stage.
         """
 
     def after_step(self) -> None:
-        """Called after each optimiser step."""
+        """Update what the host keeps beside its weights, after each optimiser step."""
 
 
 def embedded_bag(host: Any, features: Features, factors: Gates | None = None) -> Any:

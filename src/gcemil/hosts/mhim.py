@@ -108,7 +108,7 @@ class Mhim(MilHost[MhimEmbedded]):
         self.high_ratio, self.high_share = high_ratio, high_share
         self.consistency_weight = consistency_weight
         self.chosen_momentum = momentum
-        # Buffers, so that a run resumed from its weights knows its stage and how far it is.
+        # Buffers, so that the weights of a resumed run hold its stage and progress.
         self.register_buffer("student_stage", torch.tensor(False))
         self.register_buffer("steps_done", torch.tensor(0))
         self.register_buffer("n_steps", torch.tensor(1))

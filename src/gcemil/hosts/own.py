@@ -2,7 +2,7 @@
 
   package.module:Class   a class in the working folder or among the installed packages
   a plain name           an entry point `gcemil.hosts` of an installed package
-The class is a torch module. Either it honours the `Host` protocol, most easily as a subclass of
+The class is a torch module. Either it implements the `Host` protocol, most easily as a subclass of
 `MilHost`; or it maps features (n, d) to logits, or to (logits, scores) (adapters.py).
 
 Importing a module runs its code. A user consents to a host by naming it in a command, in settings
@@ -35,7 +35,7 @@ IMPORT_PATH = re.compile(f"{DOTTED}:{DOTTED}", re.ASCII)
 
 
 def is_import_path(name: str) -> bool:
-    """Whether this is meant as package.module:Class."""
+    """Whether the name has the form package.module:Class."""
     return ":" in name
 
 
@@ -77,7 +77,18 @@ def folder_name(name: str) -> str:
 
 
 def trust_host(name: str) -> None:
-    """Let this process and its workers import this class when a run names it."""
+    """Allow this process and its workers to import a host class that a run names.
+
+    Args:
+        name: The import path, as "package.module:Class".
+
+    Raises:
+        UsageError: The name is not an import path.
+
+    Example:
+        >>> import gcemil
+        >>> gcemil.trust_host("mypackage.models:MyHost")
+    """
     split_path(name, "Host")
     os.environ[TRUST_VARIABLE] = ",".join(dict.fromkeys([*trusted_hosts(), name]))
 
@@ -126,7 +137,7 @@ def import_object(name: str, what: str) -> Any:
     module_name, path = split_path(name, what)
     here = str(Path.cwd())
     if not {"", here} & set(sys.path):
-        # It stays: a host may import more of its package while it works.
+        # Kept on the path: a host may import more of its package later.
         sys.path.append(here)
     try:
         value: Any = import_module(module_name)
@@ -135,7 +146,7 @@ def import_object(name: str, what: str) -> Any:
         reason = str(error) if missing else f"{type(error).__name__}: {error}"
         raise UsageError(
             f"{what} '{name}': module '{module_name}' cannot be imported ({reason}). "
-            "It is looked for among the installed packages and in the working folder."
+            "It is searched for among the installed packages and in the working folder."
         ) from error
     for step in path.split("."):
         if not hasattr(value, step):

@@ -309,7 +309,7 @@ ABMIL_PLACES: tuple[tuple[str | None, str, str | None, str, str], ...] = (
     (None, "pool.fc1", None, "pool.fc2", "classifier"),
 )
 TORCHMIL_CAVEAT = (
-    "Weights do not tell the activations: tanh in the attention, "
+    "The weights do not state the activations: tanh in the attention, "
     "and ReLU behind a layer in front of it."
 )
 
@@ -390,8 +390,8 @@ DTFD = WeightLayout(
     caveats=(
         "The authors split a bag at random in evaluation too; here the place of a patch decides "
         "its pseudo-bag.",
-        "Weights do not tell how pseudo-bags are distilled: afs, unless the option distillation "
-        "says max or maxmin.",
+        "The weights do not state how pseudo-bags are distilled: afs, unless the option "
+        "distillation is max or maxmin.",
     ),
 )
 
@@ -419,7 +419,7 @@ TRANSMIL = WeightLayout(
     ),
     options=chosen("width", "heads"),
     caveats=(
-        "Weights trained with nystrom-attention 0.0.9, which the authors pin, answer otherwise "
+        "Weights trained with nystrom-attention 0.0.9, which the authors pin, give other outputs "
         "there: that version returns padding rows whenever it pads.",
     ),
 )

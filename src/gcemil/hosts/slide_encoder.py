@@ -55,11 +55,17 @@ class SlideEncoderHost(CallableHost):
 
     Example:
         >>> import gcemil, torch
-        >>> encoder = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        >>> encoder = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
         >>> mean = lambda bag: encoder(bag[None]).mean(dim=1)
-        >>> host = gcemil.SlideEncoderHost(mean, 8, 2, width=8, n_blocks=4)
-        >>> host.eval()(torch.randn(20, 8)).logits.shape
-        torch.Size([2])
+        >>> host = gcemil.SlideEncoderHost(mean, 8, 2, width=8, n_blocks=4).train(False)
+        >>> features = torch.randn(20, 8)
+        >>> output = host(features)
+        >>> output.logits.shape, host.encode(features, None).shape
+        (torch.Size([2]), torch.Size([8]))
+        >>> torch.equal(output.scores, host.block_losses(features, None, output.logits))
+        True
+        >>> host.embed_bag(features).bag_size[0]
+        tensor(20)
     """
 
     def __init__(
@@ -93,7 +99,14 @@ class SlideEncoderHost(CallableHost):
         return self.n_blocks + 1
 
     def train(self, mode: bool = True) -> SlideEncoderHost:
-        """A frozen encoder stays in evaluation mode."""
+        """Set training mode; a frozen encoder stays in evaluation mode.
+
+        Args:
+            mode: Training (True) or evaluation (False).
+
+        Returns:
+            The host itself.
+        """
         super().train(mode)
         if self.frozen and isinstance(self.model, nn.Module):
             self.model.eval()
@@ -103,7 +116,14 @@ class SlideEncoderHost(CallableHost):
         return WholeBag(features, torch.full_like(features[:, 0], len(features), dtype=torch.int64))
 
     def embed_bag(self, features: Features) -> WholeBag:
-        """The whole bag at once: a piece of it would take itself for a bag."""
+        """Embed the whole bag at once; an encoder of whole slides cannot take it in blocks.
+
+        Args:
+            features: Patch features, (patches, in_dim).
+
+        Returns:
+            The features with the size of the bag.
+        """
         return self.embed(features.float())
 
     def embed_scaled(self, features: Features, factors: Tensor, plain: Embedded | None) -> WholeBag:
@@ -128,7 +148,18 @@ class SlideEncoderHost(CallableHost):
         return HostOutput(logits=logits, bag_feature=slide, scores=scores)
 
     def encode(self, features: Features, coords: Coords | None) -> Float[Tensor, "w"]:
-        """The slide vector; without gradients where nothing in front of the head learns."""
+        """Encode a bag; gradients are computed only if the encoder is trained.
+
+        Args:
+            features: Patch features, (patches, in_dim).
+            coords: Top-left corners in level-0 pixels, (patches, 2); None if unknown.
+
+        Returns:
+            The slide vector, (width,).
+
+        Raises:
+            UsageError: The encoder returns a vector of another width.
+        """
         learns = torch.is_grad_enabled() and (features.requires_grad or not self.frozen)
         with torch.set_grad_enabled(learns):
             answer = self.model(features, coords) if self.takes_coords else self.model(features)
@@ -143,7 +174,16 @@ class SlideEncoderHost(CallableHost):
 
     @torch.no_grad()
     def block_losses(self, features: Features, coords: Coords | None, logits: Logits) -> Scores:
-        """The predicted output's loss without each patch's block; 0 for a bag of one patch."""
+        """Score patches by what the predicted output loses without their block.
+
+        Args:
+            features: Patch features, (patches, in_dim).
+            coords: Top-left corners in level-0 pixels, (patches, 2); None if unknown.
+            logits: The prediction on all patches, (n_outputs,).
+
+        Returns:
+            One score per patch, (patches,); 0 for a bag of one patch.
+        """
         index = int(logits.argmax())
         blocks = halved_blocks(coords, len(features), self.n_blocks).to(features.device)
         scores = features.new_zeros(len(features))

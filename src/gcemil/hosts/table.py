@@ -32,12 +32,21 @@ Changes = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class HostSpec:
-    """Where a host lives, and what is known of it before its code is loaded."""
+    """An entry of `HOSTS`: the class of a host and its default settings.
+
+    Example:
+        >>> import gcemil
+        >>> spec = gcemil.HOSTS["abmil"]
+        >>> spec.class_name, spec.load().__name__
+        ('Abmil', 'Abmil')
+    """
 
     module: str
+    """The module of the class."""
     class_name: str
+    """The name of the class."""
     default_gate_mode: GateMode | None = None
-    """The better mode by measurement (docs/hosts.md); None: what the constructor says."""
+    """The better mode by measurement (docs/hosts.md); None: the default of the constructor."""
     learning_rate: float = 5e-4
     """By default; the same at every feature width (docs/training.md)."""
     max_patches: int = 2048
@@ -53,11 +62,18 @@ class HostSpec:
 
     @property
     def is_own(self) -> bool:
-        """Whether its code is somebody else's, so that it is looked at before it is used."""
+        """Whether its code is not part of gcemil, so that it is checked before it is used."""
         return self.module.split(".")[0] != "gcemil"
 
     def load(self) -> type[AnyHost]:
-        """The class of the host; this imports its module."""
+        """Import the class of the host.
+
+        Returns:
+            The class.
+
+        Raises:
+            UsageError: The module or the class cannot be imported.
+        """
         if self.is_own:
             return own.import_class(f"{self.module}:{self.class_name}")
         host_class: type[AnyHost] = getattr(import_module(self.module), self.class_name)
@@ -308,7 +324,7 @@ def with_recipe(settings: TrainSettings, name: str, *, plain: bool = False) -> T
     from gcemil.config import RECIPES
 
     recipe = RECIPES[name]
-    # A host of somebody's own has no grouping in the paper.
+    # A host that is not built in has no grouping in the paper.
     gate_mode = recipe.gate_mode if settings.host.name in HOSTS else None
     host = settings.host.model_copy(update={"gate_mode": gate_mode or settings.host.gate_mode})
     evidence = None if plain else recipe.evidence
@@ -350,8 +366,8 @@ def with_overrides(settings: TrainSettings, overrides: list[str]) -> TrainSettin
 
     values = settings.model_dump(mode="json")
     for text in overrides:
-        path, found, value = text.partition("=")
-        if not found:
+        path, separator, value = text.partition("=")
+        if not separator:
             raise ConfigError(f"A setting is written key=value, such as epochs=20; got '{text}'.")
         *parents, last = path.split(".")
         if fault := describe_unknown_setting(path, TrainSettings):

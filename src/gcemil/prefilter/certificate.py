@@ -9,18 +9,18 @@ at most 1. A least number of patches stays as it is.
                deviations of the training risks
   certified    doubt <= limit; otherwise the slide falls back to all its patches
   limit        the largest doubt seen on validation such that (changed + 1) / (n + 1) <= risk,
-               `changed` counting the certified slides whose answer is not that of the whole bag,
-               and such that the task metric with fall-backs is at least `utility_share` of that of
-               the whole bags
+               `changed` counting the certified slides whose prediction is not that of the whole
+               bag, and such that the task metric with fall-backs is at least `utility_share` of
+               that of the whole bags
   cost         share of patches that are encoded: keep_rate for a certified slide, 1 after a
                fall-back
   keep rate    the cheapest of the ladder among those that are at least the share of patches that is
                evidence on the whole bags; ties go to the larger rate, which sees more
 
-Fewer patches than the evidence has may give the same answer, but they cannot show what it rests on.
+Fewer patches than the evidence has may give the same prediction, but cannot show what it rests on.
 The first condition is conformal risk control: a new exchangeable slide is certified and yet
-answered otherwise with probability at most `risk`, if the limit is the only thing chosen. Few
-slides promise little: below 1 / risk - 1 of them nothing is certified.
+predicted otherwise with probability at most `risk`, if only the limit is chosen. Few
+slides are not enough: below 1 / risk - 1 of them nothing is certified.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class KeptAnswer:
 
     @property
     def logits(self) -> Logits:
-        """The prediction: the host on the evidence found among the kept patches."""
+        """The main prediction on the evidence among the kept patches."""
         return self.explanation.kept.logits
 
     @property
@@ -101,7 +101,7 @@ def measure_doubt(evidence: Logits, everyone: Logits, *, deviation: float) -> fl
 
 
 def is_changed(answer: Logits, full: Logits, *, deviation: float, tolerance: float) -> bool:
-    """Whether an answer is another one than that of the whole bag."""
+    """Whether a prediction differs from that of the whole bag."""
     output = create_output(guess_task(len(full)), len(full), deviation)
     if output.is_number:
         return output.gap(full, answer) > tolerance
@@ -120,7 +120,7 @@ class CertificateSettings(Settings):
         0.98, gt=0, description="Smallest task metric, as a share of the whole bags'."
     )
     risk: float = Field(
-        0.1, gt=0, lt=1, description="Largest chance that a certified answer is another one."
+        0.1, gt=0, lt=1, description="Largest chance that a certified prediction has changed."
     )
     risk_tolerance: float = Field(
         0.25,
@@ -136,7 +136,7 @@ class Trial:
     keep_rate: float
     doubts: Float[np.ndarray, "n"]
     changed: Bool[np.ndarray, "n"]
-    """Whether the answer from kept patches is not that of the whole bag."""
+    """Whether the prediction from kept patches differs from that of the whole bag."""
     utility_of: UtilityOf
     recall: float
     """Mean share of the whole bag's evidence among the kept patches."""
@@ -144,7 +144,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class RateOutcome:
-    """The promise and the cost of a keep rate on the validation slides."""
+    """The guarantee and the cost of a keep rate on the validation slides."""
 
     keep_rate: float
     doubt_limit: float | None
@@ -156,11 +156,11 @@ class RateOutcome:
     relative_utility: float | None
     recall: float
     changed: float
-    """Share of slides that are certified and answered otherwise."""
+    """Share of slides that are certified and predicted otherwise."""
 
 
 def settle_limit(trial: Trial, settings: CertificateSettings) -> RateOutcome:
-    """The largest limit that keeps both promises, and its cost."""
+    """The largest limit that meets both requirements, and its cost."""
     n_slides = len(trial.doubts)
     certified = np.zeros(n_slides, dtype=bool)
     limit, utility = None, trial.utility_of(certified)

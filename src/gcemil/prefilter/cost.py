@@ -15,7 +15,7 @@ that the host pooled in the end.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -145,7 +145,8 @@ def measure_cost(
     card, cohort = Run(run).open_cohort()
     specs = fold_parts(cohort, read_fold(cohort, fold)).test
     filtered = SlidePredictor.open(run, mode="prefilter", fold=fold)
-    whole = SlidePredictor.open(run, mode="full", fold=fold, encoder=filtered.encoder)
+    # The prediction that a certificate compares with, and that a slide falls back to.
+    whole = replace(filtered, mode=filtered.main_mode, prefilters=())
     costs: list[SlideCost] = []
     for done, spec in enumerate(specs, start=1):
         path = _find_file(spec, slides)
@@ -155,7 +156,7 @@ def measure_cost(
             filtered.predict(path, mpp=grid.mpp)
         order = (whole, filtered) if done % 2 else (filtered, whole)
         made = {way.mode: way.predict(path, mpp=grid.mpp) for way in order}
-        full, kept = made["full"], made["prefilter"]
+        full, kept = made[whole.mode], made["prefilter"]
         if full.n_patches != len(grid):
             # Rows are kept for later, so they must be the patches of the cohort's own files.
             raise UsageError(
@@ -253,7 +254,7 @@ def time_prefilter(filtered: PrefilterCost | None, encoding: Mapping[str, float]
 
 
 def describe_encoding(filtered: PrefilterCost | None) -> str:
-    """What a reader of the table must know about encoding."""
+    """A note on encoding for the table."""
     if filtered is None:
         return (
             "No prefilter measured in this run, so encoding is not made cheaper: the row "

@@ -1,11 +1,11 @@
 """Predictions straight from slide files: tissue, patches, features and evidence in one pass.
 
-full, soft, discrete   every patch is encoded
-prefilter              the union over the folds of the patches that their students keep is encoded.
-                       When every fold certifies its answer, the prediction is the mean of the
-                       folds' answers from evidence among their kept patches. Otherwise the
-                       remaining patches are encoded too, and the prediction is that of the whole
-                       bag.
+full, gce, soft, discrete   every patch is encoded
+prefilter                   the union over the folds of the patches that their students keep is
+                            encoded. When every fold certifies its prediction, the result is the
+                            mean over the folds of the prediction from the evidence among their kept
+                            patches. Otherwise the remaining patches are encoded too, and the result
+                            is the main prediction of the run on the whole bag.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from gcemil.prefilter.student import (
     read_view,
     score_crops,
 )
-from gcemil.runs.folder import Run
+from gcemil.runs.folder import Run, main_mode
 from gcemil.runs.predict import (
     FoldModel,
-    Mode,
     SlidePrediction,
+    available_modes,
     average_folds,
     load_fold_models,
     predict_new_bag,
@@ -171,6 +171,12 @@ class SlidePredictor:
             self, folds=folds, prefilters=tuple(own for one, own in pairs if one in folds)
         )
 
+    @property
+    def main_mode(self) -> Literal["full", "gce"]:
+        """The mode of the main prediction, which a certificate compares with the kept patches."""
+        modes = available_modes(self.folds[0].loaded.network)
+        return "gce" if main_mode(modes) == "gce" else "full"
+
     @torch.no_grad()
     def predict(self, path: Path, *, mpp: float | None = None) -> SlideFilePrediction:
         """One slide file; `mpp` serves where it does not state its pixel size."""
@@ -186,7 +192,7 @@ class SlidePredictor:
                 )
             source = PatchSource(slide, grid, self.encoder, EncodeSettings(dtype=self.origin.dtype))
             rows, predicted, certified = np.arange(len(grid)), None, None
-            mode: Mode = "full" if self.mode == "prefilter" else self.mode
+            mode = self.main_mode if self.mode == "prefilter" else self.mode
             if self.mode == "prefilter":
                 kept, predicted = self._predict_kept(source, slide_id, seconds)
                 certified = predicted is not None

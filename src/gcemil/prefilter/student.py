@@ -123,7 +123,7 @@ class PrefilterSettings(Settings):
     )
     slides_per_step: int = Field(2, ge=1)
     target_temperature: float = Field(
-        0.5, gt=0, description="T: low values look at the first patches only."
+        0.5, gt=0, description="T: low values weight the first patches only."
     )
     seed: int = Field(0, ge=0)
 

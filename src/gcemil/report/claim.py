@@ -27,7 +27,7 @@ UNSURE = 0.75
 """A model whose mean probability of its own prediction is lower is unsure of whole slides."""
 ORACLE_MEANING = (
     "The oracle takes annotated patches first, as many as the evidence has: what a pathologist "
-    "marked, not what the model uses. A rule that asks the model can do better than the oracle."
+    "marked, not what the model uses. A rule that uses the model can do better than the oracle."
 )
 SAME_NETWORK_MEANING = (
     "The wrapper left the host as it was: the plain host and the wrapped one are the same network, "
@@ -86,7 +86,7 @@ class Claim:
         return [*self.sentences(), *self.remarks()]
 
     def sentences(self, unit: str = "slide") -> list[str]:
-        """The answer, the rival, and how the two compare."""
+        """Evidence, rival, and how the two compare."""
         both, size = self.own.both, self.own.mean("evidence_fraction") or 0.0
         sentences = [
             f"{find_rule(self.own.rule).label} is sufficient and necessary in {both.words} test "
@@ -109,7 +109,7 @@ class Claim:
         return [*sentences, f"Others: {'; '.join(counts)}."] if counts else sentences
 
     def remarks(self) -> list[str]:
-        """Whose rivals these are, if their names do not say it, and what an oracle is."""
+        """Whose rivals these are, if their names do not show it, and what an oracle is."""
         remarks = []
         if self.is_same_network:
             remarks.append(SAME_NETWORK_MEANING)
@@ -180,8 +180,8 @@ def explain_counts(records: Sequence[Record], unit: str) -> list[str]:
     spare = sum(one.get("necessary") is False for one in removed)
     if spare > len(records) / 2:
         sentences.append(
-            f"On {spare} {unit}s the output hardly moves without the evidence: other patches say "
-            "the same. Count such sets with 'gcemil diagnose RUN --only subsets'; 'gcemil explain' "
+            f"On {spare} {unit}s the output hardly changes without the evidence: other patches "
+            "suffice. Count such sets with 'gcemil diagnose RUN --only subsets'; 'gcemil explain' "
             "lists the second and third of a slide."
         )
     return sentences
@@ -192,8 +192,8 @@ def _explain_insufficient(n_surer: int, n_failed: int, full: float, unit: str) -
     if n_surer <= n_failed / 2:
         return (
             f"On {n_failed - n_surer} of the {n_failed} {unit}s where the evidence is not "
-            "sufficient it says less than all patches do: it is too small. Train with a larger "
-            "evidence.budget, or with recovery.until_sufficient."
+            "sufficient the model is less sure of it than of all patches: it is too small. Train "
+            "with a larger evidence.budget, or with recovery.until_sufficient."
         )
     why = (
         f"On {n_surer} of the {n_failed} {unit}s where the evidence is not sufficient it keeps the "

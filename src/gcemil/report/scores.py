@@ -120,7 +120,7 @@ def read_fold_predictions(fold: FoldData, plain: FoldData | None = None) -> Fold
         }
     except (KeyError, OverflowError, ValueError) as error:
         raise RunError(
-            f"{fold.files.path}: a table of predictions has a value that is no class or number "
+            f"{fold.files.path}: a table of predictions has a value that is not a class or number "
             f"({error}). Make it again with 'gcemil train RUN --again'."
         ) from error
     return FoldPredictions(truth.case_id.to_numpy(dtype=str), classes, labels, targets, by_mode)
@@ -253,7 +253,7 @@ def _trace_class(
     recall, false_rate = (
         np.hstack([start, counts / np.maximum(counts[:, -1:], 1e-12)]) for counts in (hits, alarms)
     )
-    # Where nothing has passed the threshold, no answer was wrong.
+    # Where nothing has passed the threshold, no prediction was wrong.
     precision = np.divide(hits, hits + alarms, out=np.ones_like(hits), where=hits + alarms > 0)
     precision = np.hstack([start + 1, precision])
     average = (np.diff(recall, axis=1) * precision[:, 1:]).sum(axis=1)

@@ -22,7 +22,7 @@ EVIDENCE = {
     "evidence_fraction": "Size of the evidence",
     "precision": "Precision",
 }
-"""Of the test slides, as 'gcemil diagnose' measured them; precision where the truth is known."""
+"""Columns of the test slides from 'gcemil diagnose'; precision if the truth is known."""
 
 
 def tabulate_targets(run: Run) -> Table:

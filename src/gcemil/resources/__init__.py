@@ -1,4 +1,4 @@
-"""Data files that ship with the package, by folder and name: datasets, simulator, anchors, paper, and a script for QuPath."""
+"""Data files of the package: datasets, simulator, anchors, paper, and a script for QuPath."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gcemil.errors import UsageError
 from gcemil.wording import did_you_mean
 
 HERE = Path(__file__).parent
-"""The package is always unpacked, since torch is; importlib.resources would load what reads archives, at every start."""
+"""The package is always unpacked; importlib.resources would make every start slower."""
 
 
 def shipped_names(folder: str) -> list[str]:
@@ -26,12 +26,13 @@ def read_shipped(folder: str, name: str, what: str) -> Any:
     known = shipped_names(folder)
     if name not in known:
         raise UsageError(
-            f"Unknown {what} '{name}'.{did_you_mean(name, known)} Choose one of: {', '.join(known)}."
+            f"Unknown {what} '{name}'.{did_you_mean(name, known)} "
+            f"Choose one of: {', '.join(known)}."
         )
     path = HERE / folder / f"{name}.yaml"
     return parse_yaml(path.read_text(encoding="utf-8"), path)
 
 
 def read_shipped_text(folder: str, name: str) -> str:
-    """A file that is no YAML, as it stands."""
+    """A file other than YAML, as it is."""
     return (HERE / folder / name).read_text(encoding="utf-8")

@@ -1,7 +1,8 @@
 """Checkpoints: the network of a fold, or the state of a training, as a safetensors file.
 
-The header of a network says how to build it again without its run and its cohort; of an exported
-fold config.json says it (runs/pretrained.py). Files are written atomically, and nothing is pickled.
+The header of a network holds what is needed to build it again without its run and its cohort; for
+an exported fold config.json holds it (runs/pretrained.py). Files are written atomically, and
+nothing is pickled.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class NetworkRecord(BaseModel):
     classes: list[str]
     label_mean: float = 0.0
     label_deviation: float = Field(1.0, gt=0)
-    """Of the training labels of regression, in which the network counts."""
+    """Deviation of the training labels of regression, the unit of the network."""
     patch_size_level0: int | None = Field(ge=1)
     encoder: str
     bank: _BankRecord | None = None
@@ -154,7 +155,29 @@ def open_network(
 def load_network(
     path: Path | str, device: torch.device | str = "cpu"
 ) -> tuple[LoadedNetwork, Meta]:
-    """A trained network in evaluation mode and its header, from a checkpoint or an export."""
+    """Open a checkpoint, or the folder of an exported fold; nothing in it is executed.
+
+    Args:
+        path: fold_<k>/checkpoint.safetensors, or a folder of `save_pretrained`.
+        device: Where the network is put.
+
+    Returns:
+        The network in evaluation mode, whose `host` and `model` (None for a plain host) it has,
+        and its header: settings, sizes, classes and anchors.
+
+    Raises:
+        RunError: The file does not exist, is damaged, or needs a host that is not installed.
+        UsageError: It names a host of your own that is not trusted, see `trust_host`.
+
+    Example:
+        >>> import gcemil, pathlib, tempfile, torch
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> bags = [torch.randn(20, 8) + number % 2 for number in range(12)]
+        >>> model = gcemil.fit(bags, [0, 1] * 6, epochs=1, out=folder)
+        >>> loaded, header = gcemil.load_network(folder / "checkpoint.safetensors")
+        >>> header["in_dim"], loaded.network.training
+        (8, False)
+    """
     path = Path(path)
     if path.is_dir():
         path = path / PRETRAINED_WEIGHTS
@@ -171,7 +194,7 @@ def load_network(
         tensors, meta = load_tensors(path)
     record = validate_as(meta, NetworkRecord, described, error=RunError, remedy=remedy)
     if (name := record.settings.host.name) not in HOSTS:
-        # Before the file is blamed: the user may not trust the code of the host, or not have it.
+        # First, as the user may not trust the code of the host, or not have it.
         check_trust(name, path)
         try:
             host_spec(name).load()

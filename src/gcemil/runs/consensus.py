@@ -123,8 +123,8 @@ def find_consensus(
 ) -> list[SlideEvidence]:
     """The consensus of the folds on a bag, a record per slide; of one fold its own evidence."""
     per_fold = [
-        slide_evidence(model, bag, found, hashes)
-        for model, found in zip(models, explanations, strict=True)
+        slide_evidence(model, bag, explanation, hashes)
+        for model, explanation in zip(models, explanations, strict=True)
     ]
     if len(per_fold) == 1:
         return per_fold[0]

@@ -58,7 +58,7 @@ def _source_commit() -> str | None:
     folder = Path(__file__).resolve().parents[3]
     if not (folder / ".git").exists():
         return None
-    found = subprocess.run(
+    result = subprocess.run(
         ["git", "-C", str(folder), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
     )
-    return found.stdout.strip() or None
+    return result.stdout.strip() or None

@@ -48,10 +48,10 @@ Record = dict[str, Any]
 PRETRAINED_CONFIG, PRETRAINED_WEIGHTS = "config.json", "model.safetensors"
 """A trained fold on its own, as `gcemil export --pretrained` writes it (runs/pretrained.py)."""
 SlidePart = Literal["new", "test", "val", "train", "unknown"]
-"""Of a slide in a fold; new: not of the run's cohort, unknown: the folder does not say."""
+"""Part of a slide in a fold; new: not of the run's cohort, unknown: not stated in the folder."""
 
 
-# What the files say
+# The content of the files
 
 
 class RunCard(BaseModel):
@@ -63,7 +63,7 @@ class RunCard(BaseModel):
     settings: TrainSettings
     cohort_fingerprint: str | None = None
     targets: tuple[str, ...] = ()
-    """Of a run of several targets, each of which has a run of its own."""
+    """Targets of a multilabel run, each of which has a run of its own."""
     settings_hash: str | None = None
 
 
@@ -81,7 +81,7 @@ class FoldDetails(BaseModel):
     risk_deviation: float = Field(1.0, gt=0)
     host_risk_mean: float = 0.0
     host_risk_deviation: float | None = Field(None, gt=0)
-    """Of the host alone, where the evidence has a vote beside it."""
+    """Mean and deviation of the host alone, if the evidence has a vote beside it."""
     learning: Learning | None = None
     vote: dict[str, Any] | None = None
     """The weight of the evidence head, and what it reads."""
@@ -337,7 +337,7 @@ class Run(_Folder):
         """What the cohort held when the run was begun."""
         if not self.cohort_record.is_file():
             raise RunError(
-                f"{self.path} has no {self.cohort_record.name}, which tells whether the cohort is "
+                f"{self.path} has no {self.cohort_record.name}, which shows whether the cohort is "
                 "still the same. Train the run again into another folder."
             )
         try:
@@ -492,7 +492,7 @@ class SeenSlides:
     """The part of a slide in every fold; slides are known by id, feature files also by content."""
 
     features: Mapping[str, str] | None = None
-    """Slide → hash of its features; None where the run does not say."""
+    """Slide → hash of its features; None if the run has none."""
     judged: Mapping[Path, Mapping[str, str]] = field(default_factory=dict)
     """Folder of a fold → the slides it validated and tested on, with their part."""
 

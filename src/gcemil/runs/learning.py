@@ -63,14 +63,14 @@ def describe_learning(folds: Sequence[Learning]) -> str | None:
     figure = folds[0].figure
     words, value = METRICS[figure].label, fmean(one.value for one in folds)
     error = math.sqrt(sum((one.error or 0.0) ** 2 for one in folds)) / len(folds)
-    # Perfect folds have no bootstrap error; a fold whose error is unknown says nothing.
+    # Perfect folds have no bootstrap error; a fold whose error is unknown does not count.
     low, high = value - Z95 * error, min(1.0, value + Z95 * error)
     if low <= CHANCE[figure] or all(one.error is None for one in folds):
         rival = "the mean of the labels" if figure == "r2" else "chance"
         least = low if figure == "r2" else max(0.0, low)
         return (
             f"This model is no better than {rival} as far as {sum(one.n_test for one in folds)} "
-            f"test bags can tell: {words} {value:.2f}, 95 % interval {least:.2f} to {high:.2f}. "
+            f"test bags can show: {words} {value:.2f}, 95 % interval {least:.2f} to {high:.2f}. "
             "Its evidence is not certified."
         )
     explained = [one.explained for one in folds if one.explained is not None]

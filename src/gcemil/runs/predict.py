@@ -103,7 +103,7 @@ def average_folds(
 
 
 def _list_columns(models: Sequence[FoldModel], mode: str) -> dict[str, str]:
-    """The predictions of a slide by the prefix of their columns; the one of `mode` comes first."""
+    """The modes of the predictions by the prefix of their columns; `mode` itself comes first."""
     modes = {"": mode}
     if mode == "gce":
         modes["host_"] = "full"
@@ -174,7 +174,7 @@ def read_new_slide(
     size = stated or meta["patch_size_level0"]
     bag = slide_bag(file.slide_id, features, coords, None if size is None else LevelZeroPx(size))
     names = file.encoder, meta["encoder"]
-    # Tools name one encoder differently, so another name is no error.
+    # Tools name one encoder differently, so another name is not an error.
     if UNKNOWN_ENCODER in names or names[0].lower() == names[1].lower():
         return bag, ""
     warning = (
@@ -214,7 +214,7 @@ def evaluate_bags(
             on_explained(spec, bag, explanation)
         # A large bag and its embedding must be gone before the next one is read.
         del bag, outputs, explanation
-    return {mode: torch.stack(found) for mode, found in rows.items()}
+    return {mode: torch.stack(logits) for mode, logits in rows.items()}
 
 
 @torch.no_grad()
@@ -280,7 +280,7 @@ def represent_bags(
         if on_bag:
             on_bag(done, len(specs))
     return Representations(
-        {mode: np.stack(found) for mode, found in rows.items()},
+        {mode: np.stack(features) for mode, features in rows.items()},
         tuple(spec.bag_id for spec in specs),
         ("val",) * len(parts.val) + ("test",) * len(parts.test),
         tuple(_name_group(spec, cohort) for spec in specs),

@@ -103,6 +103,19 @@ def save_pretrained(
     Raises:
         RunError: The fold is not trained.
         UsageError: The folder is not empty.
+
+    Example:
+        >>> import gcemil, pathlib, tempfile
+        >>> from gcemil.bags.folds import make_folds, write_folds
+        >>> from gcemil.simulation.simulate import simulate
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> cohort = simulate("nsclc", folder / "cohort", size="tiny", slides=24)
+        >>> write_folds(cohort, make_folds(cohort))
+        >>> settings = gcemil.TrainSettings(epochs=1, evidence=None)
+        >>> _ = gcemil.train_run(cohort.folder, folder / "run", settings, folds=[0], jobs=1)
+        >>> exported = gcemil.save_pretrained(folder / "run", folder / "model", license_name="MIT")
+        >>> sorted(path.name for path in exported.iterdir())
+        ['README.md', 'config.json', 'model.safetensors']
     """
     fold, folder = Path(fold), Path(folder)
     source = Run(fold).trained_folds()[0] if Run(fold).is_begun else RunFold(fold)
@@ -142,15 +155,24 @@ def from_pretrained(folder: Path | str, device: torch.device | str = "cpu") -> G
     """Open the wrapped model of an exported fold.
 
     Args:
-        folder: What `save_pretrained` wrote.
-        device: Where the model computes.
+        folder: A folder that `save_pretrained` wrote.
+        device: Where the model is put.
 
     Returns:
         The model in evaluation mode, ready for `explain_slide`.
 
     Raises:
-        RunError: The folder is damaged or is no exported fold.
+        RunError: The folder is damaged or is not an exported fold.
         UsageError: It holds a plain host.
+
+    Example:
+        >>> import gcemil, tempfile, torch
+        >>> bags = [torch.randn(20, 8) + number % 2 for number in range(12)]
+        >>> folder = gcemil.fit(bags, [0, 1] * 6, epochs=1).save(tempfile.mkdtemp())
+        >>> model = gcemil.from_pretrained(folder)
+        >>> bag = gcemil.slide_bag("S-17", bags[0].numpy())
+        >>> gcemil.explain_slide(model, bag).gates.shape
+        (20,)
     """
     loaded, _ = load_network(Path(folder), device)
     if loaded.model is None:
@@ -184,16 +206,16 @@ def _describe_data(fold: RunFold, network: Mapping[str, Any]) -> Record:
 
 def _pick_snr(finding: Finding) -> list[Record]:
     """Evidence, attention and random patches over all classes."""
-    found: dict[tuple[str, str], Record] = {}
+    rows: dict[tuple[str, str], Record] = {}
     for row in finding.rows:
         if row.labels.get("class") != "all":
             continue
         key = row.labels["rule"], row.labels["network"]
         wanted = FULL_KEPT if row.labels.get("comparison") == "full-kept" else SOFT_KEPT
-        found.setdefault(key, {"rule": key[0], "network": key[1]}).update(
+        rows.setdefault(key, {"rule": key[0], "network": key[1]}).update(
             {name: row.values[name] for name in wanted if row.values.get(name) is not None}
         )
-    return list(found.values())
+    return list(rows.values())
 
 
 def write_card(config: Mapping[str, Any]) -> str:

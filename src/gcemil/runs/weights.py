@@ -135,12 +135,12 @@ def _read_weights_file(path: Path) -> tuple[Any, dict[str, Any] | None]:
                 f"loaded. {SAVE_AGAIN}"
             ) from error
         raise WeightsError(
-            f"{path} is no file of weights: neither safetensors nor tensors saved by torch, or "
+            f"{path} is not a file of weights: neither safetensors nor tensors saved by torch, or "
             f"damaged. {SAVE_AGAIN}"
         ) from error
-    if not (found := _list_tensors(content)):
+    if not (named := _list_tensors(content)):
         raise WeightsError(f"{path} holds no tensors by name. {SAVE_AGAIN}")
-    if any(one.layout != torch.strided or one.is_quantized for one in found):
+    if any(one.layout != torch.strided or one.is_quantized for one in named):
         raise WeightsError(
             f"{path} holds sparse or quantized tensors, which no host has. Nothing was loaded."
         )
@@ -195,8 +195,8 @@ def _has_our_names(content: Any, host: HostSettings, cohort: Cohort) -> bool:
     """Whether most names are those of our class; always true without a published layout."""
     if host.name not in LAYOUTS:
         return True
-    found = set(named_tensors(content))
-    return 2 * len(found & set(_expected_tensors(host, cohort))) > len(found)
+    names = set(named_tensors(content))
+    return 2 * len(names & set(_expected_tensors(host, cohort))) > len(names)
 
 
 def _rename_tensors(content: Any, expected: Mapping[str, Tensor]) -> Tensors:
@@ -215,46 +215,46 @@ def _read_published_checkpoint(
 ) -> tuple[HostSettings, Tensors, tuple[str, ...]]:
     """A checkpoint in the authors' naming; sizes are read from its shapes."""
     try:
-        found = read_published(host.name, content, risk=cohort.card.task != "classification")
+        published = read_published(host.name, content, risk=cohort.card.task != "classification")
     except WeightsError as error:
         fitting = [name for name in LAYOUTS if name != host.name and _is_published(name, content)]
         hint = f" It is a '{fitting[0]}': give --host {fitting[0]}." if fitting else ""
         raise WeightsError(f"{path}: {error}{hint}") from error
-    if found.in_dim != cohort.card.feature_dim:
+    if published.in_dim != cohort.card.feature_dim:
         raise WeightsError(
-            f"{path} reads features of width {found.in_dim}, but {cohort.folder} has width "
+            f"{path} reads features of width {published.in_dim}, but {cohort.folder} has width "
             f"{cohort.card.feature_dim} ('{cohort.card.encoder}'). Use features of the encoder it "
             "was trained on."
         )
-    _refuse_other_options(path, found.options, host.options)
-    settings = host.model_copy(update={"options": {**host.options, **found.options}})
+    _refuse_other_options(path, published.options, host.options)
+    settings = host.model_copy(update={"options": {**host.options, **published.options}})
     classes = cohort.card.classes
-    if found.n_outputs != cohort.n_outputs:
+    if published.n_outputs != cohort.n_outputs:
         if host.weights is None or host.weights.frozen:
             raise WeightsError(
-                f"{path} has {found.n_outputs} outputs, but {cohort.folder} needs "
+                f"{path} has {published.n_outputs} outputs, but {cohort.folder} needs "
                 f"{cohort.n_outputs} ({', '.join(classes) or 'one number'}). To train a new head "
                 f"on these weights: {_train_on(path, host, cohort)}."
             )
         note = (
-            f"The file has {found.n_outputs} outputs and the cohort {cohort.n_outputs}: the head "
-            "starts anew."
+            f"The file has {published.n_outputs} outputs and the cohort {cohort.n_outputs}: the "
+            "head starts anew."
         )
-        return settings, _with_new_head(found, settings, cohort), (note, *found.caveats)
-    tensors = dict(found.create(host.gate_mode, host.options).state_dict())
+        return settings, _with_new_head(published, settings, cohort), (note, *published.caveats)
+    tensors = dict(published.create(host.gate_mode, host.options).state_dict())
     if not classes:
-        return settings, tensors, found.caveats
+        return settings, tensors, published.caveats
     order = ", ".join(f"{place} is {name}" for place, name in enumerate(classes))
     note = f"The file does not name its outputs; they are read in the cohort's order: {order}."
-    return settings, tensors, (note, *found.caveats)
+    return settings, tensors, (note, *published.caveats)
 
 
-def _with_new_head(found: PublishedHost, host: HostSettings, cohort: Cohort) -> Tensors:
+def _with_new_head(published: PublishedHost, host: HostSettings, cohort: Cohort) -> Tensors:
     """A host for the outputs of the cohort, its head drawn from a fixed seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        fresh = build_host(host, in_dim=found.in_dim, n_outputs=cohort.n_outputs).state_dict()
-    given = found.tensors.items()
+        fresh = build_host(host, in_dim=published.in_dim, n_outputs=cohort.n_outputs).state_dict()
+    given = published.tensors.items()
     kept = {key: one for key, one in given if key in fresh and one.shape == fresh[key].shape}
     return {**fresh, **kept}
 
@@ -269,13 +269,11 @@ def _is_published(name: str, content: Any) -> bool:
 
 
 def _refuse_other_options(
-    path: Path, found: Mapping[str, object], asked: Mapping[str, object]
+    path: Path, options: Mapping[str, object], asked: Mapping[str, object]
 ) -> None:
-    for key, value in found.items():
+    for key, value in options.items():
         if key in asked and asked[key] != value:
-            raise UsageError(
-                f"{path} has {key} {value}, but host.options.{key} asks for {asked[key]}."
-            )
+            raise UsageError(f"{path} has {key} {value}, but host.options.{key} is {asked[key]}.")
 
 
 def _expected_tensors(host: HostSettings, cohort: Cohort) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
 """Bags composed from labelled patches of real tissue: features as an encoder gives them, evidence
 known by construction.
 
-A recipe says which classes of patches are background and which are evidence for which slide label
+A recipe states which classes of patches are background and which are evidence for which slide label
 (or move the hazard by how much). Plans, tissue outlines, regions and survival times are those of
 the simulator (plan.py, layout.py); only the patches themselves are real. Patches are dealt to the
 parts of the cohort before any bag is filled, so no bag of one part holds a patch (or, where they
@@ -363,7 +363,7 @@ def _list_assumptions(
     part_of: Mapping[str, int],
     held: tuple[Rows, Rows],
 ) -> tuple[str, ...]:
-    """Every choice that a reader of the results has to know, with its numbers."""
+    """Every choice that affects the results, with its numbers."""
     per_part = [
         ", ".join(
             f"{name} {int(((part == own) & (pool.labels == name)).sum())}"

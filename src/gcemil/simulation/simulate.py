@@ -2,7 +2,7 @@
 
 Plans come first, then targets and sites follow from the plans, then slides are made and written one
 by one: memory holds one slide at a time. Equal arguments give byte-identical files, so a simulation
-that was stopped goes on with the slides it has not written yet. Nothing but `truth/` says where the
+that was stopped goes on with the slides it has not written yet. Only `truth/` holds where the
 evidence is.
 """
 

@@ -36,7 +36,7 @@ from gcemil.simulation.profile import Dials, Kind, Profile, plain_words
 
 _ORIGIN_SPREAD = 0.3
 _PROMPT_LENGTH = 3.0
-"""Length of a prompt whatever the dials: its text encoder never saw the slides."""
+"""Length of a prompt for all dials: its text encoder was not trained on the slides."""
 Directions = Float[np.ndarray, "concepts k"]
 Vector = Float[np.ndarray, "k"]
 Latents = Float[np.ndarray, "n k"]

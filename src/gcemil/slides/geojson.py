@@ -1,7 +1,7 @@
 """GeoJSON as QuPath exports it: the one reader for tissue masks, truth, examples and reviews.
 
-A file is a FeatureCollection, a bare list of features, one feature, or a geometry alone. Of every
-object are kept
+A file is a FeatureCollection, a bare list of features, one feature, or a geometry alone. Kept of
+each object:
 
   class_name   properties.classification: a name, {"name": ...} or {"names": [...]}
   area         Polygon and MultiPolygon as one valid area, even-odd where an outline crosses itself
@@ -97,7 +97,7 @@ def _read_parts(geometry: Any, where: str) -> list[shapely.Geometry]:
     if not isinstance(geometry, dict) or not isinstance(geometry.get("type"), str):
         raise InputError(f"{where} has a geometry without a type. {_REMEDY}")
     try:
-        found = shapely.force_2d(shape(geometry))
+        parsed = shapely.force_2d(shape(geometry))
     except (
         TypeError,
         ValueError,
@@ -108,8 +108,8 @@ def _read_parts(geometry: Any, where: str) -> list[shapely.Geometry]:
         raise InputError(
             f"{where} has a geometry that cannot be read ({error_text(error)}). {_REMEDY}"
         ) from error
-    values = shapely.get_coordinates(found)
-    if found.is_empty or not np.isfinite(values).all():
+    values = shapely.get_coordinates(parsed)
+    if parsed.is_empty or not np.isfinite(values).all():
         raise InputError(
             f"{where} has a geometry without points, or one that is not finite. {_REMEDY}"
         )
@@ -117,7 +117,7 @@ def _read_parts(geometry: Any, where: str) -> list[shapely.Geometry]:
         raise InputError(
             f"{where} reaches {np.abs(values).max():g}, farther than any slide. {_REMEDY}"
         )
-    return _split(found)
+    return _split(parsed)
 
 
 def merge_areas(areas: Iterable[shapely.Geometry]) -> shapely.Geometry:

@@ -23,7 +23,7 @@ Sides = tuple[float, float]
 
 
 _LARGEST_MAGNIFIED = 1.2
-"""A slide coarser than asked for by more than this factor has no such detail to show."""
+"""A slide coarser than requested by more than this factor lacks the detail."""
 _PROBED = 5
 """Patches read to find a damaged slide."""
 PatchBatch = UInt8[np.ndarray, "b p p 3"]

@@ -120,8 +120,8 @@ def _read_picture_mask(path: Path, bounds: Bounds) -> Mask:
     height, width = kept.shape
     # The tolerance allows for a side that was rounded to whole pixels when the picture was made
     # small.
-    wanted, found = bounds.width / bounds.height, width / height
-    if abs(found / wanted - 1) > _SHAPE_TOLERANCE + 1 / min(width, height):
+    wanted, given = bounds.width / bounds.height, width / height
+    if abs(given / wanted - 1) > _SHAPE_TOLERANCE + 1 / min(width, height):
         raise InputError(
             f"The mask {path} is {width} x {height}, of another shape than the slide's "
             f"{bounds.width} x {bounds.height}. "

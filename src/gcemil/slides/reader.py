@@ -9,10 +9,9 @@ Micrometres per pixel (mpp) decide; magnifications and pyramid levels follow fro
 side of a patch    patch_px * target_mpp                    micrometres
 side on the slide  patch_px * target_mpp / mpp              level-0 pixels, seldom a whole number
 position k         round(origin + k * step / mpp)           rounded once: errors do not add up
-level to read      the coarsest whose pixels are not larger than those asked for
+level to read      the coarsest whose pixels are not larger than requested
 
-Any rectangle of a slide at any resolution: read at the best level, resampled to the pixels asked
-for.
+Any rectangle of a slide at any resolution: read at the best level, resampled to the requested size.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 FINEST_MPP, COARSEST_MPP = 0.02, 20.0
 """What a scanner can have meant; a photograph's 72 dpi would be 353 micrometres per pixel."""
 _LEVEL_TOLERANCE = 1.01
-"""A level may be coarser than asked for by this factor: scanners state 4.0004 where they mean 4."""
+"""A level may be coarser than requested by this factor: scanners state 4.0004 for 4."""
 _MICRONS_AT_ONE_X = 10.0
 """A pixel spans about 10 micrometres divided by the objective's power: 0.5 at 20x, 0.25 at 40x."""
 
@@ -98,7 +97,7 @@ class Bounds:
 
 @runtime_checkable
 class SlideReader(Protocol):
-    """What the rest of the package asks of a slide."""
+    """The interface of a slide to the rest of the package."""
 
     @property
     def name(self) -> str:
@@ -114,7 +113,7 @@ class SlideReader(Protocol):
 
     @property
     def bounds(self) -> Bounds:
-        """The scanned part; the whole slide where the file does not say."""
+        """The scanned part; the whole slide if the file does not state it."""
 
     @property
     def downsamples(self) -> tuple[float, ...]:
@@ -186,7 +185,7 @@ def open_slide(
         finally:
             handle.close()
         return
-    # A damaged file should be called damaged before it is asked for its pixel size.
+    # First, so that a damaged file is reported as damaged and not as one without a pixel size.
     picture = openslide.ImageSlide(_read_picture(path))
     yield OpenSlideReader(path, picture, resolve_mpp(path, {}, mpp, fallback_mpp))
 
@@ -235,18 +234,18 @@ def resolve_mpp(
     path: Path, properties: Mapping[str, str], given: float | None, fallback: float | None
 ) -> float:
     """The pixel size given for this slide, else the one its file states, else the fallback."""
-    found = given or stated_mpp(path, properties) or fallback
-    if found is None:
+    mpp = given or stated_mpp(path, properties) or fallback
+    if mpp is None:
         raise InputError(
             f"{path} does not state its pixel size (a plausible openslide.mpp-x). "
             "Give it with --mpp: about 0.25 for a 40x scan, 0.5 for 20x."
         )
-    if not FINEST_MPP <= found <= COARSEST_MPP:
+    if not FINEST_MPP <= mpp <= COARSEST_MPP:
         raise InputError(
-            f"{path}: {found} micrometres per pixel cannot be; a slide has between {FINEST_MPP} "
+            f"{path}: {mpp} micrometres per pixel cannot be; a slide has between {FINEST_MPP} "
             f"and {COARSEST_MPP}. Correct --mpp."
         )
-    return float(found)
+    return float(mpp)
 
 
 def stated_mpp(path: Path, properties: Mapping[str, str]) -> float | None:
@@ -384,19 +383,19 @@ def _join_folder(folder: Path, paths: list[Path]) -> list[tuple[str, Path]]:
     for path in paths:
         try:
             with openslide.OpenSlide(path) as slide:
-                found = slide.properties["dicom.SeriesInstanceUID"]
+                series_uid = slide.properties["dicom.SeriesInstanceUID"]
         except (openslide.OpenSlideError, OSError, KeyError):
             # A label, an overview or damaged. Where no file of the folder is a slide, all are kept
             # to be refused one by one.
             continue
-        # OpenSlide does not say which level a file is: the finest is the largest.
-        series.setdefault(found, []).append((path.stat().st_size, path))
+        # OpenSlide does not state the level of a file: the finest is the largest.
+        series.setdefault(series_uid, []).append((path.stat().st_size, path))
     if not series:
         return [(path.name, path) for path in paths]
-    finest = [max(found)[1] for found in series.values()]
+    finest = [max(files)[1] for files in series.values()]
     if len(finest) == 1:
         return [(folder.resolve().name, finest[0])]
-    if several := next((found for found in series.values() if len(found) > 1), None):
+    if several := next((files for files in series.values() if len(files) > 1), None):
         raise UsageError(
             f"{folder} holds {len(series)} DICOM series of several files each, such as "
             f"{several[0][1].name} and "

@@ -51,7 +51,7 @@ class TissueSettings:
     drop_speck: float = 0.02
     """Pieces up to this area are dropped: dust, debris, stray cells."""
     darkest_tissue: float = 0.22
-    """A pixel whose brightest channel is below is no tissue: black ink, the slide's edge."""
+    """A pixel whose brightest channel is below is not tissue: black ink, the slide's edge."""
     smallest_ink: float = 0.002
     """Dark or oddly coloured spots up to this area are tissue: pigment, folds, nuclei."""
     ink_margin: float = 16.0
@@ -196,8 +196,8 @@ def measure_quality(pixels: Pixels) -> PatchQuality:
 
     hue, saturation, value = hue_saturation_value(pixels)
     grey = pixels.astype(np.float32).mean(axis=2)
-    # Scanner noise on an even patch is no edge; one grey value of variance keeps it from counting
-    # as one.
+    # Scanner noise on an even patch is not an edge; one grey value of variance keeps it from
+    # counting as one.
     sharpness = float(
         ndimage.laplace(ndimage.gaussian_filter(grey, 1.0)).var() / (grey.var() + 1.0)
     )
@@ -211,7 +211,7 @@ def measure_quality(pixels: Pixels) -> PatchQuality:
 def find_artifacts(
     slide: SlideReader, coords: Int[np.ndarray, "n 2"], patch_size: int, rows: Sequence[int]
 ) -> Bool[np.ndarray, "n"]:
-    """Which of these rows show an artefact; rows that were not asked about are said to be clean."""
+    """Which of these rows show an artefact; other rows are False."""
     evenly = (
         np.linspace(0, len(coords) - 1, min(REFERENCE_PATCHES, len(coords))).round().astype(int)
     )
@@ -229,12 +229,12 @@ def find_artifacts(
         for row in sorted({*rows, *evenly.tolist()})
     }
     usual = float(np.median([looked_at[row].sharpness for row in evenly.tolist()]))
-    found = np.zeros(len(coords), dtype=bool)
+    covered = np.zeros(len(coords), dtype=bool)
     for row in rows:
         one = looked_at[row]
-        found[row] = (
+        covered[row] = (
             one.background > MOST_BACKGROUND
             or one.ink > MOST_INK
             or one.sharpness < LEAST_SHARPNESS * usual
         )
-    return found
+    return covered

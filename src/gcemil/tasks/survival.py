@@ -66,7 +66,7 @@ N_INTERVALS = 4
 def interval_edges(
     times: Real[np.ndarray, "n"], events: Bool[np.ndarray, "n"]
 ) -> Float[np.ndarray, "edges=3"]:
-    """The three inner edges. Give training cases only, or the intervals know the test times."""
+    """The three inner edges. Give training cases only, or the intervals depend on test times."""
     if not events.any():
         raise InputError(
             f"None of {len(events)} training cases has an event, so time has no quartiles. "

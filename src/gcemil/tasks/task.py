@@ -13,7 +13,7 @@ Regression, with mean m and deviation s of the training labels:
   R2 = 1 - sum (y - prediction)^2 / sum (y - mean y)^2
 
 A metric that does not exist (one class, one value, no comparable pair) raises an InputError.
-Whether it exists depends on the targets alone, so `check` can tell before training starts.
+Whether it exists depends on the targets alone, so `check` fails before training starts.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Task:
         return None
 
     def caveats(self, targets: Tensor) -> tuple[str, ...]:
-        """What a reader of metrics on these targets must know."""
+        """Cautions about metrics on these targets."""
         return ()
 
     def windows(
@@ -187,7 +187,7 @@ class MultilabelTask(Task):
 
     classes: tuple[str, ...]
     class_weights: tuple[float, ...] | None = None
-    """Of the positives of every target."""
+    """Weight of the positives of every target."""
     name = "multilabel"
     task_metric = figure = "auc"
 

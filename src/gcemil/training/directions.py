@@ -39,7 +39,7 @@ from gcemil.tasks.task import RegressionTask, stacked_targets
 FIRST_SHARE, FEWEST_PATCHES = 0.01, 4
 """Patches of a slide that decide its class."""
 MOST_PATCHES = 4096
-"""Of a slide that are read: a gradient through a whole slide would not fit."""
+"""Largest number of patches of a slide; a gradient through a whole slide would not fit."""
 PROMPT_PATCHES_PER_SLIDE = 2
 """That may represent a prompt, so that no slide dominates."""
 FALSE_EVIDENCE_RATE = 0.1
@@ -63,11 +63,13 @@ def anchor_prompts_in_patches(
     cosines, patches = torch.empty(0, bank.n_anchors), torch.empty(0, bank.n_anchors, bridge.in_dim)
     for _, bag in load_bags(cohort, bags, rule=SampleRule(MOST_PATCHES, seed=seed)):
         features, coords = bag_tensors(bag)
-        found = bridge.cosines(features, bank.embeddings)
+        slide_cosines = bridge.cosines(features, bank.embeddings)
         if coords is not None:
             around = Neighbourhood.of(coords, bag.patch_size)
-            found = torch.stack([smoothed(one, around) for one in found.unbind(dim=1)], dim=1)
-        best = found.topk(min(PROMPT_PATCHES_PER_SLIDE, len(found)), dim=0)
+            slide_cosines = torch.stack(
+                [smoothed(one, around) for one in slide_cosines.unbind(dim=1)], dim=1
+            )
+        best = slide_cosines.topk(min(PROMPT_PATCHES_PER_SLIDE, len(slide_cosines)), dim=0)
         # The highest `count` of each anchor so far.
         cosines = torch.cat([cosines, best.values])
         patches = torch.cat([patches, to_float32(features[best.indices])])
@@ -179,7 +181,7 @@ def calibrate_confirmation(model: GceMil, cohort: Cohort, bags: Sequence[BagSpec
 
     The threshold is the conformal quantile of the strengths on validation slides without a lesion:
     a new one exceeds it with a probability of at most FALSE_EVIDENCE_RATE. With fewer than nine
-    such slides their largest strength is taken, which promises less.
+    such slides their largest strength is taken, a weaker guarantee.
     """
     negative = cohort.card.negative_index
     if negative is None or model.output_kind.is_number:
@@ -189,8 +191,10 @@ def calibrate_confirmation(model: GceMil, cohort: Cohort, bags: Sequence[BagSpec
     strengths = []
     specs = [spec for spec in bags if spec.target == negative]
     for _, bag in load_bags(cohort, specs, rule=SampleRule()):
-        found = explain_bag(model, bag)
-        strengths.append(lesion_strength(model, found.output, found.kept, found.verdict))
+        explanation = explain_bag(model, bag)
+        strengths.append(
+            lesion_strength(model, explanation.output, explanation.kept, explanation.verdict)
+        )
     model.confirmation_threshold.fill_(conformal_quantile(strengths, FALSE_EVIDENCE_RATE))
     return len(strengths)
 

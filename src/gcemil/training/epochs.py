@@ -143,7 +143,7 @@ class EpochFigures:
         self.terms: dict[str, list[Tensor]] = defaultdict(list)
         self.norms: dict[str, list[Tensor]] = defaultdict(list)
         self.gates: list[Tensor] = []
-        """Of each bag: mean gate, share open, 1 if none is, largest, least coverage, histogram."""
+        """Per bag: mean gate, share open, 1 if none is, largest, least coverage, histogram."""
         self.steps = self.eventless = 0
 
     def add(
@@ -154,8 +154,8 @@ class EpochFigures:
     ) -> None:
         """Count one step."""
         self.steps += 1
-        for found, kept in ((terms, self.terms), (norms, self.norms)):
-            for name, value in found.items():
+        for values, kept in ((terms, self.terms), (norms, self.norms)):
+            for name, value in values.items():
                 kept[name].append(value.detach())
         for output in outputs:
             gates, opened = output.gates.detach().float(), output.opened.float()

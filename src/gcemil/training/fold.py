@@ -2,7 +2,7 @@
 
 A text bank needs pairs, unless its bridge is free; its prompts are then represented by training
 patches, unless the settings name a bridge. Examples must lie on training slides or outside the
-cohort. Without either, anchors are prototypes of the fold's training patches. Every record says
+cohort. Without either, anchors are prototypes of the fold's training patches. Every record states
 which.
 """
 

@@ -194,7 +194,7 @@ def validate(
     return {
         "val_loss": fmean(math.nan if loss is None else float(loss) for loss in losses),
         **{f"val_{name}": value for name, value in metrics[0].items()},
-        "val": fmean(found[task.task_metric] for found in metrics),
+        "val": fmean(values[task.task_metric] for values in metrics),
     }
 
 

@@ -63,8 +63,8 @@ def train_run(
         jobs: Folds that are trained in parallel; None takes as many as there are cores.
         host_from: A run of the same cohort and settings whose hosts are taken, so that only the
             evidence is fitted.
-        tracker: Where the figures of every epoch go beside history.jsonl; None keeps what the run
-            had before, or takes TensorBoard if it is installed.
+        tracker: Where the figures of every epoch are written beside history.jsonl; None keeps the
+            tracker of the run, or takes TensorBoard if it is installed.
         on_epoch: Called with the fold and the record of every epoch.
         on_bag: Called with the fold, the bags of the epoch that are done, and all bags.
 
@@ -77,8 +77,15 @@ def train_run(
         UsageError: The settings cannot be trained.
 
     Example:
-        >>> from gcemil import TrainSettings, train_run
-        >>> train_run("cohort", "run", TrainSettings(epochs=2), folds=[0])  # doctest: +SKIP
+        >>> import gcemil, pathlib, tempfile
+        >>> from gcemil.bags.folds import make_folds, write_folds
+        >>> from gcemil.simulation.simulate import simulate
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> cohort = simulate("nsclc", folder / "cohort", size="tiny", slides=24)
+        >>> write_folds(cohort, make_folds(cohort))
+        >>> settings = gcemil.TrainSettings(epochs=1, evidence=None)
+        >>> gcemil.train_run(cohort.folder, folder / "run", settings, folds=[0], jobs=1)["folds"]
+        ['fold_0']
     """
     check_tracker(tracker)
     cohort, out = Cohort.load(Path(cohort_folder)), Path(out)

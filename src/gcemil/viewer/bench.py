@@ -62,7 +62,7 @@ def slide_layers(slide: OpenedSlide) -> list[tuple[dict[str, Any], Shaped[np.nda
     names = slide.fold.task.prediction_names
     support = zip(names, slide.view.class_support, strict=False)
     for index, (name, scores) in enumerate(support):
-        label = f"speaks for {name.removeprefix('prob_')}"
+        label = f"supports {name.removeprefix('prob_')}"
         add(f"class_{index}", label, scores.numpy()[rows], is_share=False)
     label = slide.rule
     if evidence is not None:
@@ -81,7 +81,7 @@ def slide_layers(slide: OpenedSlide) -> list[tuple[dict[str, Any], Shaped[np.nda
 
 
 def patch_arrays(slide: OpenedSlide) -> bytes:
-    """Corners and all layers of the slide in one answer."""
+    """Corners and all layers of the slide in one response."""
     frame = slide.tiles.frame
     corners = (slide.coords - (frame.left, frame.top)).astype("<i4")
     return corners.tobytes() + b"".join(

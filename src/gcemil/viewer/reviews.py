@@ -42,7 +42,7 @@ def save_review(session: ViewerSession, slide: OpenedSlide, content: Any) -> Agr
         "hashes": slide.hashes,
         "marks": marks,
     }
-    # Marks that cannot be read may be somebody's work.
+    # Marks that cannot be read may be the work of a reviewer.
     read_marks(session, slide.slide_id, n_patches=n_patches)
     write_json(_review_file(session, slide.slide_id), review)
     return count_marks(marks)

@@ -57,7 +57,7 @@ def serve(
     *,
     on_address: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Answer until interrupted.
+    """Serve until interrupted.
 
     `on_address` gets the address to open, and a new one when a used one is refused.
     """
@@ -114,7 +114,7 @@ class Guard:
         self._on_address = on_address
         self._session = secrets.token_urlsafe(32)
         self._code: str | None = None
-        # Cookies do not know ports: two viewers of one person must not overwrite each other's.
+        # Cookies are shared by all ports: two viewers must not overwrite each other's.
         self._cookie = f"gcemil_{port}"
         self._hosts = {f"{name}:{port}" for name in (LOOPBACK, "localhost")}
         self._origins = {f"http://{host}" for host in self._hosts}
@@ -138,7 +138,7 @@ class Guard:
         await answer(scope, receive, send_with_headers)
 
     def _refuse(self, request: Request) -> Response | None:
-        """The answer to a request that does not reach the application; None for one that does."""
+        """The response to a request that does not reach the application; None for one that does."""
         hosts, origins = request.headers.getlist("host"), request.headers.getlist("origin")
         if len(hosts) != 1 or hosts[0] not in self._hosts:
             return _deny("The viewer answers only to the address it printed.")

@@ -96,7 +96,7 @@ class OpenedSlide:
 
 
 class ViewerSession:
-    """One fold of a run while somebody looks at it: the named one, or the first that is trained."""
+    """One fold of a run in the viewer: the named one, or the first that is trained."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class ViewerSession:
             )
         self.opened: dict[str, OpenedSlide] = {}
         """Slides in memory; read on any thread, changed by `slide` alone."""
-        # Requests come on several threads; the network answers them one after the other on its own.
+        # Requests come on several threads; the network computes on one, request by request.
         self.network = ThreadPoolExecutor(1, thread_name_prefix="network")
 
     def slide_file(self, slide_id: str) -> Path | None:

@@ -158,5 +158,5 @@ def open_slide_tiles(path: Path | None) -> tuple[SlideTiles | None, str | None]:
     try:
         return SlideTiles(path), None
     except GcemilError as error:
-        # Evidence can be shown without pixels; the page says why they are missing.
+        # Evidence can be shown without pixels; the page explains why they are missing.
         return None, str(error)

@@ -86,14 +86,14 @@ def test_without_a_patch_size_the_grid_step_is_taken_and_said(tmp_path, annotati
 
 def test_existing_truth_is_not_overwritten_unasked(cohort, annotations):
     write_truth(cohort, annotations, negative_class="normal")
-    refused = r"s000_0\.h5 exists and says something else \(2 truth files in all\)"
+    refused = r"s000_0\.h5 exists and differs \(2 truth files in all\)"
     with pytest.raises(CohortError, match=refused):
         write_truth(cohort, annotations, negative_class="normal", min_overlap=0.5)
     options = {"negative_class": "normal", "min_overlap": 0.5}
     replaced = write_truth(cohort, annotations, **options, replace=True)
     assert replaced.normal == ("s000_0", "s002_0")
     cohort.truth_file("s000_0").write_bytes(b"damaged")
-    with pytest.raises(CohortError, match=r"s000_0\.h5 exists and says something else \(1 truth"):
+    with pytest.raises(CohortError, match=r"s000_0\.h5 exists and differs \(1 truth"):
         write_truth(cohort, annotations, negative_class="normal", min_overlap=0.5)
 
 

@@ -55,5 +55,7 @@ def test_features_of_another_width_are_refused_when_read(tmp_path):
     cohort = make_cohort(tmp_path, n_cases=2)
     edit(tmp_path / "cohort.yaml", "feature_dim: 8", "feature_dim: 16")
     cohort = Cohort.load(tmp_path)
-    with pytest.raises(CohortError, match=r"shape \(12, 8\), but cohort.yaml says feature_dim 16"):
+    with pytest.raises(
+        CohortError, match=r"shape \(12, 8\), but cohort.yaml states feature_dim 16"
+    ):
         cohort.read_bag(cohort.bags[0])

@@ -164,7 +164,7 @@ FAULTS = {
     "empty": (rewrite(features(0)), "the slide has no patches"),
     "constant": (rewrite(np.ones((12, 8), np.float32)), "all patches have the same features"),
     "repeated": (repeat_features, "its features are identical to those of 's003_0'"),
-    "width": (rewrite(features(dim=9)), r"shape \(12, 9\), cohort.yaml says width 8"),
+    "width": (rewrite(features(dim=9)), r"shape \(12, 9\), cohort.yaml states width 8"),
     "micrometres": (
         rewrite(features(), grid_coords(12) * 0.2537),
         "look like micrometres.*gcemil import",

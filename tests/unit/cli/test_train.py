@@ -33,7 +33,7 @@ def test_options_and_assignments_win_over_a_preset():
 
 
 def test_a_preset_and_a_file_are_one_too_many(tmp_path):
-    with pytest.raises(UsageError, match="--preset published and --config both say how to train"):
+    with pytest.raises(UsageError, match="--preset published and --config both set the training"):
         resolved(config=tmp_path / "train.yaml", preset="published")
 
 

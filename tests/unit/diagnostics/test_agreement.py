@@ -127,8 +127,8 @@ def test_other_classes_and_lines_are_counted_and_left_out():
         region("accept", 0, 0), region("GCE evidence", 1, 0), region("Tumor", 1, 0), line
     )
     assert notes == [
-        "1 objects of class 'GCE evidence' are no marks",
-        "1 objects of class 'Tumor' are no marks",
+        "1 objects of class 'GCE evidence' are not marks",
+        "1 objects of class 'Tumor' are not marks",
         "1 marks of kind 'LineString' mark no patch",
     ]
 

@@ -223,5 +223,5 @@ def test_risks_are_in_units_of_the_audited_bags(tmp_path):
 
 
 def test_a_risk_that_is_the_same_for_everyone_has_no_unit(tmp_path):
-    with pytest.raises(UsageError, match="answers 2 for all 3 bags"):
+    with pytest.raises(UsageError, match="predicts 2 for all 3 bags"):
         survival_audit(tmp_path, lambda features, _: (torch.tensor([2.0]), features[:, 0]))

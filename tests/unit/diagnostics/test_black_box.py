@@ -189,7 +189,7 @@ def test_a_score_that_is_no_number_is_refused(tmp_path):
         read_bag_scores(tmp_path, BAG)
     path.unlink()
     written(tmp_path, "a.1.csv", "score\n1\nhigh\n2\n")
-    with pytest.raises(StoreError, match="column 'score' holds something that is no number"):
+    with pytest.raises(StoreError, match="column 'score' holds something that is not a number"):
         read_bag_scores(tmp_path, BAG)
 
 

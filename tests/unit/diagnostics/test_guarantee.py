@@ -55,7 +55,7 @@ def test_a_refusal_says_what_it_would_take():
     )
     assert "15 calibration bags cannot certify a rate of 0.9, it takes at least 22" in few
     (bad,) = explain_refusal(LABELS, Certificate(1.0, False, 15, 0.1), 0.9)
-    assert "attention (plain): too many of 15 calibration bags change their answer" in bad
+    assert "attention (plain): too many of 15 calibration bags change their output" in bad
 
 
 def values(finding, metric, **labels):

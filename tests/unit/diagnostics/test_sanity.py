@@ -29,7 +29,7 @@ def test_each_control_says_what_it_should_show_and_what_it_shows(finding):
     assert list(controls(finding)) == CONTROLS
     for note, name in zip(finding.notes, CONTROLS, strict=True):
         assert note.startswith(f"{name}: ")
-        assert note.rstrip(".").endswith(("pass", "fail", "says nothing"))
+        assert note.rstrip(".").endswith(("pass", "fail", "inconclusive"))
 
 
 def test_the_same_fold_gives_the_same_controls(fold):
@@ -94,4 +94,4 @@ def test_a_plain_host_is_asked_of_its_attended_patches(
 
 
 def test_a_verdict_stands_at_the_end_of_its_sentence():
-    assert Control("a", "it should be small", 0.1, 0.5, None).sentence.endswith("says nothing.")
+    assert Control("a", "it should be small", 0.1, 0.5, None).sentence.endswith("inconclusive.")

@@ -135,7 +135,7 @@ def test_a_module_without_predict_is_sent_to_the_callable_host():
             "gave 4 logits for one bag; this host has n_outputs=2",
         ),
         (lambda x: (mean_model(x), x.flatten()), {}, "6 patch scores for 3 patches"),
-        (mean_model, {"scores": "model"}, "returned logits only"),
+        (mean_model, {"scores": "model"}, "it returned logits"),
         (lambda x: mean_model(x.detach()), {}, "scores='keep-one'"),
     ],
 )

@@ -84,7 +84,7 @@ def test_other_bags_and_damaged_tables_are_refused_by_name(tmp_path):
     write_predictions(fold / "predictions_full.csv", "aaaa")
     path = fold / "predictions.csv"
     path.write_text(path.read_text().replace("0.9", "nan"))
-    with pytest.raises(RunError, match=r"is no table of predictions \(a number is not finite"):
+    with pytest.raises(RunError, match=r"is not a table of predictions \(a number is not finite"):
         made_table(results, "significance_classification")
     write_predictions(path, "aabb", split="val")
     write_predictions(fold / "predictions_full.csv", "aaaa", split="val")

@@ -136,7 +136,7 @@ def records(n, **values):
         ),
         (
             {"phi_removed": 0.59, "necessary": False, "changes_class": False},
-            ["the class changes on 0 of 4", "other patches say the same", "--only subsets"],
+            ["the class changes on 0 of 4", "other patches suffice", "--only subsets"],
         ),
     ],
 )

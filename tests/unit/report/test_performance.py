@@ -180,5 +180,5 @@ def test_a_target_that_is_no_class_is_refused(measured):
     path = measured.folder / "fold_0" / "predictions_full.csv"
     path.write_text(path.read_text().replace("test,b", "test,z"))
     data = RunData(measured.folder)
-    with pytest.raises(RunError, match="no class or number"):
+    with pytest.raises(RunError, match="not a class or number"):
         read_fold_predictions(data.folds[0])

@@ -168,7 +168,7 @@ def test_a_pickle_with_code_runs_nothing(tmp_path, nested):
     for one in (path, tmp_path / "bare.pkl"):
         with pytest.raises(
             WeightsError,
-            match=r"(holds Python objects beside tensors|is no file of weights).*state_dict",
+            match=r"(holds Python objects beside tensors|is not a file of weights).*state_dict",
         ):
             read_pretrained_host(one, HostSettings(name="abmil"), cohort)
     assert not (tmp_path / "owned").exists()
@@ -231,7 +231,7 @@ def test_what_does_not_fit_the_cohort_is_said_with_both_numbers(tmp_path, cohort
     three = make_cohort(tmp_path / "c", n_cases=3, dim=1024, classes=("a", "b", "c"))
     with pytest.raises(WeightsError, match=r"has 2 outputs, but .* needs 3 \(a, b, c\)"):
         read_pretrained_host(path, HostSettings(name="clam_sb"), three)
-    with pytest.raises(UsageError, match=r"has hidden 256, but host.options.hidden asks for 64"):
+    with pytest.raises(UsageError, match=r"has hidden 256, but host.options.hidden is 64"):
         read_pretrained_host(
             path, HostSettings(name="clam_sb", options={"hidden": 64}), cohorts["clam_sb"]
         )

@@ -249,7 +249,7 @@ def test_marks_of_qupath_join_those_that_are_there(copied):
     objects = [patch_mark(slide, patch, kind) for patch, kind in classes.items()]
     found = client.put(f"/api/slides/{name}/review.geojson", json=objects).json()
     assert (found["accepted"], found["rejected"], found["n_imported"]) == ([0, 2], [1], 2)
-    assert found["notes"] == ["1 objects of class 'Tumor' are no marks"]
+    assert found["notes"] == ["1 objects of class 'Tumor' are not marks"]
     marks = client.get(f"/api/slides/{name}").json()["marks"]
     marked = {mark["patch"]: mark["mark"] for mark in marks}
     assert marked == {0: "accept", 1: "reject", 2: "accept"}

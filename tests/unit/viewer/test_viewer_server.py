@@ -276,7 +276,7 @@ def test_a_review_that_was_damaged_is_one_sentence_and_never_written_over(sessio
     problem = about["marks_problem"]
     assert problem.startswith(f"{path} ")
     assert problem.endswith(
-        " It is no review of this slide; move it away and review the slide again."
+        " It is not a review of this slide; move it away and review the slide again."
     )
     assert "\n" not in problem
     assert client.get("/api/agreement").json()["total"]["n_marks"] == 1

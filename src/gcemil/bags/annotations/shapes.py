@@ -6,7 +6,7 @@
 
 In ASAP the group of a polygon is its meaning: in CAMELYON16 `_0`, `_1` and `Tumor` are tumour,
 `_2`, `Exclusion` and `None` are not (holes); in CAMELYON17 `metastases` and `normal`. A group of
-another name has the meaning of the group it is part of. Vertices stand in the order of `Order`.
+another name has the meaning of the group it is part of. Vertices are in the order of `Order`.
 Splines count as their control polygon.
 
   overlap_i = area of patch i inside the annotation / area of patch i
@@ -215,7 +215,7 @@ def read_point_table(path: Path) -> dict[str, Annotation]:
 def read_mask(
     path: Path, *, downsample: float | None = None, tumour_values: Sequence[int] | None = None
 ) -> TumourMask:
-    """A PNG or TIFF mask. A TIFF pyramid knows its downsample; for a single image it is given."""
+    """A PNG or TIFF mask. The downsample of a single image is given; a TIFF pyramid states it."""
     require_file(path)
     try:
         # Image.open refuses a pyramid for the size of its first page, which is never decoded here.

@@ -6,17 +6,17 @@
 
 A slide <id> is annotated by <id>.xml (ASAP), by <id>.geojson or .json (QuPath), or by <id>_mask or
 <id> with .tif, .tiff or .png. A slide without a file is normal only where its label says so; any
-other is left without truth and named in the report.
+other is left without truth and listed in the report.
 
-Of a GeoJSON file every class marks evidence, unless `roles` says which do: where it calls one class
+In a GeoJSON file every class marks evidence, unless `roles` states which do: if it calls a class
 tumour, only such classes count; a class it calls exclusion is cut out of all others. Classes whose
 name ends in * are those that QuPath itself ignores, and count only by name; objects without a class
 are named 'unclassified' there. A point marks all of the patch that holds it. What counted and what
-was left out is said with counts.
+was left out is reported with counts.
 
 Every annotation is read before the first file is written, so a damaged one leaves the truth as it
-was. Truth that is there already is replaced only when asked; where it is what would be written, it
-stays, so that a command that was stopped can be given again.
+was. Existing truth is replaced only on request; if it equals what would be written, it stays, so
+that a command that was stopped can be given again.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ def _write_files(cohort: Cohort, truth_of: Mapping[Path, SlideTruth], *, replace
         same = {path for path in existing if path in truth_of and _holds_same(path, truth_of[path])}
         if (others := [path for path in existing if path not in same]) and not replace:
             raise CohortError(
-                f"{cohort.folder} is annotated already: {others[0]} exists and says something else "
+                f"{cohort.folder} is annotated already: {others[0]} exists and differs "
                 f"({len(others)} truth files in all). "
                 "Add --force to replace them."
             )

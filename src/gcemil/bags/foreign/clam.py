@@ -1,6 +1,6 @@
 """CLAM: FEATURES/{h5_files/<slide>.h5, pt_files/<slide>.pt}, coordinates in RESULTS/patches.
 
-CLAM's feature files carry no attributes. The patch size stands in the coords file alone: level-0
+CLAM's feature files have no attributes. The patch size is in the coords file alone: level-0
 size = patch_size * custom_downsample * downsample of patch_level. Without it, it is the stride.
 """
 
@@ -44,7 +44,7 @@ def _find_files(source: Path, options: ReadOptions) -> tuple[Path, list[Path]]:
 
 def _find_patch_size(attributes: store.Attributes) -> LevelZeroPx | None:
     factors = attributes.get("downsample")
-    # Of both axes, which are the same up to rounding.
+    # The axes are the same up to rounding.
     first = factors[0] if isinstance(factors, list) and factors else factors
     stated = {"custom_downsample": 1, **attributes, "downsample": first}
     names = ("patch_size", "downsample", "custom_downsample")
@@ -85,7 +85,7 @@ def _read_slide(path: Path, slide_id: str, options: ReadOptions) -> ForeignSlide
 
 
 def _load_rows(path: Path, coords_file: Path | None) -> Rows:
-    """Rows of a .pt file with the coordinates of its coords file, which stand in the same order."""
+    """Rows of a .pt file with the coordinates of its coords file, which are in the same order."""
     tensor = _load_tensor(path)
     half = str(tensor.dtype) == "torch.float16"
     features = as_float(squeeze_bag((tensor if half else tensor.float()).numpy().copy()))
@@ -112,7 +112,7 @@ def _load_tensor(path: Path) -> Any:
     require_file(path)
     try:
         # Only the zip format can be mapped; the old one is read whole.
-        found = torch.load(
+        loaded = torch.load(
             path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
         )
     except Exception as error:
@@ -122,13 +122,13 @@ def _load_tensor(path: Path) -> Any:
             f"{path} cannot be read as a tensor: it is damaged, or holds Python objects, "
             "which are never unpickled."
         ) from error
-    if not isinstance(found, torch.Tensor) or not found.is_floating_point():
-        kind = found.dtype if isinstance(found, torch.Tensor) else type(found).__name__
+    if not isinstance(loaded, torch.Tensor) or not loaded.is_floating_point():
+        kind = loaded.dtype if isinstance(loaded, torch.Tensor) else type(loaded).__name__
         raise StoreError(
             f"{path} holds a {kind}, not one tensor of floating point features. "
             "Save the features alone."
         )
-    return found
+    return loaded
 
 
 def _find_coords_file(path: Path, options: ReadOptions) -> Path | None:
@@ -139,8 +139,8 @@ def _find_coords_file(path: Path, options: ReadOptions) -> Path | None:
         if options.coords_dir is None
         else [options.coords_dir]
     )
-    found = (folder / f"{path.stem}.h5" for folder in folders if folder.is_dir())
-    return next((file for file in found if file.is_file() and file != path), None)
+    candidates = (folder / f"{path.stem}.h5" for folder in folders if folder.is_dir())
+    return next((file for file in candidates if file.is_file() and file != path), None)
 
 
 LAYOUT = FeatureLayout(

@@ -1,8 +1,8 @@
 """A features folder and a label table of other tools become a cohort: `gcemil import`.
 
 Feature files that already hold `features` and integer `coords` are linked; everything else is
-converted. Whatever had to be assumed, joined or left out stands in the report and in cohort.yaml
-under provenance.
+converted. What was assumed, joined or left out is in the report and in cohort.yaml under
+provenance.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from gcemil.files import atomic_folder, replace_folder
 from gcemil.wording import shorten_lines, shorten_list
 
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
-"""What systems and file systems without symbolic links say."""
+"""Errors of systems and file systems without symbolic links."""
 
 
 def import_cohort(
@@ -106,7 +106,7 @@ def _read_own_labels(folder: ForeignFolder, encoder: str | None, task: Task | No
 
 @dataclass(frozen=True)
 class ImportReport:
-    """What was written, and everything a reader of the cohort should know about how."""
+    """What was written, and how."""
 
     folder: Path
     tool: str
@@ -123,7 +123,7 @@ class ImportReport:
     labels_without_features: tuple[str, ...] = ()
     features_without_labels: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
-    """What is to be predicted, counted."""
+    """Counts of the labels."""
 
     def lines(self) -> list[str]:
         """The report as text, long lists of slides shortened."""

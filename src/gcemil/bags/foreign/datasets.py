@@ -174,12 +174,12 @@ def _count_warnings(plan: DatasetSpec, folder: ForeignFolder, table: LabelTable)
     """A line with both numbers wherever the cohort and the stated counts differ."""
     full = {slide.slide_id for slide in folder.slides if slide.n_patches}
     rows = [row for row in table.rows if row.slide_id in full]
-    found = Counter(f"slides of class {row.label}" for row in rows) + Counter(slides=len(rows))
+    counts = Counter(f"slides of class {row.label}" for row in rows) + Counter(slides=len(rows))
     stated = {f"slides of class {name}": count for name, count in plan.expected.classes.items()}
     return [
-        f"{plan.name}: {found[what]} {what} here, {count} in {plan.expected.origin}."
+        f"{plan.name}: {counts[what]} {what} here, {count} in {plan.expected.origin}."
         for what, count in {"slides": plan.expected.slides, **stated}.items()
-        if found[what] != count
+        if counts[what] != count
     ]
 
 
@@ -210,7 +210,7 @@ def _read_classes(plan: DatasetSpec, path: Path, slide_ids: Sequence[str]) -> La
 
 
 def _read_survival(plan: DatasetSpec, path: Path, slide_ids: Sequence[str]) -> LabelTable:
-    """The clinical table of GDC by case; every other table as `read_labels` knows it."""
+    """The clinical table of GDC by case; every other table as `read_labels` returns it."""
     table = pd.DataFrame() if path.is_dir() else read_frame(path)
     if "status" not in _find_columns(table, path, plan.columns):
         return read_labels(path, choice=Choice(task="survival"), slide_ids=slide_ids)
@@ -309,14 +309,14 @@ def _find_columns(
 ) -> dict[str, str]:
     """Role → the first of its column names that the table has, in upper or lower case."""
     by_lower = {column.lower(): column for column in table}
-    found = {}
+    column_of = {}
     for role, names in columns.items():
         present = [by_lower[name.lower()] for name in names if name.lower() in by_lower]
         if present:
-            found[role] = present[0]
+            column_of[role] = present[0]
         elif role in needed:
             raise UsageError(
                 f"{path} has no column for the {role} (one of {', '.join(names)}); "
                 f"it has: {', '.join(table)}."
             )
-    return found
+    return column_of

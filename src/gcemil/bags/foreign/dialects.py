@@ -51,7 +51,7 @@ class Choice:
     case: str | None = None
     """The column of cases."""
     sheet: str | None = None
-    """Of an Excel file; the first unless one is named."""
+    """Sheet of an Excel file; the first unless one is named."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def detect_dialect(table: pd.DataFrame, path: Path, choice: Choice) -> Dialect:
     if (chosen := _use_chosen_columns(table, path, choice)) is not None:
         return replace(chosen, is_value=is_value)
     fits = [fit for one in DIALECTS if (fit := _fit(one, table, path, choice)) is not None]
-    # A column of labels holds what the user says it holds.
+    # The user states what a column of labels holds.
     fits = [replace(one, is_value=is_value and not one.time) for one in fits]
     fitting = [one for one in fits if choice.task in {None, one.task}]
     if len(fitting) != 1:
@@ -150,7 +150,7 @@ def name_chosen_ids(table: pd.DataFrame, path: Path, choice: Choice) -> pd.DataF
             continue
         if chosen not in table:
             raise _absent_column_error(path, chosen, table, f"one of them with {option}")
-        # Another column of our name is not the one that is meant.
+        # Another column may already have our name.
         table = table.drop(columns=name, errors="ignore").rename(columns={chosen: name})
     return table
 
@@ -165,7 +165,7 @@ def rename_ids(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def rename_targets(table: pd.DataFrame, choice: Choice) -> pd.DataFrame:
-    """The table with its target under our names, if no known tool has it and none is chosen."""
+    """The table with its target under our names, for tables of no known tool."""
     if "slide_id" not in table or find_fold_columns(table) or choice.target or choice.time:
         return table
     known = any(one.slide in table and list_endpoints(table, one) for one in DIALECTS)
@@ -179,9 +179,11 @@ def rename_targets(table: pd.DataFrame, choice: Choice) -> pd.DataFrame:
 
 def _rename_alias(table: pd.DataFrame, name: str, aliases: Collection[str] = ()) -> pd.DataFrame:
     """The table with the only column of these names renamed, in upper or lower case."""
-    found = [column for column in table if str(column).lower() in (aliases or ALIASES[name])]
+    matches = [column for column in table if str(column).lower() in (aliases or ALIASES[name])]
     return (
-        table.rename(columns={found[0]: name}) if name not in table and len(found) == 1 else table
+        table.rename(columns={matches[0]: name})
+        if name not in table and len(matches) == 1
+        else table
     )
 
 
@@ -220,8 +222,8 @@ def find_case_column(table: pd.DataFrame) -> str | None:
 
 def find_fold_columns(table: pd.DataFrame) -> list[str]:
     """fold_0, fold_1, … in order."""
-    found = {int(match[1]): name for name in table if (match := _FOLD_COLUMN.match(name))}
-    return [found[number] for number in sorted(found)]
+    columns = {int(match[1]): name for name in table if (match := _FOLD_COLUMN.match(name))}
+    return [columns[number] for number in sorted(columns)]
 
 
 def find_wide_parts(table: pd.DataFrame) -> dict[str, tuple[str, str | None]]:
@@ -325,7 +327,7 @@ def _ambiguity_error(
         )
     if find_id_columns(table) is None:
         return CohortError(
-            f"{path} is not a label table that gcemil knows; its columns are: {columns}. A table "
+            f"{path} is not a label table in a known format; its columns are: {columns}. A table "
             "needs slide_id and label, or slide_id, time and event. Name the column of slides "
             "with --slide-column."
         )

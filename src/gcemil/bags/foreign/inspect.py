@@ -48,7 +48,7 @@ PLACEHOLDERS = {
     "COLUMN": "COLUMN is what to predict",
     "MPP": "MPP is the micrometres per level-0 pixel, or a table of them",
 }
-"""What a command cannot know, in words."""
+"""Placeholders for what a command cannot fill in."""
 Facts = tuple[tuple[str, str], ...]
 # Datasets that must all be there → kind and title; the first that fits wins.
 KINDS: tuple[tuple[frozenset[str], str, str], ...] = (
@@ -63,7 +63,7 @@ KINDS: tuple[tuple[frozenset[str], str, str], ...] = (
 
 @dataclass(frozen=True)
 class Inspection:
-    """What something is, what can be said about it, what is wrong with it, and what to run next."""
+    """What a file is, facts about it, what is wrong with it, and the next command."""
 
     path: Path
     kind: str
@@ -91,8 +91,8 @@ def _inspect_folder(path: Path) -> Inspection:
         return _inspect_cohort(path)
     if (path / "config.yaml").is_file() and any(path.glob("fold_*")):
         return _inspect_run(path)
-    if any(re.match(r"(splits|fold)_\d+\.csv$", found.name) for found in path.iterdir()):
-        files = sorted(found.name for found in path.glob("*.csv"))
+    if any(re.match(r"(splits|fold)_\d+\.csv$", file.name) for file in path.iterdir()):
+        files = sorted(file.name for file in path.glob("*.csv"))
         return _report_splits(path, "Folder of splits", (("files", ", ".join(files)),))
     if (path / "bags_config.json").is_file():
         facts = (("files", str(len(list(path.glob("*.pt"))))),)
@@ -138,7 +138,7 @@ def _inspect_cohort(path: Path) -> Inspection:
 
 
 def _inspect_run(path: Path) -> Inspection:
-    folds = sorted(found.name for found in path.glob("fold_*") if found.is_dir())
+    folds = sorted(file.name for file in path.glob("fold_*") if file.is_dir())
     done = [fold for fold in folds if (path / fold / "metrics.json").is_file()]
     facts = (("folds", ", ".join(folds)), ("finished", ", ".join(done) or "none"))
     problems = tuple(
@@ -151,8 +151,8 @@ def _inspect_run(path: Path) -> Inspection:
 
 def _inspect_features(path: Path, layout: FeatureLayout | None) -> Inspection:
     """A folder of feature files, by a sample; a problem of several files is named once."""
-    files = sorted(found for found in path.rglob("*") if found.suffix in _ARRAYS)
-    sample = [inspect(found) for found in files[:: max(1, len(files) // _SAMPLE)][:_SAMPLE]]
+    files = sorted(file for file in path.rglob("*") if file.suffix in _ARRAYS)
+    sample = [inspect(file) for file in files[:: max(1, len(files) // _SAMPLE)][:_SAMPLE]]
     kinds = ", ".join(sorted({one.kind for one in sample}))
     names: dict[str, list[str]] = {}
     for one in sample:
@@ -183,7 +183,7 @@ def _import_command(features: Path, needs: str = "") -> str:
 
 def find_label_table(features: Path) -> Path | None:
     """A table beside the features, or up to two folders above, whose slides have features here."""
-    known = {plain_id(found.name) for found in features.rglob("*") if found.suffix in _ARRAYS}
+    known = {plain_id(file.name) for file in features.rglob("*") if file.suffix in _ARRAYS}
     tables: list[Path] = []
     for folder in (features, features.parent, features.parent.parent):
         with suppress(OSError):
@@ -211,11 +211,11 @@ def _report_splits(path: Path, title: str, facts: Facts) -> Inspection:
 
 
 def _report_unknown(path: Path, why: str) -> Inspection:
-    return Inspection(path, "unknown", "Nothing gcemil knows", (("because", why),))
+    return Inspection(path, "unknown", "Nothing known", (("because", why),))
 
 
 def _inspect_hdf5(path: Path) -> Inspection:
-    """The kind, shape and chunks of an HDF5 file, and of features what their layout says."""
+    """The kind, shape and chunks of an HDF5 file, and for features the facts of their layout."""
     datasets = store.describe(path)
     kind, title, layout = _find_kind(path, datasets)
     facts, problems, command = [], [], None
@@ -230,8 +230,8 @@ def _inspect_hdf5(path: Path) -> Inspection:
     if layout is not None:
         command = _import_command(path.parent, layout.needs)
         try:
-            more, found = _describe_slide(layout, path)
-            facts, problems = [*facts, *more], [*problems, *found]
+            more, slide_problems = _describe_slide(layout, path)
+            facts, problems = [*facts, *more], [*problems, *slide_problems]
         except (InputError, UsageError) as error:
             problems.append(str(error))
     elif kind == "clam_coords":
@@ -255,7 +255,7 @@ def _find_kind(path: Path, datasets: Mapping[str, Any]) -> tuple[str, str, Featu
             return "features", "Features without coordinates", layout
         return f"{layout.tool}_features", layout.title, layout
     if "coords" not in datasets:
-        return "unknown", "HDF5 file gcemil does not know", None
+        return "unknown", "Unknown HDF5 file", None
     if trident.OWN_ATTRIBUTES & set(store.attributes(path, "coords")):
         return "trident_patches", "TRIDENT patch coordinates", None
     return "clam_coords", "CLAM patch coordinates", None
@@ -313,7 +313,7 @@ def _inspect_json(path: Path) -> Inspection:
     try:
         splits = read_splits(path)
     except InputError:
-        return Inspection(path, "unknown", "JSON file gcemil does not know", ())
+        return Inspection(path, "unknown", "Unknown JSON file", ())
     return _report_splits(path, "STAMP splits", (("folds", str(len(splits.folds))),))
 
 

@@ -237,7 +237,7 @@ def read_value(text: str, column: str, slide_id: str, path: Path) -> float:
     fault = ""
     if not _is_number(text):
         fault = (
-            ", which is no number. Name a column of numbers with --target, or predict classes "
+            ", which is not a number. Name a column of numbers with --target, or predict classes "
             "with --task classification."
         )
     elif math.isinf(float(text)):
@@ -266,7 +266,7 @@ def _list_assumptions(slides: pd.Series, path: Path, dialect: Dialect) -> list[s
 
 
 def parse_event(text: str) -> int | None:
-    """1 when the word or number says that the event happened, 0 when not, None for neither."""
+    """1 if the word or number means that the event happened, 0 if not, None for neither."""
     # pandas writes 1.0 for 1 in a column with gaps, cBioPortal 1:DECEASED.
     word = text.strip().lower().partition(":")[0].removesuffix(".0").removesuffix(",0")
     return 1 if word in _HAPPENED else 0 if word in _NOT_HAPPENED else None
@@ -290,7 +290,7 @@ def _is_number(text: str) -> bool:
 def choose_classes(
     table: LabelTable, rows: Sequence[SlideRow], wanted: Sequence[str] | None
 ) -> tuple[str, ...]:
-    """The wanted classes, or those of the slides at hand in their natural order; or the targets."""
+    """The wanted classes, or those of the given slides in their natural order; or the targets."""
     if table.task in ("survival", "regression"):
         return ()
     if table.task == "multilabel":
@@ -375,7 +375,7 @@ def find_label_faults(rows: Sequence[SlideRow]) -> tuple[str, ...]:
 
 
 def find_measurement(rows: Sequence[SlideRow], *, most: int = MOST_CLASSES) -> str | None:
-    """Why labels of more than so many values are measurements; None where they may be classes."""
+    """Why labels with many values are measurements; None if they may be classes."""
     distinct = sorted({row.label for row in rows if row.label is not None})
     fractions = [label for label in distinct if _is_number(label) and float(label) % 1 != 0]
     if not fractions or len(distinct) <= most:

@@ -54,7 +54,7 @@ def read_feature_file(path: Path, options: ReadOptions | None = None) -> Foreign
     layout = clam.LAYOUT if path.suffix.lower() == ".pt" else find_file_layout(path)
     if layout is None:
         raise StoreError(
-            f"{path} holds no patch features that gcemil knows, only: "
+            f"{path} holds no known patch features, only: "
             f"{', '.join(store.describe(path)) or 'nothing'}. "
             f"Try 'gcemil inspect {path}'."
         )

@@ -62,7 +62,7 @@ def plain_ids(names: Iterable[str], *, where: str) -> dict[str, str]:
 
 
 def describe_stripped_ids(names: Iterable[str], *, where: str) -> tuple[str, ...]:
-    """One line that says how many ids lost an extension or a folder, or none."""
+    """One line with the number of ids that lost an extension or a folder, or none."""
     changed = [name for name in names if plain_id(name) != name]
     taken = f"{where}: folders and known extensions taken off {len(changed)} ids"
     return (f"{taken} ('{changed[0]}' is slide '{plain_id(changed[0])}').",) if changed else ()
@@ -97,11 +97,11 @@ class ForeignSlide:
     """Whether the file is already laid out as ours."""
     has_coords: bool = True
     size_is_inferred: bool = False
-    """Whether the patch size is the stride, for want of a better source."""
+    """Whether the patch size is the stride, as no better source exists."""
     notes: tuple[str, ...] = ()
-    """What had to be assumed; slides of one folder mostly say the same."""
+    """Assumptions; those of slides of one folder are mostly equal."""
     read_truth: Callable[[], Truth] | None = None
-    """What truth/<slide>.h5 is to hold, where the layout labels patches."""
+    """The content of truth/<slide>.h5, if the layout labels patches."""
     encoder: str = UNKNOWN_ENCODER
     attributes_files: tuple[Path, ...] = ()
     """Files whose attributes of `features` and `coords` a copy keeps."""
@@ -129,7 +129,7 @@ class ForeignFolder:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What a user may say of a features folder; a layout takes what it needs."""
+    """What a user may state about a features folder; a layout takes what it needs."""
 
     patch_size: LevelZeroPx | None = None
     mpp: Mpp = None
@@ -148,7 +148,7 @@ class FeatureLayout:
     name: str
     """As messages have it."""
     title: str
-    """Of a folder, or of a file of it."""
+    """Title of a folder of this layout, or of a file of it."""
     find_files: Callable[[Path, ReadOptions], tuple[Path, Sequence[Path]]]
     """The folder of the features inside a given one, and one path per slide."""
     read_slide: Callable[[Path, str, ReadOptions], ForeignSlide]

@@ -113,8 +113,8 @@ def match_folds(
 
 def _find_fold_files(folder: Path) -> list[list[Path]]:
     for pattern in (r"splits_(\d+)\.csv$", r"splits_(\d+)_bool\.csv$", r"fold_(\d+)\.csv$"):
-        if found := _find_numbered(folder, pattern):
-            return [[path] for path in found]
+        if paths := _find_numbered(folder, pattern):
+            return [[path] for path in paths]
     subfolders = _find_numbered(folder, r"k=(\d+)$")
     folds = []
     for place in subfolders or [folder]:
@@ -139,10 +139,10 @@ def _find_fold_files(folder: Path) -> list[list[Path]]:
 
 
 def _find_numbered(folder: Path, pattern: str) -> list[Path]:
-    found = {
+    paths = {
         int(match[1]): path for path in folder.iterdir() if (match := re.search(pattern, path.name))
     }
-    return [found[number] for number in sorted(found)]
+    return [paths[number] for number in sorted(paths)]
 
 
 def _slide_column(table: pd.DataFrame, path: Path) -> pd.Series:

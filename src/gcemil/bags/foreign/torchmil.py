@@ -138,7 +138,7 @@ def read_array(path: Path, key: str) -> NDArray[Any]:
 
 
 def _read_slide(path: Path, slide_id: str, options: ReadOptions) -> ForeignSlide:
-    """One bag; the size in patches_<size> is at a level the layout does not say."""
+    """One bag; the level of the size in patches_<size> is unknown."""
     features = read_array(path, "features")
     check_features(features.shape, features.dtype, path)
     coords_file = _find_partner(path, "coords")

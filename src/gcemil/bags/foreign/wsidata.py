@@ -95,12 +95,11 @@ def _open_store(path: Path) -> Any:
 
 
 def refuse_pickle(path: Path) -> None:
-    """Refuse a store in which a codec asks for unpickling."""
+    """Refuse a store with a codec that unpickles."""
     for one in (one for name in _METADATA for one in path.rglob(name)):
         if "pickle" in read_text(one).lower():
             raise StoreError(
-                f"{one} asks for Python objects to be unpickled, which is never done. "
-                "It is not read."
+                f"{one} needs Python objects to be unpickled, which is never done. It is not read."
             )
 
 

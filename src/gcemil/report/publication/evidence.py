@@ -123,7 +123,7 @@ def choose_slides(context: Context, names: Sequence[str]) -> list[SlideView]:
 def describe_slide(context: Context, view: SlideView, dpi: int) -> Iterator[Plate | Table]:
     """Attention and evidence of a slide, on its tissue if there is some."""
     if view.mpp is None:
-        what = f"Slide {view.slide_id} has no scale bar: its feature file does not say level0_mpp."
+        what = f"Slide {view.slide_id} has no scale bar: its feature file has no level0_mpp."
         context.missing[what] = "gcemil encode SLIDES --out COHORT"
     truth = " The outline is the annotated truth." if view.has_truth else ""
     size = f"{int(view.evidence.selected.sum())} of {len(view.evidence.selected)} patches"

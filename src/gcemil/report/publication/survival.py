@@ -37,7 +37,7 @@ from gcemil.report.scores import PLAIN, FoldPredictions, Weights, share_of_pairs
 from gcemil.tables import Table
 
 REFERENCE = "reference"
-"""Kaplan-Meier, which knows no risk."""
+"""Kaplan-Meier, which does not use the risk."""
 N_TIMES = 40
 RIDGE = 0.1
 """Penalty of the Cox model on risks of unit variance: few cases may separate perfectly."""
@@ -85,7 +85,7 @@ def describe_survival(context: Context, sample: Sample) -> Iterator[Plate | Tabl
             "Brier score, weighted by the inverse probability of being uncensored; lower is "
             "better. Survival probabilities come from a Cox model with the risk as its only "
             "covariate, fitted on the validation patients of the fold; Kaplan-Meier of the same "
-            f"patients knows no risk. IBS: mean over the span of time. {sample.note}",
+            f"patients does not use the risk. IBS: mean over the span of time. {sample.note}",
         )
     extra = {"Mean AUC(t)": means, "IBS": integrated}
     extra = {name: values for name, values in extra.items() if values}
@@ -271,7 +271,7 @@ def choose_times(times: Real[np.ndarray, "n"], events: Bool[np.ndarray, "n"]) ->
     """Evenly between the 10th and 90th percentile of the event times; empty without two of them."""
     if len(np.unique(times[events])) < 2:
         return np.empty(0)
-    # Beyond the last time nobody is left to compare with.
+    # Beyond the last time no patient is left to compare with.
     low, high = np.quantile(times[events], [0.1, 0.9])
     return np.linspace(low, min(high, np.nextafter(times.max(), 0)), N_TIMES)
 

@@ -3,7 +3,7 @@
 Bags are ordered by |Phi(all) - Phi(kept)| of their evidence; the middle one and the last one are
 drawn. Without that diagnostic the first tested slide is drawn. The figures: attention beside
 evidence, the strongest evidence patches with their responses, and the disjoint subsets that would
-also carry the prediction.
+also keep the prediction.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SUBSET_RULES = {
 LARGEST = 1400
 """Pixels of a panel's longer side: at least one per patch for slides of 50,000."""
 LETTERS = 90
-"""Of a title in bold across the whole figure."""
+"""Characters of a title in bold across the whole figure."""
 MOST_PATCHES = 12
 COLUMNS = 6
 Numbers = Int[np.ndarray, "n"]
@@ -102,7 +102,7 @@ def _describe_slide(context: Context, key: str, view: SlideView) -> tuple[list[P
         f"subsets_{key}",
         draw_disjoint_subsets(view, subsets),
         f"Disjoint sufficient subsets of slide {view.slide_id}",
-        "Each colour is a set of patches that carries the prediction by itself; the sets share no "
+        "Each colour is a set of patches that keeps the prediction by itself; the sets share no "
         "patch. A slide with several has more evidence than any one map shows.",
     )
     return [maps, sheet, drawn], ""
@@ -135,7 +135,7 @@ def _number_subsets(context: Context, view: SlideView) -> tuple[dict[str, Number
             panels[f"by {words}, {size} at a time"] = numbers
     if panels and not any(numbers.any() for numbers in panels.values()):
         return {}, (
-            f"No {size} consecutive patches of either ranking carry the prediction of this slide, "
+            f"No {size} consecutive patches of either ranking keep the prediction of this slide, "
             "so there is no subset to draw."
         )
     return panels, ""

@@ -39,7 +39,7 @@ def render_grid_page(results: Path) -> bytes:
         facts = f"{', '.join(summary['grids'])} · {counts}"
         simulated = [name for name, card in cohorts.items() if card.get("simulated")]
         lead = render("grid_lead.html", title=results.name, facts=facts, simulated=simulated)
-        # R2 may be negative, and a ratio of it then says nothing.
+        # R2 may be negative, and a ratio of it is then meaningless.
         leads = [task.lead for task in TASKS.values() if task.lead != "r2"]
         figures = [_draw_hosts(summary["means"], metric, results / "figures") for metric in leads]
         # The main metric first; tasks never share a table.

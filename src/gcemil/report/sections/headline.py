@@ -26,14 +26,12 @@ SHOWN_BESIDE = ("attention", "random", "oracle")
 CARDS: dict[VerdictName, str] = {
     "sufficient": "Kept alone, it gives the same prediction: the output moves by at most {:g}.",
     "necessary": "Taken away, the prediction moves: the output changes by at least {:g}.",
-    "recoverable": (
-        "Gates and recovered patches say the same: their outputs differ by at most {:g}."
-    ),
+    "recoverable": ("Gates and recovered patches agree: their outputs differ by at most {:g}."),
 }
 
 
 def render_lead(context: Context) -> Markup:
-    """Title, facts, and what a reader must know first."""
+    """Title, facts and cautions."""
     run = context.run
     facts = [
         run.cohort_name,
@@ -52,13 +50,13 @@ def render_lead(context: Context) -> Markup:
 
 
 def list_cautions(context: Context) -> list[str]:
-    """What a reader must know before believing a number."""
+    """Cautions about the numbers."""
     run, cautions = context.run, []
     details = [fold.details for fold in run.folds]
     if run.card is not None and "simulator" in run.card.provenance:
         cautions.append(
-            "The cohort is simulated: its slides are not tissue, and its numbers say how the "
-            "method behaves, not how a clinic would fare."
+            "The cohort is simulated: its slides are not tissue, and its numbers show how the "
+            "method behaves, not how it would perform in a clinic."
         )
     if any(str(detail.get("anchors")).startswith("prototypes") for detail in details):
         cautions.append(
@@ -87,7 +85,7 @@ def list_cautions(context: Context) -> list[str]:
 
 
 def render_claim(context: Context) -> Section:
-    """The answer, counted."""
+    """The result, counted."""
     claim = context.run.claim
     if claim is None:
         context.find("snr")

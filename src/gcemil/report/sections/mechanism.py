@@ -128,7 +128,7 @@ def _draw_figures(
         aim = "a share of what the whole bag covers" if target is None else "the dashed line"
         yield context.draw(
             "anchor_coverage",
-            # Of one fold: prototypes of another fold are other anchors.
+            # One fold only: prototypes of another fold are other anchors.
             draw_anchor_coverage(covered, target=target),
             "Coverage of every anchor by the evidence",
             f"Fold {fold.number}, test slides. Recovery aims at {aim}, for the anchors that count "

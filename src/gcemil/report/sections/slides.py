@@ -169,7 +169,7 @@ def draw_map(view: SlideView) -> Picture:
     gap = np.full((place.frame.height, GAP, 3), 255, dtype=np.uint8)
     sheet = Image.fromarray(np.concatenate([attention, gap, evidence], axis=1))
     count, total = int(view.evidence.selected.sum()), len(view.evidence.selected)
-    what = "patches that are no evidence" if view.evidence.is_no_evidence else "evidence patches"
+    what = "patches that are not evidence" if view.evidence.is_no_evidence else "evidence patches"
     alt = f"Slide {view.slide_id}: attention of the host, and {count} {what} of {total}"
     if view.thumbnail is None:
         # Few colours are enough for a map and keep a hundred of them small.

@@ -37,7 +37,7 @@ PANELS: dict[VerdictName, tuple[str, str]] = {
 }
 OF_PLAIN = ", plain host"
 LARGEST_CHANGE = 1.0
-"""A probability cannot move further, so a bound above it says nothing."""
+"""A probability cannot move further, so a bound above it is empty."""
 
 
 def render_snr(context: Context) -> Section | None:
