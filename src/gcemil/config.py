@@ -350,7 +350,7 @@ class TrainSettings(Settings):
     min_epochs: int = Field(15, ge=1, le=1_000_000)
     """Fewest passes over the training bags."""
     learning_rate: float | None = Field(None, gt=0)
-    """null: the rate of the host table, 5e-4 for most."""
+    """null: the rate of the host table, 5e-4 for most, lower for wide features."""
     weight_decay: float = Field(1e-5, ge=0)
     """Weight decay of the optimiser."""
     optimizer: Literal["adamw", "adam", "lookahead_radam"] = "adamw"

@@ -226,7 +226,7 @@ class Samples:
         """A fresh host after a short fit of the task loss."""
         fold, host = self.fold, _fresh_host(self.fold, self.fold.seed + 10)
         task, settings = fold.task, fold.settings
-        rate = settings.learning_rate or host_spec(settings.host.name).learning_rate
+        rate = settings.learning_rate or host_spec(settings.host.name).default_rate(host.in_dim)
         size = 1 if task.n_outputs > 1 else min(settings.window, len(bags))
         n_epochs = max(1, round(self.steps / len(bags)))
         with torch.random.fork_rng(devices=[]), torch.enable_grad():

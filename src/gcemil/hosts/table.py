@@ -29,6 +29,9 @@ else:
 
 Changes = Mapping[str, Any]
 
+RATE_WIDTH = 128
+"""Adam's steps move the outputs of wide layers further; the rate is that of this width or less."""
+
 
 @dataclass(frozen=True)
 class HostSpec:
@@ -48,7 +51,9 @@ class HostSpec:
     default_gate_mode: GateMode | None = None
     """The better mode by measurement (docs/hosts.md); None: the default of the constructor."""
     learning_rate: float = 5e-4
-    """By default; the same at every feature width (docs/training.md)."""
+    """By default, for features of up to `RATE_WIDTH` (see `default_rate`)."""
+    rate_power: float = 0.75
+    """How fast the rate falls with wider features; 0: the same at every width."""
     max_patches: int = 2048
     """Patches sampled from a training bag by default; a transformer takes fewer."""
     temperature_end: float = 0.1
@@ -64,6 +69,17 @@ class HostSpec:
     def is_own(self) -> bool:
         """Whether its code is not part of gcemil, so that it is checked before it is used."""
         return self.module.split(".")[0] != "gcemil"
+
+    def default_rate(self, in_dim: int) -> float:
+        """The learning rate unless one is set: wider features take smaller steps.
+
+        Args:
+            in_dim: Width of the features.
+
+        Returns:
+            learning_rate * (RATE_WIDTH / in_dim) ** rate_power, at most learning_rate.
+        """
+        return self.learning_rate * min(1.0, RATE_WIDTH / in_dim) ** self.rate_power
 
     def load(self) -> type[AnyHost]:
         """Import the class of the host.
@@ -114,7 +130,7 @@ HOSTS: dict[str, HostSpec] = {
     ),
     "transmil": HostSpec(
         "gcemil.hosts.transmil", "TransMil", "deletion",
-        learning_rate=2e-4, max_patches=512, parameters=2_672_146,
+        learning_rate=2e-4, rate_power=0, max_patches=512, parameters=2_672_146,
         published={
             "optimizer": "lookahead_radam", "learning_rate": 2e-4, "weight_decay": 1e-5,
             "epochs": 200, "chosen_from": 0.0, "chosen_by": "loss", "early_stopping": 10,
@@ -153,7 +169,7 @@ HOSTS: dict[str, HostSpec] = {
     ),
     "camil": HostSpec(
         "gcemil.hosts.camil", "Camil", "deletion",
-        learning_rate=2e-4, max_patches=512, parameters=2_231_178,
+        learning_rate=2e-4, rate_power=0, max_patches=512, parameters=2_231_178,
         published={
             "learning_rate": 2e-4, "weight_decay": 0.0, "epochs": 30,
             "chosen_from": 0.0, "chosen_by": "loss", "early_stopping": 20,

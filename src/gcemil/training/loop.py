@@ -85,7 +85,7 @@ def train(
     if settings.evidence is not None and cohort.n_outputs > 1:
         null = NullTarget(cohort.n_outputs).to(next(network.parameters()).device)
         state["null"] = null
-    base_rate = settings.learning_rate or host_spec(settings.host.name).learning_rate
+    base_rate = settings.learning_rate or host_spec(settings.host.name).default_rate(host.in_dim)
     progress, best, saved = _resume(folder.resume, state)
     stages = () if settings.host.is_frozen else host.stages()
     if settings.host.weights is not None:

@@ -6,6 +6,7 @@ import torch
 from builders.wrappers import prepared_host, wrapped
 from gcemil.config import TrainSettings
 from gcemil.diagnostics.trained_fold import TrainedFold
+from gcemil.hosts.table import HOSTS
 from gcemil.runs import checkpoint
 from gcemil.runs.checkpoint import LoadedNetwork
 from gcemil.training.epochs import EpochFigures, find_failures
@@ -173,3 +174,10 @@ def test_a_limit_that_cuts_most_steps_to_less_than_a_fifth_is_a_warning():
         "the gradient of the host was cut to less than a fifth in 67% of the steps (median norm 60): "
         "lower the learning rate, or raise 'clip'."
     ]
+
+
+def test_the_rate_falls_with_the_width_unless_the_host_table_says_otherwise():
+    abmil, transmil = HOSTS["abmil"], HOSTS["transmil"]
+    assert [abmil.default_rate(width) for width in (32, 128)] == [5e-4, 5e-4]
+    assert abmil.default_rate(1024) == pytest.approx(5e-4 / 8**0.75)
+    assert {transmil.default_rate(width) for width in (128, 1024)} == {2e-4}
