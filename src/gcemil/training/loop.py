@@ -82,7 +82,7 @@ def train(
     """
     host, network, survival = loaded.host, loaded.network, cohort.card.task == "survival"
     state, null = nn.ModuleDict({"network": network}), None
-    if settings.evidence is not None and cohort.n_outputs > 1:
+    if settings.evidence is not None and settings.evidence.train_host and cohort.n_outputs > 1:
         null = NullTarget(cohort.n_outputs).to(next(network.parameters()).device)
         state["null"] = null
     base_rate = settings.learning_rate or host_spec(settings.host.name).default_rate(host.in_dim)
