@@ -32,7 +32,7 @@ from gcemil.bags.folds import Fold, carve_validation
 from gcemil.bags.memory import as_array, iterate_items, make_cohort, read_bag_item
 from gcemil.bags.targets import refuse_targets
 from gcemil.config import EvidenceSettings, HostSettings, TrainSettings
-from gcemil.device import pick_device
+from gcemil.device import one_thread, pick_device
 from gcemil.diagnostics.audit import (
     Scoring,
     apply_rules,
@@ -62,7 +62,6 @@ from gcemil.runs.checkpoint import (
     load_network,
     save_network,
 )
-from gcemil.runs.environment import one_thread
 from gcemil.runs.folder import FoldParts, Run, RunFold, fold_parts
 from gcemil.runs.predict import read_new_slide
 from gcemil.runs.pretrained import UNKNOWN_LICENSE, write_folder

@@ -12,9 +12,9 @@ from builders.clusters import cluster_environment  # noqa: F401
 from builders.runs import make_runs
 from gcemil.bags import store
 from gcemil.bags.cohort import Cohort
+from gcemil.device import one_thread
 from gcemil.diagnostics.diagnose import Comparison, diagnose_run
 from gcemil.exports.new_slides import NewSlides, PredictOptions, find_inputs
-from gcemil.runs.environment import one_thread
 
 pytest.importorskip("ray", reason="needs the extra 'cluster': pip install 'gcemil[cluster]'")
 

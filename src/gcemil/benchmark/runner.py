@@ -43,11 +43,11 @@ from gcemil.benchmark.results import (
     read_cohort_record,
     read_failure,
 )
+from gcemil.device import one_thread
 from gcemil.errors import CohortError, ConfigError, RunError, UsageError, describe_fault, error_text
 from gcemil.files import atomic_folder, write_json
 from gcemil.hosts.own import is_import_path, trust_host
 from gcemil.hosts.table import host_spec
-from gcemil.runs.environment import one_thread
 from gcemil.runs.folder import Run, RunFold
 from gcemil.simulation.simulate import simulate
 from gcemil.training.fold import train_fold

@@ -37,6 +37,7 @@ from gcemil.bags.foreign.torchmil import read_array
 from gcemil.bags.tables import read_table
 from gcemil.bags.targets import refuse_targets
 from gcemil.config import TrainSettings
+from gcemil.device import describe_environment
 from gcemil.diagnostics.audit import OWN_SCORES, OnBag, ScoreSource, audit_model, name_bag_in_errors
 from gcemil.errors import StoreError, UsageError
 from gcemil.explanation import bag_tensors
@@ -46,7 +47,6 @@ from gcemil.hosts.host import HostOutput
 from gcemil.hosts.own import import_file, import_object
 from gcemil.row_blocks import to_float32
 from gcemil.runs.checkpoint import open_network
-from gcemil.runs.environment import describe_environment
 from gcemil.runs.folder import Run, fold_parts
 from gcemil.tasks.task import create_task, stacked_targets
 

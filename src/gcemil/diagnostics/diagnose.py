@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from gcemil.bags.fingerprint import content_hash
+from gcemil.device import describe_environment, one_thread
 from gcemil.diagnostics.measurements import write_measurements
 from gcemil.diagnostics.table import DIAGNOSTICS as DIAGNOSTICS
 from gcemil.diagnostics.table import ON_REQUEST, SIGNIFICANCE
@@ -31,7 +32,6 @@ from gcemil.errors import UsageError
 from gcemil.files import lock_folder
 from gcemil.findings import SAME_NETWORK, Finding, join_folds, read_finding, write_finding
 from gcemil.processes import run_jobs
-from gcemil.runs.environment import describe_environment, one_thread
 from gcemil.runs.folder import Run
 from gcemil.wording import did_you_mean
 

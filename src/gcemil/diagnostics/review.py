@@ -39,6 +39,7 @@ from gcemil.bags.cohort import BagSpec, Cohort, read_slide_bounds
 from gcemil.bags.fingerprint import content_hash
 from gcemil.bags.folds import read_fold
 from gcemil.bags.store import read_truth
+from gcemil.device import describe_environment, one_thread
 from gcemil.diagnostics.agreement import (
     MIN_COVER,
     NEGATIVE,
@@ -60,7 +61,6 @@ from gcemil.files import lock_folder, parse_json, read_bytes, validate_as
 from gcemil.findings import Figures, Finding, mean_and_deviation, write_finding
 from gcemil.records import SlideEvidence, read_evidence
 from gcemil.recovery import members, ranking, subset_size
-from gcemil.runs.environment import describe_environment, one_thread
 from gcemil.runs.folder import Run
 from gcemil.shapes import Selected
 from gcemil.slides.geojson import GeoObject, parse_objects

@@ -22,6 +22,7 @@ import torch
 
 from gcemil.bags.bag import Bag, grid_stride
 from gcemil.config import TrainSettings
+from gcemil.device import describe_environment
 from gcemil.diagnostics.regions import RegionJudge, find_regions
 from gcemil.diagnostics.snr import (
     BagOutcome,
@@ -59,7 +60,6 @@ from gcemil.runs.consensus import (
     find_consensus,
     share_folds,
 )
-from gcemil.runs.environment import describe_environment
 from gcemil.runs.folder import Run, RunFold
 from gcemil.runs.predict import FoldModel
 from gcemil.search import find_class_evidence

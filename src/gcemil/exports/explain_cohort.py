@@ -20,6 +20,7 @@ from gcemil.bags.folds import PARTS, read_fold
 from gcemil.bags.foreign.source import plain_id
 from gcemil.bags.tables import read_table
 from gcemil.config import Precision
+from gcemil.device import one_thread
 from gcemil.diagnostics.trained_fold import TrainedFold
 from gcemil.errors import CohortError, RunError, UsageError, describe_failure
 from gcemil.exports.certificate import CRITERIA
@@ -29,7 +30,6 @@ from gcemil.exports.overlay import read_cohort_place
 from gcemil.files import read_text, write_table
 from gcemil.findings import read_finding
 from gcemil.metrics import FAILURE_TYPES
-from gcemil.runs.environment import one_thread
 from gcemil.runs.folder import Run
 from gcemil.wording import did_you_mean
 

@@ -24,7 +24,7 @@ from gcemil.bags.bag import Bag
 from gcemil.bags.fingerprint import content_hash, file_fingerprint
 from gcemil.bags.foreign.source import plain_id
 from gcemil.config import Precision
-from gcemil.device import pick_device
+from gcemil.device import one_thread, pick_device
 from gcemil.errors import GcemilError, RunError, UsageError, describe_failure
 from gcemil.exports.evidence import ExplainedSlide
 from gcemil.exports.explain import ExplainOptions, explain_new_slide
@@ -41,7 +41,6 @@ from gcemil.prefilter.student import PREFILTER_FILE
 from gcemil.processes import run_jobs
 from gcemil.records import certify, write_evidence
 from gcemil.runs.checkpoint import join_hashes
-from gcemil.runs.environment import one_thread
 from gcemil.runs.folder import Run, RunFold, SeenSlides, SlidePart, main_mode
 from gcemil.runs.predict import (
     FoldModel,

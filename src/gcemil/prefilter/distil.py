@@ -27,6 +27,7 @@ from gcemil.bags import store
 from gcemil.bags.cohort import BagSpec, Cohort
 from gcemil.bags.fingerprint import content_hash, file_fingerprint, record_cohort
 from gcemil.bags.folds import read_fold
+from gcemil.device import package_version
 from gcemil.errors import UsageError
 from gcemil.explanation import bag_tensors, explain_bag
 from gcemil.features.extract import FeatureOrigin, read_encoded_grid, require_one_origin
@@ -59,7 +60,6 @@ from gcemil.prefilter.student import (
     score_crops,
 )
 from gcemil.runs.checkpoint import open_network
-from gcemil.runs.environment import package_version
 from gcemil.runs.folder import FoldParts, Run, RunFold, fold_parts
 from gcemil.shapes import Logits
 from gcemil.slides.reader import open_slide

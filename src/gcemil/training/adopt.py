@@ -15,11 +15,10 @@ from gcemil.bags.cohort import Cohort
 from gcemil.bags.folds import read_fold
 from gcemil.bags.targets import refuse_targets
 from gcemil.config import HostSettings, HostWeights, TrainSettings
-from gcemil.device import pick_device
+from gcemil.device import one_thread, pick_device
 from gcemil.errors import UsageError
 from gcemil.files import lock_folder
 from gcemil.runs.checkpoint import join_hashes, save_network
-from gcemil.runs.environment import one_thread
 from gcemil.runs.folder import FoldParts, Run, RunFold, fold_parts
 from gcemil.runs.weights import PretrainedHost, check_same_sizes, read_pretrained_host
 from gcemil.tasks.task import create_task

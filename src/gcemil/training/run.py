@@ -22,12 +22,11 @@ from gcemil.bags.folds import fold_indices, read_fold
 from gcemil.bags.targets import write_target_cohorts
 from gcemil.bags.validate import refuse_errors, validate
 from gcemil.config import TrackerName, TrainSettings
-from gcemil.device import pick_device
+from gcemil.device import describe_environment, one_thread, pick_device
 from gcemil.errors import CohortError, RunError, UsageError
 from gcemil.files import LOCK_NAME, is_file, lock_folder, read_json, write_json, write_text
 from gcemil.processes import run_jobs
 from gcemil.runs.checkpoint import build_host, load_network
-from gcemil.runs.environment import describe_environment, one_thread
 from gcemil.runs.folder import Run, fold_parts
 from gcemil.runs.weights import check_host_serves_targets, resolve_pretrained_host
 from gcemil.tasks.task import create_task
