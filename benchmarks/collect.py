@@ -18,6 +18,8 @@ import numpy as np
 import pandas as pd
 from sklearn.metrics import f1_score
 
+from gcemil.bags.cohort import Cohort
+from gcemil.hosts.table import host_spec
 from gcemil.runs.folder import Run, RunFold
 from gcemil.tasks.survival import c_index
 
@@ -49,6 +51,7 @@ def describe(fold: RunFold) -> dict[str, Any]:
     """One row of the table."""
     metrics, settings = fold.read_metrics(), fold.run.card.settings
     modes, details = metrics.modes, metrics.details
+    width = Cohort.load(fold.run.card.cohort).card.feature_dim
     row: dict[str, Any] = {
         "cohort": fold.run.card.cohort.name,
         "host": settings.host.name,
@@ -57,6 +60,7 @@ def describe(fold: RunFold) -> dict[str, Any]:
         "preset": "published" if settings.max_patches == "all" else "default",
         "anchors": "" if settings.evidence is None else settings.evidence.anchors,
         "min_steps": settings.min_steps,
+        "rate": settings.learning_rate or host_spec(settings.host.name).default_rate(width),
     }
     for mode in ("full", "head", "gce"):
         for name, value in (modes.get(mode) or {}).items():
