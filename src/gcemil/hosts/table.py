@@ -138,7 +138,8 @@ HOSTS: dict[str, HostSpec] = {
         },
     ),
     "dsmil": HostSpec(
-        "gcemil.hosts.dsmil", "Dsmil", "deletion", temperature_end=0.001, parameters=153_860,
+        "gcemil.hosts.dsmil", "Dsmil", "deletion", rate_power=0, temperature_end=0.001,
+        parameters=153_860,
         published={
             "betas": (0.5, 0.9), "learning_rate": 1e-4, "weight_decay": 1e-3, "epochs": 50,
             "schedule": "cosine", "final_rate": 5e-6, "chosen_from": 0.0, "early_stopping": 10,

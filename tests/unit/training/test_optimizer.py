@@ -177,7 +177,8 @@ def test_a_limit_that_cuts_most_steps_to_less_than_a_fifth_is_a_warning():
 
 
 def test_the_rate_falls_with_the_width_unless_the_host_table_says_otherwise():
-    abmil, transmil = HOSTS["abmil"], HOSTS["transmil"]
+    abmil = HOSTS["abmil"]
     assert [abmil.default_rate(width) for width in (32, 128)] == [5e-4, 5e-4]
     assert abmil.default_rate(1024) == pytest.approx(5e-4 / 8**0.75)
-    assert {transmil.default_rate(width) for width in (128, 1024)} == {2e-4}
+    for name, rate in {"dsmil": 5e-4, "transmil": 2e-4, "camil": 2e-4}.items():
+        assert {HOSTS[name].default_rate(width) for width in (128, 1024)} == {rate}
