@@ -83,8 +83,10 @@ def train_run(
         >>> cohort = simulate("nsclc", folder / "cohort", size="tiny", slides=24)
         >>> write_folds(cohort, make_folds(cohort))
         >>> settings = gcemil.TrainSettings(epochs=1, evidence=None)
-        >>> gcemil.train_run(cohort.folder, folder / "run", settings, folds=[0], jobs=1)["folds"]
-        ['fold_0']
+        >>> run = folder / "run"
+        >>> summary = gcemil.train_run(cohort.folder, run, settings, folds=[0], jobs=1)
+        >>> len(summary["folds"])
+        1
     """
     check_tracker(tracker)
     cohort, out = Cohort.load(Path(cohort_folder)), Path(out)
