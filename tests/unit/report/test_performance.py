@@ -182,3 +182,11 @@ def test_a_target_that_is_no_class_is_refused(measured):
     data = RunData(measured.folder)
     with pytest.raises(RunError, match="not a class or number"):
         read_fold_predictions(data.folds[0])
+
+
+def test_the_dot_stands_at_the_epoch_that_is_kept():
+    history = [{"epoch": epoch, "val": value} for epoch, value in enumerate((0.5, 1.0, 1.0, 0.9))]
+    figure = performance.draw_learning({0: history}, {0: 2}, "macro_f1")
+    assert [line.get_xdata() for line in figure.axes[-1].lines if len(line.get_xdata()) == 1] == [
+        [2]
+    ]

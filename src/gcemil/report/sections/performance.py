@@ -55,10 +55,14 @@ def render_performance(context: Context) -> Section:
     if histories := {fold.number: fold.history for fold in run.folds if fold.history}:
         picture = context.draw(
             "learning",
-            draw_learning(histories, run.task_metric),
+            draw_learning(
+                histories,
+                {fold.number: fold.details.get("best_epoch") for fold in run.folds},
+                run.task_metric,
+            ),
             "Loss and metric over epochs of training",
             "One line per fold. A validation loss that rises while the training loss falls means "
-            "overfitting; the epoch with the best validation metric is kept (dots).",
+            "overfitting. Dots: the epoch that is kept.",
         )
         figures.append(picture)
     else:
@@ -177,8 +181,13 @@ def _tabulate_metrics(context: Context, values: Values, draws: Sampled) -> Table
     return Table("", "", "", ("Prediction",), tuple(columns), tuple(lines), notes=(note,))
 
 
-def draw_learning(histories: Mapping[int, Sequence[Record]], metric: str) -> Figure:
-    """Training loss, validation loss and validation metric over all epochs, one line per fold."""
+def draw_learning(
+    histories: Mapping[int, Sequence[Record]], kept: Mapping[int, int | None], metric: str
+) -> Figure:
+    """Training loss, validation loss and validation metric over all epochs, one line per fold.
+
+    `kept` is the epoch of the last stage that each fold keeps.
+    """
     figure = style.new_figure(2.3)
     panels = style.add_panels(figure, 3)
     for number, history in histories.items():
@@ -188,9 +197,11 @@ def draw_learning(histories: Mapping[int, Sequence[Record]], metric: str) -> Fig
         for axes, values in zip(panels, series, strict=True):
             numbers = np.array(values, dtype=float)
             axes.plot(np.arange(len(numbers)), numbers, **look)
-        if np.isfinite(numbers).any():
-            best, marker = int(np.nanargmax(numbers)), style.MARKERS[number % len(style.MARKERS)]
-            color = style.EVIDENCE_COLOR
+        # A host with two stages has two records of the same epoch; the last one counts.
+        places = [i for i, record in enumerate(history) if record["epoch"] == kept[number]]
+        if places:
+            color, marker = style.EVIDENCE_COLOR, style.MARKERS[number % len(style.MARKERS)]
+            best = places[-1]
             panels[-1].plot(best, numbers[best], color=color, marker=marker, markersize=4)
     titles = ("Training loss ↓", "Validation loss ↓", f"Validation {METRICS[metric].label} ↑")
     for axes, title in zip(panels, titles, strict=True):
