@@ -42,6 +42,8 @@ class HostSpec:
         >>> spec = gcemil.HOSTS["abmil"]
         >>> spec.class_name, spec.load().__name__
         ('Abmil', 'Abmil')
+        >>> spec.default_rate(128), round(spec.default_rate(1024), 6)
+        (0.0005, 0.000105)
     """
 
     module: str
