@@ -183,6 +183,7 @@ def _describe_slide(slide: OpenedSlide) -> dict[str, Any]:
             {"index": index, "name": name, "counts": counts} for index, name, counts in ranked
         ],
         "verdict": None if evidence is None else certify(evidence.verdict, slide.model_warning),
+        "predictions": bench.compare_predictions(slide),
         "is_no_evidence": evidence is not None and evidence.is_no_evidence,
     }
 

@@ -34,8 +34,14 @@ from gcemil.errors import UsageError
 from gcemil.evidence.coverage import anchor_coverage
 from gcemil.exports.certificate import describe_direction
 from gcemil.exports.evidence import SlideExport
-from gcemil.exports.explain import describe_prediction, judge_outputs, name_output
+from gcemil.exports.explain import (
+    describe_prediction,
+    judge_outputs,
+    name_output,
+    name_prediction,
+)
 from gcemil.exports.geojson import PatchClass, encode_features, encode_list
+from gcemil.runs.folder import describe_vote
 from gcemil.shapes import Logits, Selected
 from gcemil.viewer.session import OpenedSlide
 
@@ -122,6 +128,28 @@ def read_masks(body: bytes, *, n_patches: int, count: int) -> list[Tensor]:
     rows = np.frombuffer(body, np.uint8).reshape(count, length)
     bits = np.unpackbits(rows, axis=1, bitorder="little")
     return [torch.from_numpy(row[:n_patches].astype(bool)) for row in bits]
+
+
+def compare_predictions(slide: OpenedSlide) -> list[str]:
+    """What host, evidence head and both together predict, and their weights; empty without a head."""
+    explanation, model, task = slide.bench.explanation, slide.fold.model, slide.fold.task
+    if explanation is None or model is None:
+        return []
+    output, vote = explanation.output, describe_vote([float(model.head.weight)])
+    if (head := output.head_logits) is None:
+        return []
+    compared = {
+        "host alone": output.full.logits,
+        "evidence head alone": head,
+        "together": output.gce.logits,
+    }
+    lines = []
+    for name, logits in compared.items():
+        values = name_prediction(task, logits)
+        # Of several classes the predicted one.
+        best = max(values, key=lambda column: values[column])
+        lines.append(f"{name}: {best.removeprefix('prob_')} {values[best]:.3f}")
+    return [*lines, *([vote] if vote else [])]
 
 
 @torch.no_grad()

@@ -91,6 +91,19 @@ def test_the_page_opens_on_a_slide_that_is_right_and_whose_evidence_holds(client
         assert one["patient"] == session.specs[row["slide_id"]].case_id
 
 
+def test_a_slide_shows_host_and_evidence_head_apart_and_together(client, session, slide):
+    lines = client.get(f"/api/slides/{slide.slide_id}").json()["predictions"]
+    assert [line.split(":")[0] for line in lines[:3]] == [
+        "host alone",
+        "evidence head alone",
+        "together",
+    ]
+    host = torch.softmax(slide.bench.explanation.output.full.logits, dim=0)
+    name = session.fold.cohort.card.classes[int(host.argmax())]
+    assert lines[0] == f"host alone: {name} {float(host.max()):.3f}"
+    assert lines[3].startswith("The evidence head has")
+
+
 def test_regions_of_evidence_touch_at_corners_too():
     apart = replace(toy_evidence(n_patches=12, selected=(0, 5, 11)), slide_id="x")
     assert overview.count_regions(apart) == 2

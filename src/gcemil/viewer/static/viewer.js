@@ -66,6 +66,9 @@ async function open(name) {
   $("note").title = about.note || "";
   $("verdict").textContent = about.verdict && about.verdict !== "not checked" ? `The evidence of this slide: ${about.verdict}.` : "";
   $("verdict").classList.toggle("none", about.is_no_evidence);
+  $("compared").hidden = about.predictions.length === 0;
+  $("compared-list").replaceChildren(...about.predictions.map((text) =>
+    Object.assign(document.createElement("li"), { textContent: text })));
   showLayerChoices();
   showPicture(about);
   await Promise.all([judge(), showAgreement()]);
