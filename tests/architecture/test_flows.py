@@ -62,7 +62,7 @@ def test_diagnosing_the_budget_runs_few_files(classification_runs, tmp_path):
     run = shutil.copytree(classification_runs.gce, tmp_path / "run")
     files = files_run("diagnose", str(run), "--only", "budget", "--jobs", "1")
     assert "diagnostics/budget.py" in files
-    check_count(files, 46)
+    check_count(files, 45)
 
 
 @pytest.mark.slow
@@ -73,7 +73,7 @@ def test_explaining_one_slide_runs_few_files(classification_runs, tmp_path):
     )
     assert "exports/explain.py" in files
     # Two of them tell regions apart and outline them.
-    check_count(files, 47)
+    check_count(files, 46)
 
 
 def test_printing_one_table_runs_few_files(tmp_path):
